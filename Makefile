@@ -1,0 +1,75 @@
+# Tried first when given: make PYTHON=/path/to/python3.12
+PYTHON ?=
+PYTEST_FLAGS ?=
+EXTRAS := dev,lab
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# One thread for each of pytest's workers, which otherwise fight over the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-slow lint bench-cpu wheel clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+demo: .venv/.use ## check every mechanism against the laws, then list them
+	@$(BIN)/regard check
+	@$(BIN)/regard mechanisms
+
+test: .venv/.dev ## run the tests, except the slow ones
+	$(PYTEST) -m "not slow and not gpu" $(PYTEST_FLAGS)
+
+# pytest exits with 5 when it selects no test.
+test-slow: .venv/.dev ## run the slow tests
+	$(PYTEST) -m "slow and not gpu" --timeout 1800 $(PYTEST_FLAGS) || test $$? -eq 5
+
+lint: .venv/.dev ## check style, types and layering
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy regard
+	$(BIN)/lint-imports --no-logo
+
+bench-cpu: .venv/.dev ## run the CPU benchmark
+	$(BIN)/python benchmarks/cpu.py
+
+wheel: .venv/.dev ## build the wheel and try it in an empty environment
+	@rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	@echo "trying the wheel in an empty environment (a minute or two)"
+	@set -e; constraints=$$PWD/constraints.txt; wheel=$$(ls $$PWD/dist/*.whl); python=$$PWD/$(BIN)/python; \
+	tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; trap 'exit 1' INT TERM; \
+	"$$python" -m venv "$$tmp/venv"; cd "$$tmp"; \
+	venv/bin/python -m pip install -qq --disable-pip-version-check -c "$$constraints" "$$wheel"; \
+	venv/bin/regard --version; \
+	venv/bin/regard mechanisms; \
+	venv/bin/python -c "import regard, torch; assert regard.__file__.startswith('$$tmp'), regard.__file__; \
+	x = torch.randn(1, 2, 8, 4); print('attended', *regard.attend(x, x, x, 'elu', causal=True).shape)"
+
+clean: ## remove everything built, .venv included
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find regard tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps. Running a candidate is the only proof that it works: a version manager may put dead names on the path.
+.venv/bin/python:
+	@for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "creating .venv with $$("$$python" --version)"; \
+	    exec "$$python" -m venv --clear .venv; \
+	  fi; \
+	done; \
+	echo "no usable Python found: regard needs Python 3.11 or newer with its venv module" >&2; \
+	echo "(install one, on Debian with its python3-venv package, or name it: make PYTHON=/path/to/python3)" >&2; \
+	exit 1
+
+.venv/.use: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "setting up .venv (a few minutes the first time)"
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "setting up .venv for development (a few minutes the first time)"
+	@$(PIP) -e '.[$(EXTRAS)]'
+	@touch .venv/.use $@

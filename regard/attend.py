@@ -1,0 +1,40 @@
+"""Attention in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.mechanisms import Mechanism, fitted, lookup
+from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, check_sizes
+
+
+def attend(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    mechanism: str | Mechanism = "softmax",
+    causal: bool = False,
+    visible: Visible | None = None,
+    *,
+    window: int | None = None,
+    documents: Int[Tensor, "B S"] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    slopes: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> Outputs:
+    """Attention of q [B,H,T,K] over k [B,G,S,K] and v [B,G,S,V] → [B,H,T,V].
+
+    `mechanism` is a name (its `options` follow, e.g. features=256) or one already built. `visible` [B,S] says which
+    keys may be seen. The rest is as in `regard.Mask`. Mechanisms with learned parameters start from random ones.
+    """
+    mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
+    size = check_sizes(q, k, v, mask)
+    if isinstance(mechanism, str):
+        lookup(mechanism)
+        mechanism = fitted(mechanism, size, **options).to(device=v.device)
+    out: Tensor = mechanism(q, k, v, mask)
+    return out

@@ -1,0 +1,10 @@
+"""Fast twins of single faces. They register beside a mechanism, which never imports them.
+
+A kernel has the arguments of the face it replaces, the mechanism first. Which one runs is decided per instance:
+`fast(model)` lets regard choose (the default), `plain(model)` runs the reference, `fast(model, "sdpa")` insists.
+"""
+
+from regard.kernels import sdpa
+from regard.kernels.registry import fast, kernel, plain, registered
+
+__all__ = ["fast", "kernel", "plain", "registered", "sdpa"]

@@ -1,0 +1,58 @@
+"""Registering kernels and choosing among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from regard.errors import KernelError, did_you_mean
+from regard.mechanisms import Kernel, Mechanism
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_N = TypeVar("_N", bound=nn.Module)
+
+
+def kernel(cls: type[Mechanism], face: str, *, name: str, when: Callable[..., str | None]) -> Callable[[_F], _F]:
+    """Registers a function as the fast twin of a face ("forward" or "extend") of exactly this class.
+
+    `when` takes the arguments of the kernel and returns None where it can run, or the reason why not.
+    """
+
+    def add(run: _F) -> _F:
+        cls.kernels.setdefault(face, []).append(Kernel(name, run, when))
+        return run
+
+    return add
+
+
+def registered(cls: type[Mechanism]) -> dict[str, list[str]]:
+    """Names of the kernels of each face."""
+    return {face: [k.name for k in kernels] for face, kernels in cls.kernels.items()}
+
+
+def plain(model: _N) -> _N:
+    """Every mechanism in the model runs its reference in plain PyTorch."""
+    return _choose(model, "plain")
+
+
+def fast(model: _N, name: str = "auto") -> _N:
+    """Every mechanism picks its kernel, or the named one, which is then an error where it cannot run."""
+    if name == "auto":
+        return _choose(model, name)
+    for mechanism in _mechanisms(model):
+        known = {k.name for kernels in mechanism.kernels.values() for k in kernels}
+        if name not in known:
+            raise KernelError(f"{mechanism.name} has no kernel called '{name}'.{did_you_mean(name, known | {'auto'})}")
+    return _choose(model, name)
+
+
+def _choose(model: _N, use: str) -> _N:
+    for mechanism in _mechanisms(model):
+        mechanism.use = use
+    return model
+
+
+def _mechanisms(model: nn.Module) -> list[Mechanism]:
+    return [m for m in model.modules() if isinstance(m, Mechanism)]

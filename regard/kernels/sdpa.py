@@ -1,0 +1,73 @@
+"""PyTorch's fused attention for everything that is a softmax: softmax itself and both synthesizers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.kernels.registry import kernel
+from regard.mechanisms import RandomSynthesizer, Softmax, Synthesizer
+from regard.shapes import Mask
+
+
+def _when(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
+    return "the fused call has no softcap" if mask.softcap is not None else None
+
+
+@kernel(Softmax, "forward", name="sdpa", when=_when)
+def softmax(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    scale = 1 / math.sqrt(q.shape[-1]) if mechanism.scale is None else mechanism.scale
+    return fused(q, mask.hide(k), v, mask, scale)
+
+
+@kernel(Synthesizer, "forward", name="sdpa", when=_when)
+def synthesizer(mechanism: Synthesizer, q: Tensor, k: Tensor | None, v: Tensor, mask: Mask) -> Tensor:
+    queries, keys = mechanism.as_softmax(q, mask)
+    return fused(*_same_width(queries.to(v.dtype), keys.to(v.dtype), v, mask), mask, 1.0)[..., : v.shape[-1]]
+
+
+@kernel(RandomSynthesizer, "forward", name="sdpa", when=_when)
+def random_synthesizer(
+    mechanism: RandomSynthesizer, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask
+) -> Tensor:
+    # All of the score is a bias; a query and key of zeros leave it as it is.
+    bias = mechanism.scores(mask).to(v.dtype)
+    if mask.bias is not None:
+        bias = mask.shaped(bias)
+    B, H, T, S = v.shape[0], *bias.shape[1:]
+    q, k = v.new_zeros(B, H, T, 8), v.new_zeros(B, H, S, 8)
+    return fused(*_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]]
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    """scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
+    T, S = q.shape[2], k.shape[2]
+    v = mask.hide(v)
+    grouped = q.shape[1] != k.shape[1]
+    simple = mask.visible is None and mask.window is None and mask.documents is None and mask.rows is None
+    if simple and not mask.shapes_scores and (not mask.causal or T in (1, S)):
+        causal = mask.causal and T > 1
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    allowed = mask.allowed(T, S, q.device)
+    if not mask.shapes_scores and allowed is not None:
+        blind = ~allowed.any(-1, keepdim=True)
+        added = allowed | blind
+    else:
+        bias = mask.shaped(
+            torch.zeros(1, q.shape[1] if mask.slopes is not None else 1, T, S, dtype=q.dtype, device=q.device)
+        )
+        added = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+        blind = added.amax(-1, keepdim=True) == float("-inf")
+        added = added.masked_fill(blind, 0)
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale, enable_gqa=grouped)
+    return out.masked_fill(blind, 0)
+
+
+def _same_width(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
+    """Zero-padded to one multiple of 8, which the flash kernels want; values repeated for each query head."""
+    width = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
+    v = mask.hide(v).repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return tuple(functional.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))  # type: ignore[return-value]

@@ -1,0 +1,51 @@
+"""The mathematics: plain PyTorch, the reference for everything else. Read base.py first, then one file a mechanism."""
+
+from regard.mechanisms.argmax import Argmax
+from regard.mechanisms.base import (
+    Cost,
+    Face,
+    Kernel,
+    Mechanism,
+    State,
+    fitted,
+    fork,
+    lookup,
+    mechanism,
+    mechanisms,
+    register,
+)
+from regard.mechanisms.features import AnyFeatures, Elu, Quadratic
+from regard.mechanisms.linear import Linear, Sums
+from regard.mechanisms.pairwise import Cache, Pairwise, mix, scores
+from regard.mechanisms.random_features import Fourier, Performer
+from regard.mechanisms.softmax import Softmax
+from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
+
+__all__ = [
+    "AnyFeatures",
+    "Argmax",
+    "Cache",
+    "Cost",
+    "Elu",
+    "Face",
+    "Fourier",
+    "Kernel",
+    "Linear",
+    "Mechanism",
+    "Pairwise",
+    "Performer",
+    "Quadratic",
+    "RandomSynthesizer",
+    "Softmax",
+    "State",
+    "Sums",
+    "Synthesizer",
+    "fitted",
+    "fork",
+    "lookup",
+    "mechanism",
+    "mechanisms",
+    "mix",
+    "register",
+    "scores",
+]

@@ -1,0 +1,222 @@
+"""What every attention mechanism is: three faces that agree, and a declared cost.
+
+    forward            a whole sequence at once
+    empty/extend       a state, continued by any number of tokens; write/read for cross-attention
+    weights            the explicit matrix [B,H,T,S]
+
+Two families do nearly everything: `Pairwise` asks a mechanism for its weights only, `Linear` for its feature map only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.errors import KernelError, MaskError, OptionError, RegardError, UnknownNameError, did_you_mean
+from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights
+
+Face = Literal["parallel", "recurrent", "weights"]
+State = Any  # a NamedTuple whose tensors have the batch first
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs of matrix products as executed (`matmul`), as needed (`useful`: the causal half counts half), of the
+    rest (`elementwise`); bytes moved at the least; bytes of the state."""
+
+    matmul: int
+    useful: int
+    elementwise: int
+    bytes: int
+    state: int
+
+
+class Kernel(NamedTuple):
+    """A fast twin of one face: same arguments, same result. `refuses` says why it cannot, or None."""
+
+    name: str
+    run: Callable[..., Any]
+    refuses: Callable[..., str | None]
+
+
+class Mechanism(nn.Module, ABC):
+    """Attention as mathematics: no projections, no heads to merge, no positions to add."""
+
+    name: ClassVar[str] = ""
+    formula: ClassVar[str] = ""
+    order: ClassVar[str] = ""  # time of a whole sequence
+    memory: ClassVar[str] = ""  # state of a decoder
+    needs: ClassVar[str] = "qkv"
+    crosses: ClassVar[bool] = True  # can attend to another sequence
+    signed: ClassVar[bool] = False  # weights may be negative
+    kernels: ClassVar[dict[str, list[Kernel]]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.use = "auto"  # "auto", "plain", or the name of a kernel
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Kernels belong to exactly one class: a subclass may compute something else.
+        super().__init_subclass__(**kwargs)
+        cls.kernels = {}
+
+    @abstractmethod
+    def forward(self, q: Queries | None, k: Keys | None, v: Values, mask: Mask = ...) -> Outputs:
+        """Face 1: a whole sequence."""
+
+    @abstractmethod
+    def empty(self, size: Size, rules: Mask = ...) -> State:
+        """Face 2: a state that has seen nothing; S is the room to make; `rules`: window, slopes, softcap."""
+
+    @abstractmethod
+    def extend(
+        self,
+        q: Float[Tensor, "B H T K"] | None,
+        k: Float[Tensor, "B G T K"] | None,
+        v: Float[Tensor, "B G T V"],
+        state: State,
+        visible: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Outputs, State]:
+        """Causal continuation by T tokens. The state handed in is used up: fork it first to branch."""
+
+    @abstractmethod
+    def write(self, state: State, k: Keys | None, v: Values, visible: Visible | None = None) -> State:
+        """Cross-attention: write keys and values once …"""
+
+    @abstractmethod
+    def read(
+        self,
+        q: Queries,
+        state: State,
+        positions: Int[Tensor, "B T"] | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+    ) -> Outputs:
+        """… and read them many times. Columns of `bias` are positions: visible tokens as written."""
+
+    @abstractmethod
+    def weights(self, q: Queries | None, k: Keys | None, mask: Mask = ...) -> Weights:
+        """Face 3: the explicit matrix, in float32 or better."""
+
+    @abstractmethod
+    def cost(self, size: Size, face: Face = "parallel") -> Cost:
+        """What a face costs on the plain reference; recurrent: T new tokens, S in all."""
+
+    def certain(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"] | None:
+        """Rows where rounding cannot change the answer by a jump; None: all."""
+        return None
+
+    def kernel(self, face: str, *args: Any) -> Callable[..., Any] | None:
+        """The fast twin to run for this call, or None for the plain reference."""
+        if self.use == "plain":
+            return None
+        for kernel in self.kernels.get(face, []):
+            if self.use not in ("auto", kernel.name):
+                continue
+            reason = kernel.refuses(self, *args)
+            if reason is None:
+                return kernel.run
+            if self.use == kernel.name:
+                raise KernelError(
+                    f"kernel '{kernel.name}' of {self.name}: {reason}. Use fast(model) to let regard choose, or plain(model)."
+                )
+        return None
+
+
+def fork(state: State, rows: Int[Tensor, " N"] | None = None) -> State:
+    """A copy of any state, or of some rows of it in any order (beam search)."""
+
+    def copy(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.clone() if rows is None else x.index_select(0, rows)
+
+    return type(state)(*(copy(x) for x in state))
+
+
+def refuse(mechanism: Mechanism, mask: Mask, *fields: str) -> None:
+    """An error where the mask asks for something that the mechanism cannot honour."""
+    for field in fields:
+        if getattr(mask, field) is not None:
+            raise MaskError(
+                f"{mechanism.name} cannot honour '{field}': {_WHY.get(field, 'it has no such notion')}. "
+                "Leave it out, or use 'softmax'."
+            )
+
+
+def crossing(mechanism: Mechanism) -> None:
+    """An error where a mechanism's scores belong to positions of one sequence."""
+    if not mechanism.crosses:
+        raise MaskError(
+            f"{mechanism.name} has no cross-attention: its scores belong to positions of one sequence, not to keys of "
+            "another. Use 'softmax' or a linear mechanism there."
+        )
+
+
+_WHY = {
+    "bias": "it has no score to add a bias to; its similarities are products of features",
+    "slopes": "it has no score to add ALiBi's slopes to; its similarities are products of features",
+    "softcap": "it has no score to cap; its similarities are products of features",
+    "documents": "a state holds one document; give each its own",
+}
+
+_REGISTRY: dict[str, type[Mechanism]] = {}
+_M = TypeVar("_M", bound=type[Mechanism])
+
+
+def register(name: str) -> Callable[[_M], _M]:
+    """Class decorator: makes a mechanism known by name to everything in regard."""
+
+    def add(cls: _M) -> _M:
+        if name in _REGISTRY and _REGISTRY[name].__module__ != cls.__module__:
+            raise RegardError(
+                f"a mechanism named '{name}' exists already ({_REGISTRY[name].__module__}); choose another name"
+            )
+        cls.name = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+def mechanisms() -> dict[str, type[Mechanism]]:
+    """Every registered mechanism by name."""
+    return dict(_REGISTRY)
+
+
+def mechanism(name: str | type[Mechanism], **options: Any) -> Mechanism:
+    """The mechanism of that name, e.g. `mechanism("performer", features=256)`."""
+    cls = lookup(name)
+    try:
+        bound = inspect.signature(cls).bind(**options)
+    except TypeError as error:
+        known = [p for p in inspect.signature(cls).parameters]
+        raise OptionError(f"mechanism '{cls.name}': {error}. Its options: {', '.join(known) or 'none'}.") from None
+    return cls(*bound.args, **bound.kwargs)
+
+
+def fitted(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
+    """A mechanism whose heads, width and length, where it has such options, are those of `size`."""
+    cls = lookup(name)
+    known = {"heads": size.H, "width": size.K, "length": max(size.T, size.S)}
+    takes = inspect.signature(cls).parameters
+    return mechanism(cls, **{n: x for n, x in known.items() if n in takes} | options)
+
+
+def lookup(name: str | type[Mechanism]) -> type[Mechanism]:
+    if isinstance(name, type):
+        return name
+    if name not in _REGISTRY:
+        raise UnknownNameError(f"no mechanism is called '{name}'.{did_you_mean(name, _REGISTRY)}")
+    return _REGISTRY[name]
+
+
+def exact(x: Tensor) -> torch.autocast:
+    """Switches autocast off: sums and states stay in float32 whatever the surroundings."""
+    return torch.autocast(x.device.type, enabled=False)

@@ -1,0 +1,67 @@
+"""Plain feature maps: `elu`, `quadratic`, and any map of your own.
+
+elu:        φ(x) = elu(x) + 1, positive; the linear transformer.
+quadratic:  φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features, gives exactly (q·k + 1)².
+            The √2 belongs there: without it the cross terms are halved. A strongly *negative* q·k gets a large weight.
+linear:     your φ; similarities must be ≥ 0 and must not sum to zero over the keys a query sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.mechanisms.base import register
+from regard.mechanisms.linear import Linear
+
+
+@register("elu")
+class Elu(Linear):
+    formula = "φ(x) = elu(x) + 1"
+    order = "N·K·V"
+    memory = "G·K·(V+1)"
+
+    def features(self, x: Tensor) -> tuple[Tensor, None]:
+        return functional.elu(x) + 1, None
+
+    def feature_count(self, K: int) -> int:
+        return K
+
+
+@register("quadratic")
+class Quadratic(Linear):
+    formula = "(q·k + 1)²"
+    order = "N·K²·V"
+    memory = "G·K²/2·(V+1)"
+    accumulate = torch.float64  # (q·k + 1)² near zero is a small difference of large products
+
+    def features(self, x: Tensor) -> tuple[Tensor, None]:
+        K = x.shape[-1]
+        i, j = torch.triu_indices(K, K, offset=1, device=x.device)
+        ones = torch.ones_like(x[..., :1])
+        root = math.sqrt(2.0)
+        return torch.cat([ones, root * x, x * x, root * x[..., i] * x[..., j]], -1), None
+
+    def feature_count(self, K: int) -> int:
+        return (K + 1) * (K + 2) // 2
+
+
+@register("linear")
+class AnyFeatures(Linear):
+    formula = "φ(q)·φ(k), φ yours (default softplus)"
+
+    def __init__(self, phi: Callable[[Tensor], Tensor] = functional.softplus, strict: bool = False) -> None:
+        super().__init__(strict)
+        self.phi = phi
+
+    def features(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.phi(x), None
+
+    def feature_count(self, K: int) -> int:
+        like = next(self.phi.parameters(), None) if isinstance(self.phi, torch.nn.Module) else None
+        probe = torch.zeros(1, 1, 1, K) if like is None else like.new_zeros(1, 1, 1, K)
+        return int(self.phi(probe).shape[-1])

@@ -1,0 +1,218 @@
+"""Mechanisms given by an explicit weight for each pair of query and key.
+
+A mechanism of this family writes one method, `weights`. The parallel face is weights @ v, the recurrent face keeps
+keys and values in a `Cache`, and the cost is that of all pairs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.errors import MaskError
+from regard.mechanisms.base import Cost, Face, Mechanism, crossing, exact, refuse
+from regard.shapes import Keys, Mask, Outputs, Queries, Rows, Size, Values, Visible, Weights, check_sizes, wide
+
+
+class Cache(NamedTuple):
+    """Keys and values by position: slot p holds the p-th visible token of its row, so padding takes no room."""
+
+    k: Float[Tensor, "B G C K"] | None
+    v: Float[Tensor, "B G C V"]
+    tokens: Int[Tensor, " B"]  # visible tokens of each row
+    used: int  # no row has more
+    even: bool  # every row has exactly `used`: then nothing needs masking
+    rules: Mask
+
+
+class Pairwise(Mechanism):
+    """The family: `weights` is the mechanism, everything else follows from it."""
+
+    order = "N²·max(K,V)"
+    memory = "N·G·(K+V)"
+
+    @abstractmethod
+    def weights(self, q: Queries | None, k: Keys | None, mask: Mask = Mask()) -> Weights: ...
+
+    def score_flops(self, K: int) -> int:
+        """FLOPs of the matrix product behind one score."""
+        return 2 * K
+
+    def forward(self, q: Queries | None, k: Keys | None, v: Values, mask: Mask = Mask()) -> Outputs:
+        size = check_sizes(q, k, v, mask)
+        if size.T != size.S and not mask.causal:
+            crossing(self)
+        return explicit(self, q, k, v, mask)
+
+    def empty(self, size: Size, rules: Mask = Mask()) -> Cache:
+        return empty_cache(self, size, rules)
+
+    def extend(
+        self,
+        q: Float[Tensor, "B H T K"] | None,
+        k: Float[Tensor, "B G T K"] | None,
+        v: Float[Tensor, "B G T V"],
+        state: Cache,
+        visible: Bool[Tensor, "B T"] | None = None,
+    ) -> tuple[Outputs, Cache]:
+        return extend_cache(self, q, k, v, state, visible)
+
+    def write(self, state: Cache, k: Keys | None, v: Values, visible: Visible | None = None) -> Cache:
+        crossing(self)
+        check_sizes(None, k, v, Mask(visible=visible))
+        return append(state, k, v, visible)
+
+    def read(
+        self,
+        q: Queries,
+        state: Cache,
+        positions: Int[Tensor, "B T"] | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+    ) -> Outputs:
+        crossing(self)
+        return read_cache(self, q, state, positions, bias)
+
+    def cost(self, size: Size, face: Face = "parallel") -> Cost:
+        return pair_cost(self, size, face, self.score_flops(size.K))
+
+
+def scores(q: Queries, k: Keys, mask: Mask) -> Weights:
+    """q·k for every pair, [B,H,T,S]; query head h meets key head h // (H/G)."""
+    q, k = wide(q), wide(mask.hide(k))
+    B, H, T, _ = q.shape
+    G, S = k.shape[1], k.shape[2]
+    return (q.reshape(B, G, H // G * T, -1) @ k.mT).view(B, H, T, S)
+
+
+def mix(weights: Weights, v: Values) -> Outputs:
+    """weights @ v, with each key/value head serving its group of query heads."""
+    B, H, T, S = weights.shape
+    G = v.shape[1]
+    return (weights.reshape(B, G, H // G * T, S) @ v).view(B, H, T, v.shape[3])
+
+
+def explicit(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values, mask: Mask) -> Outputs:
+    """The parallel face by its definition, weights @ v, or by a kernel that does the same."""
+    if "k" not in mechanism.needs and mask.extent is None:
+        mask = mask.but(extent=(v.shape[2] if q is None else q.shape[2], v.shape[2]))
+    fast = mechanism.kernel("forward", q, k, v, mask)
+    if fast is not None:
+        out: Tensor = fast(mechanism, q, k, v, mask)
+        return out
+    with exact(v):
+        weights = mechanism.weights(q, None if k is None else mask.hide(k), mask)
+        return mix(weights, wide(mask.hide(v)).to(weights.dtype)).to(v.dtype)
+
+
+def empty_cache(mechanism: Mechanism, size: Size, rules: Mask) -> Cache:
+    refuse(mechanism, rules, "visible", "documents", "bias", "rows")
+
+    def room(width: int) -> Tensor:
+        return torch.zeros(size.B, size.G, size.S, width, dtype=size.dtype, device=size.device)
+
+    count = torch.zeros(size.B, dtype=torch.long, device=size.device)
+    k = room(size.K) if "k" in mechanism.needs else None
+    return Cache(k, room(size.V), count, 0, True, rules)
+
+
+def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) -> Cache:
+    """Writes tokens at the next free slots of each row; invisible ones take none. In place unless gradients flow."""
+    T, start = v.shape[2], state.used
+    state = _grown(state, start + T)
+    even = state.even and visible is None
+    if visible is None:
+        order, added = None, torch.full_like(state.tokens, T)
+    else:
+        order, added = torch.argsort((~visible).to(torch.uint8), dim=1, stable=True), visible.sum(1)
+        v = Mask(visible=visible).hide(v)
+        k = None if k is None else Mask(visible=visible).hide(k)
+    # Invisible tokens go behind the visible ones, where the next write covers them.
+    slots = state.tokens[:, None] + torch.arange(T, device=v.device)
+
+    def put(room: Tensor, x: Tensor) -> Tensor:
+        x = x.to(room.dtype)
+        keep = torch.is_grad_enabled() and (x.requires_grad or room.requires_grad)
+        if even:
+            room = room.clone() if keep else room
+            room[:, :, start : start + T] = x
+            return room
+        if order is not None:
+            x = x.gather(2, order[:, None, :, None].expand_as(x))
+        index = slots[:, None, :, None].expand_as(x)
+        return room.scatter(2, index, x) if keep else room.scatter_(2, index, x)
+
+    k_room = None if state.k is None or k is None else put(state.k, k)
+    return Cache(k_room, put(state.v, v), state.tokens + added, start + T, even, state.rules)
+
+
+def _grown(state: Cache, need: int) -> Cache:
+    room = state.v.shape[2]
+    if need <= room:
+        return state
+    more = max(need, 2 * room) - room
+
+    def grow(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 0, 0, more))
+
+    return state._replace(k=None if state.k is None else grow(state.k), v=grow(state.v))
+
+
+def _slots(state: Cache) -> tuple[Tensor | None, Tensor]:
+    return None if state.k is None else state.k[:, :, : state.used], state.v[:, :, : state.used]
+
+
+def extend_cache(
+    mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, state: Cache, visible: Tensor | None
+) -> tuple[Tensor, Cache]:
+    """The recurrent face of anything with a `Cache`: append, then attend over the slots."""
+    T = check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True).T
+    before = state.tokens
+    state = append(state, k, v, visible)
+    rows = None
+    if not state.even:
+        seen = torch.ones(v.shape[0], T, dtype=torch.long, device=v.device) if visible is None else visible.long()
+        limit = before[:, None] + seen.cumsum(1)
+        rows = Rows(limit - seen, limit)
+    keys, values = _slots(state)
+    mask = state.rules.but(causal=True, rows=rows, extent=(T, state.used))
+    return explicit(mechanism, q, keys, values, mask).to(v.dtype), state
+
+
+def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor | None, bias: Tensor | None) -> Tensor:
+    if positions is None and (state.rules.window is not None or state.rules.slopes is not None):
+        raise MaskError("reading with a window or slopes needs the queries' places: read(q, state, positions=[B,T])")
+    keys, values = _slots(state)
+    visible = None if state.even else torch.arange(state.used, device=q.device) < state.tokens[:, None]
+    rows = None if positions is None else Rows(positions, positions + 1)
+    mask = state.rules.but(visible=visible, rows=rows, bias=bias)
+    check_sizes(q, keys, values, mask)
+    return explicit(mechanism, q, keys, values, mask)
+
+
+def pairs(size: Size) -> int:
+    """Pairs of query and key that count: the causal half where the queries are the last T keys."""
+    T, S = size.T, size.S
+    return T * S - T * (T - 1) // 2 if size.causal else T * S
+
+
+def pair_cost(mechanism: Mechanism, size: Size, face: Face, score: int, elementwise: int = 5) -> Cost:
+    """Cost of all pairs: `score` FLOPs each for the score, 2V for the mixing."""
+    B, T, S, H, G, K, V = size.B, size.T, size.S, size.H, size.G, size.K, size.V
+    e = size.dtype.itemsize
+    k_width = K if "k" in mechanism.needs else 0
+    q_width = K if "q" in mechanism.needs else 0
+    mixing = 0 if face == "weights" else 2 * V
+    per_pair = (B if "q" in mechanism.needs else 1) * score + B * mixing  # scores without q serve the whole batch
+    useful = pairs(Size(T=T, S=S, causal=size.causal or face == "recurrent"))
+    moved = H * T * q_width + G * S * k_width + (H * T * S if face == "weights" else G * S * V + H * T * V)
+    return Cost(
+        matmul=H * T * S * per_pair,
+        useful=H * useful * per_pair,
+        elementwise=B * H * useful * elementwise,
+        bytes=B * moved * e,
+        state=B * G * S * (k_width + V) * e,
+    )

@@ -1,0 +1,128 @@
+"""Random features: softmax attention by sampling, linear in length.
+
+Performer (FAVOR+).  With x = q·K^(−1/4), y = k·K^(−1/4) and w ~ N(0, I):
+    exp(q·k/√K) = E[ exp(w·x − ‖x‖²/2) · exp(w·y − ‖y‖²/2) ]
+positive features, so weights are positive too. The w are orthogonal in blocks of K, which lowers the variance; to stay
+unbiased each block must be uniform over rotations (QR with its signs fixed) and each row needs the length of a Gaussian
+vector, redrawn from χ(K).
+
+Fourier.  With σ² = √K:
+    exp(q·k/√K) = e^{‖q‖²/2σ²} · exp(−‖q−k‖²/2σ²) · e^{‖k‖²/2σ²}
+and the Gaussian kernel in the middle is E[cos(w·(q−k))], w ~ N(0, σ⁻²I): features [sin(w·x), cos(w·x)]/√F.
+The kernel is unbiased, the ratio is not; estimated weights, and even their sum, may be negative. They are shown as they
+are. Both want inputs that shrink with K: at unit variance and K ≥ 32 the spread of an entry is hopeless.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import OptionError, ShapeError
+from regard.mechanisms.base import register
+from regard.mechanisms.linear import Linear
+
+
+def gaussian(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
+    """Independent directions w ~ N(0, I)."""
+    return torch.randn(F, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def orthogonal(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
+    """Directions w ~ N(0, I), each for itself, that are orthogonal within blocks of K."""
+    draw = torch.Generator().manual_seed(seed)
+    blocks = -(-F // K)
+    q, r = torch.linalg.qr(torch.randn(blocks, K, K, generator=draw, dtype=torch.float64))
+    # QR leaves the signs of R's diagonal to chance; only with them positive is Q uniform over rotations.
+    q = q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[:, None, :]
+    lengths = torch.randn(blocks, K, K, generator=draw, dtype=torch.float64).norm(dim=-1)
+    directions: Tensor = q.mT * lengths[..., None]
+    return directions.reshape(blocks * K, K)[:F]
+
+
+class RandomFeatures(Linear):
+    """Directions w from a seed, saved with a model, redrawn on request. Without `width` the first input decides."""
+
+    w: Tensor | None
+
+    def __init__(self, features: int = 256, width: int | None = None, seed: int = 0, strict: bool = False) -> None:
+        super().__init__(strict)
+        if features < 1:
+            raise OptionError(f"{self.name}: features = {features}, expected at least 1")
+        self.count, self.seed = features, seed
+        self.register_buffer("w", None if width is None else self._drawn(width))
+
+    @abstractmethod
+    def draw(self, F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
+        """Directions for width K."""
+
+    @abstractmethod
+    def spread(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """(ψ, c) from x and w·x, both scaled as the formula wants."""
+
+    def redraw(self, seed: int) -> None:
+        """New directions."""
+        self.seed = seed
+        if self.w is not None:
+            self.w = self._drawn(self.w.shape[1]).to(self.w)
+
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.w is None:
+            self.w = self._drawn(x.shape[-1]).to(x)
+        if self.w.shape[1] != x.shape[-1]:
+            raise ShapeError(
+                f"{self.name} was built for width K = {self.w.shape[1]}, given q and k of width {x.shape[-1]}"
+            )
+        x = x * x.shape[-1] ** -0.25  # q·k/√K = x·y, and σ⁻¹ = K^(−1/4)
+        return self.spread(x, x @ self.w.to(x).mT)
+
+    def feature_flops(self, K: int) -> int:
+        return 2 * K * self.count
+
+    def _drawn(self, K: int) -> Tensor:
+        return self.draw(self.count, K, self.seed).to(torch.get_default_dtype())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "w")
+        if self.w is None and saved is not None:
+            self.w = torch.empty_like(saved)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@register("performer")
+class Performer(RandomFeatures):
+    formula = "E[exp(w·x−‖x‖²/2) exp(w·y−‖y‖²/2)] = exp(q·k/√K)"
+
+    def draw(self, F: int, K: int, seed: int) -> Tensor:
+        return orthogonal(F, K, seed)
+
+    def spread(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
+        b = projected - x.square().sum(-1, keepdim=True) / 2
+        peak = b.detach().amax(-1, keepdim=True)  # only a scale, so no gradient need pass through it
+        return torch.exp(b - peak), peak[..., 0] - math.log(self.count) / 2
+
+    def feature_count(self, K: int) -> int:
+        return self.count
+
+
+@register("fourier")
+class Fourier(RandomFeatures):
+    formula = "e^{‖k‖²/2σ²} E[cos w·(q−k)], σ² = √K"
+    memory = "G·2F·(V+1)"
+    signed = True
+    accumulate = torch.float64  # sines and cosines cancel: a similarity can be a tiny sum of large terms
+
+    def draw(self, F: int, K: int, seed: int) -> Tensor:
+        return gaussian(F, K, seed)
+
+    def spread(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
+        psi = torch.cat([projected.sin(), projected.cos()], -1) / math.sqrt(self.count)
+        return psi, x.square().sum(-1) / 2
+
+    def feature_count(self, K: int) -> int:
+        return 2 * self.count

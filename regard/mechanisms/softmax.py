@@ -1,0 +1,27 @@
+"""Softmax attention: softmax(q·kᵀ/√K + bias) v.
+
+With G = H key/value heads it is multi-head attention, with G = 1 multi-query, in between grouped: the mathematics is
+the same and only the cache shrinks. V need not equal K. The factor 1/√K keeps the scores of unit-variance q and k at
+unit variance, so that the softmax does not saturate; a single decoding step needs it just as a whole sequence does.
+"""
+
+from __future__ import annotations
+
+import math
+
+from regard.mechanisms.base import register
+from regard.mechanisms.pairwise import Pairwise, scores
+from regard.shapes import Keys, Mask, Queries, Weights
+
+
+@register("softmax")
+class Softmax(Pairwise):
+    formula = "softmax(q·kᵀ/√K + bias) v"
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
+        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        return mask.softmax(scores(q * scale, k, mask))

@@ -1,0 +1,125 @@
+"""Synthesizers: attention whose scores do not come from comparing tokens.
+
+Dense, per head:   softmax(ReLU(X A + b₁) B + b₂) (X V),   A [D, K], B [K, ℓ].
+
+The layer's query projection is X A + b₁, so the mechanism is handed that as q. Each token proposes a score for each of
+ℓ positions. Written as q' = [ReLU(q), 1] and learned keys [Bᵀ, b₂] it **is** softmax attention at scale 1, and runs on
+the same kernels; it needs no key projection and no key cache, only values. It is still quadratic in length.
+
+Random: the score of row i for column j is a learned (or fixed) number R[i, j], also factorised as R = R₁R₂ᵀ.
+
+Rows and columns are positions, so padding does not shift them. Another sequence has no such positions: there is no
+cross-attention.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import LengthError, OptionError
+from regard.mechanisms.base import register
+from regard.mechanisms.pairwise import Pairwise
+from regard.shapes import Keys, Mask, Queries, Weights, wide
+
+
+class Positional(Pairwise):
+    """What both synthesizers share: scores by position, for at most `length` visible tokens."""
+
+    crosses = False
+    memory = "N·G·V"
+
+    def __init__(self, heads: int, length: int) -> None:
+        super().__init__()
+        for name, x in (("heads", heads), ("length", length)):
+            if x < 1:
+                raise OptionError(f"{type(self).__name__}: {name} = {x}, expected at least 1")
+        self.heads, self.length = heads, length
+
+    def columns(self, S: int, mask: Mask, device: torch.device) -> Tensor:
+        """Positions of the keys, [B|1,S]."""
+        return self._within(mask.positions(S, device), mask.visible)
+
+    def rows(self, T: int, S: int, mask: Mask, device: torch.device) -> Tensor:
+        """Positions of the queries, [B|1,T]."""
+        return self._within(mask.standing(T, S, device).position, None)
+
+    def _within(self, positions: Tensor, visible: Tensor | None) -> Tensor:
+        if positions.shape[1] > self.length and visible is None and positions.shape[0] == 1:
+            raise self._too_long(positions.shape[1])
+        if positions.shape[1] > self.length and visible is not None:
+            longest = int((positions + 1).masked_fill(~visible, 0).amax())
+            if longest > self.length:
+                raise self._too_long(longest)
+        return positions.clamp(max=self.length - 1)  # invisible tokens may stand one past the end
+
+    def _too_long(self, n: int) -> LengthError:
+        return LengthError(
+            f"{self.name}: {n} visible tokens, but it was built for length = {self.length}. "
+            f"Shorten the input or build it with length ≥ {n}; its scores cannot be extended."
+        )
+
+
+@register("synthesizer")
+class Synthesizer(Positional):
+    formula = "softmax(ReLU(XA+b₁)B+b₂) XV"
+    needs = "qv"
+
+    def __init__(self, heads: int, width: int, length: int) -> None:
+        super().__init__(heads, length)
+        self.width = width
+        self.keys = nn.Parameter(torch.randn(heads, length, width) / math.sqrt(width))
+        self.offset = nn.Parameter(torch.zeros(heads, length))
+
+    def as_softmax(self, q: Queries, mask: Mask) -> tuple[Tensor, Tensor]:
+        """q' = [ReLU(q), 1] and the learned keys [Bᵀ, b₂] in the order of the tokens: softmax attention at scale 1."""
+        _, S = mask.size(q, None)
+        q = wide(q).relu()
+        keys = torch.cat([self.keys, self.offset[..., None]], -1).to(q.dtype)
+        keys = keys[:, self.columns(S, mask, q.device)].transpose(0, 1)
+        return torch.cat([q, torch.ones_like(q[..., :1])], -1), keys.expand(q.shape[0], -1, -1, -1)
+
+    def weights(self, q: Queries, k: Keys | None = None, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
+        queries, keys = self.as_softmax(q, mask)
+        return mask.softmax(queries @ keys.mT)
+
+    def score_flops(self, K: int) -> int:
+        return 2 * (K + 1)
+
+
+@register("synthesizer-random")
+class RandomSynthesizer(Positional):
+    formula = "softmax(R) XV,  R or R₁R₂ᵀ learned or fixed"
+    needs = "v"
+
+    def __init__(self, heads: int, length: int, rank: int | None = None, learned: bool = True) -> None:
+        super().__init__(heads, length)
+        self.rank = rank
+        if rank is not None and rank < 1:
+            raise OptionError(f"synthesizer-random: rank = {rank}, expected at least 1, or None for the full matrix")
+        shape = (heads, length, length if rank is None else rank)
+        # Two factors of deviation rank^(−1/4) give scores of unit deviation, as the full matrix has.
+        spread = 1.0 if rank is None else rank**-0.25
+        self.left = nn.Parameter(spread * torch.randn(shape), requires_grad=learned)
+        self.right = None if rank is None else nn.Parameter(spread * torch.randn(shape), requires_grad=learned)
+
+    def scores(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "#B H T S"]:
+        """R at the positions of rows and columns."""
+        T, S = mask.size(q, k)
+        left, device = wide(self.left), self.left.device
+        rows, columns = self.rows(T, S, mask, device), self.columns(S, mask, device)
+        if self.right is None:
+            return left[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
+        return left[:, rows].transpose(0, 1) @ wide(self.right)[:, columns].transpose(0, 1).mT
+
+    def weights(self, q: Queries | None = None, k: Keys | None = None, mask: Mask = Mask()) -> Weights:
+        scores = self.scores(mask, q, k)
+        if q is not None:
+            scores = scores.expand(q.shape[0], -1, -1, -1)
+        return mask.softmax(scores)
+
+    def score_flops(self, K: int) -> int:
+        return 0 if self.rank is None else 2 * self.rank

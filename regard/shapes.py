@@ -1,0 +1,241 @@
+"""The letters of every shape, the sizes of one attention call, and who may see whom.
+
+    B batch        T queries      S keys         H query heads   G key/value heads
+    K key width    V value width  D model width  F features      C chunk
+
+Heads come second: `q [B,H,T,K]`, `k [B,G,S,K]`, `v [B,G,S,V]`, `out [B,H,T,V]`, and query head h uses
+key/value head `h // (H/G)`. True in a mask means "may be seen". A position is the number of visible tokens
+before it, so padding never shifts anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.errors import MaskError, ShapeError
+
+Queries = Float[Tensor, "B H T K"]
+Keys = Float[Tensor, "B G S K"]
+Values = Float[Tensor, "B G S V"]
+Outputs = Float[Tensor, "B H T V"]
+Weights = Float[Tensor, "B H T S"]
+Visible = Bool[Tensor, "B S"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The sizes of one call. For a state, S is its capacity; for a recurrent cost, S counts the T new tokens too."""
+
+    B: int = 1
+    T: int = 1
+    S: int = 1
+    H: int = 1
+    G: int = 1
+    K: int = 64
+    V: int = 64
+    causal: bool = True
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    @staticmethod
+    def of(q: Tensor | None, k: Tensor | None, v: Tensor, causal: bool = True) -> Size:
+        """Sizes read off the tensors; what a mechanism does without may be None."""
+        B, G, S, V = v.shape
+        H, T = (q.shape[1], q.shape[2]) if q is not None else (G, S)
+        K = q.shape[3] if q is not None else k.shape[3] if k is not None else V
+        return Size(B, T, S, H, G, K, V, causal, v.dtype, v.device)
+
+
+class Rows(NamedTuple):
+    """Where each query stands: its position, and how many visible keys lie at or before it."""
+
+    position: Int[Tensor, "B T"]
+    limit: Int[Tensor, "B T"]
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Who may see whom, as rules rather than as a matrix.
+
+    `causal` and T < S: the queries are the last T keys. `documents` marks packed documents: a change of number
+    starts a new one, and nothing is seen across. `window=w`: only keys fewer than w positions away. `bias` is
+    added to the scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first.
+    `rows` and `extent` are filled in by states and by mechanisms that do without q or k.
+    """
+
+    causal: bool = False
+    visible: Visible | None = None
+    window: int | None = None
+    documents: Int[Tensor, "B S"] | None = None
+    bias: Float[Tensor, "..."] | None = None
+    slopes: Float[Tensor, " H"] | None = None
+    softcap: float | None = None
+    rows: Rows | None = None
+    extent: tuple[int, int] | None = None
+
+    def but(self, **changes: object) -> Mask:
+        """The same mask with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def shapes_scores(self) -> bool:
+        """Whether it changes scores, and not only which of them count."""
+        return self.bias is not None or self.slopes is not None or self.softcap is not None
+
+    def size(self, q: Tensor | None, k: Tensor | None) -> tuple[int, int]:
+        """(T, S), from q and k where they are given."""
+        if self.extent is not None:
+            return self.extent
+        if q is None and k is None:
+            raise ShapeError("weights of a mechanism without q and k: say the size with Mask(extent=(T, S))")
+        T = q.shape[2] if q is not None else k.shape[2]  # type: ignore[union-attr]
+        return T, (k.shape[2] if k is not None else T)
+
+    def runs(self) -> Int[Tensor, "B S"] | None:
+        """Number of the packed document that each key belongs to."""
+        if self.documents is None:
+            return None
+        starts = torch.zeros_like(self.documents)
+        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return starts.cumsum(1)
+
+    def positions(self, S: int, device: torch.device) -> Int[Tensor, "#B S"]:
+        """Position of each key: visible tokens before it, in its own document."""
+        if self.visible is None and self.documents is None:
+            return torch.arange(S, device=device)[None]
+        if self.visible is None:
+            before = torch.arange(S, device=device)[None].expand(self.documents.shape)  # type: ignore[union-attr]
+        else:
+            before = self.visible.cumsum(1) - self.visible.long()
+        runs = self.runs()
+        if runs is None:
+            return before
+        starts = torch.zeros_like(before)
+        starts[:, 1:] = torch.where(runs[:, 1:] != runs[:, :-1], before[:, 1:], 0)
+        return before - starts.cummax(1).values
+
+    def standing(self, T: int, S: int, device: torch.device) -> Rows:
+        """Where each query stands; unless told, the queries are the last T keys."""
+        if self.rows is not None:
+            return self.rows
+        if T > S or (T < S and not self.causal):
+            raise MaskError(
+                f"{T} queries over {S} keys: a causal mask needs T ≤ S (the queries are the last T keys), and a "
+                "window, slopes or documents without causal need T = S, or Mask(rows=Rows(position, limit))"
+            )
+        position = self.positions(S, device)[:, S - T :]
+        if self.visible is None:
+            return Rows(position, position + 1)
+        return Rows(position, position + self.visible[:, S - T :].long())
+
+    def allowed(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "#B 1 #T S"] | None:
+        """The matrix of what may be seen, or None where everything may."""
+        see = None if self.visible is None else self.visible[:, None, :]
+        if self.causal or self.window is not None or self.documents is not None:
+            keys, rows = self.positions(S, device)[:, None, :], self.standing(T, S, device)
+            if self.causal:
+                see = _both(see, keys < rows.limit[:, :, None])
+            if self.window is not None:
+                see = _both(see, (rows.position[:, :, None] - keys).abs() < self.window)
+            runs = self.runs()
+            if runs is not None:
+                see = _both(see, runs[:, S - T :, None] == runs[:, None, :])
+        return None if see is None else see[:, None]
+
+    def hide(self, x: Float[Tensor, "B G S X"]) -> Float[Tensor, "B G S X"]:
+        """Zero what no query may see, so that even NaN there is inert, in gradients too."""
+        return x if self.visible is None else x.masked_fill(~self.visible[:, None, :, None], 0)
+
+    def shaped(self, scores: Weights) -> Weights:
+        """Scores after softcap, slopes and bias."""
+        T, S = scores.shape[2:]
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if self.slopes is not None:
+            keys, rows = self.positions(S, scores.device), self.standing(T, S, scores.device)
+            distance = (rows.position[:, :, None] - keys[:, None, :]).abs()
+            scores = scores - self.slopes.to(scores.dtype)[None, :, None, None] * distance[:, None]
+        if self.bias is not None:
+            hidden = None if self.visible is None else ~self.visible[:, None, None, :]
+            bias = self.bias.to(scores.dtype)
+            scores = scores + (bias if hidden is None else torch.where(hidden, 0, bias))
+        return scores
+
+    def softmax(self, scores: Weights) -> Weights:
+        """Softmax over the keys each query may see; zeros where it may see none."""
+        allowed = self.allowed(scores.shape[2], scores.shape[3], scores.device)
+        scores = self.shaped(scores)
+        if allowed is None and self.bias is None:
+            return scores.softmax(-1)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        # A row with nothing to see is filled with zeros first: −inf throughout would make its gradient NaN.
+        blind = scores.amax(-1, keepdim=True) == float("-inf")
+        return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+
+
+def _both(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b
+
+
+def wide(x: Tensor) -> Tensor:
+    """float32 for half precision, itself otherwise: what sums and states are kept in."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def check_sizes(q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, new: bool = False) -> Size:
+    """Sizes of a call, or an error that names the shapes. `new`: keys and queries are the same new tokens."""
+    shown = ", ".join(f"{n} {list(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v)) if x is not None)
+    for name, x, want in (("q", q, "[B,H,T,K]"), ("k", k, "[B,G,S,K]"), ("v", v, "[B,G,S,V]")):
+        if x is not None and x.dim() != 4:
+            raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {want}. Given: {shown}.")
+    size = Size.of(q, k, v, mask.causal)
+    if (q is not None and q.shape[0] != size.B) or (k is not None and k.shape[:3] != v.shape[:3]):
+        raise ShapeError(
+            f"batch, key/value heads and keys must agree in q [B,H,T,K], k [B,G,S,K], v [B,G,S,V]. Given: {shown}."
+        )
+    if q is not None and k is not None and q.shape[3] != k.shape[3]:
+        raise ShapeError(f"q and k need the same width K. Given: {shown}.")
+    if size.H % size.G:
+        raise ShapeError(f"G = {size.G} key/value heads do not divide H = {size.H} query heads. Given: {shown}.")
+    if new and size.T != size.S:
+        raise ShapeError(
+            f"extend takes as many queries as keys (T = S); to query a written state use read. Given: {shown}."
+        )
+    _check_mask(mask, size)
+    return size
+
+
+def _check_mask(mask: Mask, size: Size) -> None:
+    B, T, S, H = size.B, size.T, size.S, size.H
+    for name, x in (("visible", mask.visible), ("documents", mask.documents)):
+        if x is not None and tuple(x.shape) != (B, S):
+            raise ShapeError(f"{name} has shape {list(x.shape)}, expected [B,S] = [{B}, {S}].")
+    if mask.visible is not None and mask.visible.dtype != torch.bool:
+        raise ShapeError(
+            f"visible has dtype {mask.visible.dtype}, expected bool; True means 'may be seen'. Use visible.bool()."
+        )
+    if mask.causal and mask.rows is None and T > S:
+        raise ShapeError(
+            f"causal attention of T = {T} queries over S = {S} keys: the queries are the last T keys, so T ≤ S."
+        )
+    if mask.window is not None and mask.window < 1:
+        raise MaskError(f"window = {mask.window}, expected at least 1 (1 sees only itself).")
+    if mask.softcap is not None and mask.softcap <= 0:
+        raise MaskError(f"softcap = {mask.softcap}, expected a positive number.")
+    if mask.slopes is not None and tuple(mask.slopes.shape) != (H,):
+        raise ShapeError(f"slopes have shape {list(mask.slopes.shape)}, expected one a query head: [{H}].")
+    if mask.bias is not None:
+        want = (B, H, T, S)
+        fits = mask.bias.dim() <= 4 and all(
+            a in (1, b) for a, b in zip(mask.bias.shape[::-1], want[::-1], strict=False)
+        )
+        if not fits:
+            raise ShapeError(
+                f"bias has shape {list(mask.bias.shape)}, expected one that broadcasts to [B,H,T,S] = {list(want)}."
+            )
