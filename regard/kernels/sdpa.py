@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from regard.kernels.registry import kernel
-from regard.mechanisms import RandomSynthesizer, Softmax, Synthesizer
+from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
 from regard.shapes import Mask
 
 
@@ -20,13 +21,13 @@ def _when(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> st
 @kernel(Softmax, "forward", name="sdpa", when=_when)
 def softmax(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     scale = 1 / math.sqrt(q.shape[-1]) if mechanism.scale is None else mechanism.scale
-    return fused(q, mask.hide(k), v, mask, scale)
+    return fused(mechanism, q, mask.hide(k), v, mask, scale)
 
 
 @kernel(Synthesizer, "forward", name="sdpa", when=_when)
 def synthesizer(mechanism: Synthesizer, q: Tensor, k: Tensor | None, v: Tensor, mask: Mask) -> Tensor:
     queries, keys = mechanism.as_softmax(q, mask)
-    return fused(*_same_width(queries.to(v.dtype), keys.to(v.dtype), v, mask), mask, 1.0)[..., : v.shape[-1]]
+    return fused(mechanism, *_same_width(queries.to(v.dtype), keys.to(v.dtype), v, mask), mask, 1.0)[..., : v.shape[-1]]
 
 
 @kernel(RandomSynthesizer, "forward", name="sdpa", when=_when)
@@ -39,31 +40,35 @@ def random_synthesizer(
         bias = mask.shaped(bias)
     B, H, T, S = v.shape[0], *bias.shape[1:]
     q, k = v.new_zeros(B, H, T, 8), v.new_zeros(B, H, S, 8)
-    return fused(*_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]]
+    return fused(mechanism, *_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]]
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
     T, S = q.shape[2], k.shape[2]
-    v = mask.hide(v)
-    grouped = q.shape[1] != k.shape[1]
+    call = partial(
+        functional.scaled_dot_product_attention,
+        q,
+        k,
+        mask.hide(v),
+        dropout_p=mechanism.dropout if mechanism.training else 0.0,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
     simple = mask.visible is None and mask.window is None and mask.documents is None and mask.rows is None
     if simple and not mask.shapes_scores and (not mask.causal or T in (1, S)):
-        causal = mask.causal and T > 1
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+        return call(is_causal=mask.causal and T > 1)
     allowed = mask.allowed(T, S, q.device)
     if not mask.shapes_scores and allowed is not None:
         blind = ~allowed.any(-1, keepdim=True)
         added = allowed | blind
     else:
-        bias = mask.shaped(
-            torch.zeros(1, q.shape[1] if mask.slopes is not None else 1, T, S, dtype=q.dtype, device=q.device)
-        )
-        added = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+        heads = q.shape[1] if mask.slopes is not None else 1
+        added = mask.shaped(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
+        added = added if allowed is None else added.masked_fill(~allowed, float("-inf"))
         blind = added.amax(-1, keepdim=True) == float("-inf")
         added = added.masked_fill(blind, 0)
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale, enable_gqa=grouped)
-    return out.masked_fill(blind, 0)
+    return call(attn_mask=added).masked_fill(blind, 0)
 
 
 def _same_width(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:

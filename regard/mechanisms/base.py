@@ -61,6 +61,7 @@ class Mechanism(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.use = "auto"  # "auto", "plain", or the name of a kernel
+        self.dropout = 0.0  # in training: of the weights of a pairwise mechanism, of the output of a linear one
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Kernels belong to exactly one class: a subclass may compute something else.
@@ -124,7 +125,7 @@ class Mechanism(nn.Module, ABC):
                 return kernel.run
             if self.use == kernel.name:
                 raise KernelError(
-                    f"kernel '{kernel.name}' of {self.name}: {reason}. Use fast(model) to let regard choose, or plain(model)."
+                    f"kernel '{kernel.name}' of {self.name}: {reason}. Use fast(model) to let regard choose."
                 )
         return None
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from regard.errors import ZeroRowError
 from regard.mechanisms.base import Cost, Face, Mechanism, exact, refuse
@@ -71,12 +72,13 @@ class Linear(Mechanism):
             return explicit(self, q, k, v, mask)  # a running sum cannot forget: these need the pairs themselves
         fast = self.kernel("forward", q, k, v, mask)
         if fast is not None:
-            out: Tensor = fast(self, q, k, v, mask)
-            return out
+            return functional.dropout(fast(self, q, k, v, mask), self.dropout, self.training)
         state = self._nothing(size)
         if mask.causal:
-            return self._scan(q, k, v, state, mask.visible, mask.runs())[0]
-        return self.read(q, self.write(state, k, v, mask.visible))
+            out = self._scan(q, k, v, state, mask.visible, mask.runs())[0]
+        else:
+            out = self.read(q, self.write(state, k, v, mask.visible))
+        return functional.dropout(out, self.dropout, self.training)
 
     def empty(self, size: Size, rules: Mask = Mask()) -> Sums | Cache:
         refuse(self, rules, "bias", "slopes", "softcap", "documents", "visible")
@@ -104,7 +106,9 @@ class Linear(Mechanism):
             return self.read(q, state).to(v.dtype), state
         return self._scan(q, k, v, state, visible, None)
 
-    def write(self, state: Sums | Cache, k: Keys, v: Values, visible: Visible | None = None) -> Sums | Cache:
+    def write(  # type: ignore[override]
+        self, state: Sums | Cache, k: Keys, v: Values, visible: Visible | None = None
+    ) -> Sums | Cache:
         check_sizes(None, k, v, Mask(visible=visible))
         if isinstance(state, Cache):
             return append(state, k, v, visible)
@@ -114,7 +118,7 @@ class Linear(Mechanism):
                 state = _added(state, psi, c, values, _tokens(vs, seen).sum(1))
         return state
 
-    def read(  # type: ignore[override]
+    def read(
         self,
         q: Queries,
         state: Sums | Cache,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from regard.errors import MaskError
 from regard.mechanisms.base import Cost, Face, Mechanism, crossing, exact, refuse
@@ -105,6 +106,7 @@ def explicit(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values,
         return out
     with exact(v):
         weights = mechanism.weights(q, None if k is None else mask.hide(k), mask)
+        weights = functional.dropout(weights, mechanism.dropout, mechanism.training)
         return mix(weights, wide(mask.hide(v)).to(weights.dtype)).to(v.dtype)
 
 
@@ -156,7 +158,7 @@ def _grown(state: Cache, need: int) -> Cache:
     more = max(need, 2 * room) - room
 
     def grow(x: Tensor) -> Tensor:
-        return torch.nn.functional.pad(x, (0, 0, 0, more))
+        return functional.pad(x, (0, 0, 0, more))
 
     return state._replace(k=None if state.k is None else grow(state.k), v=grow(state.v))
 
