@@ -2,7 +2,9 @@
 
 from regard import cost, kernels
 from regard.attend import attend
+from regard.checking import Verdict, Verdicts, check, plugin
 from regard.errors import RegardError
+from regard.laws import subject
 from regard.mechanisms import Mechanism, fork, mechanism, mechanisms, register
 from regard.shapes import Mask, Rows, Size
 
@@ -14,11 +16,16 @@ __all__ = [
     "RegardError",
     "Rows",
     "Size",
+    "Verdict",
+    "Verdicts",
     "attend",
+    "check",
     "cost",
     "fork",
     "kernels",
     "mechanism",
     "mechanisms",
+    "plugin",
     "register",
+    "subject",
 ]

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from regard.errors import RegardError
 from regard.laws.case import Case, DoesNotApply, Finding
 from regard.laws.faces import (
     flops_as_declared,
@@ -84,5 +83,5 @@ def applies(law: Law, subject: Subject, case: Case) -> Finding | str:
         return law(subject, subject.fit(case))
     except DoesNotApply as reason:
         return str(reason)
-    except RegardError as error:
+    except Exception as error:  # whatever the subject raises on ordinary input is a finding of its own
         return Finding(math.inf, 0.0, f"{type(error).__name__}: {error}")

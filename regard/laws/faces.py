@@ -196,7 +196,7 @@ def kernel_is_reference(subject: Subject, case: Case) -> Finding:
             scale = largest[min(n, 1)].clamp(min=1e-30)
             error, limit = difference(f, t, scale), TOLERANCE.get(case.type)
             if limit is None:
-                limit = (2 if n == 0 else 3) * max(difference(p, t, scale), torch.finfo(case.type).eps)
+                limit = (2 if n == 0 else 3) * max(difference(p, t, scale), torch.finfo(case.type).eps / 2)
             findings.append(Finding(error, limit, what))
     if not findings:
         raise DoesNotApply("; ".join(refusals))

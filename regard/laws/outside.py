@@ -59,6 +59,11 @@ def hidden_keys_are_inert(subject: Subject, case: Case) -> Finding:
     findings.append(
         Finding(difference(nothing, torch.zeros_like(nothing), 1.0), 0.0, "outputs of rows that see nothing")
     )
+    if case.causal and case.T > 1:  # queries before the first visible key see nothing, though later keys are visible
+        late = torch.arange(case.T).expand(case.B, -1) >= case.T // 2
+        early = subject.run(case, clean, late).narrow(subject.token_axis, 0, case.T // 2)
+        what = "outputs of queries before the first visible key"
+        findings.append(Finding(difference(early, torch.zeros_like(early), 1.0), 0.0, what))
     dirty = [x.clone() for x in clean]
     spoilt = range(len(dirty)) if len(dirty) == 1 else range(1, len(dirty))  # queries are nobody's key
     for n in spoilt:
@@ -235,7 +240,7 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
     for g in range(case.G if case.G > 1 else 0):
         q, k, v = (x.clone() for x in inputs)
         v[:, g] += 1
-        moved = (subject.run(case, [q, k, v]) - out).abs().amax((0, 2, 3)).double()
+        moved = (subject.run(case, [q, k, v]) - out).detach().abs().amax((0, 2, 3)).double()
         should = torch.arange(case.H) // group == g
         findings.append(Finding(float(moved[~should].max()), 0.0, f"heads outside group {g} that value head {g} moves"))
         still = 0.0 if bool((moved[should] > 0).all()) else math.inf

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import PluginError
 from regard.laws.case import DTYPES, Case, spread
-from regard.mechanisms import Mechanism, fitted
+from regard.mechanisms import Mechanism, fitted, lookup
 from regard.shapes import Mask, Size
 
 
@@ -52,6 +52,8 @@ class MechanismSubject(Subject):
     takes_visible = True
 
     def __init__(self, thing: str | type[Mechanism] | Mechanism, source: str | None = None, **options: Any) -> None:
+        if isinstance(thing, str):
+            lookup(thing)
         label = thing if isinstance(thing, str) else thing.name or getattr(thing, "__name__", type(thing).__name__)
         given = "".join(f", {n}={x!r}" for n, x in options.items())
         super().__init__(label + (f"({given[2:]})" if given else ""), source or f"regard.subject({label!r}{given})")
@@ -63,7 +65,7 @@ class MechanismSubject(Subject):
         heads, width, length = (getattr(self.thing, n, None) for n in ("heads", "width", "length"))
         directions = getattr(self.thing, "w", None)
         width = directions.shape[1] if directions is not None else width
-        T = min(case.T, max(1, length - 4)) if length else case.T
+        T = min(case.T, max(1, length // 2)) if length else case.T
         if heads:
             case = case.but(H=heads, G=heads if heads % case.G else case.G)
         return case.but(T=T, K=width or case.K)

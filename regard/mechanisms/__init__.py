@@ -1,5 +1,8 @@
 """The mathematics: plain PyTorch, the reference for everything else. Read base.py first, then one file a mechanism."""
 
+from regard.mechanisms.softmax import Softmax  # first in every list
+
+# isort: split
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.base import (
     Cost,
@@ -18,7 +21,6 @@ from regard.mechanisms.features import AnyFeatures, Elu, Quadratic
 from regard.mechanisms.linear import Linear, Sums
 from regard.mechanisms.pairwise import Cache, Pairwise, mix, scores
 from regard.mechanisms.random_features import Fourier, Performer
-from regard.mechanisms.softmax import Softmax
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
 
 __all__ = [

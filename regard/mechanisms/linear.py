@@ -23,7 +23,16 @@ from torch.nn import functional
 
 from regard.errors import ZeroRowError
 from regard.mechanisms.base import Cost, Face, Mechanism, exact, refuse
-from regard.mechanisms.pairwise import Cache, append, empty_cache, explicit, extend_cache, pair_cost, read_cache
+from regard.mechanisms.pairwise import (
+    Cache,
+    append,
+    empty_cache,
+    explicit,
+    extend_cache,
+    nothing,
+    pair_cost,
+    read_cache,
+)
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights, check_sizes, wide
 
 CHUNK = 128  # tokens of a causal chunk: pairs within it cost C·(F+V) a token, the sums F·V
@@ -97,6 +106,8 @@ class Linear(Mechanism):
         if isinstance(state, Cache):
             return extend_cache(self, q, k, v, state, visible)
         check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True)
+        if q.shape[2] == 0:
+            return nothing(q, v), state
         fast = self.kernel("extend", q, k, v, state, visible)
         if fast is not None:
             result: tuple[Tensor, Sums] = fast(self, q, k, v, state, visible)
@@ -112,6 +123,8 @@ class Linear(Mechanism):
         check_sizes(None, k, v, Mask(visible=visible))
         if isinstance(state, Cache):
             return append(state, k, v, visible)
+        if k.shape[2] == 0:
+            return state
         with exact(v):
             for ks, vs, seen in _pieces(BLOCK, k, v, visible):
                 psi, c, values = self._keys(ks, vs, seen)

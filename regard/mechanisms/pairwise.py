@@ -172,6 +172,8 @@ def extend_cache(
 ) -> tuple[Tensor, Cache]:
     """The recurrent face of anything with a `Cache`: append, then attend over the slots."""
     T = check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True).T
+    if T == 0:
+        return nothing(q, v), state
     before = state.tokens
     state = append(state, k, v, visible)
     rows = None
@@ -188,11 +190,19 @@ def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor 
     if positions is None and (state.rules.window is not None or state.rules.slopes is not None):
         raise MaskError("reading with a window or slopes needs the queries' places: read(q, state, positions=[B,T])")
     keys, values = _slots(state)
+    if state.used == 0:
+        return nothing(q, values)
     visible = None if state.even else torch.arange(state.used, device=q.device) < state.tokens[:, None]
     rows = None if positions is None else Rows(positions, positions + 1)
     mask = state.rules.but(visible=visible, rows=rows, bias=bias)
     check_sizes(q, keys, values, mask)
     return explicit(mechanism, q, keys, values, mask)
+
+
+def nothing(q: Tensor | None, v: Tensor) -> Tensor:
+    """The output for no tokens, or over no keys: zeros."""
+    B, G, T, V = v.shape
+    return v.new_zeros((B, G, T, V) if q is None else (*q.shape[:3], V))
 
 
 def pairs(size: Size) -> int:

@@ -1,0 +1,246 @@
+"""`regard.check`: put anything to the laws, and shrink what breaks them to an example one can read."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from torch import nn
+
+from regard.errors import OptionError, PluginError, UnknownNameError, did_you_mean
+from regard.laws import LAWS, Case, Finding, Law, Subject, applies, draw_case, subject
+from regard.laws.case import DTYPES
+from regard.mechanisms import mechanisms
+
+Status = Literal["holds", "broken", "does not apply"]
+DRAWS = 24
+_SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one law says of one subject; where it is broken, a small example and how to see it again."""
+
+    subject: str
+    law: str
+    claim: str
+    status: Status
+    detail: str
+    draws: int
+    error: float | None = None
+    limit: float | None = None
+    case: Case | None = None
+    reproducer: str | None = None
+
+
+class Verdicts(Sequence[Verdict]):
+    """All verdicts of one check; `ok` when no law is broken."""
+
+    def __init__(self, verdicts: Sequence[Verdict]) -> None:
+        self._verdicts = tuple(verdicts)
+
+    @overload
+    def __getitem__(self, i: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Verdict]: ...
+    def __getitem__(self, i: int | slice) -> Verdict | Sequence[Verdict]:
+        return self._verdicts[i]
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    @property
+    def broken(self) -> list[Verdict]:
+        return [v for v in self if v.status == "broken"]
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Plain data; an infinite error (NaN, a wrong shape, an exception) is written as the string "inf"."""
+        rows = [asdict(v) for v in self]
+        return [{k: "inf" if isinstance(x, float) and math.isinf(x) else x for k, x in row.items()} for row in rows]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{v.subject:20} {v.law:12} {v.status:15} {v.detail}" for v in self)
+
+
+def check(
+    thing: Any = None,
+    *,
+    only: Sequence[str] = (),
+    dtype: str | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    causal: bool = True,
+    progress: Callable[[str, str], None] | None = None,
+    **options: Any,
+) -> Verdicts:
+    """The laws of attention, asked of a mechanism (name, class, instance), a function f(q, k, v, causal=True), an
+    nn.Module, or of every registered mechanism.
+
+    `only` names laws; without `dtype` float64 and float32 take turns; `causal=False` says that it never claims to be.
+    """
+    if draws < 1:
+        raise OptionError(f"draws = {draws}, expected at least 1")
+    things = list(mechanisms()) if thing is None else [thing]
+    subjects = [subject(t, causal=causal, **options) for t in things]
+    laws = _chosen(only)
+    precisions = ["float64", "float32"] if dtype is None else [precision(dtype)]
+    verdicts = []
+    for s in subjects:
+        for name, law in laws.items():
+            if progress is not None:
+                progress(s.label, name)
+            cases = [draw_case(seed + i, precisions[i % len(precisions)]) for i in range(draws)]
+            verdicts.append(judge(s, name, law, cases))
+    return Verdicts(verdicts)
+
+
+def precision(name: str) -> str:
+    """float64, float32, bfloat16 or float16, also by their short names."""
+    full = _SHORT.get(name, name)
+    if full not in DTYPES:
+        raise OptionError(f"dtype '{name}' is not known.{did_you_mean(name, [*DTYPES, *_SHORT])}")
+    return full
+
+
+def _chosen(only: Sequence[str]) -> dict[str, Law]:
+    for name in only:
+        if name not in LAWS:
+            raise UnknownNameError(f"no law is called '{name}'.{did_you_mean(name, LAWS)}")
+    return {n: law for n, law in LAWS.items() if not only or n in only}
+
+
+def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
+    """One law over many cases."""
+    claim = (law.__doc__ or "").strip()
+    asked, reason, closest = 0, "", None
+    for case in cases:
+        found = applies(law, s, case)
+        if isinstance(found, str):
+            reason = found
+            continue
+        asked += 1
+        if found.broken:
+            case, found = shrink(s, law, s.fit(case), found)
+            lines = reproducer(s, name, case)
+            return Verdict(s.label, name, claim, "broken", found.what, asked, found.error, found.limit, case, lines)
+        if closest is None or found.error > closest.error:
+            closest = found
+    if closest is None:
+        return Verdict(s.label, name, claim, "does not apply", reason, 0)
+    return Verdict(s.label, name, claim, "holds", closest.what, asked, closest.error, closest.limit)
+
+
+def shrink(s: Subject, law: Law, case: Case, found: Finding, seconds: float = 10.0) -> tuple[Case, Finding]:
+    """The smallest case near this one that still breaks the law."""
+    until = time.monotonic() + seconds
+    smaller = True
+    while smaller and time.monotonic() < until:
+        smaller = False
+        for candidate in _smaller(case):
+            again = applies(law, s, candidate)
+            if isinstance(again, Finding) and again.broken and s.fit(candidate) == candidate:
+                case, found, smaller = candidate, again, True
+                break
+    return case, found
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    if not case.causal:
+        yield case.but(causal=True)
+    if case.padding != "none":
+        yield case.but(padding="none")
+    if case.window is not None:
+        yield case.but(window=None)
+    if case.documents:
+        yield case.but(documents=False)
+    for name in ("T", "S", "B", "H", "G", "K", "V"):
+        now = getattr(case, name)
+        for value in sorted({1, 2, 3, now // 2, now - 1}):
+            if 0 < value < now and (name not in "HG" or _divides(case.but(**{name: value}))):
+                yield case.but(**{name: value})
+    if case.H > 1 and case.G == case.H:
+        yield case.but(H=1, G=1)
+
+
+def _divides(case: Case) -> bool:
+    return case.H % case.G == 0
+
+
+def reproducer(s: Subject, law: str, case: Case) -> str:
+    """Five lines of Python that show it again."""
+    return "\n".join(
+        [
+            "import regard",
+            "from regard.laws import LAWS, Case",
+            f"thing = {s.source}",
+            f"case = {case!r}",
+            f"print(LAWS[{law!r}](thing, case))",
+        ]
+    )
+
+
+def plugin(path: str, causal: bool = True) -> Subject:
+    """What a Python file of yours defines, ready for the laws: `file.py:name`, or `file.py` where it is clear."""
+    file, name = _split(path)
+    before = set(mechanisms())
+    module = _imported(file)
+    new = sorted(set(mechanisms()) - before)
+    source = f"regard.plugin({path!r}{'' if causal else ', causal=False'})"
+    if name is None:
+        if len(new) == 1:
+            return subject(new[0], source=source)
+        name = _only_candidate(module, file, new)
+    if name in new:
+        return subject(name, source=source)
+    if not hasattr(module, name):
+        raise PluginError(f"{file} defines no '{name}'.{did_you_mean(name, _candidates(module))}")
+    return subject(getattr(module, name), label=name, source=source, causal=causal)
+
+
+def _split(path: str) -> tuple[Path, str | None]:
+    file, colon, name = path.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        file, name = path, ""
+    if not Path(file).is_file():
+        raise PluginError(f"no file '{file}'; expected --plugin file.py or file.py:name")
+    return Path(file), name or None
+
+
+def _imported(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"regard_plugin_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"'{file}' is not a Python file; expected file.py or file.py:name")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PluginError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _candidates(module: Any) -> list[str]:
+    own = {n: x for n, x in vars(module).items() if not n.startswith("_")}
+    return [
+        n
+        for n, x in own.items()
+        if isinstance(x, nn.Module) or (callable(x) and getattr(x, "__module__", None) == module.__name__)
+    ]
+
+
+def _only_candidate(module: Any, file: Path, registered: list[str]) -> str:
+    found = registered or _candidates(module)
+    if len(found) != 1:
+        what = f"several things ({', '.join(found)})" if found else "no function or module"
+        raise PluginError(f"{file} defines {what}; say which: --plugin {file}:name")
+    return found[0]

@@ -1,0 +1,244 @@
+"""Attention with deliberate mistakes, each to be reported by the law that it breaks, by `regard check --plugin`."""
+
+import math
+
+import torch
+from torch import nn
+
+from regard.kernels import kernel
+from regard.mechanisms import Elu, Pairwise, Softmax, fork, mix, scores
+from regard.mechanisms.linear import Linear
+from regard.shapes import Mask
+
+
+class RawScores(Pairwise):
+    """Forgets to normalise."""
+
+    def weights(self, q, k, mask=Mask()):
+        allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
+        raw = scores(q, k, mask).exp()
+        return raw if allowed is None else raw.masked_fill(~allowed, 0)
+
+
+class ValuesScaled(Softmax):
+    """The parallel face is not weights @ v."""
+
+    def forward(self, q, k, v, mask=Mask()):
+        return 1.001 * super().forward(q, k, v, mask)
+
+
+class TiledHeads(Softmax):
+    """Repeats key/value heads as a b c a b c instead of a a b b c c."""
+
+    def forward(self, q, k, v, mask=Mask()):
+        times = q.shape[1] // k.shape[1]
+        return super().forward(q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), mask)
+
+
+class HalfState(Elu):
+    """Keeps its sums in bfloat16."""
+
+    def extend(self, q, k, v, state, visible=None):
+        out, state = super().extend(q, k, v, state, visible)
+        if hasattr(state, "sums"):
+            state = state._replace(sums=state.sums.bfloat16().to(state.sums.dtype))
+        return out, state
+
+
+class StepWithoutScale(Softmax):
+    """Forgets 1/√K in a decoding step."""
+
+    def extend(self, q, k, v, state, visible=None):
+        return super().extend(q * math.sqrt(q.shape[-1]), k, v, state, visible)
+
+
+class Epsilon(Elu):
+    """Adds an epsilon to the denominator."""
+
+    def _divided(self, sums, total, seen):
+        return sums / (total + 1e-6)
+
+
+class OnlyTheLastWrite(Elu):
+    """A second write replaces the first."""
+
+    def write(self, state, k, v, visible=None):
+        if hasattr(state, "sums"):
+            state = state._replace(sums=torch.zeros_like(state.sums))
+        return super().write(state, k, v, visible)
+
+
+class MinusBillion(Softmax):
+    """Masks with −1e9: a row with nothing to see becomes an average."""
+
+    def weights(self, q, k, mask=Mask()):
+        allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
+        raw = scores(q, k, mask) / math.sqrt(q.shape[-1])
+        return (raw if allowed is None else raw.masked_fill(~allowed, -1e9)).softmax(-1)
+
+
+class NanLeak(Softmax):
+    """Multiplies hidden values by a weight of zero, and 0·NaN is NaN."""
+
+    def forward(self, q, k, v, mask=Mask()):
+        return mix(self.weights(q, k, mask), v).to(v.dtype)
+
+
+class ForgetsPadding(Softmax):
+    """Ignores which keys are visible, in all its faces."""
+
+    def weights(self, q, k, mask=Mask()):
+        return super().weights(q, k, mask.but(visible=None) if mask.rows is None else mask)
+
+
+class BoastfulCost(Softmax):
+    """Declares the cost of multi-query attention over a cache as O(bhn)."""
+
+    def cost(self, size, face="parallel"):
+        from dataclasses import replace
+
+        return replace(super().cost(size, face), matmul=2 * size.B * size.H * size.T * size.S)
+
+
+class KernelForgetsPadding(Softmax):
+    """A kernel that drops the mask of visible keys."""
+
+
+@kernel(KernelForgetsPadding, "forward", name="fast", when=lambda *_: None)
+def _forgets(mechanism, q, k, v, mask):
+    return mix(mechanism.weights(q, k, mask.but(visible=None)), v)
+
+
+class KernelLeavesRows(Softmax):
+    """A kernel that writes all rows of its output but the last."""
+
+
+@kernel(KernelLeavesRows, "forward", name="fast", when=lambda *_: None)
+def _leaves(mechanism, q, k, v, mask):
+    whole = mix(mechanism.weights(q, k, mask), mask.hide(v))
+    out = torch.empty_like(whole)
+    rows = torch.arange(whole.shape[2] - 1)
+    return out.index_copy(2, rows, whole[:, :, :-1])
+
+
+class WrongBackward(Softmax):
+    """The output is right and the gradient is not."""
+
+    def forward(self, q, k, v, mask=Mask()):
+        out = super().forward(q, k, v, mask)
+        return 2 * out - out.detach()
+
+
+class NoGradientForKeys(Linear):
+    """Cuts the keys off from learning."""
+
+    def features(self, x):
+        return nn.functional.softplus(x), None
+
+    def feature_count(self, K):
+        return K
+
+    def _keys(self, k, v, visible):
+        return super()._keys(k.detach(), v, visible)
+
+
+class SharedState(Softmax):
+    """Writes into slots of its own that all states share."""
+
+    def extend(self, q, k, v, state, visible=None):
+        kept = getattr(self, "kept", None)
+        if kept is not None and kept.v.shape == state.v.shape and kept.used == state.used:
+            state = fork(kept)
+        out, state = super().extend(q, k, v, state, visible)
+        self.kept = state._replace(v=torch.zeros_like(state.v))
+        return out, state
+
+
+def attention(q, k, v, causal=True):
+    """Right, for comparison."""
+    raw = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        raw = raw.masked_fill(torch.ones_like(raw, dtype=torch.bool).triu(1), float("-inf"))
+    return raw.softmax(-1) @ v
+
+
+def sees_next(q, k, v, causal=True):
+    """Off by one: each query sees one key too many."""
+    raw = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        raw = raw.masked_fill(torch.ones_like(raw, dtype=torch.bool).triu(2), float("-inf"))
+    return raw.softmax(-1) @ v
+
+
+def whole_sequence_maximum(q, k, v, causal=True):
+    """Positive features stabilised by a maximum over the sequence, without any epsilon: leaks only by underflow."""
+    width = q.shape[-1]
+    w = torch.randn(32, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(q)
+
+    def exponents(x):
+        x = x * width**-0.25
+        return x @ w.mT - x.square().sum(-1, keepdim=True) / 2
+
+    a, b = exponents(q), exponents(k)
+    similar = torch.exp(a - a.amax(-1, keepdim=True)) @ torch.exp(b - b.amax((-1, -2), keepdim=True)).mT
+    similar = similar.tril() if causal else similar
+    total = similar.sum(-1, keepdim=True)
+    return similar @ v / total.masked_fill(total == 0, 1)
+
+
+def batch_statistics(q, k, v, causal=True):
+    """Scales its keys by their size over the batch."""
+    return attention(q, k / (1 + k.square().mean((0, 2), keepdim=True)), v, causal)
+
+
+def ignores_padding(q, k, v, causal=True, visible=None):
+    """Takes a mask and drops it."""
+    return attention(q, k, v, causal)
+
+
+def depends_on_row(q, k, v, causal=True):
+    """Treats each sequence of the batch differently."""
+    return attention(q * (1 + torch.arange(q.shape[0]).to(q)[:, None, None, None]), k, v, causal)
+
+
+def tiles(q, k, v, causal=True):
+    """Tiled heads in a bare function."""
+    times = q.shape[1] // k.shape[1]
+    return attention(q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), causal)
+
+
+def wrong_gradient(q, k, v, causal=True):
+    """Stops half of the gradient."""
+    out = attention(q, k, v, causal)
+    return (out + out.detach()) / 2
+
+
+def wrong_shape(q, k, v, causal=True):
+    """Returns the heads merged."""
+    return attention(q, k, v, causal).transpose(1, 2).flatten(2)
+
+
+def lets_nan_through(q, k, v, causal=True, visible=None):
+    """Hides keys by a weight of zero only."""
+    raw = (q @ k.mT).exp()
+    raw = raw.tril() if causal else raw
+    if visible is not None:
+        raw = raw * visible[:, None, None]
+    return raw @ v / raw.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+class Tokens(nn.Module):
+    """Self-attention over x [B,T,D]; right if causal."""
+
+    def __init__(self, causal=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.causal = nn.Linear(12, 36), causal
+
+    def forward(self, x):
+        q, k, v = (t[:, None] for t in self.project(x).chunk(3, -1))
+        return attention(q, k, v, self.causal)[:, 0]
+
+
+right_module = Tokens()
+unmasked_module = Tokens(causal=False)

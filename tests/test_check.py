@@ -1,0 +1,247 @@
+"""`regard check`: right attention passes, each mistake is named by its law, and the report can be acted on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import regard
+from regard.checking import DRAWS
+from regard.cli.app import app
+from regard.errors import OptionError, PluginError, RegardError, UnknownNameError
+from regard.laws import LAWS, Case
+
+HERE = Path(__file__).parent
+MUTANTS = HERE / "mutants.py"
+LEAKY = HERE.parent / "examples" / "leaky_performer.py"
+
+BROKEN_BY = {
+    "RawScores": "rows",
+    "ValuesScaled": "weights",
+    "TiledHeads": "heads",
+    "HalfState": "recurrent",
+    "StepWithoutScale": "recurrent",
+    "SharedState": "recurrent",
+    "Epsilon": "rows",
+    "OnlyTheLastWrite": "cross",
+    "MinusBillion": "hidden",
+    "NanLeak": "hidden",
+    "ForgetsPadding": "batch",
+    "BoastfulCost": "flops",
+    "KernelForgetsPadding": "kernel",
+    "KernelLeavesRows": "kernel",
+    "WrongBackward": "gradients",
+    "NoGradientForKeys": "gradients",
+    "sees_next": "looks-ahead",
+    "whole_sequence_maximum": "looks-ahead",
+    "batch_statistics": "batch",
+    "depends_on_row": "batch",
+    "ignores_padding": "batch",
+    "tiles": "heads",
+    "wrong_gradient": "gradients",
+    "wrong_shape": "heads",
+    "lets_nan_through": "hidden",
+    "unmasked_module": "looks-ahead",
+}
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["check", *map(str, args)])
+
+
+@pytest.mark.parametrize("name", BROKEN_BY)
+def test_a_mistake_is_named_by_its_law(name):
+    result = run("--plugin", f"{MUTANTS}:{name}", "--only", BROKEN_BY[name], "--json")
+    assert result.exit_code == 1, result.output
+    (verdict,) = json.loads(result.output)
+    assert verdict["status"] == "broken"
+    assert verdict["error"] == "inf" or verdict["error"] > verdict["limit"]
+
+
+def test_every_law_is_broken_by_some_mutant():
+    assert set(BROKEN_BY.values()) == set(LAWS)
+
+
+@pytest.mark.parametrize("name", ["attention", "right_module"])
+def test_right_attention_of_a_stranger_breaks_no_law(name):
+    result = run("--plugin", f"{MUTANTS}:{name}", "--json")
+    verdicts = json.loads(result.output)
+    assert result.exit_code == 0, result.output
+    assert {v["law"] for v in verdicts if v["status"] == "holds"} == {"looks-ahead", "batch", "gradients", "heads"}
+
+
+def test_a_mechanism_only_breaks_the_laws_it_should():
+    broken = {v.law for v in regard.check(regard.plugin(f"{MUTANTS}:StepWithoutScale")).broken}
+    assert broken == {"recurrent"}
+
+
+def test_finds_by_itself_that_a_sequence_wide_stabiliser_looks_ahead():
+    result = run("--plugin", LEAKY)
+    assert result.exit_code == 1
+    assert "breaks 'looks-ahead'" in result.output
+    assert "print(LAWS['looks-ahead'](thing, case))" in result.output
+
+
+def test_a_reproducer_is_five_lines_that_show_the_violation_again():
+    (verdict,) = regard.check(regard.plugin(str(LEAKY)), only=["looks-ahead"]).broken
+    assert len(verdict.reproducer.splitlines()) == 5
+    shown = subprocess.run([sys.executable, "-c", verdict.reproducer], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Finding(error=0.")
+    assert f"{verdict.error:.4f}"[:5] in shown.stdout
+
+
+def test_an_example_is_shrunk():
+    (verdict,) = regard.check(regard.plugin(f"{MUTANTS}:sees_next"), only=["looks-ahead"]).broken
+    case = verdict.case
+    assert (case.B, case.T, case.H, case.G, case.K, case.V) == (1, 2, 1, 1, 1, 1)
+    assert case.padding == "none" and case.window is None and not case.documents
+
+
+def test_check_takes_names_classes_instances_functions_and_modules():
+    only = ["looks-ahead"]
+    built = regard.mechanism("performer", features=8, width=5)
+    for thing in (
+        "softmax",
+        type(regard.mechanism("elu")),
+        built,
+        lambda q, k, v: q.new_zeros(*q.shape[:3], v.shape[3]),
+    ):
+        assert regard.check(thing, only=only, draws=4).ok
+
+
+def test_an_instance_is_checked_at_the_sizes_it_was_built_for():
+    built = regard.mechanism("synthesizer", heads=4, width=6, length=12)
+    verdicts = regard.check(built, draws=6)
+    assert verdicts.ok, verdicts
+
+
+def test_a_module_over_tokens_that_is_not_causal_may_say_so():
+    thing = regard.plugin(f"{MUTANTS}:unmasked_module", causal=False)
+    (verdict,) = regard.check(thing, only=["looks-ahead"])
+    assert verdict.status == "does not apply"
+
+
+def test_torch_multihead_attention_is_found_to_give_nan_for_a_row_that_sees_nothing():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x, key_padding_mask=None):
+            return self.inner(x, x, x, key_padding_mask=key_padding_mask, need_weights=True)[0]
+
+    verdicts = {v.law: v for v in regard.check(Wrapped(), causal=False, only=["hidden", "batch"], draws=8)}
+    assert verdicts["hidden"].status == "broken"
+    assert verdicts["batch"].status == "holds"
+
+
+def test_zero_row_sums_are_reported():
+    class Dead(regard.mechanisms()["linear"]):
+        def __init__(self):
+            super().__init__(phi=lambda x: x.relu() * 0)
+
+    assert "rows" in {v.law for v in regard.check(Dead, only=["rows"]).broken}
+
+
+def test_all_mechanisms_hold_and_the_table_says_so():
+    result = run("--draws", 4)
+    assert result.exit_code == 0
+    for name in regard.mechanisms():
+        assert name in result.output
+    assert " 0 broken" in result.output
+
+
+def test_single_mechanism_dtype_and_law():
+    result = run("performer", "--dtype", "bf16", "--only", "looks-ahead", "--json")
+    (verdict,) = json.loads(result.output)
+    assert verdict["status"] == "holds" and verdict["error"] == 0
+    assert verdict["draws"] <= DRAWS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["performr"], ["performr", "Did you mean 'performer'?"]),
+        (["softmax", "--only", "look-ahead"], ["look-ahead", "Did you mean 'looks-ahead'?"]),
+        (["softmax", "--dtype", "int8"], ["int8", "float32"]),
+        (["softmax", "--draws", "0"], ["draws = 0"]),
+        (["--plugin", "nowhere.py"], ["nowhere.py", "file.py:name"]),
+        (["--plugin", str(MUTANTS)], ["several things", ":name"]),
+        (["--plugin", f"{MUTANTS}:tils"], ["tils", "Did you mean 'tiles'?"]),
+        (["softmax", "--plugin", str(LEAKY)], ["not both"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, fragments):
+    done = subprocess.run([sys.executable, "-m", "regard", "check", *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    for fragment in fragments:
+        assert fragment in done.stderr
+
+
+def test_errors_in_python_are_of_one_family():
+    for call in (
+        lambda: regard.check("performr"),
+        lambda: regard.check("softmax", only=["nothing"]),
+        lambda: regard.check("softmax", dtype="int8"),
+        lambda: regard.check(3),
+        lambda: regard.plugin("nowhere.py"),
+    ):
+        with pytest.raises(RegardError):
+            call()
+    assert issubclass(UnknownNameError, RegardError) and issubclass(OptionError, RegardError)
+
+
+def test_a_plugin_that_cannot_be_imported_says_why(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("import no_such_module_anywhere\n")
+    with pytest.raises(PluginError, match="no_such_module_anywhere"):
+        regard.plugin(str(file))
+
+
+def test_a_mechanism_in_one_file_of_your_own(tmp_path):
+    file = tmp_path / "cosine.py"
+    file.write_text(
+        "from torch.nn.functional import normalize\n"
+        "from regard.mechanisms import Pairwise, register, scores\n"
+        "from regard.shapes import Mask\n\n"
+        "@register('cosine')\n"
+        "class Cosine(Pairwise):\n"
+        "    formula = 'softmax(8 cos(q, k)) v'\n"
+        "    def weights(self, q, k, mask=Mask()):\n"
+        "        return mask.softmax(8 * scores(normalize(q, dim=-1), normalize(k, dim=-1), mask))\n"
+    )
+    try:
+        result = run("--plugin", file, "--json")
+        assert result.exit_code == 0, result.output
+        assert "cosine" in regard.mechanisms()
+        x = torch.randn(1, 2, 5, 3)
+        assert regard.attend(x, x, x, "cosine", causal=True).shape == x.shape
+    finally:
+        from regard.mechanisms import base
+
+        base._REGISTRY.pop("cosine", None)
+
+
+def test_case_shows_only_what_differs():
+    assert repr(Case(T=3, seed=4)) == "Case(T=3, seed=4)"
+
+
+def test_mechanisms_command_lists_everything():
+    result = CliRunner().invoke(app, ["mechanisms", "--json"])
+    rows = {row["name"]: row for row in json.loads(result.output)}
+    assert set(rows) == set(regard.mechanisms())
+    assert all(row["formula"] and row["time"] and row["state"] for row in rows.values())
+    assert rows["softmax"]["kernels"]["parallel"] == ["sdpa"]
+    table = CliRunner().invoke(app, ["mechanisms"]).output
+    assert all(name in table for name in rows)
+
+
+def test_version():
+    done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"regard {regard.__version__}\n"

@@ -1,0 +1,53 @@
+"""Every law for every mechanism, over cases that hypothesis draws."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from regard.laws import LAWS, Case, applies, subject
+
+OTHER_OPTIONS = [("argmax", {"gradient": "straight_through"}), ("synthesizer-random", {"rank": 2})]
+SUBJECTS = [subject(name) for name in regard.mechanisms()] + [subject(name, **o) for name, o in OTHER_OPTIONS]
+DTYPES = ["float64", "float32", "float32", "bfloat16", "float16"]
+
+
+@st.composite
+def cases(draw):
+    G = draw(st.sampled_from([1, 2, 3]))
+    return Case(
+        B=draw(st.sampled_from([1, 2, 3])),
+        T=draw(st.sampled_from([1, 2, 3, 5, 7, 11, 13, 17, 131])),
+        S=draw(st.sampled_from([1, 2, 7, 19])),
+        H=G * draw(st.sampled_from([1, 2, 3])),
+        G=G,
+        K=draw(st.sampled_from([1, 2, 3, 5, 7])),
+        V=draw(st.sampled_from([1, 2, 5, 11])),
+        causal=draw(st.booleans()),
+        padding=draw(st.sampled_from(["none", "left", "right", "inside"])),
+        window=draw(st.sampled_from([None, None, 1, 2, 5])),
+        documents=draw(st.booleans()),
+        dtype=draw(st.sampled_from(DTYPES)),
+        seed=draw(st.integers(0, 2**20)),
+    )
+
+
+def all_laws_hold(thing, case):
+    for name, law in LAWS.items():
+        found = applies(law, thing, case)
+        assert isinstance(found, str) or not found.broken, f"{thing.label} breaks {name} at {case}: {found}"
+
+
+@pytest.mark.parametrize("thing", SUBJECTS, ids=lambda s: s.label)
+@given(case=cases())
+@settings(max_examples=50)
+def test_laws(thing, case):
+    all_laws_hold(thing, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thing", SUBJECTS, ids=lambda s: s.label)
+@given(case=cases())
+@settings(max_examples=2000)
+def test_laws_over_many_draws(thing, case):
+    all_laws_hold(thing, case)
