@@ -1,7 +1,7 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab
+EXTRAS := dev,lab,text,hf
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -32,7 +32,8 @@ lint: .venv/.dev ## check style, types and layering
 	$(BIN)/mypy regard
 	$(BIN)/lint-imports --no-logo
 
-bench-cpu: .venv/.dev ## run the CPU benchmark
+bench-cpu: .venv/.dev ## race the mechanisms against their peers on this CPU
+	@$(PIP) -e '.[peers]'
 	$(BIN)/python benchmarks/cpu.py
 
 wheel: .venv/.dev ## build the wheel and try it in an empty environment

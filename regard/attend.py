@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.errors import OptionError
 from regard.mechanisms import Mechanism, fitted, lookup
 from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, check_sizes
 
@@ -36,5 +37,7 @@ def attend(
     if isinstance(mechanism, str):
         lookup(mechanism)
         mechanism = fitted(mechanism, size, **options).to(device=v.device)
+    elif options:
+        raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
     out: Tensor = mechanism(q, k, v, mask)
     return out

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import torch
 from torch import nn
 
 from regard.errors import OptionError, PluginError, UnknownNameError, did_you_mean
@@ -77,6 +78,7 @@ def check(
     *,
     only: Sequence[str] = (),
     dtype: str | None = None,
+    device: str = "cpu",
     draws: int = DRAWS,
     seed: int = 0,
     causal: bool = True,
@@ -93,13 +95,14 @@ def check(
     things = list(mechanisms()) if thing is None else [thing]
     subjects = [subject(t, causal=causal, **options) for t in things]
     laws = _chosen(only)
+    device = usable(device)
     precisions = ["float64", "float32"] if dtype is None else [precision(dtype)]
     verdicts = []
     for s in subjects:
         for name, law in laws.items():
             if progress is not None:
                 progress(s.label, name)
-            cases = [draw_case(seed + i, precisions[i % len(precisions)]) for i in range(draws)]
+            cases = [draw_case(seed + i, precisions[i % len(precisions)], device) for i in range(draws)]
             verdicts.append(judge(s, name, law, cases))
     return Verdicts(verdicts)
 
@@ -110,6 +113,16 @@ def precision(name: str) -> str:
     if full not in DTYPES:
         raise OptionError(f"dtype '{name}' is not known.{did_you_mean(name, [*DTYPES, *_SHORT])}")
     return full
+
+
+def usable(device: str) -> str:
+    """A device that tensors can be made on, or an error that names those that are here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        here = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise OptionError(f"device '{device}' cannot be used here; there is {', '.join(here)}") from None
+    return device
 
 
 def _chosen(only: Sequence[str]) -> dict[str, Law]:

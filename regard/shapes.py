@@ -151,7 +151,7 @@ class Mask:
         """Zero what no query may see, so that even NaN there is inert, in gradients too."""
         return x if self.visible is None else x.masked_fill(~self.visible[:, None, :, None], 0)
 
-    def shaped(self, scores: Weights) -> Weights:
+    def shaped(self, scores: Float[Tensor, "#B #H T S"]) -> Weights:
         """Scores after softcap, slopes and bias."""
         T, S = scores.shape[2:]
         if self.softcap is not None:
@@ -166,7 +166,7 @@ class Mask:
             scores = scores + (bias if hidden is None else torch.where(hidden, 0, bias))
         return scores
 
-    def softmax(self, scores: Weights) -> Weights:
+    def softmax(self, scores: Float[Tensor, "#B #H T S"]) -> Weights:
         """Softmax over the keys each query may see; zeros where it may see none."""
         allowed = self.allowed(scores.shape[2], scores.shape[3], scores.device)
         scores = self.shaped(scores)
@@ -207,11 +207,21 @@ def check_sizes(q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, new: 
         raise ShapeError(
             f"extend takes as many queries as keys (T = S); to query a written state use read. Given: {shown}."
         )
-    _check_mask(mask, size)
+    check_mask(mask, size)
     return size
 
 
-def _check_mask(mask: Mask, size: Size) -> None:
+def check_state(kept: Size, k: Tensor | None, v: Tensor) -> None:
+    """An error where tokens do not fit a state: without it one row or head would be written to all of them."""
+    given = (v.shape[0], v.shape[1], v.shape[3], kept.K if k is None else k.shape[3])
+    if given != (kept.B, kept.G, kept.V, kept.K):
+        raise ShapeError(
+            f"the state was made for B = {kept.B}, G = {kept.G}, key width K = {kept.K}, value width V = {kept.V}. "
+            f"Given: {'' if k is None else f'k {list(k.shape)}, '}v {list(v.shape)}."
+        )
+
+
+def check_mask(mask: Mask, size: Size) -> None:
     B, T, S, H = size.B, size.T, size.S, size.H
     for name, x in (("visible", mask.visible), ("documents", mask.documents)):
         if x is not None and tuple(x.shape) != (B, S):

@@ -34,6 +34,8 @@ def cases(draw):
 
 def all_laws_hold(thing, case):
     for name, law in LAWS.items():
+        if name == "flops" and case.dtype != "float64":
+            continue  # the count does not depend on the dtype, and is by far the slowest to take
         found = applies(law, thing, case)
         assert isinstance(found, str) or not found.broken, f"{thing.label} breaks {name} at {case}: {found}"
 

@@ -27,6 +27,7 @@ def check(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="fp64, fp32, bf16 or fp16; none: fp64 and fp32 in turn.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this law; may be repeated.")] = None,
+    device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
     draws: Annotated[int, typer.Option(help="Cases a law.")] = DRAWS,
     seed: Annotated[int, typer.Option(help="Where the drawing of cases starts.")] = 0,
     not_causal: Annotated[bool, typer.Option("--not-causal", help="The plugin never claims to be causal.")] = False,
@@ -37,7 +38,9 @@ def check(
         raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
     subject = plugin(plugin_file, causal=not not_causal) if plugin_file is not None else thing
     with _progress() as progress:
-        verdicts = run_laws(subject, only=only or (), dtype=dtype, draws=draws, seed=seed, progress=progress)
+        verdicts = run_laws(
+            subject, only=only or (), dtype=dtype, device=device, draws=draws, seed=seed, progress=progress
+        )
     if json:
         print_json(verdicts.as_json())
     else:

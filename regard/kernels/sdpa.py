@@ -14,7 +14,7 @@ from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
 from regard.shapes import Mask
 
 
-def _when(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
+def _when(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask) -> str | None:
     return "the fused call has no softcap" if mask.softcap is not None else None
 
 
@@ -35,9 +35,9 @@ def random_synthesizer(
     mechanism: RandomSynthesizer, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask
 ) -> Tensor:
     # All of the score is a bias; a query and key of zeros leave it as it is.
-    bias = mechanism.scores(mask).to(v.dtype)
+    bias = mechanism.scores(mask, q).to(v.dtype)
     if mask.bias is not None:
-        bias = mask.shaped(bias)
+        bias = mask.but(slopes=None).shaped(bias)  # the slopes are added with the rest below
     B, H, T, S = v.shape[0], *bias.shape[1:]
     q, k = v.new_zeros(B, H, T, 8), v.new_zeros(B, H, S, 8)
     return fused(mechanism, *_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]]

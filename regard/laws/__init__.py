@@ -50,7 +50,7 @@ LAWS: dict[str, Law] = {
 }
 
 
-def draw_case(seed: int, dtype: str = "float64") -> Case:
+def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
     """A case drawn from a seed: odd lengths, each dimension another prime, every kind of mask."""
     made = torch.Generator().manual_seed(seed)
 
@@ -74,6 +74,7 @@ def draw_case(seed: int, dtype: str = "float64") -> Case:
         documents=pick(False, False, True),
         dtype=dtype,
         seed=seed,
+        device=device,
     )
 
 

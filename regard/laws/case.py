@@ -50,6 +50,7 @@ class Case:
     documents: bool = False
     dtype: str = "float64"
     seed: int = 0
+    device: str = "cpu"
     rounded: str | None = None  # inputs rounded to this dtype first, for an exact answer to the same question
 
     def but(self, **changes: Any) -> Case:
@@ -67,7 +68,7 @@ class Case:
         """Standard normal numbers in the case's dtype; each stream is another draw."""
         made = torch.Generator().manual_seed(self.seed * 1009 + stream)
         x = torch.randn(shape, generator=made, dtype=torch.float64)
-        return x.to(DTYPES[self.rounded or self.dtype]).to(self.type)
+        return x.to(DTYPES[self.rounded or self.dtype]).to(self.device, self.type)
 
     def qkv(self, T: int | None = None, S: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         T, S = T or self.T, S or self.T
@@ -77,11 +78,15 @@ class Case:
             self.draw(self.B, self.G, S, self.V, stream=3),
         )
 
+    def range(self, n: int) -> Tensor:
+        """0 … n−1 on the case's device."""
+        return torch.arange(n, device=self.device)
+
     def visible(self, S: int) -> Tensor | None:
         """Padding in the case's style, more of it in each further row."""
         if self.padding == "none":
             return None
-        visible = torch.ones(self.B, S, dtype=torch.bool)
+        visible = torch.ones(self.B, S, dtype=torch.bool, device=self.device)
         for b in range(self.B):
             n = (b + 1 + self.seed) % max(S, 1)  # now and then none, never all
             if self.padding == "left":
@@ -89,16 +94,18 @@ class Case:
             elif self.padding == "right":
                 visible[b, S - n :] = False
             else:
-                visible[b, (torch.arange(n) * 2 + b) % S] = False
+                visible[b, (self.range(n) * 2 + b) % S] = False
         return visible
 
     def mask(self, T: int, S: int) -> Mask:
-        documents = (torch.arange(S) * 3 // max(S, 1)).expand(self.B, S) if self.documents and T == S else None
+        documents = (self.range(S) * 3 // max(S, 1)).expand(self.B, S) if self.documents and T == S else None
         window = self.window if T == S else None
         return Mask(self.causal, self.visible(S), window, documents)
 
     def size(self, T: int | None = None, S: int | None = None) -> Size:
-        return Size(self.B, T or self.T, S or self.T, self.H, self.G, self.K, self.V, self.causal, self.type)
+        return Size(
+            self.B, T or self.T, S or self.T, self.H, self.G, self.K, self.V, self.causal, self.type, self.device
+        )
 
 
 def worst(findings: Iterable[Finding]) -> Finding:

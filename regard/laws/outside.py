@@ -60,7 +60,7 @@ def hidden_keys_are_inert(subject: Subject, case: Case) -> Finding:
         Finding(difference(nothing, torch.zeros_like(nothing), 1.0), 0.0, "outputs of rows that see nothing")
     )
     if case.causal and case.T > 1:  # queries before the first visible key see nothing, though later keys are visible
-        late = torch.arange(case.T).expand(case.B, -1) >= case.T // 2
+        late = case.range(case.T).expand(case.B, -1) >= case.T // 2
         early = subject.run(case, clean, late).narrow(subject.token_axis, 0, case.T // 2)
         what = "outputs of queries before the first visible key"
         findings.append(Finding(difference(early, torch.zeros_like(early), 1.0), 0.0, what))
@@ -113,7 +113,7 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
             got, want = got[sure[b]], want[sure[b]]
         return difference(got, want, largest if weigh is None else weigh[b])
 
-    order = torch.arange(case.B).roll(1)
+    order = case.range(case.B).roll(1)
     findings.append(
         Finding(
             gap(subject.run(plain, [x[order] for x in inputs])[order.argsort()], slice(None), whole),
@@ -160,7 +160,7 @@ def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor], limi
     mechanism = subject.mechanism(case)
     assert mechanism is not None
     cut = case.T // 2
-    documents = (torch.arange(case.T) >= cut).long().expand(case.B, -1)
+    documents = (case.range(case.T) >= cut).long().expand(case.B, -1)
     mask = Mask(case.causal, window=case.window)
     q, k, v = inputs
     packed = mechanism(q, k, v, mask.but(documents=documents))
@@ -241,7 +241,7 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
         q, k, v = (x.clone() for x in inputs)
         v[:, g] += 1
         moved = (subject.run(case, [q, k, v]) - out).detach().abs().amax((0, 2, 3)).double()
-        should = torch.arange(case.H) // group == g
+        should = case.range(case.H) // group == g
         findings.append(Finding(float(moved[~should].max()), 0.0, f"heads outside group {g} that value head {g} moves"))
         still = 0.0 if bool((moved[should] > 0).all()) else math.inf
         findings.append(Finding(still, 0.0, f"heads of group {g} that value head {g} does not move"))

@@ -81,7 +81,7 @@ class MechanismSubject(Subject):
                 built = fitted(self.thing, longest, **self.options)
         if case.rounded is not None:
             built = built.to(DTYPES[case.rounded])
-        built = built.to(case.type)
+        built = built.to(case.device, case.type)
         built.use = "auto"
         return built.eval()
 
@@ -140,7 +140,7 @@ class FunctionSubject(Subject):
         if visible is not None and self.visible_name is not None:
             options[self.visible_name] = ~visible if _VISIBLE[self.visible_name] else visible
         if isinstance(self.f, nn.Module):
-            self.f.eval().to(case.type)
+            self.f.eval().to(case.device, case.type)
         out = self.f(*inputs, **options)
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return first

@@ -32,7 +32,7 @@ class Argmax(Pairwise):
         self.gradient = gradient
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
-        raw = scores(q / math.sqrt(q.shape[-1]), k, mask)
+        raw = scores(q, k, mask) / math.sqrt(q.shape[-1])  # divided last: integers stay exact, ties stay ties
         ranked = _ranked(raw.detach(), mask)
         best = ranked.argmax(-1, keepdim=True)
         hard = torch.zeros_like(ranked).scatter_(-1, best, 1.0)

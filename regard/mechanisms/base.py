@@ -117,6 +117,8 @@ class Mechanism(nn.Module, ABC):
         """The fast twin to run for this call, or None for the plain reference."""
         if self.use == "plain":
             return None
+        if self.use != "auto" and all(self.use != k.name for kernels in self.kernels.values() for k in kernels):
+            raise KernelError(f"{self.name} has no kernel called '{self.use}'. Use fast(model) to let regard choose.")
         for kernel in self.kernels.get(face, []):
             if self.use not in ("auto", kernel.name):
                 continue
@@ -151,6 +153,13 @@ def refuse(mechanism: Mechanism, mask: Mask, *fields: str) -> None:
             )
 
 
+def refuse_in_state(mechanism: Mechanism, rules: Mask) -> None:
+    """An error where the rules of a state hold what belongs to single calls."""
+    for field, why in _NOT_IN_STATE.items():
+        if getattr(rules, field) is not None:
+            raise MaskError(f"a state of {mechanism.name} cannot hold '{field}': {why}.")
+
+
 def crossing(mechanism: Mechanism) -> None:
     """An error where a mechanism's scores belong to positions of one sequence."""
     if not mechanism.crosses:
@@ -164,7 +173,12 @@ _WHY = {
     "bias": "it has no score to add a bias to; its similarities are products of features",
     "slopes": "it has no score to add ALiBi's slopes to; its similarities are products of features",
     "softcap": "it has no score to cap; its similarities are products of features",
+}
+_NOT_IN_STATE = {
+    "visible": "it belongs to single tokens; give it to extend or write",
     "documents": "a state holds one document; give each its own",
+    "bias": "it belongs to single queries; give it to read",
+    "rows": "the state counts them itself",
 }
 
 _REGISTRY: dict[str, type[Mechanism]] = {}

@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from regard.errors import ZeroRowError
-from regard.mechanisms.base import Cost, Face, Mechanism, exact, refuse
+from regard.errors import ShapeError, ZeroRowError
+from regard.mechanisms.base import Cost, Face, Mechanism, exact, refuse, refuse_in_state
 from regard.mechanisms.pairwise import (
     Cache,
     append,
@@ -33,7 +33,7 @@ from regard.mechanisms.pairwise import (
     pair_cost,
     read_cache,
 )
-from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights, check_sizes, wide
+from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights, check_sizes, check_state, wide
 
 CHUNK = 128  # tokens of a causal chunk: pairs within it cost C·(F+V) a token, the sums F·V
 BLOCK = 2048  # tokens whose features are held at once where nothing is causal
@@ -90,7 +90,8 @@ class Linear(Mechanism):
         return functional.dropout(out, self.dropout, self.training)
 
     def empty(self, size: Size, rules: Mask = Mask()) -> Sums | Cache:
-        refuse(self, rules, "bias", "slopes", "softcap", "documents", "visible")
+        refuse(self, rules, "bias", "slopes", "softcap")
+        refuse_in_state(self, rules)
         if rules.window is not None:
             return empty_cache(self, size, rules)
         return self._nothing(size)
@@ -106,6 +107,7 @@ class Linear(Mechanism):
         if isinstance(state, Cache):
             return extend_cache(self, q, k, v, state, visible)
         check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True)
+        self._check_state(state, k, v)
         if q.shape[2] == 0:
             return nothing(q, v), state
         fast = self.kernel("extend", q, k, v, state, visible)
@@ -123,6 +125,7 @@ class Linear(Mechanism):
         check_sizes(None, k, v, Mask(visible=visible))
         if isinstance(state, Cache):
             return append(state, k, v, visible)
+        self._check_state(state, k, v)
         if k.shape[2] == 0:
             return state
         with exact(v):
@@ -141,7 +144,12 @@ class Linear(Mechanism):
         refuse(self, Mask(bias=bias), "bias")
         if isinstance(state, Cache):
             return read_cache(self, q, state, positions, None)
-        G, F, V = state.sums.shape[1], state.sums.shape[2], state.sums.shape[3] - 1
+        B, G, F, V = *state.sums.shape[:3], state.sums.shape[3] - 1
+        if q.dim() != 4 or q.shape[0] != B or q.shape[1] % G or self.feature_count(q.shape[3]) != F:
+            raise ShapeError(
+                f"q {list(q.shape)} cannot read a state of B = {B}, G = {G}, F = {F} features: expected [B,H,T,K] "
+                "with G dividing H and the width K of the keys written."
+            )
         out = []
         with exact(q):
             for piece in q.split(BLOCK, 2):
@@ -151,6 +159,7 @@ class Linear(Mechanism):
         return _joined(out)
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
+        check_sizes(q, k, k, mask)
         refuse(self, mask, "bias", "slopes", "softcap")
         T, S = q.shape[2], k.shape[2]
         with exact(q):
@@ -174,6 +183,15 @@ class Linear(Mechanism):
         sums = torch.zeros(size.B, size.G, self.feature_count(size.K), size.V + 1, dtype=dtype, device=size.device)
         peak = torch.full((size.B, size.G), float("-inf"), dtype=dtype, device=size.device)
         return Sums(sums, peak, torch.zeros(size.B, dtype=torch.long, device=size.device))
+
+    def _check_state(self, state: Sums, k: Keys, v: Values) -> None:
+        B, G, F, V = *state.sums.shape[:3], state.sums.shape[3] - 1
+        check_state(Size(B=B, G=G, K=k.shape[3], V=V), k, v)
+        if self.feature_count(k.shape[3]) != F:
+            raise ShapeError(
+                f"{self.name}: k of width {k.shape[3]} has {self.feature_count(k.shape[3])} features, "
+                f"but the state was made for keys of {F}."
+            )
 
     def _keys(self, k: Keys, v: Values, visible: Visible | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """ψ(k), c and [v, 1], all of them nothing where invisible."""
@@ -214,7 +232,8 @@ class Linear(Mechanism):
 
     def _divided(self, sums: Tensor, total: Tensor, seen: Tensor) -> Tensor:
         """sums / total, and zeros where the total is zero: no epsilon, which would leak the scale of other rows."""
-        zero = total == 0
+        # Below this, terms have lost digits to underflow, and 1/total could overflow in the gradient.
+        zero = total.abs() < torch.finfo(total.dtype).tiny / torch.finfo(total.dtype).eps
         if self.strict and bool((zero & seen.bool()[:, None, :, None]).any()):
             raise ZeroRowError(
                 f"{self.name}: a query's similarities to the keys it may see sum to zero, so it has no weights. "

@@ -15,8 +15,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import MaskError
-from regard.mechanisms.base import Cost, Face, Mechanism, crossing, exact, refuse
-from regard.shapes import Keys, Mask, Outputs, Queries, Rows, Size, Values, Visible, Weights, check_sizes, wide
+from regard.mechanisms.base import Cost, Face, Mechanism, crossing, exact, refuse_in_state
+from regard.shapes import (
+    Keys,
+    Mask,
+    Outputs,
+    Queries,
+    Rows,
+    Size,
+    Values,
+    Visible,
+    Weights,
+    check_mask,
+    check_sizes,
+    check_state,
+    wide,
+)
 
 
 class Cache(NamedTuple):
@@ -83,6 +97,7 @@ class Pairwise(Mechanism):
 
 def scores(q: Queries, k: Keys, mask: Mask) -> Weights:
     """q·k for every pair, [B,H,T,S]; query head h meets key head h // (H/G)."""
+    check_sizes(q, k, k, mask)
     q, k = wide(q), wide(mask.hide(k))
     B, H, T, _ = q.shape
     G, S = k.shape[1], k.shape[2]
@@ -104,6 +119,8 @@ def explicit(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values,
     if fast is not None:
         out: Tensor = fast(mechanism, q, k, v, mask)
         return out
+    if v.shape[2] == 0:
+        return nothing(q, v)
     with exact(v):
         weights = mechanism.weights(q, None if k is None else mask.hide(k), mask)
         weights = functional.dropout(weights, mechanism.dropout, mechanism.training)
@@ -111,7 +128,8 @@ def explicit(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values,
 
 
 def empty_cache(mechanism: Mechanism, size: Size, rules: Mask) -> Cache:
-    refuse(mechanism, rules, "visible", "documents", "bias", "rows")
+    refuse_in_state(mechanism, rules)
+    check_mask(rules, size)
 
     def room(width: int) -> Tensor:
         return torch.zeros(size.B, size.G, size.S, width, dtype=size.dtype, device=size.device)
@@ -124,6 +142,8 @@ def empty_cache(mechanism: Mechanism, size: Size, rules: Mask) -> Cache:
 def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) -> Cache:
     """Writes tokens at the next free slots of each row; invisible ones take none. In place unless gradients flow."""
     T, start = v.shape[2], state.used
+    K = 0 if state.k is None else state.k.shape[3]
+    check_state(Size(B=state.v.shape[0], G=state.v.shape[1], K=K, V=state.v.shape[3]), k if K else None, v)
     state = _grown(state, start + T)
     even = state.even and visible is None
     if visible is None:

@@ -54,6 +54,8 @@ class RandomFeatures(Linear):
         super().__init__(strict)
         if features < 1:
             raise OptionError(f"{self.name}: features = {features}, expected at least 1")
+        if width is not None and width < 1:
+            raise OptionError(f"{self.name}: width = {width}, expected at least 1")
         self.count, self.seed = features, seed
         self.register_buffer("w", None if width is None else self._drawn(width))
 

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import LengthError, OptionError
+from regard.errors import LengthError, OptionError, ShapeError
 from regard.mechanisms.base import register
 from regard.mechanisms.pairwise import Pairwise
 from regard.shapes import Keys, Mask, Queries, Weights, wide
@@ -38,6 +38,16 @@ class Positional(Pairwise):
             if x < 1:
                 raise OptionError(f"{type(self).__name__}: {name} = {x}, expected at least 1")
         self.heads, self.length = heads, length
+
+    def fits(self, q: Tensor | None, width: int | None = None) -> None:
+        """An error where q has other heads, or another width, than it was built for."""
+        if q is None:
+            return
+        if q.dim() != 4 or q.shape[1] != self.heads or q.shape[3] != (width or q.shape[3]):
+            raise ShapeError(
+                f"{self.name} was built for heads = {self.heads}{f', width = {width}' if width else ''}; "
+                f"expected q [B,{self.heads},T,{width or 'K'}]. Given: q {list(q.shape)}."
+            )
 
     def columns(self, S: int, mask: Mask, device: torch.device) -> Tensor:
         """Positions of the keys, [B|1,S]."""
@@ -70,12 +80,15 @@ class Synthesizer(Positional):
 
     def __init__(self, heads: int, width: int, length: int) -> None:
         super().__init__(heads, length)
+        if width < 1:
+            raise OptionError(f"synthesizer: width = {width}, expected at least 1")
         self.width = width
         self.keys = nn.Parameter(torch.randn(heads, length, width) / math.sqrt(width))
         self.offset = nn.Parameter(torch.zeros(heads, length))
 
     def as_softmax(self, q: Queries, mask: Mask) -> tuple[Tensor, Tensor]:
         """q' = [ReLU(q), 1] and the learned keys [Bᵀ, b₂] in the order of the tokens: softmax attention at scale 1."""
+        self.fits(q, self.width)
         _, S = mask.size(q, None)
         q = wide(q).relu()
         keys = torch.cat([self.keys, self.offset[..., None]], -1).to(q.dtype)
@@ -108,6 +121,7 @@ class RandomSynthesizer(Positional):
 
     def scores(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "#B H T S"]:
         """R at the positions of rows and columns."""
+        self.fits(q)
         T, S = mask.size(q, k)
         left, device = wide(self.left), self.left.device
         rows, columns = self.rows(T, S, mask, device), self.columns(S, mask, device)
