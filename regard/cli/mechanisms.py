@@ -21,7 +21,8 @@ def mechanisms(
     for name, cls in known().items():
         kernels = _kernels(cls)
         rows.append({"name": name, "formula": cls.formula, "time": cls.order, "state": cls.memory, "kernels": kernels})
-        shown = ", ".join(f"{face}: {'/'.join(names)}" for face, names in kernels.items())
+        unique = dict.fromkeys(n for found in kernels.values() for n in found)
+        shown = ", ".join(f"{name} ({', '.join(f for f in kernels if name in kernels[f])})" for name in unique)
         made.add_row(name, cls.formula, f"O({cls.order})", cls.memory, shown or "plain")
     if json:
         print_json(rows)

@@ -98,7 +98,7 @@ class RandomFeatures(Linear):
 
 @register("performer")
 class Performer(RandomFeatures):
-    formula = "E[exp(w·x−‖x‖²/2) exp(w·y−‖y‖²/2)] = exp(q·k/√K)"
+    formula = "E[exp(w·x−‖x‖²/2) exp(w·y−‖y‖²/2)]"
 
     def draw(self, F: int, K: int, seed: int) -> Tensor:
         return orthogonal(F, K, seed)

@@ -105,7 +105,7 @@ class Synthesizer(Positional):
 
 @register("synthesizer-random")
 class RandomSynthesizer(Positional):
-    formula = "softmax(R) XV,  R or R₁R₂ᵀ learned or fixed"
+    formula = "softmax(R) XV, R learned or fixed"
     needs = "v"
 
     def __init__(self, heads: int, length: int, rank: int | None = None, learned: bool = True) -> None:
