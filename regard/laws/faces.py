@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -161,46 +161,67 @@ def kernel_is_reference(subject: Subject, case: Case) -> Finding:
         raise DoesNotApply("no kernel is registered for it")
     findings, refusals = [], []
     for face, kernel in kernels:
-
-        def compute(case: Case, name: str, face: str = face) -> list[Tensor]:
-            mechanism = _mechanism(subject, case)
-            mechanism.use = name
-            q, k, v = (x.requires_grad_() for x in case.qkv())
-            mask = case.mask(case.T, case.T)
-            if face == "extend":
-                out = mechanism.extend(q, k, v, mechanism.empty(case.size()), mask.visible)[0]
-            else:
-                out = mechanism(q, k, v, mask)
-            leaves = [q, k, v, *mechanism.parameters()]
-            leaves = [x for x in leaves if x.requires_grad]
-            grads = torch.autograd.grad((out * out.detach().cos()).sum(), leaves, allow_unused=True)
-            return [out, *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True))]
-
-        built = _mechanism(subject, case)
-        q, k, v = case.qkv()
-        mask = case.mask(case.T, case.T)
-        arguments = (q, k, v, mask) if face == "forward" else (q, k, v, built.empty(case.size()), mask.visible)
-        if "k" not in built.needs and face == "forward":
-            arguments = (q, k, v, mask.but(extent=(case.T, case.T)))
-        refusal = kernel.refuses(built, *arguments)
-        if refusal is not None:
-            refusals.append(f"{kernel.name}: {refusal}")
-            continue
-        with _poisoned():
-            fast = compute(case, kernel.name)
-        plain = compute(case, "plain")
-        truth = plain if case.type in TOLERANCE else compute(case.but(dtype="float64", rounded=case.dtype), "plain")
-        largest = [truth[0].abs().max(), max((t.abs().max() for t in truth[1:]), default=truth[0].abs().max())]
-        for n, (f, p, t) in enumerate(zip(fast, plain, truth, strict=True)):
-            what = f"{kernel.name} {face}: " + ("output" if n == 0 else f"gradient {n}")
-            scale = largest[min(n, 1)].clamp(min=1e-30)
-            error, limit = difference(f, t, scale), TOLERANCE.get(case.type)
-            if limit is None:
-                limit = (2 if n == 0 else 3) * max(difference(p, t, scale), torch.finfo(case.type).eps / 2)
-            findings.append(Finding(error, limit, what))
+        # A state is first extended plainly, by nothing, by half, and by all tokens but one.
+        for start in sorted({0, case.T // 2, case.T - 1}) if face == "extend" else [0]:
+            refusal = kernel.refuses(*_kernel_arguments(subject, case, face, start))
+            if refusal is not None:
+                refusals.append(f"{kernel.name}: {refusal}")
+                continue
+            with _poisoned():
+                fast = _kernel_results(subject, case, face, start, kernel.name)
+            plain = _kernel_results(subject, case, face, start, "plain")
+            truth = plain
+            if case.type not in TOLERANCE:
+                truth = _kernel_results(subject, case.but(dtype="float64", rounded=case.dtype), face, start, "plain")
+            findings += _kernel_findings(f"{kernel.name} {face}", case, fast, plain, truth)
     if not findings:
-        raise DoesNotApply("; ".join(refusals))
+        raise DoesNotApply("; ".join(dict.fromkeys(refusals)))
     return worst(findings)
+
+
+def _kernel_arguments(subject: Subject, case: Case, face: str, start: int) -> tuple[Any, ...]:
+    """The mechanism, and the arguments of its face; for "extend", a state that `start` tokens have been through."""
+    mechanism = _mechanism(subject, case)
+    q, k, v = case.qkv()
+    mask = case.mask(case.T, case.T)
+    if face == "forward":
+        return mechanism, q, k, v, mask if "k" in mechanism.needs else mask.but(extent=(case.T, case.T))
+    mechanism.use = "plain"
+    state = mechanism.empty(case.size(S=case.T + 1), Mask(window=mask.window))
+    seen = [None, None] if mask.visible is None else mask.visible.split([start, case.T - start], 1)
+    (q0, q), (k0, k), (v0, v) = (x.split([start, case.T - start], 2) for x in (q, k, v))
+    _, state = mechanism.extend(q0, k0, v0, state, seen[0])
+    return mechanism, q, k, v, state, seen[1]
+
+
+def _kernel_results(subject: Subject, case: Case, face: str, start: int, use: str) -> list[Tensor]:
+    """The output and, where it carries any, the gradients."""
+    mechanism, q, k, v, *rest = _kernel_arguments(subject, case, face, start)
+    mechanism.use = use
+    if face == "extend":
+        with torch.no_grad():
+            out, state = mechanism.extend(q, k, v, *rest)
+        return [out, state.tokens.to(out.dtype)]
+    leaves = [x.requires_grad_() for x in (q, k, v)] + [x for x in mechanism.parameters() if x.requires_grad]
+    out = mechanism(q, k, v, *rest)
+    grads = torch.autograd.grad((out * out.detach().cos()).sum(), leaves, allow_unused=True)
+    return [out, *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True))]
+
+
+def _kernel_findings(
+    what: str, case: Case, fast: list[Tensor], plain: list[Tensor], truth: list[Tensor]
+) -> list[Finding]:
+    """Outputs against the largest output, gradients against the largest gradient."""
+    findings = []
+    largest = [truth[0].abs().max(), max((t.abs().max() for t in truth[1:]), default=truth[0].abs().max())]
+    for n, (f, p, t) in enumerate(zip(fast, plain, truth, strict=True)):
+        scale = largest[min(n, 1)].clamp(min=1e-30)
+        limit = TOLERANCE.get(case.type)
+        if limit is None:
+            limit = (2 if n == 0 else 3) * max(difference(p, t, scale), torch.finfo(case.type).eps / 2)
+        name = "output" if n == 0 else f"gradient {n}"
+        findings.append(Finding(difference(f, t, scale), limit, f"{what}: {name}"))
+    return findings
 
 
 class _poisoned:

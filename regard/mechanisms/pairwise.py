@@ -74,6 +74,11 @@ class Pairwise(Mechanism):
         state: Cache,
         visible: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Outputs, Cache]:
+        check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True)
+        fast = self.kernel("extend", q, k, v, state, visible)
+        if fast is not None:
+            result: tuple[Tensor, Cache] = fast(self, q, k, v, state, visible)
+            return result
         return extend_cache(self, q, k, v, state, visible)
 
     def write(self, state: Cache, k: Keys | None, v: Values, visible: Visible | None = None) -> Cache:
@@ -144,7 +149,7 @@ def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) ->
     T, start = v.shape[2], state.used
     K = 0 if state.k is None else state.k.shape[3]
     check_state(Size(B=state.v.shape[0], G=state.v.shape[1], K=K, V=state.v.shape[3]), k if K else None, v)
-    state = _grown(state, start + T)
+    state = grown(state, start + T)
     even = state.even and visible is None
     if visible is None:
         order, added = None, torch.full_like(state.tokens, T)
@@ -171,7 +176,8 @@ def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) ->
     return Cache(k_room, put(state.v, v), state.tokens + added, start + T, even, state.rules)
 
 
-def _grown(state: Cache, need: int) -> Cache:
+def grown(state: Cache, need: int) -> Cache:
+    """The same cache with room for `need` tokens."""
     room = state.v.shape[2]
     if need <= room:
         return state

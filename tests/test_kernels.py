@@ -1,0 +1,73 @@
+"""Kernels: which one runs, and the Triton programs in their interpreter, which needs no GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from regard.errors import KernelError
+from regard.kernels import fast, plain
+from regard.mechanisms import Softmax
+from regard.shapes import Mask, Size
+
+DECODE = """
+import torch
+from regard.kernels.triton_decode import step
+from regard.mechanisms import Softmax, fork
+from regard.shapes import Size
+
+torch.manual_seed(0)
+SIZES = [(1, 1, 1, 5, 3, 0, 3), (3, 6, 2, 7, 11, 5, 2), (2, 4, 4, 16, 16, 130, 2), (2, 18, 1, 8, 24, 70, 1)]
+for B, H, G, K, V, first, steps in SIZES:
+    plain = Softmax()
+    plain.use = "plain"
+    state = plain.empty(Size(B=B, H=H, G=G, K=K, V=V, S=first + steps))
+    q, k, v = (torch.randn(B, n, first, w) for n, w in ((H, K), (G, K), (G, V)))
+    visible = torch.rand(B, first) > 0.3
+    _, state = plain.extend(q, k, v, state, visible)
+    ours = fork(state)
+    for _ in range(steps):
+        q, k, v = (torch.randn(B, n, 1, w) for n, w in ((H, K), (G, K), (G, V)))
+        want, state = plain.extend(q, k, v, state)
+        got, tokens = step(q, k, v, ours.k, ours.v, ours.tokens, ours.used, K**-0.5)
+        ours = ours._replace(tokens=tokens, used=ours.used + 1)
+        assert torch.equal(tokens, state.tokens)
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max(), (got - want).abs().max()
+    for b, n in enumerate(state.tokens.tolist()):
+        assert torch.equal(ours.k[b, :, :n], state.k[b, :, :n]) and torch.equal(ours.v[b, :, :n], state.v[b, :, :n])
+print("same")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
+def test_the_decoding_kernel_is_the_reference():
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", DECODE], capture_output=True, text=True, env=environment)
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_plain_and_fast_choose_for_every_mechanism_in_a_model():
+    model = torch.nn.ModuleList([Softmax(), Softmax()])
+    assert all(m.use == "plain" for m in plain(model))
+    assert all(m.use == "sdpa" for m in fast(model, "sdpa"))
+    assert all(m.use == "auto" for m in fast(model))
+
+
+def test_a_kernel_that_cannot_run_here_says_why():
+    softmax = fast(Softmax(), "triton")
+    q = torch.randn(1, 2, 1, 4)
+    with pytest.raises(KernelError, match="CUDA device"):
+        softmax.extend(q, q, q, softmax.empty(Size(B=1, H=2, G=2, K=4, V=4)))
+
+
+def test_a_subclass_inherits_no_kernel():
+    class Other(Softmax):
+        def weights(self, q, k, mask=Mask()):
+            return super().weights(-q, k, mask)
+
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    assert torch.allclose(Other()(q, k, v), Softmax()(-q, k, v), atol=1e-6)
+    assert Other.kernels == {}
