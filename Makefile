@@ -1,7 +1,7 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab,text,hf
+EXTRAS := dev,lab,text,hf,triton
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt

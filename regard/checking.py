@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from regard.errors import OptionError, PluginError, UnknownNameError, did_you_mean
-from regard.laws import LAWS, Case, Finding, Law, Subject, applies, draw_case, subject
+from regard.laws import LAWS, Case, DoesNotApply, Finding, Law, Subject, applies, draw_case, subject
 from regard.laws.case import DTYPES
 from regard.mechanisms import mechanisms
+from regard.models import Model
+from regard.models.laws import MODEL_LAWS, ModelLaw, ModelSubject
 
 Status = Literal["holds", "broken", "does not apply"]
 DRAWS = 24
@@ -86,15 +88,17 @@ def check(
     **options: Any,
 ) -> Verdicts:
     """The laws of attention, asked of a mechanism (name, class, instance), a function f(q, k, v, causal=True), an
-    nn.Module, or of every registered mechanism.
+    nn.Module, a whole regard model, or of every registered mechanism.
 
     `only` names laws; without `dtype` float64 and float32 take turns; `causal=False` says that it never claims to be.
     """
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
+    if isinstance(thing, Model):
+        return check_model(thing, only=only, dtype=dtype, device=device, draws=draws, seed=seed, progress=progress)
     things = list(mechanisms()) if thing is None else [thing]
     subjects = [subject(t, causal=causal, **options) for t in things]
-    laws = _chosen(only)
+    laws = _chosen(only, LAWS)
     device = usable(device)
     precisions = ["float64", "float32"] if dtype is None else [precision(dtype)]
     verdicts = []
@@ -125,11 +129,74 @@ def usable(device: str) -> str:
     return device
 
 
-def _chosen(only: Sequence[str]) -> dict[str, Law]:
+def check_model(
+    model: Model[Any],
+    *,
+    only: Sequence[str] = (),
+    dtype: str | None = None,
+    device: str = "cpu",
+    draws: int = DRAWS,
+    seed: int = 0,
+    progress: Callable[[str, str], None] | None = None,
+    source: str = "model  # the one that was checked",
+) -> Verdicts:
+    """The laws of whole models: looks ahead, cache = whole pass, padding, batch, prompts of unequal length."""
+    label, verdicts = type(model).__name__, []
+    precisions = ["float64", "float32"] if dtype is None else [precision(dtype)]
+    model = model.to(usable(device))
+    for name, law in _chosen(only, MODEL_LAWS).items():
+        if progress is not None:
+            progress(label, name)
+        trials = [(seed + i, DTYPES[precisions[i % len(precisions)]]) for i in range(max(1, draws // 4))]
+        verdicts.append(_judge_model(model, label, source, name, law, trials))
+    return Verdicts(verdicts)
+
+
+def _judge_model(
+    model: Model[Any], label: str, source: str, name: str, law: ModelLaw, trials: list[tuple[int, torch.dtype]]
+) -> Verdict:
+    claim, closest = (law.__doc__ or "").strip(), None
+    for asked, (seed, dtype) in enumerate(trials, 1):
+        try:
+            found = law(ModelSubject(model, seed, dtype))
+        except DoesNotApply as reason:
+            return Verdict(label, name, claim, "does not apply", str(reason), 0)
+        if found.broken:
+            B, T, found = _smallest_model_trial(model, law, seed, dtype, found)
+            lines = [
+                "import regard, torch",
+                "from regard.models.laws import MODEL_LAWS, ModelSubject",
+                f"model = {source}",
+                f"trial = ModelSubject(model, seed={seed}, dtype={dtype}, B={B}, T={T})",
+                f"print(MODEL_LAWS[{name!r}](trial))",
+            ]
+            shown = "\n".join(lines)
+            return Verdict(label, name, claim, "broken", found.what, asked, found.error, found.limit, None, shown)
+        closest = found if closest is None or found.error > closest.error else closest
+    assert closest is not None
+    return Verdict(label, name, claim, "holds", closest.what, len(trials), closest.error, closest.limit)
+
+
+def _smallest_model_trial(
+    model: Model[Any], law: ModelLaw, seed: int, dtype: torch.dtype, found: Finding
+) -> tuple[int, int, Finding]:
+    """The fewest sequences and tokens that still break the law."""
+    for T in range(2, 12):
+        for B in (1, 2, 3):
+            try:
+                again = law(ModelSubject(model, seed, dtype, B=B, T=T))
+            except DoesNotApply:
+                continue
+            if again.broken:
+                return B, T, again
+    return 3, 11, found
+
+
+def _chosen(only: Sequence[str], laws: dict[str, Any]) -> dict[str, Any]:
     for name in only:
-        if name not in LAWS:
-            raise UnknownNameError(f"no law is called '{name}'.{did_you_mean(name, LAWS)}")
-    return {n: law for n, law in LAWS.items() if not only or n in only}
+        if name not in laws:
+            raise UnknownNameError(f"no law is called '{name}'.{did_you_mean(name, laws)}")
+    return {n: law for n, law in laws.items() if not only or n in only}
 
 
 def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:

@@ -40,12 +40,29 @@ for B, H, G, K, V, first, steps in SIZES:
 print("same")
 """
 
+MATVEC = """
+import torch
+from regard.kernels.triton_matvec import matvec
+
+torch.manual_seed(0)
+SIZES = [(5, 3, True, torch.float32), (7, 1030, False, torch.float32), (9, 64, True, torch.bfloat16)]
+for N, K, biased, dtype in SIZES:
+    x, w = torch.randn(1, 1, K, dtype=dtype), torch.randn(N, K, dtype=dtype)
+    b = torch.randn(N, dtype=dtype) if biased else None
+    want = torch.nn.functional.linear(x.double(), w.double(), None if b is None else b.double())
+    got = matvec(x, w, b)
+    assert got.dtype == dtype and got.shape == want.shape
+    assert (got.double() - want).abs().max() <= (1e-6 if dtype == torch.float32 else 2**-8) * want.abs().max()
+print("same")
+"""
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
-def test_the_decoding_kernel_is_the_reference():
+@pytest.mark.parametrize("program", [DECODE, MATVEC], ids=["decode", "matvec"])
+def test_triton_programs_are_the_reference(program):
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", DECODE], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.stdout == "same\n", done.stderr
 
 

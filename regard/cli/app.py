@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli import check, mechanisms
+from regard.cli import check, generate, mechanisms
 from regard.cli.show import error_line
 from regard.errors import RegardError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("check")(check.check)
+app.command("generate")(generate.generate)
 app.command("mechanisms")(mechanisms.mechanisms)
 
 

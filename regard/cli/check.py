@@ -6,21 +6,25 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from regard.checking import DRAWS, Verdict, Verdicts, plugin
+from regard.checking import DRAWS, Verdict, Verdicts, check_model, plugin
 from regard.checking import check as run_laws
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
+from regard.models import load
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "does not apply": ("–", "dim")}
 
 
 def check(
-    thing: Annotated[str | None, typer.Argument(help="A mechanism; none: all of them.", show_default=False)] = None,
+    thing: Annotated[
+        str | None, typer.Argument(help="A mechanism or a model folder; none: all mechanisms.", show_default=False)
+    ] = None,
     plugin_file: Annotated[
         str | None,
         typer.Option("--plugin", help="file.py[:name] with a function f(q, k, v, causal=True) or an nn.Module."),
@@ -37,10 +41,13 @@ def check(
     if thing is not None and plugin_file is not None:
         raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
     subject = plugin(plugin_file, causal=not not_causal) if plugin_file is not None else thing
+    folder = thing if thing is not None and Path(thing).is_dir() else None
     with _progress() as progress:
-        verdicts = run_laws(
-            subject, only=only or (), dtype=dtype, device=device, draws=draws, seed=seed, progress=progress
-        )
+        asked: dict[str, Any] = {"only": only or (), "dtype": dtype, "device": device, "draws": draws, "seed": seed}
+        if folder is not None:
+            verdicts = check_model(load(folder), progress=progress, source=f"regard.load({folder!r})", **asked)
+        else:
+            verdicts = run_laws(subject, progress=progress, **asked)
     if json:
         print_json(verdicts.as_json())
     else:

@@ -12,11 +12,14 @@ import math
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional
 
 from regard.mechanisms.base import register
 from regard.mechanisms.linear import Linear
+from regard.mechanisms.pairwise import scores
+from regard.shapes import Keys, Mask, Queries
 
 
 @register("elu")
@@ -48,6 +51,18 @@ class Quadratic(Linear):
 
     def feature_count(self, K: int) -> int:
         return (K + 1) * (K + 2) // 2
+
+    def certain(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
+        """Rows whose features do not cancel beyond what float64 resolves: Σ(|q|·|k|+1)² / Σ(q·k+1)² is the loss."""
+        q, k = q.double(), k.double()
+        allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
+
+        def total(a: Tensor, b: Tensor) -> Tensor:
+            similar = (scores(a, b, mask) + 1).square()
+            return (similar if allowed is None else similar.masked_fill(~allowed, 0)).sum(-1)
+
+        loss = total(q.abs(), k.abs()) / total(q, k)
+        return ~(32 * torch.finfo(torch.float64).eps * loss > 1e-10)
 
 
 @register("linear")

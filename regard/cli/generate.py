@@ -1,0 +1,75 @@
+"""`regard generate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from regard.checking import usable
+from regard.cli.show import console, print_json
+from regard.errors import OptionError
+from regard.generate import Choice, Settings, stream
+from regard.generate import generate as run
+from regard.models import load
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A model folder.")],
+    prompt: Annotated[str, typer.Argument(help="What to continue; for an encoder-decoder, what to read.")],
+    max_tokens: Annotated[int, typer.Option("--max", help="At most so many tokens.")] = 100,
+    temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1 prefers likely ones.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest that together have probability p.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Only tokens at least p times as likely as the likeliest.")
+    ] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens that occurred become less likely.")] = 1.0,
+    beams: Annotated[int | None, typer.Option(help="Beam search of this width.")] = None,
+    length_penalty: Annotated[float, typer.Option(help="Beams are ranked by log p / length to this power.")] = 0.0,
+    n: Annotated[int, typer.Option("--n", help="So many different outputs.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends an output; may be repeated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
+    slide: Annotated[
+        bool, typer.Option("--slide", help="Forget the beginning where the model's length is full.")
+    ] = False,
+    streaming: Annotated[bool, typer.Option("--stream", help="Print text as it comes (one output, no beams).")] = False,
+    device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Continue a prompt with a model: greedy, unless a temperature, top-k, top-p, min-p or beams are asked for."""
+    settings = Settings(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        beams=beams,
+        length_penalty=length_penalty,
+        n=n,
+        stop=tuple(stop or ()),
+        seed=seed,
+        slide=slide,
+    )
+    loaded = load(model, usable(device))
+    if loaded.tokenizer is None:
+        raise OptionError(f"{model} has no tokenizer.json, so it cannot read text; use regard.generate with token ids")
+    if streaming and not json and beams is None and n == 1:
+        for piece in stream(loaded, prompt, settings):
+            print(piece, end="", flush=True)
+        print()
+        return
+    result = run(loaded, prompt, settings)
+    choices = result.choices if beams is None else result.choices[:n]
+    if json:
+        print_json({"prompt": prompt, "outputs": [_row(c) for c in choices]})
+        return
+    for number, choice in enumerate(choices, 1):
+        if len(choices) > 1:
+            console(stderr=True).print(f"{number}. score {choice.score:.3f}, ended by {choice.ended}", style="dim")
+        print(choice.text)
+
+
+def _row(choice: Choice) -> dict[str, object]:
+    return {"text": choice.text, "tokens": choice.tokens, "score": choice.score, "ended": choice.ended}

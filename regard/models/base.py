@@ -1,0 +1,68 @@
+"""What all models share: a config, presets, a tokenizer, saving, and a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.data.tokenizers import Tokenizer
+from regard.errors import UnknownNameError, did_you_mean
+from regard.models.config import Section
+
+if TYPE_CHECKING:  # they know all models, and so come after them
+    from regard.models.summary import Summary
+
+IGNORE = -100  # a target that carries no loss
+
+C = TypeVar("C", bound=Section)
+M = TypeVar("M", bound="Model[Any]")
+
+
+class Model(nn.Module, Generic[C]):
+    """A model with its config. Build one from a config, from changes to the default, or from a preset."""
+
+    Config: ClassVar[type[Any]]
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
+    config: C
+    tokenizer: Tokenizer | None
+
+    def __init__(self, config: C | None = None, **changes: Any) -> None:
+        super().__init__()
+        self.config = (self.Config() if config is None else config).but(**changes)
+        self.tokenizer = None
+
+    @classmethod
+    def preset(cls: type[M], name: str, **changes: Any) -> M:
+        """A model of a known size, e.g. `GPT.preset("char", vocabulary=65, mechanism="elu")`."""
+        if name not in cls.PRESETS:
+            raise UnknownNameError(f"{cls.__name__} has no preset '{name}'.{did_you_mean(name, cls.PRESETS)}")
+        return cls(cls.Config().but(**cls.PRESETS[name]).but(**changes))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes config.json, model.safetensors and, where there is one, tokenizer.json."""
+        from regard.models.folder import save
+
+        save(self, folder)
+
+    def summary(self, T: int | None = None) -> Summary:
+        """A table of parameters, FLOPs and state bytes; print it. `T`: the sequence length that is counted."""
+        from regard.models.summary import summarize
+
+        return summarize(self, T)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+def token_loss(
+    logits: Float[Tensor, "*any N"], targets: Int[Tensor, "*any"], ignore: int = IGNORE
+) -> Float[Tensor, ""]:
+    """Mean of −log p(target) over the targets that are not `ignore`; zero where all are."""
+    total = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum")
+    return total / (targets != ignore).sum().clamp(min=1)

@@ -1,0 +1,123 @@
+"""Encoder: a bidirectional model over any mechanism, with a head for masked words or for classes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.models.base import IGNORE, Model, token_loss
+from regard.models.config import EncoderConfig
+from regard.models.stack import Stack, initialise
+from regard.nn import NORMS, Registry
+
+_BERT: dict[str, Any] = {"before": False, "embedding_norm": True, "mlp": "gelu", "eps": 1e-12}
+
+
+class Head(nn.Module):
+    """The vectors themselves."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, visible: Tensor | None, embedding: Tensor) -> Tensor:
+        return x
+
+
+HEADS: Registry[Head] = Registry("head")
+HEADS.add("none")(Head)
+
+
+@HEADS.add("masked")
+class MaskedHead(Head):
+    """Logits of the word at each place: norm(gelu(x A + a)) Eᵀ + b, with E the embedding where tied."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        D, block = config.width, config.block
+        self.dense = nn.Linear(D, D)
+        self.norm = NORMS.build(block.norm, {"D": D, "eps": block.eps, "bias": block.bias})
+        self.table = None if config.tied else nn.Linear(D, config.vocabulary, bias=False)
+        self.offset = nn.Parameter(torch.zeros(config.vocabulary))
+
+    def forward(self, x: Tensor, visible: Tensor | None, embedding: Tensor) -> Tensor:
+        x = self.norm(functional.gelu(self.dense(x)))
+        return functional.linear(x, embedding if self.table is None else self.table.weight, self.offset)
+
+
+@HEADS.add("classes")
+class ClassHead(Head):
+    """Logits of the classes of a whole text, from its first visible token: tanh(x A + a) C + c."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.dense = nn.Linear(config.width, config.width)
+        self.classes = nn.Linear(config.width, config.classes)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, visible: Tensor | None, embedding: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[0], device=x.device)
+        first = x[:, 0] if visible is None else x[rows, visible.int().argmax(1)]
+        out: Tensor = self.classes(self.dropout(torch.tanh(self.dense(first))))
+        return out
+
+
+class Encoder(Model[EncoderConfig]):
+    """`model(tokens)` gives what its head gives: vectors [B,T,D], words [B,T,vocabulary], or classes [B,classes]."""
+
+    Config = EncoderConfig
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "nano": {"width": 48, "layers": 3, "attention": {"heads": 3}, "vocabulary": 256, "length": 128},
+        "mini": {"width": 256, "layers": 4, "attention": {"heads": 4}, "length": 512, "token_types": 2, "block": _BERT},
+        "bert": {"length": 512, "token_types": 2, "block": _BERT},
+    }
+
+    def __init__(self, config: EncoderConfig | None = None, **changes: Any) -> None:
+        super().__init__(config, **changes)
+        c = self.config
+        self.embedding = nn.Embedding(c.vocabulary, c.width)
+        self.types = nn.Embedding(c.token_types, c.width) if c.token_types else None
+        self.head = HEADS.find(c.head)(c)
+        initialise(self, residuals=1)
+        self.stack = Stack(c, causal=False)
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens it can take; None: any number."""
+        return self.stack.limit
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        visible: Bool[Tensor, "B T"] | None = None,
+        types: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B ..."]:
+        """What the head makes of the vectors. `types`: which of two texts, say, a token belongs to; 0 unless given."""
+        return self.head(self.vectors(tokens, visible, types), visible, self.embedding.weight)  # type: ignore[no-any-return]
+
+    def vectors(
+        self,
+        tokens: Int[Tensor, "B T"],
+        visible: Bool[Tensor, "B T"] | None = None,
+        types: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """One vector a token."""
+        x = self.embedding(tokens)
+        if self.types is not None:
+            x = x + self.types(torch.zeros_like(tokens) if types is None else types)
+        out: Tensor = self.stack(x, visible)
+        return out
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "*target"],
+        visible: Bool[Tensor, "B T"] | None = None,
+        types: Int[Tensor, "B T"] | None = None,
+        ignore: int = IGNORE,
+    ) -> Float[Tensor, ""]:
+        """Mean loss: of words at the places that have a target, or of classes."""
+        return token_loss(self(tokens, visible, types), targets, ignore)

@@ -1,0 +1,156 @@
+"""A model folder: config.json, model.safetensors, and tokenizer.json where there is one. Nothing in it is executed.
+
+All files are written beside their places first, forced to disk, and then renamed into place. Both config and weights
+carry the number of their save, so that files of two saves are never taken for one model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from regard.data.tokenizers import TokenizerFileError, load_tokenizer
+from regard.errors import RegardError, did_you_mean
+from regard.models.base import Model
+from regard.models.config import ConfigError
+from regard.models.encoder import Encoder
+from regard.models.gpt import GPT
+from regard.models.seq2seq import Seq2Seq
+
+FORMAT = 1
+MODELS: dict[str, type[Model[Any]]] = {"GPT": GPT, "Encoder": Encoder, "Seq2Seq": Seq2Seq}
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+class ModelFolderError(RegardError, ValueError):
+    """A model folder that is missing, incomplete, damaged, foreign, or of a newer format."""
+
+
+def save(model: Model[Any], folder: str | Path) -> None:
+    """Writes the model into a folder, in place of what it held before."""
+    folder = Path(folder)
+    name = next((name for name, cls in MODELS.items() if type(model) is cls), None)
+    if name is None:
+        raise ModelFolderError(f"a {type(model).__name__} has no folder format; expected {', '.join(MODELS)}")
+    number = secrets.token_hex(8)
+    document = {"format_version": FORMAT, "class": name, "save": number, "config": model.config.as_dict()}
+    try:
+        config = json.dumps(document, indent=2, ensure_ascii=False)
+    except TypeError as error:
+        raise ModelFolderError(f"the config cannot be written as JSON: {error}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    staged = {place: folder / f".{place}.{number}" for place in (WEIGHTS, TOKENIZER, CONFIG)}
+    try:
+        tensors = {n: x.detach().contiguous() for n, x in model.state_dict().items()}
+        save_file(tensors, staged[WEIGHTS], metadata={"format": "pt", "regard": number})
+        if model.tokenizer is not None:
+            model.tokenizer.save(staged[TOKENIZER])
+        staged[CONFIG].write_text(config + "\n", encoding="utf-8")
+        shutil.copymode(staged[CONFIG], staged[WEIGHTS])  # safetensors makes its file private
+        for place, path in staged.items():
+            if path.exists():
+                _sync(path)
+                path.rename(folder / place)
+            else:
+                (folder / place).unlink(missing_ok=True)
+        _sync(folder)
+    finally:
+        for path in staged.values():
+            path.unlink(missing_ok=True)
+
+
+def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
+    """The model that a folder holds, in evaluation mode, with its tokenizer."""
+    folder = Path(folder)
+    document = _document(folder)
+    cls = MODELS[document["class"]]
+    try:
+        config = cls.Config().but(**document["config"])
+    except ConfigError as error:
+        raise ModelFolderError(f"{folder / CONFIG}: {error}") from None
+    tensors = _tensors(folder / WEIGHTS, document.get("save"))
+    tokenizer = None
+    if (folder / TOKENIZER).exists():
+        try:
+            tokenizer = load_tokenizer(folder / TOKENIZER)
+        except TokenizerFileError as error:
+            raise ModelFolderError(str(error)) from None
+    model = cls(config)
+    _check_tensors(folder / WEIGHTS, model.state_dict(), tensors)
+    dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
+    if len(dtypes) == 1:
+        model.to(dtypes.pop())
+    model.load_state_dict(tensors)
+    model.tokenizer = tokenizer
+    return model.to(device).eval()
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    """config.json, with its outer keys checked."""
+    path = folder / CONFIG
+    if not folder.is_dir():
+        raise ModelFolderError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS}, as model.save makes")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFolderError(f"{folder} has no {CONFIG}: no model folder, or its save was interrupted") from None
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} is damaged or no JSON: {error}") from None
+    if not isinstance(document, dict) or "format_version" not in document:
+        kind = "a Hugging Face model" if isinstance(document, dict) and "model_type" in document else "something else"
+        raise ModelFolderError(f"{path} has no format_version: the folder holds {kind}, not a model saved by regard")
+    version = document["format_version"]
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ModelFolderError(f"{path}: format_version {version!r}, expected a whole number from 1 to {FORMAT}")
+    if version > FORMAT:
+        raise ModelFolderError(f"{path} has format_version {version}, newer than this regard knows ({FORMAT}): update")
+    name = document.get("class")
+    if not isinstance(name, str) or name not in MODELS:
+        raise ModelFolderError(f"{path}: no model class {name!r}.{did_you_mean(str(name), MODELS)}")
+    if not isinstance(document.get("config"), dict):
+        raise ModelFolderError(f"{path} has no section 'config'")
+    return document
+
+
+def _tensors(path: Path, number: str | None) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ModelFolderError(f"{path} does not exist: the folder is incomplete; copy or save it again") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} is damaged or no safetensors file ({error}); copy or save it again") from None
+    if number is not None and metadata.get("regard", number) != number:
+        raise ModelFolderError(f"{path} and {CONFIG} come from two different saves: one was interrupted; save it again")
+    return tensors
+
+
+def _check_tensors(path: Path, want: dict[str, Any], got: dict[str, torch.Tensor]) -> None:
+    missing, extra = sorted(set(want) - set(got)), sorted(set(got) - set(want))
+    wrong = [n for n in want if n in got and want[n].shape != got[n].shape]
+    if missing or extra:
+        shown = [f"lacks {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1)] if missing else []
+        shown += [f"has an unknown {extra[0]}" + f" and {len(extra) - 1} more" * (len(extra) > 1)] if extra else []
+        raise ModelFolderError(f"{path} does not fit {CONFIG}: it {', and '.join(shown)}")
+    if wrong:
+        n = wrong[0]
+        raise ModelFolderError(
+            f"{path} does not fit {CONFIG}: {n} is {list(got[n].shape)}, expected {list(want[n].shape)}"
+        )
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,60 @@
+"""GPT: a decoder-only language model over any mechanism."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.models.base import IGNORE, token_loss
+from regard.models.config import GPTConfig
+from regard.models.decoder import Decoder
+from regard.models.stack import StackState
+
+
+def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
+    return {"width": width, "layers": layers, "attention": {"heads": heads}}
+
+
+class GPT(Decoder[GPTConfig]):
+    """Logits of the next token at each place: `model(tokens) → [B,T,vocabulary]`."""
+
+    Config = GPTConfig
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "nano": {"width": 48, "layers": 3, "attention": {"heads": 3}},
+        "char": {"width": 256, "layers": 4, "length": 128, "vocabulary": 256, "attention": {"heads": 8}},
+        "gpt2": _gpt2(768, 12, 12),
+        "gpt2-medium": _gpt2(1024, 24, 16),
+        "gpt2-large": _gpt2(1280, 36, 20),
+        "gpt2-xl": _gpt2(1600, 48, 25),
+    }
+
+    def __init__(self, config: GPTConfig | None = None, **changes: Any) -> None:
+        super().__init__(config, **changes)
+        self._build(self.config.vocabulary, self.config, self.config.tied)
+
+    def forward(self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T N"]:
+        """Logits for a whole sequence."""
+        return self.logits(self.stack(self.embedding(tokens), visible))
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        visible: Bool[Tensor, "B T"] | None = None,
+        ignore: int = IGNORE,
+    ) -> Float[Tensor, ""]:
+        """Mean loss of the targets that are not `ignore`."""
+        return token_loss(self(tokens, visible), targets, ignore)
+
+    def begin(
+        self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None, capacity: int
+    ) -> tuple[Float[Tensor, "B 1 N"], StackState]:
+        """Reads a prompt whose last column is visible: logits of what follows, and the state."""
+        state = self.empty(tokens.shape[0], tokens.shape[1] + capacity)
+        return self.extend(tokens, state, visible, last=True)
+
+    def room(self, prompt: int) -> int | None:
+        """How many tokens can follow a prompt of that length; the last of them need not be read again."""
+        return None if self.limit is None else self.limit - prompt + 1

@@ -1,0 +1,36 @@
+"""Around the mechanism: the attention layer, positions, merges of heads, and the block they form."""
+
+from regard.nn.attention import Attention
+from regard.nn.block import MLPS, NORMS, Block, BlockState
+from regard.nn.merges import MERGES, LooksAheadError, Merge
+from regard.nn.positions import (
+    POSITIONS,
+    Positions,
+    Rotary,
+    Rotation,
+    attend_to_offset,
+    rotate,
+    shift_matrix,
+    sinusoids,
+)
+from regard.nn.registry import Registry
+
+__all__ = [
+    "MERGES",
+    "MLPS",
+    "NORMS",
+    "POSITIONS",
+    "Attention",
+    "Block",
+    "BlockState",
+    "LooksAheadError",
+    "Merge",
+    "Positions",
+    "Registry",
+    "Rotary",
+    "Rotation",
+    "attend_to_offset",
+    "rotate",
+    "shift_matrix",
+    "sinusoids",
+]

@@ -1,0 +1,116 @@
+"""Tokenizers: text survives the round trip, and what cannot be encoded is named."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.data import BPE, Bytes, Characters, TextError, Tokenizer, TokenizerFileError, load_tokenizer
+from regard.errors import ExtraMissingError
+
+TEXT = "Hello, wörld! 日本語 🎉🎉 naïve\n\tcafé\u2028end"
+
+
+def bpe() -> BPE:
+    pytest.importorskip("tokenizers")
+    return BPE.train([TEXT, "the cat sat on the mat"] * 3, 300, special=("<end>", "<pad>"))
+
+
+def made() -> list[Tokenizer]:
+    return [Characters.of(TEXT, special=("<end>", "<pad>")), Bytes(("<end>", "<pad>")), bpe()]
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_text_survives_and_special_tokens_are_one_token(n: int) -> None:
+    tokenizer = made()[n]
+    ids = tokenizer.encode(TEXT)
+    assert tokenizer.decode(ids) == TEXT
+    assert all(0 <= i < tokenizer.size for i in ids)
+    end = tokenizer.role("end")
+    assert end is not None and end == tokenizer.id("<end>")
+    assert tokenizer.encode("lo<end>lo").count(end) == 1
+    assert tokenizer.decode(tokenizer.encode("lo<end>lo")) == "lo<end>lo"
+    assert tokenizer.role("mask") is None and tokenizer.id("H") is None
+    with pytest.raises(TextError, match=f"token {tokenizer.size} at position 1: expected 0 to {tokenizer.size - 1}"):
+        tokenizer.decode([0, tokenizer.size])
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_saved_and_loaded_is_the_same(n: int, tmp_path: Path) -> None:
+    tokenizer = made()[n]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    assert type(again) is type(tokenizer) and again.size == tokenizer.size
+    assert again.encode(TEXT + "<pad>") == tokenizer.encode(TEXT + "<pad>")
+    assert again.special == tokenizer.special == ("<end>", "<pad>")
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_pieces_join_to_the_text_and_never_split_a_character(n: int) -> None:
+    tokenizer = made()[n]
+    pieces = tokenizer.pieces()
+    parts = [pieces.push(i) for i in tokenizer.encode(TEXT + "<end>" + TEXT)]
+    assert "".join([*parts, pieces.finish()]) == TEXT + "<end>" + TEXT
+    assert not any("�" in part for part in parts)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_broken_utf8_comes_out_as_replacement_characters(n: int) -> None:
+    tokenizer = made()[n]
+    ids = tokenizer.encode("a🎉b")
+    cut = ids[:2] if n == 1 else tokenizer.encode("a") + [i for i in tokenizer.encode("🎉")[:1]]
+    pieces = tokenizer.pieces()
+    text = "".join([*(pieces.push(i) for i in cut), pieces.finish()])
+    assert text == tokenizer.decode(cut)
+    assert text.startswith("a")
+
+
+def test_unknown_characters_are_named_with_their_place() -> None:
+    plain = Characters.of("abc", special=("⁇", "□"))
+    assert plain.role("pad") == plain.id("□") == 1
+    with pytest.raises(TextError, match=r"'é' \(U\+00E9\) at position 3"):
+        plain.encode("ab⁇é")
+    lenient = Characters.of("abc", special=("<unknown>",))
+    assert lenient.decode(lenient.encode("aéb")) == "a<unknown>b"
+    with pytest.raises(TextError, match="surrogate"):
+        Bytes().encode("ab\ud800")
+    assert Bytes().encode("é") == [0xC3, 0xA9]
+
+
+def test_impossible_vocabularies_are_refused() -> None:
+    with pytest.raises(TextError, match="must differ"):
+        Bytes(("<end>", "<end>"))
+    with pytest.raises(TextError, match="single characters"):
+        Characters(["a", "bc"])
+    pytest.importorskip("tokenizers")
+    with pytest.raises(TextError, match="at least 256"):
+        BPE.train(["a"], 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "damaged"),
+        ("[]", "expected an object"),
+        ('{"kind": "characters", "format_version": 9}', "format_version 9"),
+        ('{"kind": "words", "format_version": 1}', "kind 'words'"),
+        ('{"kind": "characters", "format_version": 1}', "characters"),
+        ('{"kind": "bytes", "format_version": 1, "special": [1]}', "list of texts"),
+        ('{"model": {"type": "nonsense"}}', "tokenizers"),
+    ],
+)
+def test_damaged_and_foreign_files_are_named(content: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(TokenizerFileError, match=message):
+        load_tokenizer(path)
+
+
+def test_a_missing_file_and_a_missing_library_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TokenizerFileError, match="does not exist"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ExtraMissingError, match=r'pip install "regard\[text\]"'):
+        BPE(json.dumps({}))
