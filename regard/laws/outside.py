@@ -138,7 +138,7 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
                 place = visible if axis == 1 else visible[:, None].expand(shape[:-1])
                 wide[place] = x[b : b + 1].reshape(-1, x.shape[-1])
                 padded.append(wide)
-            out = subject.run(plain, padded, visible, room=longer)
+            out = subject.run(plain, padded, visible)
             kept = out[visible] if axis == 1 else out[visible[:, None].expand(out.shape[:-1])].view(1, *whole.shape[1:])
             findings.append(Finding(gap(kept.view(whole[b].shape), b, whole[b]), limit, f"sequence {b} padded {style}"))
     if case.documents and subject.mechanism(case) is not None and case.T > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ class Subject:
     def inputs(self, case: Case) -> list[Tensor]:
         return list(case.qkv())
 
-    def run(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None, room: int | None = None) -> Tensor:
-        """The output, on at most `room` tokens."""
+    def run(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None) -> Tensor:
+        """The output."""
         raise NotImplementedError
 
     def certain(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
@@ -58,6 +59,7 @@ class MechanismSubject(Subject):
         given = "".join(f", {n}={x!r}" for n, x in options.items())
         super().__init__(label + (f"({given[2:]})" if given else ""), source or f"regard.subject({label!r}{given})")
         self.thing, self.options = thing, options
+        self.kept: dict[tuple[object, ...], Mechanism] = {}
 
     def fit(self, case: Case) -> Case:
         if not isinstance(self.thing, Mechanism):
@@ -70,9 +72,19 @@ class MechanismSubject(Subject):
             case = case.but(H=heads, G=heads if heads % case.G else case.G)
         return case.but(T=T, K=width or case.K)
 
-    def mechanism(self, case: Case, room: int | None = None) -> Mechanism:
+    def mechanism(self, case: Case) -> Mechanism:
+        sizes = (case.T, case.H, case.G, case.K, case.V, case.seed, case.dtype, case.rounded, case.device)
+        if sizes not in self.kept:
+            if len(self.kept) >= 4:
+                self.kept.clear()
+            self.kept[sizes] = self._built(case).eval()
+        built = self.kept[sizes]
+        built.use = "auto"
+        return built
+
+    def _built(self, case: Case) -> Mechanism:
         if isinstance(self.thing, Mechanism):
-            built = self.thing
+            built = deepcopy(self.thing)
         else:
             # Mechanisms with parameters or random features: the same ones for the same case.
             with torch.random.fork_rng(devices=[]):
@@ -81,13 +93,11 @@ class MechanismSubject(Subject):
                 built = fitted(self.thing, longest, **self.options)
         if case.rounded is not None:
             built = built.to(DTYPES[case.rounded])
-        built = built.to(case.device, case.type)
-        built.use = "auto"
-        return built.eval()
+        return built.to(case.device, case.type)
 
-    def run(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None, room: int | None = None) -> Tensor:
+    def run(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None) -> Tensor:
         mask = Mask(case.causal, visible, case.window)
-        out: Tensor = self.mechanism(case, room)(*inputs, mask)
+        out: Tensor = self.mechanism(case)(*inputs, mask)
         return out
 
     def certain(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
@@ -112,7 +122,10 @@ class FunctionSubject(Subject):
 
     def __init__(self, f: Callable[..., Any], label: str, source: str, causal: bool = True) -> None:
         super().__init__(label, source)
-        self.f, self.causal = f, causal
+        self.f, self.causal = (
+            deepcopy(f).eval() if isinstance(f, nn.Module) else f,
+            causal,
+        )  # it is cast to other dtypes
         takes = _parameters(f)
         self.causal_name = next((n for n in ("causal", "is_causal") if n in takes), None)
         self.visible_name = next((n for n in _VISIBLE if n in takes), None)
@@ -133,14 +146,14 @@ class FunctionSubject(Subject):
             return False
         return True
 
-    def run(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None, room: int | None = None) -> Tensor:
+    def run(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None) -> Tensor:
         options: dict[str, Any] = {}
         if self.causal_name is not None:
             options[self.causal_name] = case.causal
         if visible is not None and self.visible_name is not None:
             options[self.visible_name] = ~visible if _VISIBLE[self.visible_name] else visible
         if isinstance(self.f, nn.Module):
-            self.f.eval().to(case.device, case.type)
+            self.f.to(case.device, case.type)
         out = self.f(*inputs, **options)
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return first

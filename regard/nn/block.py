@@ -116,34 +116,33 @@ class Block(nn.Module):
         rotation: Rotation | None = None,
     ) -> Tokens:
         """A whole sequence."""
-        x = self._added(x, self.attention_norm, lambda h: self.attention(h, visible, rotation=rotation))
+        out = self.attention(self._into(x, self.attention_norm), visible, rotation=rotation)
+        x = self._onto(x, out, self.attention_norm)
         if self.cross is not None:
-            cross = partial(self.cross, visible=visible, source=source, source_visible=source_visible)
-            x = self._added(x, self.cross_norm, cross)
-        return self._added(x, self.mlp_norm, self._mlp)
+            seen = {"source": source, "source_visible": source_visible}
+            x = self._onto(x, self.cross(self._into(x, self.cross_norm), visible, **seen), self.cross_norm)
+        return self._onto(x, self._mlp(self._into(x, self.mlp_norm)), self.mlp_norm)
 
     def extend(
         self, x: Tokens, state: BlockState, visible: Seen = None, *, rotation: Rotation | None = None
     ) -> tuple[Tokens, BlockState]:
         """Causal continuation by T tokens. The state handed in is used up."""
-        own = state.own
-
-        def attend(h: Tensor) -> Tensor:
-            nonlocal own
-            out, own = self.attention.extend(h, own, visible, rotation=rotation)
-            return out
-
-        x = self._added(x, self.attention_norm, attend)
+        h = self._into(x, self.attention_norm)
+        out, own = self.attention.extend(h, state.own, visible, rotation=rotation)
+        x = self._onto(x, out, self.attention_norm)
         if self.cross is not None:
-            x = self._added(x, self.cross_norm, partial(self.cross.read, state=state.other, visible=visible))
-        return self._added(x, self.mlp_norm, self._mlp), BlockState(own, state.other)
+            out = self.cross.read(self._into(x, self.cross_norm), state.other, visible)
+            x = self._onto(x, out, self.cross_norm)
+        x = self._onto(x, self._mlp(self._into(x, self.mlp_norm)), self.mlp_norm)
+        return x, BlockState(own, state.other)
 
-    def _added(self, x: Tensor, norm: nn.Module | None, f: Callable[[Tensor], Tensor]) -> Tensor:
-        assert norm is not None
-        if self.before:
-            return x + f(norm(x))
-        out: Tensor = norm(x + f(x))
-        return out
+    def _into(self, x: Tensor, norm: Any) -> Tensor:
+        """What a part is given."""
+        return norm(x) if self.before else x
+
+    def _onto(self, x: Tensor, out: Tensor, norm: Any) -> Tensor:
+        """Its output added to the stream."""
+        return x + out if self.before else norm(x + out)
 
     def _mlp(self, x: Tensor) -> Tensor:
         out: Tensor = self.mlp(x)
