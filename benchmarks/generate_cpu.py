@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from twins import sharpened, twin
 
 from regard.generate import generate
 from regard.models import GPT
@@ -26,35 +28,12 @@ PROMPT, NEW = 8, 120  # tokens: together the block of 128
 
 def twins() -> tuple[GPT, Any]:
     """Our GPT and transformers' GPT-2 with the same weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
     torch.manual_seed(0)
-    ours = GPT.preset("char").eval()
-    for p in ours.parameters():  # sharp enough that the likeliest token is never in doubt
-        p.data = torch.randn_like(p) * (0.1 if p.dim() > 1 else 0.5) + (p.dim() == 1)
     config = GPT2Config(
         vocab_size=256, n_positions=128, n_embd=256, n_layer=4, n_head=8, bos_token_id=None, eos_token_id=None
     )
-    theirs = GPT2LMHeadModel(config).eval()
-    t, stack = theirs.transformer, ours.stack
-    pairs = [(t.wte, ours.embedding), (t.wpe, stack.positions.table), (t.ln_f, stack.final_norm)]
-    for block, mine in zip(t.h, stack.layers, strict=True):
-        pairs += [
-            (block.ln_1, mine.attention_norm),
-            (block.attn.c_attn, mine.attention.project),
-            (block.attn.c_proj, mine.attention.out),
-            (block.ln_2, mine.mlp_norm),
-            (block.mlp.c_fc, mine.mlp.into),
-            (block.mlp.c_proj, mine.mlp.out),
-        ]
-    for into, part in pairs:
-        weight = part.weight.detach().T if isinstance(part, torch.nn.Linear) else part.weight.detach()
-        into.weight.data = weight.contiguous().clone()
-        if getattr(part, "bias", None) is not None:
-            into.bias.data = part.bias.detach().clone()
-    return ours, theirs
+    theirs = sharpened(GPT2LMHeadModel(config))
+    return twin(theirs), theirs
 
 
 def seconds(run: Callable[[], Any]) -> float:

@@ -17,39 +17,9 @@ import time
 
 import torch
 import transformers
+from twins import twin
 
 from regard import generate
-from regard.models import GPT
-
-PARTS = {
-    "attention_norm": "ln_1",
-    "attention.project": "attn.c_attn",
-    "attention.out": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.into": "mlp.c_fc",
-    "mlp.out": "mlp.c_proj",
-}
-
-
-def copied(theirs: transformers.GPT2LMHeadModel) -> GPT:
-    """Our GPT with the weights of a GPT-2."""
-    c, t = theirs.config, theirs.transformer
-    ours = GPT(
-        vocabulary=c.vocab_size, length=c.n_positions, width=c.n_embd, layers=c.n_layer, attention={"heads": c.n_head}
-    )
-    weights = {
-        "embedding.weight": t.wte.weight,
-        "stack.positions.table.weight": t.wpe.weight,
-        "stack.final_norm.weight": t.ln_f.weight,
-        "stack.final_norm.bias": t.ln_f.bias,
-    }
-    for n, block in enumerate(t.h):
-        for mine, other in PARTS.items():
-            part = block.get_submodule(other)
-            weight = part.weight if "norm" in mine else part.weight.T
-            weights |= {f"stack.blocks.{n}.{mine}.weight": weight, f"stack.blocks.{n}.{mine}.bias": part.bias}
-    ours.load_state_dict({name: x.detach().clone().contiguous() for name, x in weights.items()})
-    return ours.eval()
 
 
 def bandwidth(device: str) -> float:
@@ -80,7 +50,7 @@ def main() -> None:
     small = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 200} if options.tiny else {}
     config = transformers.GPT2Config(bos_token_id=None, eos_token_id=None, **small)
     theirs = transformers.GPT2LMHeadModel(config).to(device).eval()
-    ours = copied(theirs).to(device)
+    ours = twin(theirs)
     prompt = torch.randint(0, config.vocab_size, (1, options.prompt), device=device)
     # Random weights give near ties, which two ways of rounding break differently: compare logits, then tokens.
     with torch.inference_mode():

@@ -1,6 +1,7 @@
 """What README and docs show must run, and must say what is true."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard.data.tokenizers import Characters
 from regard.laws import LAWS
 
 ROOT = Path(__file__).parent.parent
@@ -23,14 +25,18 @@ COMMANDS = sorted({line.split("#")[0].strip() for p in PAGES for b in blocks(p, 
 
 
 @pytest.mark.parametrize("code", PYTHON)
-def test_python_shown_runs(code):
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+def test_python_shown_runs(code, tmp_path):
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("regard ")])
 def test_commands_shown_are_understood(command, tmp_path):
     """Each command of regard runs as written; only what it cannot have here (a GPU, the reader's own file) may fail."""
-    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True)
+    model = regard.GPT.preset("nano", vocabulary=12, length=64)
+    model.tokenizer = Characters.of("Once upon a time")
+    model.save(tmp_path / "model")
+    words = [str(tmp_path / "model") if w in ("MODEL", "FOLDER") else w for w in shlex.split(command)]
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
     if "my_attention.py" in command or "cosine.py" in command:
         assert done.returncode == 2 and "no file" in done.stderr
     elif "--device cuda" in command:

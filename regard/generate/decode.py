@@ -120,20 +120,30 @@ def _pieces(
 
 
 class Decoding:
-    """One decoding under way, `copies` rows for each prompt. `advance` adds a token to each row."""
+    """One decoding under way, `copies` rows for each prompt."""
 
     def __init__(
         self, model: Decoder[Any], prompts: list[list[int]], search: Rows | Beams, slide: bool = False, copies: int = 1
     ) -> None:
         self.model, self.prompts, self.search, self.copies = model, prompts, search, copies
         self.slides_at = model.limit if slide else None
+        self.device = model.device
         self.state: Any = None
         self.next: Tensor | None = None
         self.graph: GraphStep | None = None
 
     @torch.inference_mode()
+    def run(self) -> None:
+        """All of it."""
+        while self._advance():
+            pass
+
+    @torch.inference_mode()
     def advance(self) -> bool:
-        """Whether there is more to come."""
+        """One token more for each row; says whether there is more to come."""
+        return self._advance()
+
+    def _advance(self) -> bool:
         if self.next is None:
             logits = self._begin(self.prompts, self.copies)
         elif self.slides_at is not None and self.state.used >= self.slides_at:
@@ -160,25 +170,26 @@ class Decoding:
         return logits
 
     def _many_follow(self) -> bool:
-        on_gpu = self.model.device.type == "cuda" and isinstance(self.search, Rows) and self.slides_at is None
+        on_gpu = self.device.type == "cuda" and isinstance(self.search, Rows) and self.slides_at is None
         return on_gpu and self.search.limit - self.search.count >= WORTH_A_GRAPH
 
     def _begin(self, prompts: list[list[int]], copies: int = 1) -> Tensor:
         """Reads each prompt once, however many rows continue it."""
-        tokens, visible = padded(prompts, self.model.device)
-        room = self.search.limit
+        tokens, visible = padded(prompts, self.device)
+        # On a CPU a cache that is mostly used is read faster, and doubling it now and then costs next to nothing.
+        room = min(self.search.limit, 32) if self.device.type == "cpu" else self.search.limit
         if self._many_follow():
             room = roomy(tokens.shape[1] + room) - tokens.shape[1]
         logits, self.state = self.model.begin(tokens, visible, room)
         if copies > 1:
-            rows = torch.arange(len(prompts), device=self.model.device).repeat_interleave(copies)
+            rows = torch.arange(len(prompts), device=self.device).repeat_interleave(copies)
             self.state, logits = self.model.fork(self.state, rows), logits.index_select(0, rows)
         return logits
 
     def _latest(self, n: int) -> list[list[int]]:
         """The last n tokens of each row."""
         assert isinstance(self.search, Rows)
-        written = self.search.tokens[:, : self.search.count].tolist()
+        written = self.search.tokens.tolist()
         return [
             (self.prompts[output // self.copies] + ids)[-n:]
             for output, ids in zip(self.search.going, written, strict=True)
@@ -210,7 +221,7 @@ def _distinct(
         copies = max(settings.n - len(found[p]) for p in lacking)
         asked = [prompts[p] for p in lacking]
         search = _rows(model, asked, settings, tokenizer, seed, range(drawn, drawn + copies))
-        _run(Decoding(model, asked, search, settings.slide, copies))
+        Decoding(model, asked, search, settings.slide, copies).run()
         for n, choice in enumerate(search.choices):
             found[lacking[n // copies]].setdefault(tuple(choice.tokens), choice)
         drawn += copies
@@ -249,14 +260,9 @@ def _beams(
     for limit in set(limits):  # one search has one limit
         places = [p for p, n in enumerate(limits) if n == limit]
         search = Beams(settings, len(places), limit, tokenizer, stops)
-        _run(Decoding(model, [prompts[p] for p in places], search))
+        Decoding(model, [prompts[p] for p in places], search).run()
         found |= dict(zip(places, search.choices, strict=True))
     return [found[p] for p in range(len(prompts))]
-
-
-def _run(decoding: Decoding) -> None:
-    while decoding.advance():
-        pass
 
 
 def _limit(model: Decoder[Any], ids: list[int], settings: Settings) -> int:

@@ -30,10 +30,11 @@ class Rows:
         watch: bool = False,
     ) -> None:
         self.settings, self.limits, self.tokenizer, self.stop_tokens = settings, limits, tokenizer, stop_tokens
-        self.limit, self.count = max(limits), 0
+        self.limit, self.count, self._ends = max(limits), 0, set(limits)
         self.going = list(range(len(limits)))  # which output each row is
         self.finished: dict[int, Choice] = {}
-        self.tokens = torch.zeros(len(limits), self.limit, dtype=torch.long, device=device)
+        self._written = torch.zeros(len(limits), 0, dtype=torch.long, device=device)
+        self._latest: list[Tensor] = []  # tokens of each step since
         self.scores = torch.zeros(len(limits), dtype=torch.float64, device=device)
         self.seen = seen
         self.u = uniforms(seed, draws, self.limit).to(device) if settings.samples else None
@@ -49,6 +50,14 @@ class Rows:
         """Every output, in order."""
         return [self.finished[n] for n in range(len(self.limits))]
 
+    @property
+    def tokens(self) -> Int[Tensor, "B count"]:
+        """What each row has written."""
+        if self._latest:
+            self._written = torch.cat([self._written, torch.stack(self._latest, 1)], 1)
+            self._latest = []
+        return self._written
+
     def step(self, logits: Float[Tensor, "B N"]) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"] | None]:
         """The next token of each row that goes on, and which rows those are; None: all of them."""
         raw = logits
@@ -58,7 +67,7 @@ class Rows:
         if self.seen is not None:
             self.seen.scatter_(-1, tokens[:, None], True)
         self.scores += raw.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        self.tokens[:, self.count] = tokens
+        self._latest.append(tokens)
         self.count += 1
         leaving = self._leaving(tokens)
         return (tokens, None) if not leaving else self._left(tokens, leaving)
@@ -66,7 +75,7 @@ class Rows:
     def _leaving(self, tokens: Tensor) -> dict[int, str]:
         """Rows that end here, and why."""
         ended: dict[int, str] = {}
-        if self.count in self.limits:
+        if self.count in self._ends:
             full = {n for n, output in enumerate(self.going) if self.limits[output] == self.count}
             ended = {n: "max" if self.count == self.settings.max_tokens else "full" for n in full}
         if self.stop_tokens or self.writers:
@@ -76,7 +85,7 @@ class Rows:
         return ended
 
     def _left(self, tokens: Tensor, leaving: dict[int, str]) -> tuple[Tensor, Tensor | None]:
-        rows, scores = self.tokens[:, : self.count].tolist(), self.scores.tolist()
+        rows, scores = self.tokens.tolist(), self.scores.tolist()
         for n, why in leaving.items():
             ids = rows[n][:-1] if rows[n][-1] in self.stop_tokens else rows[n]
             self.finished[self.going[n]] = Choice(self._text(self.going[n], ids), ids, scores[n], why)
@@ -85,7 +94,7 @@ class Rows:
         if not stay:
             return tokens, None
         index = torch.tensor(stay, device=tokens.device)
-        self.tokens, self.scores = self.tokens[index], self.scores[index]
+        self._written, self.scores = self.tokens[index], self.scores[index]
         self.u = None if self.u is None else self.u[index]
         self.seen = None if self.seen is None else self.seen[index]
         return tokens[index], index
