@@ -121,13 +121,23 @@ class RandomSynthesizer(Positional):
 
     def scores(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "#B H T S"]:
         """R at the positions of rows and columns."""
+        if self.right is not None:
+            left, right = self.factors(mask, q, k)
+            return wide(left) @ wide(right).mT
+        rows, columns = self._places(mask, q, k)
+        return wide(self.left)[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
+
+    def factors(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """R₁ at the rows and R₂ at the columns: the queries and keys of softmax attention at scale 1."""
+        assert self.right is not None
+        rows, columns = self._places(mask, q, k)
+        return self.left[:, rows].transpose(0, 1), self.right[:, columns].transpose(0, 1)
+
+    def _places(self, mask: Mask, q: Tensor | None, k: Tensor | None) -> tuple[Tensor, Tensor]:
         self.fits(q)
         T, S = mask.size(q, k)
-        left, device = wide(self.left), self.left.device
-        rows, columns = self.rows(T, S, mask, device), self.columns(S, mask, device)
-        if self.right is None:
-            return left[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
-        return left[:, rows].transpose(0, 1) @ wide(self.right)[:, columns].transpose(0, 1).mT
+        device = self.left.device
+        return self.rows(T, S, mask, device), self.columns(S, mask, device)
 
     def weights(self, q: Queries | None = None, k: Keys | None = None, mask: Mask = Mask()) -> Weights:
         scores = self.scores(mask, q, k)

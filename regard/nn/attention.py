@@ -157,13 +157,11 @@ class Attention(nn.Module):
         return f"D={self.width}, H={s.H}, G={s.G}, K={s.K}, V={s.V}, causal={s.causal}"
 
     def _own(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        parts = map(_split, self.project(x).split_with_sizes(self.widths, -1), self.heads)
-        made = dict(zip(self.needs, parts, strict=True))
-        q, k = made.get("q"), made.get("k")
+        *others, v = map(_split, self.project(x).split_with_sizes(self.widths, -1), self.heads)
         if rotation is not None:
-            q = None if q is None else rotate(q, rotation)
-            k = None if k is None else rotate(k, rotation)
-        return q, k, made["v"]
+            others = [rotate(x, rotation) for x in others]
+        q, k = [*others, None, None][:2]
+        return q, k, v
 
     def _queries(self, x: Tensor) -> Tensor:
         return _split(self.project(x), self.size.H)

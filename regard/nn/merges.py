@@ -36,8 +36,9 @@ class Merge(nn.Module):
         super().__init__()
 
     def forward(self, heads: Heads, visible: Bool[Tensor, "B T"] | None = None) -> Merged:
-        heads = self.weighed(heads, visible).transpose(1, 2)
-        return heads.reshape(*heads.shape[:2], heads.shape[2] * heads.shape[3])
+        heads = self.weighed(heads, visible)
+        B, H, T, V = heads.shape
+        return (heads if T == 1 else heads.transpose(1, 2)).reshape(B, T, H * V)  # one token: the same memory
 
     def weighed(self, heads: Heads, visible: Tensor | None) -> Heads:
         """The heads in the order and with the weights that they get."""
