@@ -190,25 +190,29 @@ def wide(x: Tensor) -> Tensor:
 
 def check_sizes(q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, new: bool = False) -> Size:
     """Sizes of a call, or an error that names the shapes. `new`: keys and queries are the same new tokens."""
-    shown = ", ".join(f"{n} {list(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v)) if x is not None)
     for name, x, want in (("q", q, "[B,H,T,K]"), ("k", k, "[B,G,S,K]"), ("v", v, "[B,G,S,V]")):
         if x is not None and x.dim() != 4:
-            raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {want}. Given: {shown}.")
+            raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {want}. {_shown(q, k, v)}")
     size = Size.of(q, k, v, mask.causal)
     if (q is not None and q.shape[0] != size.B) or (k is not None and k.shape[:3] != v.shape[:3]):
         raise ShapeError(
-            f"batch, key/value heads and keys must agree in q [B,H,T,K], k [B,G,S,K], v [B,G,S,V]. Given: {shown}."
+            f"batch, key/value heads and keys must agree in q [B,H,T,K], k [B,G,S,K], v [B,G,S,V]. {_shown(q, k, v)}"
         )
     if q is not None and k is not None and q.shape[3] != k.shape[3]:
-        raise ShapeError(f"q and k need the same width K. Given: {shown}.")
+        raise ShapeError(f"q and k need the same width K. {_shown(q, k, v)}")
     if size.H % size.G:
-        raise ShapeError(f"G = {size.G} key/value heads do not divide H = {size.H} query heads. Given: {shown}.")
+        raise ShapeError(f"G = {size.G} key/value heads do not divide H = {size.H} query heads. {_shown(q, k, v)}")
     if new and size.T != size.S:
         raise ShapeError(
-            f"extend takes as many queries as keys (T = S); to query a written state use read. Given: {shown}."
+            f"extend takes as many queries as keys (T = S); to query a written state use read. {_shown(q, k, v)}"
         )
     check_mask(mask, size)
     return size
+
+
+def _shown(q: Tensor | None, k: Tensor | None, v: Tensor) -> str:
+    shapes = (f"{n} {list(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v)) if x is not None)
+    return f"Given: {', '.join(shapes)}."
 
 
 def check_state(kept: Size, k: Tensor | None, v: Tensor) -> None:

@@ -847,3 +847,12 @@ def test_autocast_does_not_reach_into_linear_mechanisms(name):
         assert (q @ k.repeat_interleave(2, 1).mT).dtype == torch.bfloat16
         cast = faces()
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+@pytest.mark.parametrize("use", ["plain", "sdpa"])
+def test_a_random_synthesizer_needs_only_values(use):
+    built = regard.mechanism("synthesizer-random", heads=6, length=7)
+    built.use = use
+    v = torch.randn(3, 2, 7, 5)
+    q = torch.randn(3, 6, 7, 4)
+    assert torch.equal(built(None, None, v), built(q, None, v))

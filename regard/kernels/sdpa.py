@@ -35,7 +35,7 @@ def random_synthesizer(
     mechanism: RandomSynthesizer, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask
 ) -> Tensor:
     if mechanism.right is not None:
-        left, right = (x.to(v.dtype).expand(v.shape[0], -1, -1, -1) for x in mechanism.factors(mask, q))
+        left, right = (x.expand(v.shape[0], -1, -1, -1).to(v.dtype) for x in mechanism.factors(mask, q))
         return fused(mechanism, *_same_width(left, right, v, mask), mask, 1.0)[..., : v.shape[-1]]
     # All of the score is a bias; a query and key of zeros leave it as it is.
     bias = mechanism.scores(mask, q).to(v.dtype)

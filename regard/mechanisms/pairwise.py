@@ -44,6 +44,9 @@ class Cache(NamedTuple):
     rules: Mask
 
 
+_CAUSAL = Mask(causal=True)
+
+
 class Pairwise(Mechanism):
     """The family: `weights` is the mechanism, everything else follows from it."""
 
@@ -74,7 +77,7 @@ class Pairwise(Mechanism):
         state: Cache,
         visible: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Outputs, Cache]:
-        check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True)
+        check_sizes(q, k, v, _CAUSAL if visible is None else _CAUSAL.but(visible=visible), new=True)
         fast = self.kernel("extend", q, k, v, state, visible)
         if fast is not None:
             result: tuple[Tensor, Cache] = fast(self, q, k, v, state, visible)
@@ -113,7 +116,7 @@ def mix(weights: Weights, v: Values) -> Outputs:
     """weights @ v, with each key/value head serving its group of query heads."""
     B, H, T, S = weights.shape
     G = v.shape[1]
-    return (weights.reshape(B, G, H // G * T, S) @ v).view(B, H, T, v.shape[3])
+    return (weights.reshape(B, G, H // G * T, S) @ v).view(v.shape[0], H, T, v.shape[3])
 
 
 def explicit(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values, mask: Mask) -> Outputs:
@@ -147,10 +150,13 @@ def empty_cache(mechanism: Mechanism, size: Size, rules: Mask) -> Cache:
 def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) -> Cache:
     """Writes tokens at the next free slots of each row; invisible ones take none. In place unless gradients flow."""
     T, start = v.shape[2], state.used
-    K = 0 if state.k is None else state.k.shape[3]
-    check_state(Size(B=state.v.shape[0], G=state.v.shape[1], K=K, V=state.v.shape[3]), k if K else None, v)
+    if not _fits(state, k, v):
+        K = 0 if state.k is None else state.k.shape[3]
+        check_state(Size(B=state.v.shape[0], G=state.v.shape[1], K=K, V=state.v.shape[3]), k if K else None, v)
     state = grown(state, start + T)
-    even = state.even and visible is None
+    if state.even and visible is None:
+        k_room = None if state.k is None or k is None else _put(state.k, k, start)
+        return Cache(k_room, _put(state.v, v, start), state.tokens + T, start + T, True, state.rules)
     if visible is None:
         order, added = None, torch.full_like(state.tokens, T)
     else:
@@ -162,18 +168,30 @@ def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) ->
 
     def put(room: Tensor, x: Tensor) -> Tensor:
         x = x.to(room.dtype)
-        keep = torch.is_grad_enabled() and (x.requires_grad or room.requires_grad)
-        if even:
-            room = room.clone() if keep else room
-            room[:, :, start : start + T] = x
-            return room
         if order is not None:
             x = x.gather(2, order[:, None, :, None].expand_as(x))
         index = slots[:, None, :, None].expand_as(x)
-        return room.scatter(2, index, x) if keep else room.scatter_(2, index, x)
+        return room.scatter(2, index, x) if _kept(room, x) else room.scatter_(2, index, x)
 
     k_room = None if state.k is None or k is None else put(state.k, k)
-    return Cache(k_room, put(state.v, v), state.tokens + added, start + T, even, state.rules)
+    return Cache(k_room, put(state.v, v), state.tokens + added, start + T, False, state.rules)
+
+
+def _fits(state: Cache, k: Tensor | None, v: Tensor) -> bool:
+    (B, G, _, V), (b, g, _, w) = state.v.shape, v.shape
+    return (b, g, w) == (B, G, V) and (state.k is None or (k is not None and state.k.shape[3] == k.shape[3]))
+
+
+def _put(room: Tensor, x: Tensor, start: int) -> Tensor:
+    """The room with x at the same slots of every row."""
+    room = room.clone() if _kept(room, x) else room
+    room.narrow(2, start, x.shape[2]).copy_(x)
+    return room
+
+
+def _kept(room: Tensor, x: Tensor) -> bool:
+    """Whether gradients flow, so that nothing may be overwritten."""
+    return torch.is_grad_enabled() and (x.requires_grad or room.requires_grad)
 
 
 def grown(state: Cache, need: int) -> Cache:

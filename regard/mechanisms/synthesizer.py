@@ -123,7 +123,7 @@ class RandomSynthesizer(Positional):
         """R at the positions of rows and columns."""
         if self.right is not None:
             left, right = self.factors(mask, q, k)
-            return wide(left) @ wide(right).mT
+            return left @ right.mT
         rows, columns = self._places(mask, q, k)
         return wide(self.left)[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
 
@@ -131,7 +131,8 @@ class RandomSynthesizer(Positional):
         """R₁ at the rows and R₂ at the columns: the queries and keys of softmax attention at scale 1."""
         assert self.right is not None
         rows, columns = self._places(mask, q, k)
-        return self.left[:, rows].transpose(0, 1), self.right[:, columns].transpose(0, 1)
+        # Widened before they are picked: gradients of a whole batch add up in float32.
+        return wide(self.left)[:, rows].transpose(0, 1), wide(self.right)[:, columns].transpose(0, 1)
 
     def _places(self, mask: Mask, q: Tensor | None, k: Tensor | None) -> tuple[Tensor, Tensor]:
         self.fits(q)

@@ -1,0 +1,50 @@
+"""One decoding step of softmax attention on a CPU: two matrix products over the whole room of the cache.
+
+Reading only the used slots leaves a gap behind each head's keys, and every gap stops the processor from fetching ahead:
+that costs more than the slots that it saves. So all of the room is read as soon as half of it is used.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.kernels.registry import kernel
+from regard.mechanisms import Cache, Softmax
+from regard.mechanisms.pairwise import append
+
+
+def _when(
+    mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
+) -> str | None:
+    """Why it cannot run, or None."""
+    if q.shape[2] != 1 or visible is not None or not state.even:
+        return "it takes one visible token at a time, for rows equally long"
+    if q.device.type != "cpu" or v.dtype not in (torch.float32, torch.float64) or state.v.dtype != v.dtype:
+        return "it is for float32 and float64 on a CPU"
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return "it has no gradient"
+    if mechanism.training and mechanism.dropout:
+        return "it has no dropout"
+    if state.rules.window is not None or state.rules.shapes_scores:
+        return "it knows no window, slopes or softcap"
+    return None
+
+
+@kernel(Softmax, "extend", name="whole-room", when=_when)
+def extend(
+    mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
+) -> tuple[Tensor, Cache]:
+    state = append(state, k, v, None)
+    assert state.k is not None
+    (B, G, room, K), used, H = state.k.shape, state.used, q.shape[1]
+    keys, values = state.k.view(B * G, room, K), state.v.view(B * G, room, -1)
+    if 2 * used < room:
+        room, keys, values = used, keys[:, :used], values[:, :used]
+    scale = 1 / math.sqrt(K) if mechanism.scale is None else mechanism.scale
+    scores = torch.bmm((q * scale).reshape(B * G, H // G, K), keys.mT)
+    if used < room:
+        scores[:, :, used:] = -math.inf
+    return torch.bmm(scores.softmax(-1), values).view(B, H, 1, -1), state
