@@ -15,6 +15,7 @@ from regard.data import Bytes, Characters
 from regard.errors import LengthError, OptionError, RegardError, UnknownNameError
 from regard.kernels import plain
 from regard.laws import Finding
+from regard.laws.case import TOLERANCE
 from regard.mechanisms import mechanisms
 from regard.models import (
     GPT,
@@ -71,8 +72,9 @@ def built(cls: type[Model[Any]], mechanism: str, position: str, merge: str) -> A
     return stirred(cls(vocabulary=11, **stack))
 
 
-def holds(finding: Finding) -> None:
-    assert not finding.broken, finding
+def holds(finding: Finding, dtype: torch.dtype) -> None:
+    # Strictly, also where the law itself allows for cancelling weights.
+    assert finding.error <= min(finding.limit, TOLERANCE[dtype]), finding
 
 
 # Every mechanism with every kind of position, the merges in turn; the slow test takes all of the product.
@@ -84,7 +86,7 @@ FEW = [(m, p, MERGES[(i + j) % 4]) for (i, m), (j, p) in product(enumerate(NAMES
 def test_with_a_state_as_without(cls: type[Model[Any]], mechanism: str, position: str, merge: str) -> None:
     model = built(cls, mechanism, position, merge)
     for dtype in DTYPES:
-        holds(MODEL_LAWS["cache"](ModelSubject(model, 0, dtype, B=2, T=9)))
+        holds(MODEL_LAWS["cache"](ModelSubject(model, 0, dtype, B=2, T=9)), dtype)
 
 
 @pytest.mark.slow
@@ -99,7 +101,7 @@ def test_every_law_of_every_model(cls: type[Model[Any]], mechanism: str, positio
             if isinstance(finding, str):
                 assert cls is Encoder
             else:
-                holds(finding)
+                holds(finding, dtype)
 
 
 @pytest.mark.parametrize("cls", [GPT, Encoder, Seq2Seq])
@@ -109,7 +111,7 @@ def test_the_laws_of_whole_models(cls: type[Model[Any]], mechanism: str) -> None
         if isinstance(finding, str):
             assert cls is Encoder and name in ("looks-ahead", "cache", "prompts")
         else:
-            holds(finding)
+            holds(finding, torch.float64)
 
 
 def test_reweight_sequence_is_found_to_look_ahead_and_has_no_state() -> None:
