@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from regard.laws.case import (
     TOLERANCE,
@@ -132,6 +131,8 @@ def written_is_cross(subject: Subject, case: Case) -> Finding:
 
 def flops_as_declared(subject: Subject, case: Case) -> Finding:
     """declared matmul FLOPs = FlopCounterMode on the plain reference"""
+    from torch.utils.flop_counter import FlopCounterMode  # it loads triton where there is one, which takes its time
+
     mechanism = _mechanism(subject, case)
     mechanism.use = "plain"
     case = case.but(window=None, documents=False, padding="none")

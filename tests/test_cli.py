@@ -1,0 +1,92 @@
+"""The commands over a model folder, as a user types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import regard
+from regard.cli.app import app
+from regard.data.tokenizers import Characters
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    model = regard.GPT(vocabulary=9, length=48, width=24, layers=2, attention={"heads": 3})
+    model.tokenizer = Characters("abcdefg h")
+    model.save(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_generate_writes_what_regard_generate_returns(folder):
+    want = regard.generate(regard.load(folder), "abc", max_tokens=12)
+    assert run("generate", folder, "abc", "--max", 12).output == f"{want.text}\n"
+
+
+def test_a_seed_repeats_and_a_stream_is_the_same_text(folder):
+    asked = ["generate", folder, "abc", "--max", 20, "--temperature", 0.9, "--top-k", 5, "--top-p", 0.95, "--seed", 3]
+    first = run(*asked).output
+    assert first == run(*asked).output == run(*asked, "--stream").output
+    assert first != run(*asked[:-1], 4).output
+
+
+def test_every_option_together_and_json(folder):
+    sampling = ["--temperature", 0.8, "--top-k", 40, "--top-p", 0.95]
+    result = run(
+        "generate", folder, "abc", "--max", 200, *sampling, "--beams", 4, "--n", 3, "--seed", 0, "--stream", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    outputs = json.loads(result.output)["outputs"]
+    assert len(outputs) == 3 and len({tuple(o["tokens"]) for o in outputs}) == 3
+    scores = [o["score"] for o in outputs]
+    assert scores == sorted(scores, reverse=True)
+    assert all(o["ended"] == "full" for o in outputs)
+
+
+def test_check_takes_a_model_folder(folder, tmp_path):
+    result = run("check", folder, "--json")
+    verdicts = {v["law"]: v["status"] for v in json.loads(result.output)}
+    assert result.exit_code == 0
+    assert verdicts == dict.fromkeys(["looks-ahead", "cache", "padding", "batch", "prompts"], "holds")
+    leaky = regard.GPT(
+        vocabulary=9, length=48, width=24, layers=1, attention={"heads": 3, "merge": "reweight-sequence"}
+    )
+    leaky.save(tmp_path / "leaky")
+    result = run("check", tmp_path / "leaky", "--only", "looks-ahead", "--json")
+    (verdict,) = json.loads(result.output)
+    assert result.exit_code == 1 and verdict["status"] == "broken"
+    shown = subprocess.run([sys.executable, "-c", verdict["reproducer"]], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Finding(error=0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["generate", "nowhere", "abc"], "nowhere is no folder"),
+        (["generate", "FOLDER", "xyz"], "'x'"),
+        (["generate", "FOLDER", ""], "empty"),
+        (["generate", "FOLDER", "abc", "--temperature", "0"], "temperature = 0"),
+        (["generate", "FOLDER", "abc", "--device", "cuda:9"], "cuda:9"),
+        (["check", "FOLDER", "--only", "caches"], "Did you mean 'cache'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(folder, arguments, fragment):
+    words = [folder if a == "FOLDER" else a for a in arguments]
+    done = subprocess.run([sys.executable, "-m", "regard", *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and fragment in done.stderr
+
+
+def test_importing_regard_loads_no_extra():
+    extras = ("transformers", "tokenizers", "triton", "typer", "scipy")
+    code = f"import sys, regard; print([m for m in {extras} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
