@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.show import console, print_json, table
-from regard.kernels import registered
-from regard.mechanisms import Mechanism, Pairwise
+from regard.kernels import registered, runs_here
 from regard.mechanisms import mechanisms as known
 
 
@@ -16,14 +15,18 @@ def mechanisms(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List every mechanism: formula, time, state, and which faces have kernels here."""
-    made = table("name", "formula", "time", "state", "kernels")
+    made = table("name", "formula", "time", "state", "kernels here")
+    made.columns[1].no_wrap = True
     rows = []
     for name, cls in known().items():
-        kernels = _kernels(cls)
-        rows.append({"name": name, "formula": cls.formula, "time": cls.order, "state": cls.memory, "kernels": kernels})
-        unique = dict.fromkeys(n for found in kernels.values() for n in found)
-        shown = ", ".join(f"{name} ({', '.join(f for f in kernels if name in kernels[f])})" for name in unique)
-        made.add_row(name, cls.formula, f"O({cls.order})", cls.memory, shown or "plain")
+        kernels = {f: [k.name for k in ks if runs_here(k)] for f, ks in registered(cls).items()}
+        elsewhere = sorted({k.name for ks in registered(cls).values() for k in ks if not runs_here(k)})
+        row = {"name": name, "formula": cls.formula, "time": cls.order, "state": cls.memory}
+        rows.append(row | {"kernels": kernels, "needs_cuda": elsewhere})
+        shown = "; ".join(f"{face}: {', '.join(names)}" for face, names in kernels.items() if names) or "plain"
+        if elsewhere:
+            shown += f"; with CUDA: {', '.join(elsewhere)}"
+        made.add_row(name, cls.formula, f"O({cls.order})", cls.memory, shown)
     if json:
         print_json(rows)
         return
@@ -34,12 +37,3 @@ def mechanisms(
         "an explicit-weights face; `regard check NAME` shows that they agree.",
         style="dim",
     )
-
-
-def _kernels(cls: type[Mechanism]) -> dict[str, list[str]]:
-    """Kernel names by face; a pairwise mechanism decodes with its parallel kernel over the cache."""
-    names = registered(cls)
-    found = {"parallel": names.get("forward", []), "recurrent": names.get("extend", [])}
-    if issubclass(cls, Pairwise):
-        found["recurrent"] = found["parallel"]
-    return {face: kernels for face, kernels in found.items() if kernels}

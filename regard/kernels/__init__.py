@@ -5,6 +5,6 @@ A kernel has the arguments of the face it replaces, the mechanism first. Which o
 """
 
 from regard.kernels import decode, decode_cpu, sdpa
-from regard.kernels.registry import fast, kernel, plain, registered
+from regard.kernels.registry import fast, kernel, plain, registered, runs_here
 
-__all__ = ["decode", "decode_cpu", "fast", "kernel", "plain", "registered", "sdpa"]
+__all__ = ["decode", "decode_cpu", "fast", "kernel", "plain", "registered", "runs_here", "sdpa"]

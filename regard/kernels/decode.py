@@ -39,7 +39,7 @@ def _when(
     return None
 
 
-@kernel(Softmax, "extend", name="triton", when=_when)
+@kernel(Softmax, "extend", name="triton", when=_when, device="cuda")
 def extend(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:

@@ -33,7 +33,7 @@ def _when(
     return None
 
 
-@kernel(Softmax, "extend", name="whole-room", when=_when)
+@kernel(Softmax, "extend", name="whole-room", when=_when, device="cpu")
 def extend(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:

@@ -5,31 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from regard.errors import KernelError, did_you_mean
-from regard.mechanisms import Kernel, Mechanism
+from regard.mechanisms import Kernel, Mechanism, Pairwise
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _N = TypeVar("_N", bound=nn.Module)
 
 
-def kernel(cls: type[Mechanism], face: str, *, name: str, when: Callable[..., str | None]) -> Callable[[_F], _F]:
+def kernel(
+    cls: type[Mechanism], face: str, *, name: str, when: Callable[..., str | None], device: str = ""
+) -> Callable[[_F], _F]:
     """Registers a function as the fast twin of a face ("forward" or "extend") of exactly this class.
 
-    `when` takes the arguments of the kernel and returns None where it can run, or the reason why not.
+    `when` takes the arguments of the kernel and returns None where it can run, or the reason why not. `device` is the
+    only kind of device that it is for.
     """
 
     def add(run: _F) -> _F:
-        cls.kernels.setdefault(face, []).append(Kernel(name, run, when))
+        cls.kernels.setdefault(face, []).append(Kernel(name, run, when, device))
         return run
 
     return add
 
 
-def registered(cls: type[Mechanism]) -> dict[str, list[str]]:
-    """Names of the kernels of each face."""
-    return {face: [k.name for k in kernels] for face, kernels in cls.kernels.items()}
+def registered(cls: type[Mechanism]) -> dict[str, list[Kernel]]:
+    """The kernels of each face, "parallel" and "recurrent". A pairwise mechanism decodes with its parallel kernel over
+    the cache where no other is for decoding."""
+    forward, extend = cls.kernels.get("forward", []), cls.kernels.get("extend", [])
+    found = {"parallel": forward, "recurrent": extend + (forward if issubclass(cls, Pairwise) else [])}
+    return {face: kernels for face, kernels in found.items() if kernels}
+
+
+def runs_here(kernel: Kernel) -> bool:
+    """Whether this machine has the device that a kernel is for."""
+    return kernel.device != "cuda" or torch.cuda.is_available()
 
 
 def plain(model: _N) -> _N:

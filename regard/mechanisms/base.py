@@ -39,11 +39,13 @@ class Cost:
 
 
 class Kernel(NamedTuple):
-    """A fast twin of one face: same arguments, same result. `refuses` says why it cannot, or None."""
+    """A fast twin of one face: same arguments, same result. `refuses` says why it cannot, or None; `device` is the kind
+    of device that it is for, "" for any."""
 
     name: str
     run: Callable[..., Any]
     refuses: Callable[..., str | None]
+    device: str = ""
 
 
 class Mechanism(nn.Module, ABC):
