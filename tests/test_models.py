@@ -35,7 +35,7 @@ from regard.models import (
 from regard.models.laws import MODEL_LAWS, ModelSubject, check
 from regard.nn import LooksAheadError
 
-NAMES = sorted(set(mechanisms()) - {"linear"})
+NAMES = sorted(mechanisms())
 POSITIONS = ["learned", "sinusoidal", "rotary", "none"]
 MERGES = ["concatenate", "shuffle", "shift", "reweight"]  # those that do not look ahead
 DTYPES = [torch.float64, torch.float32]
