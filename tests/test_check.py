@@ -60,6 +60,7 @@ def test_a_mistake_is_named_by_its_law(name):
     assert result.exit_code == 1, result.output
     (verdict,) = json.loads(result.output)
     assert verdict["status"] == "broken"
+    assert "Error: " not in verdict["detail"]  # found by the law, not by an accident within it
     assert verdict["error"] == "inf" or verdict["error"] > verdict["limit"]
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from regard.laws.case import TOLERANCE, Case, DoesNotApply, Finding, comparable, difference, spread, worst
 from regard.laws.subjects import Subject
@@ -175,7 +176,9 @@ def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor], limi
 def gradients_are_right(subject: Subject, case: Case) -> Finding:
     """gradients agree with finite differences (argmax: only v has any; straight-through: dq, dk are softmax's)"""
     case = case.but(dtype="float64", T=min(case.T, 5), B=1, padding="none", window=None, documents=False)
-    inputs = [x.requires_grad_() for x in subject.inputs(case)]
+    inputs = subject.inputs(case)
+    # Moderate queries and keys: finite differences mean nothing where rounding is magnified, as near (q·k + 1)² = 0.
+    inputs = [(0.3 * x if n + 1 < len(inputs) else x).requires_grad_() for n, x in enumerate(inputs)]
     mechanism = subject.mechanism(case)
     if isinstance(mechanism, Argmax):
         return _argmax_gradients(mechanism, case, inputs)
@@ -196,8 +199,8 @@ def gradients_are_right(subject: Subject, case: Case) -> Finding:
         return subject.run(case, [next(given) if any(x is u for u in used) else x for x in inputs])
 
     try:
-        torch.autograd.gradcheck(run, used, eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
-    except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
+        gradcheck(run, used, eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
+    except GradcheckError as error:
         return Finding(math.inf, 1e-4, "gradcheck: " + " ".join(str(error).split())[:160])
     return Finding(0.0, 1e-4, "gradcheck in float64")
 
