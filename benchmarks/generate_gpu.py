@@ -14,6 +14,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 import transformers
@@ -35,6 +36,28 @@ def bandwidth(device: str) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) / 1000)
     return 2 * a.numel() / statistics.median(times)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Seconds of one run, all of the device's work included."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
+
+
+def raced(ways: dict[str, Callable[[], object]], tokens: int, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds a token of each way, taken in turn after two runs to warm up."""
+    for name, run in ways.items():
+        print(f"{name}: first run {seconds(run):.1f} s", flush=True)
+        seconds(run)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, run in ways.items():
+            times[name].append(1000 * seconds(run) / tokens)
+    return times
 
 
 def main() -> None:
@@ -67,24 +90,7 @@ def main() -> None:
         "transformers, compiled, static cache": lambda: theirs.generate(prompt, cache_implementation="static", **new),
     }
 
-    def seconds(run: object) -> float:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()  # type: ignore[operator]
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    times: dict[str, list[float]] = {}
-    for name, run in ways.items():
-        first = seconds(run)
-        seconds(run)
-        times[name] = []
-        print(f"{name}: first run {first:.1f} s", flush=True)
-    for _ in range(options.repeats):
-        for name, run in ways.items():
-            times[name].append(1000 * seconds(run) / options.tokens)
+    times = raced(ways, options.tokens, options.repeats)
     weights = sum(p.numel() * p.element_size() for p in ours.parameters())
     mine = statistics.median(times["regard"])
     rows = []

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -143,7 +144,7 @@ def check_model(
     """The laws of whole models: looks ahead, cache = whole pass, padding, batch, prompts of unequal length."""
     label, verdicts = type(model).__name__, []
     precisions = ["float64", "float32"] if dtype is None else [precision(dtype)]
-    model = model.to(usable(device))
+    model = deepcopy(model).to(usable(device))  # the one handed in stays where it is
     for name, law in _chosen(only, MODEL_LAWS).items():
         if progress is not None:
             progress(label, name)

@@ -246,3 +246,17 @@ def test_mechanisms_command_lists_everything():
 def test_version():
     done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"regard {regard.__version__}\n"
+
+
+def test_what_is_checked_stays_as_it_was():
+    for thing in (
+        regard.mechanism("synthesizer", heads=2, width=3, length=12),
+        nn.Linear(5, 5),
+        regard.GPT.preset("nano"),
+    ):
+        thing.train()
+        before = {n: x.clone() for n, x in thing.state_dict().items()}
+        regard.check(thing, draws=4, only=["batch"])
+        assert thing.training
+        for n, x in thing.state_dict().items():
+            assert x.dtype == before[n].dtype and torch.equal(x, before[n])
