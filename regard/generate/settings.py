@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regard.models.config import ConfigError, Section
+from regard.config import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)

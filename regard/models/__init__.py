@@ -1,10 +1,11 @@
 """Models over any mechanism: decoder-only, encoder, encoder-decoder; their configs, folders and summaries."""
 
-from regard.models.base import IGNORE, Model, token_loss
+from regard.config import ConfigError
+from regard.data.batch import IGNORE
+from regard.models.base import Model, token_loss
 from regard.models.config import (
     AttentionConfig,
     BlockConfig,
-    ConfigError,
     EncoderConfig,
     GPTConfig,
     Seq2SeqConfig,

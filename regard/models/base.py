@@ -10,14 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.config import Section
+from regard.data.batch import IGNORE
 from regard.data.tokenizers import Tokenizer
 from regard.errors import UnknownNameError, did_you_mean
-from regard.models.config import Section
 
 if TYPE_CHECKING:  # they know all models, and so come after them
     from regard.models.summary import Summary
-
-IGNORE = -100  # a target that carries no loss
 
 C = TypeVar("C", bound=Section)
 M = TypeVar("M", bound="Model[Any]")

@@ -1,72 +1,11 @@
-"""What a model is made of: small nested sections, frozen, checked, and the same in Python, JSON and TOML."""
+"""What a model is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
-from regard.errors import RegardError, did_you_mean
-
-S = TypeVar("S", bound="Section")
-
-
-class ConfigError(RegardError, ValueError):
-    """A config has an unknown key or a value that cannot be."""
-
-
-# The most that a size may be: a config is read from files, and a typing error should not exhaust the memory.
-_MOST = {
-    "width": 1 << 16,
-    "layers": 1 << 10,
-    "length": 1 << 24,
-    "vocabulary": 1 << 24,
-    "target_vocabulary": 1 << 24,
-    "heads": 1 << 12,
-    "groups": 1 << 12,
-    "key_width": 1 << 14,
-    "value_width": 1 << 14,
-    "hidden": 1 << 18,
-    "window": 1 << 24,
-    "classes": 1 << 20,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of a config. Unknown keys, wrong types and impossible sizes are errors that say what was expected."""
-
-    # Where a section stands in its model's config, for error messages.
-    place: ClassVar[str] = "model"
-
-    def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if not _fits(value, hints[f.name]):
-                raise ConfigError(f"{self.place}.{f.name} = {value!r}: expected {_shown(hints[f.name])}")
-            most = _MOST.get(f.name)
-            if most is not None and value is not None and not 1 <= value <= most:
-                raise ConfigError(f"{self.place}.{f.name} = {value}: expected 1 to {most}")
-            if "dropout" in f.name and not 0 <= value < 1:
-                raise ConfigError(f"{self.place}.{f.name} = {value}: expected at least 0 and less than 1")
-
-    def but(self: S, **changes: Any) -> S:
-        """The same with some fields changed; a section inside takes a dict of its own changes."""
-        known = {f.name: getattr(self, f.name) for f in fields(self)}
-        made: dict[str, Any] = {}
-        for name, value in changes.items():
-            if name not in known:
-                raise ConfigError(f"no key '{name}' in {self.place}.{did_you_mean(name, known)}")
-            if isinstance(known[name], Section) and isinstance(value, Mapping):
-                value = known[name].but(**value)
-            made[name] = tuple(value) if isinstance(value, list) else value
-        return replace(self, **made)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers, as JSON and TOML have them."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+from regard.config import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,35 +106,3 @@ class Seq2SeqConfig(Section):
     cross_options: dict[str, Any] = field(default_factory=dict)
     encoder: StackConfig = field(default_factory=StackConfig)
     decoder: StackConfig = field(default_factory=StackConfig)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, h) for h in get_args(hint))
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(x, get_args(hint)[0]) for x in value)
-    if origin is dict:
-        return isinstance(value, Mapping) and all(isinstance(n, str) for n in value)
-    if hint is float:
-        return isinstance(value, float | int) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _shown(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "nothing"}
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_shown(h) for h in get_args(hint))
-    if get_origin(hint) is tuple:
-        return "a list, each " + _shown(get_args(hint)[0])
-    return names.get(hint, "a section of keys and values")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Section):
-        return value.as_dict()
-    if isinstance(value, Mapping):
-        return {n: _plain(x) for n, x in value.items()}
-    return [_plain(x) for x in value] if isinstance(value, tuple | list) else value

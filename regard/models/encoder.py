@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.models.base import IGNORE, Model, token_loss
+from regard.data.batch import IGNORE
+from regard.models.base import Model, token_loss
 from regard.models.config import EncoderConfig
 from regard.models.stack import Stack, initialise
 from regard.nn import NORMS, Registry

@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from regard.config import ConfigError
 from regard.data.tokenizers import TokenizerFileError, load_tokenizer
 from regard.errors import RegardError, did_you_mean
 from regard.models.base import Model
-from regard.models.config import ConfigError
 from regard.models.encoder import Encoder
 from regard.models.gpt import GPT
 from regard.models.seq2seq import Seq2Seq

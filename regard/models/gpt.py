@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.models.base import IGNORE, token_loss
+from regard.data.batch import IGNORE
+from regard.models.base import token_loss
 from regard.models.config import GPTConfig
 from regard.models.decoder import Decoder
 from regard.models.stack import StackState

@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.models.base import IGNORE, token_loss
-from regard.models.config import ConfigError, Seq2SeqConfig
+from regard.config import ConfigError
+from regard.data.batch import IGNORE
+from regard.models.base import token_loss
+from regard.models.config import Seq2SeqConfig
 from regard.models.decoder import Decoder
 from regard.models.stack import Stack, StackState
 
