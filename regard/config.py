@@ -53,14 +53,14 @@ class Section:
                 raise ConfigError(f"{self.place}.{f.name} = {value}: expected at least 0 and less than 1")
 
     def but(self: S, **changes: Any) -> S:
-        """The same with some fields changed; a section inside takes a dict of its own changes."""
+        """The same with some fields changed; a section inside takes a dict of its own changes, or its `name`."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         made: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
                 raise ConfigError(f"no key '{name}' in {self.place}.{did_you_mean(name, known)}")
-            if isinstance(known[name], Section) and isinstance(value, Mapping):
-                value = known[name].but(**value)
+            if isinstance(known[name], Section) and isinstance(value, Mapping | str):
+                value = known[name].but(**(value if isinstance(value, Mapping) else {"name": value}))
             made[name] = tuple(value) if isinstance(value, list) else value
         return replace(self, **made)
 

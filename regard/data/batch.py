@@ -20,3 +20,7 @@ class Batch(NamedTuple):
     def rows(self, start: int, stop: int) -> Batch:
         """Some of its rows."""
         return Batch(*(None if t is None else t[start:stop] for t in self))  # type: ignore[arg-type]
+
+    def columns(self, stop: int) -> Batch:
+        """Only its first columns."""
+        return Batch(*(None if t is None else t[:, :stop] for t in self))  # type: ignore[arg-type]

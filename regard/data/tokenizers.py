@@ -23,7 +23,7 @@ ROLES = {
     "start": ("<start>", "<s>", "<bos>", "<|begin_of_text|>", "[CLS]"),
     "pad": ("<pad>", "[PAD]", "□"),
     "unknown": ("<unknown>", "<unk>", "[UNK]"),
-    "mask": ("<mask>", "[MASK]"),
+    "mask": ("<mask>", "[MASK]", "⁇"),
 }
 
 

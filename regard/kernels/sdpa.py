@@ -1,14 +1,19 @@
-"""PyTorch's fused attention for everything that is a softmax: softmax itself and both synthesizers."""
+"""PyTorch's fused attention for everything that is a softmax: softmax itself and both synthesizers.
+
+On a CPU it is not fused where weights are dropped; regard's own function then takes its place.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regard.kernels import dropout_attention
 from regard.kernels.registry import kernel
 from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
 from regard.shapes import Mask
@@ -49,12 +54,15 @@ def random_synthesizer(
 def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
     T, S = q.shape[2], k.shape[2]
-    call = partial(
-        functional.scaled_dot_product_attention,
+    p = mechanism.dropout if mechanism.training else 0.0
+    ours = p > 0 and dropout_attention.suits(q, mask)
+    attention = dropout_attention.scaled_dot_product_attention if ours else functional.scaled_dot_product_attention
+    call: Callable[..., Tensor] = partial(
+        attention,
         q,
         k,
         mask.hide(v),
-        dropout_p=mechanism.dropout if mechanism.training else 0.0,
+        dropout_p=p,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )

@@ -60,8 +60,8 @@ class Model(nn.Module, Generic[C]):
 
 
 def token_loss(
-    logits: Float[Tensor, "*any N"], targets: Int[Tensor, "*any"], ignore: int = IGNORE
+    logits: Float[Tensor, "*any N"], targets: Int[Tensor, "*any"], ignore: int = IGNORE, mean: bool = True
 ) -> Float[Tensor, ""]:
-    """Mean of −log p(target) over the targets that are not `ignore`; zero where all are."""
+    """Mean (or sum) of −log p(target) over the targets that are not `ignore`; zero where all are."""
     total = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum")
-    return total / (targets != ignore).sum().clamp(min=1)
+    return total / (targets != ignore).sum().clamp(min=1) if mean else total

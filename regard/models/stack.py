@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import LengthError
+from regard.kernels.dropout import dropout
 from regard.mechanisms import Cache, fork, lookup
 from regard.models.config import StackConfig
 from regard.nn import MLPS, NORMS, POSITIONS, Attention, Block, BlockState, Rotation
@@ -174,7 +174,7 @@ class Stack(nn.Module):
         x = x if added is None else x + added
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         if self.training and self.config.dropout:
-            x = functional.dropout(x, self.config.dropout)
+            x = dropout(x, self.config.dropout)
         return x, self.positions.rotation(positions, reach, x.dtype)
 
 

@@ -19,13 +19,15 @@ from regard.nn import Block
 @dataclass(frozen=True)
 class Row:
     """One part. `sequence`: FLOPs of matrix products for a whole sequence of T tokens; `token`: for the T-th token,
-    with a state; `state`: bytes that the state of one sequence then has."""
+    with a state; `state`: bytes that the state of one sequence then has; `spared`: FLOPs of the sequence that go into
+    pairs which causality hides."""
 
     part: str
     parameters: int
     sequence: int
     token: int
     state: int
+    spared: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Summary:
     def total(self) -> Row:
         sums = (sum(getattr(r, n) for r in self.rows) for n in ("parameters", "sequence", "token", "state"))
         return Row("total", *sums)
+
+    @property
+    def useful(self) -> int:
+        """FLOPs of matrix products that a whole sequence needs: of causal pairs only half count."""
+        return self.total.sequence - sum(r.spared for r in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
         return {"model": self.title, "T": self.T, "rows": [asdict(r) for r in self.rows], "total": asdict(self.total)}
@@ -80,15 +87,16 @@ def _stack_rows(stack: Stack, T: int, prefix: str, decodes: bool) -> Iterator[Ro
 
 def _block_row(block: Block, T: int, name: str, decodes: bool) -> Row:
     mlp = 2 * sum(m.weight.numel() for m in block.mlp.modules() if isinstance(m, nn.Linear))
-    sequence, token, state = T * mlp, mlp if decodes else 0, 0
+    sequence, token, state, spared = T * mlp, mlp if decodes else 0, 0, 0
     for attention in (block.attention, block.cross):
         if attention is None:
             continue
-        sequence += attention.cost(T, T).matmul
+        whole = attention.cost(T, T)
+        sequence, spared = sequence + whole.matmul, spared + whole.matmul - whole.useful
         if decodes:
             step = attention.cost(1, T, "recurrent")
             token, state = token + step.matmul, state + step.state
-    return Row(name, _count(block), sequence, token, state)
+    return Row(name, _count(block), sequence, token, state, spared)
 
 
 def _head_row(model: Model[Any], T: int) -> Row:

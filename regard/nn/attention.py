@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard.errors import OptionError, ShapeError
+from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State, fitted
 from regard.nn.merges import MERGES, LooksAheadError
 from regard.nn.positions import Rotation, rotate
@@ -174,7 +174,7 @@ class Attention(nn.Module):
     def _output(self, heads: Tensor, visible: Tensor | None) -> Tensor:
         out: Tensor = self.out(self.merge(heads, visible))
         if self.training and self.residual_dropout:
-            out = functional.dropout(out, self.residual_dropout)
+            out = dropout(out, self.residual_dropout)
         return _zeroed(out, visible)
 
     def _check_source(self, crossing: bool) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.kernels.dropout import dropout
 from regard.mechanisms import State
 from regard.nn.attention import Attention, Seen, Tokens
 from regard.nn.positions import Rotation
@@ -146,4 +147,4 @@ class Block(nn.Module):
 
     def _mlp(self, x: Tensor) -> Tensor:
         out: Tensor = self.mlp(x)
-        return functional.dropout(out, self.dropout) if self.training and self.dropout else out
+        return dropout(out, self.dropout) if self.training and self.dropout else out

@@ -1,0 +1,156 @@
+"""`regard world` and `regard data`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from regard.cli.show import console, print_json, table
+from regard.data.batch import IGNORE, Batch
+from regard.data.corruption import corrupt, longest_cut
+from regard.data.questions import (
+    MARK,
+    PAD,
+    pack_documents,
+    question_batch,
+    read_documents,
+    read_questions,
+    special,
+    vocabulary,
+)
+from regard.data.tokenizers import Tokenizer
+from regard.data.tokens import write_tokens
+from regard.data.world import WorldConfig, make_world
+from regard.errors import OptionError, UnknownNameError, did_you_mean
+
+DEFAULT = WorldConfig()
+SHOWN = {"names": "question⁇answer⁇, loss on the answer", "corruption": "prefix⁇suffix⁇span, loss on all of it"}
+NO_LOSS = "·"
+
+data = typer.Typer(help="Look at data, and turn texts into files of tokens.", no_args_is_help=True)
+
+
+def world(
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    people: Annotated[int, typer.Option(help="People who are written about.")] = DEFAULT.people,
+    biographies: Annotated[int, typer.Option(help="Biographies of each.")] = DEFAULT.biographies,
+    sentences: Annotated[int, typer.Option(help="Sentences of a biography, at most 6.")] = DEFAULT.sentences,
+    permuted: Annotated[bool, typer.Option(help="The order of facts varies.")] = DEFAULT.permuted,
+    full_names: Annotated[bool, typer.Option(help="Each sentence has the full name.")] = DEFAULT.full_names,
+    told: Annotated[float, typer.Option(help="Share of biographies with the birthplace.")] = DEFAULT.told,
+    celebrities: Annotated[float, typer.Option(help="Share of people with more biographies.")] = DEFAULT.celebrities,
+    fame: Annotated[int, typer.Option(help="How many times as many those have.")] = DEFAULT.fame,
+    places: Annotated[int, typer.Option(help="Places to be born in.")] = DEFAULT.places,
+    skew: Annotated[float, typer.Option(help="Exponent of the places' shares; 0: all alike.")] = DEFAULT.skew,
+    variety: Annotated[float, typer.Option(help="Share of names of another form.")] = DEFAULT.variety,
+    asked: Annotated[int | None, typer.Option(help="People asked in training; two thirds unless said.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="People asked in dev, as many in test; half the rest.")] = None,
+    unwritten: Annotated[float, typer.Option(help="People never written about, as a share.")] = DEFAULT.unwritten,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same world.")] = DEFAULT.seed,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Make an invented world: people, biographies to read, and questions about birthplaces."""
+    config = WorldConfig(
+        people=people,
+        biographies=biographies,
+        sentences=sentences,
+        permuted=permuted,
+        full_names=full_names,
+        told=told,
+        celebrities=celebrities,
+        fame=fame,
+        places=places,
+        skew=skew,
+        variety=variety,
+        asked=asked,
+        held_out=held_out,
+        unwritten=unwritten,
+        seed=seed,
+    )
+    made = make_world(config)
+    made.write(out)
+    strangers = [q for form in made.unwritten.values() for q in form]
+    files = {
+        "documents.txt": (len(made.documents), made.documents[0]),
+        **{f"{k}.tsv": (len(q), f"{q[0].text} {q[0].answer}") for k, q in made.questions.items()},
+        "test_inputs.tsv": (len(made.test), made.test[0].text),
+        "unwritten.tsv": (len(strangers), strangers[0].text if strangers else ""),
+        "people.jsonl": (len(made.people), made.people[0].name),
+    }
+    if json:
+        print_json({"folder": str(out), "config": config.as_dict(), "lines": {n: k for n, (k, _) in files.items()}})
+        return
+    listed = table("file", "lines", "the first")
+    for name, (lines, first) in files.items():
+        listed.add_row(name, f"{lines:,}", first)
+    console().print(f"{out} holds a world of seed {seed}; world.toml has its config.\n", soft_wrap=True)
+    console().print(listed)
+
+
+@data.command()
+def show(
+    what: Annotated[str, typer.Argument(help="names (questions) or corruption (documents).")],
+    n: Annotated[int, typer.Option("--n", help="So many examples.")] = 5,
+    documents: Annotated[Path | None, typer.Option(help="One document a line; none: an invented world.")] = None,
+    questions: Annotated[Path | None, typer.Option(help="Question, tab, answer; none: an invented world.")] = None,
+    block: Annotated[int, typer.Option(help="Tokens of a row.")] = 128,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same cuts and spans.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Print examples as a model gets them: x, and y at each place of x."""
+    if what not in SHOWN:
+        raise UnknownNameError(f"no data '{what}' to show.{did_you_mean(what, SHOWN)}")
+    invented = make_world(WorldConfig(seed=seed)) if documents is None or questions is None else None
+    texts = read_documents(documents) if documents is not None else invented.documents if invented else []
+    asked = read_questions(questions, answers=True) if questions is not None else invented.train if invented else []
+    tokenizer = vocabulary([*texts, *(t for q in asked for t in (q.text, q.answer or ""))])
+    if what == "names":
+        batch = question_batch(tokenizer, asked[:n], block)
+    else:
+        rows, lengths = pack_documents(tokenizer, texts[:n], longest_cut(block))
+        source = torch.Generator().manual_seed(seed)
+        batch = corrupt(rows, lengths, block, special(tokenizer, MARK), special(tokenizer, PAD), source)
+    lines = _lines(tokenizer, batch)
+    if json:
+        print_json([{"x": x, "y": y} for x, y in lines])
+        return
+    console(stderr=True).print(f"{what}: {SHOWN[what]}; {PAD} padding, {NO_LOSS} no loss here\n", style="dim")
+    for x, y in lines:
+        print(f"x: {x}\ny: {y}\n")
+
+
+def _lines(tokenizer: Tokenizer, batch: Batch) -> list[tuple[str, str]]:
+    return [(_line(tokenizer, x), _line(tokenizer, y)) for x, y in zip(batch.x.tolist(), batch.y.tolist(), strict=True)]
+
+
+def _line(tokenizer: Tokenizer, ids: list[int]) -> str:
+    text = "".join(NO_LOSS if i == IGNORE else tokenizer.decode([i]) for i in ids)
+    return re.sub(f"({PAD}|{NO_LOSS})\\1{{3,}}", lambda m: f"{m[1]}×{len(m[0])}", text)
+
+
+@data.command()
+def tokens(
+    file: Annotated[Path, typer.Argument(help="A text, UTF-8.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    tokenizer: Annotated[str, typer.Option(help="characters, bytes or bpe.")] = "characters",
+    vocabulary_size: Annotated[int, typer.Option("--vocabulary", help="Tokens of a BPE.")] = 8192,
+    share: Annotated[float, typer.Option(help="So much of it to train on, the rest for dev.")] = 0.9,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Turn a text into train.npy, dev.npy and tokenizer.json, for a language model."""
+    if out.is_file():
+        raise OptionError(f"--out {out} is a file; expected a folder")
+    train, dev = write_tokens(file, out, tokenizer, vocabulary_size, share)
+    if json:
+        found = {"folder": str(out), "train": len(train), "dev": len(dev)}
+        print_json(found | {"vocabulary": train.tokenizer.size, "dtype": str(train.tokens.dtype)})
+        return
+    console().print(
+        f"{out}: {len(train):,} tokens to train on and {len(dev):,} for dev ({train.tokens.dtype}), "
+        f"{train.tokenizer.size:,} different ones ({train.tokenizer.kind})",
+        soft_wrap=True,
+    )

@@ -1,0 +1,165 @@
+"""`regard run`, `train`, `evaluate`, `predict`, `runs` and `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.checking import usable
+from regard.cli.progress import shown
+from regard.cli.show import console, print_json, table
+from regard.data.questions import read_questions, write_predictions
+from regard.errors import OptionError
+from regard.models import Decoder, load
+from regard.train import experiment, stage
+from regard.train.answers import answer, score
+from regard.train.experiment import EXPERIMENTS, Shown
+from regard.train.recipe import known
+from regard.train.recipe import load as load_recipe
+from regard.train.reports import compare
+from regard.train.run import find_runs, model_folder, stamped
+from regard.train.runs import described
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. train.lr=3e-4.")]
+Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
+Device = Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; cpu unless said.")]
+Variant = Annotated[str | None, typer.Option(help="A variant of the recipe, e.g. full.")]
+Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def run(
+    name: Annotated[str | None, typer.Argument(help="The experiment, e.g. knowledge.")] = None,
+    overrides: Overrides = None,
+    variant: Variant = None,
+    out: Out = None,
+    resume: Resume = None,
+    seed: Annotated[int | None, typer.Option(help="Short for train.seed=N.")] = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Run a whole experiment: trainings, evaluation, and a report."""
+    where = console(stderr=True)
+    how = Shown(lambda text: where.print(text), shown)
+    if resume is not None:
+        _alone(name, overrides, out, variant)
+        folder, results = resume, experiment.resume(resume, device, how)
+    elif name is None:
+        raise OptionError(f"which experiment? There is {', '.join(EXPERIMENTS)}: regard run {next(iter(EXPERIMENTS))}")
+    else:
+        folder = out or stamped(name)
+        changes = [*(overrides or ()), *([f"train.seed={seed}"] if seed is not None else [])]
+        results = experiment.run(name, folder, changes, variant, device or "cpu", how)
+    if json:
+        print_json(results)
+        return
+    _outcome(results)
+    console().print(f"\nReport: {(folder / 'report.html').resolve()}", soft_wrap=True)
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe, e.g. lm or knowledge/pretrain, or a file.")] = None,
+    overrides: Overrides = None,
+    variant: Variant = None,
+    out: Out = None,
+    resume: Resume = None,
+    seed: Annotated[int | None, typer.Option(help="Short for train.seed=N.")] = None,
+    device: Device = None,
+) -> None:
+    """Train one model by a recipe, or go on with a run that was stopped."""
+    if resume is not None:
+        _alone(recipe, overrides, out, variant)
+        done = stage.resume(resume, device, shown(resume.name))
+    elif recipe is None:
+        raise OptionError(f"which recipe? There is {', '.join(known())}: regard train lm data.text=FILE")
+    else:
+        changes = [*(overrides or ()), *([f"train.seed={seed}"] if seed is not None else [])]
+        made = load_recipe(recipe, changes, variant)
+        done = stage.train(made, out or stamped(recipe), device or "cpu", shown(recipe))
+    row = described(done)
+    console().print(f"{row['status']}: {row['measured'] or 'trained'}\nRun: {done.path.resolve()}", soft_wrap=True)
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="RUN", help="A run or model folder.")],
+    data: Annotated[Path, typer.Option(help="Questions with answers: question, tab, answer.")],
+    predictions: Annotated[Path | None, typer.Option(help="Write the answers here, one a line.")] = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Ask a model questions and count its right answers."""
+    questions = read_questions(data, answers=True)
+    said = [a.text for a in answer(_decoder(model, device), questions)]
+    if predictions is not None:
+        write_predictions(predictions, said)
+    found = score(said, questions)
+    assert found is not None
+    if json:
+        print_json(found)
+    else:
+        interval = f"95% interval {found['low']:.1%} to {found['high']:.1%}"
+        console().print(f"{found['right']} of {found['n']} right: {found['accuracy']:.1%} ({interval})")
+
+
+def predict(
+    model: Annotated[str, typer.Argument(metavar="RUN", help="A run or model folder.")],
+    input: Annotated[Path, typer.Option(help="Questions, one a line; answers are not looked at.")],
+    out: Annotated[Path, typer.Option(help="Write the answers here, one a line, in the order of the questions.")],
+    device: Device = None,
+) -> None:
+    """Write a model's answers to questions."""
+    questions = read_questions(input, answers=False)
+    write_predictions(out, [a.text for a in answer(_decoder(model, device), questions)])
+    console().print(f"{len(questions)} answers in {out}", soft_wrap=True)
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    json: Json = False,
+) -> None:
+    """List the runs in a folder."""
+    rows = [described(run) for run in find_runs(folder)]
+    if json:
+        print_json(rows)
+    elif not rows:
+        console().print(f"no runs in {folder}; `regard run knowledge` makes some")
+    else:
+        made = table("run", "recipe", "mechanism", "status", "steps", "measured")
+        for row in rows:
+            made.add_row(*(str(row[key]) for key in ("name", "recipe", "mechanism", "status", "steps", "measured")))
+        console().print(made)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs or experiments.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The page to write.")] = None,
+) -> None:
+    """Write a page about an experiment, or one that compares runs."""
+    console().print(f"Report: {compare(folders, out).resolve()}", soft_wrap=True)
+
+
+def _outcome(results: Any) -> None:
+    keys = [key for key in ("dev", "test") if any(row.get(key) for row in results["models"])]
+    made = table("", *keys, title="Right answers")
+    for row in (*results["baselines"], *results["models"]):
+        cells = ["–" if row.get(key) is None else _cell(row[key]) for key in keys]
+        made.add_row(row["name"], *cells)
+    console().print(made)
+
+
+def _cell(found: Any) -> str:
+    return f"{found['accuracy']:6.1%}  [{found['low']:.1%}, {found['high']:.1%}]  of {found['n']}"
+
+
+def _decoder(model: str, device: str | None) -> Decoder[Any]:
+    loaded = load(model_folder(model), usable(device or "cpu"))
+    if not isinstance(loaded, Decoder):
+        raise OptionError(f"{model} is a {type(loaded).__name__}, which writes no answers; expected a GPT")
+    return loaded
+
+
+def _alone(*others: Any) -> None:
+    if any(others):
+        raise OptionError("--resume goes on with what the run was started with: give nothing beside it but --device")

@@ -1,0 +1,85 @@
+"""Span corruption: a document with a hole, then what belongs there.
+
+Each document is cut to a random length, one span of it is taken out, and the sequence is `prefix ⁇ suffix ⁇ span`,
+padded with □ to the block. x is all of it but the last token, y all but the first. Whole batches at a time, on the
+device of the documents, without a loop over rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.data.batch import IGNORE, Batch
+from regard.data.files import DataError
+
+SHORTEST = 4
+
+
+def longest_cut(block: int) -> int:
+    """The longest that a document is cut to: ⌊7/8 of the block⌋, which leaves room for the two marks."""
+    if block < 9:
+        raise DataError(f"a block of {block} tokens: expected at least 9, for a document and two marks")
+    return block * 7 // 8
+
+
+def corrupt(
+    documents: Int[Tensor, "N L"],
+    lengths: Int[Tensor, "N"],
+    block: int,
+    mark: int,
+    pad: int,
+    generator: torch.Generator,
+    spans: tuple[float, float] = (1 / 8, 3 / 8),
+    ignore_padding: bool = True,
+) -> Batch:
+    """Corrupts each document anew. `spans`: the smallest and largest share of a cut that its span may be; their mean is
+    the mean share. `ignore_padding=False` puts loss on the padding too, as some published code does."""
+    draws = torch.rand(4, documents.shape[0], generator=generator, device=documents.device)
+    cut, span, start = draw_spans(lengths, longest_cut(block), draws, spans)
+    return with_hole(documents, cut, span, start, block, mark, pad, ignore_padding)
+
+
+def draw_spans(
+    lengths: Int[Tensor, "N"], longest: int, draws: Float[Tensor, "4 N"], spans: tuple[float, float] = (1 / 8, 3 / 8)
+) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"], Int[Tensor, "N"]]:
+    """Cut, span length and span start of each document from four uniform numbers in [0, 1).
+
+    cut = min(length, U{4 … longest}). span = ⌊s + u⌋ with s uniform on mean·cut ± w, where w is half the range of
+    `spans`, or less where s would fall below 1: so E[span] = mean·cut exactly (a cut below 1/mean has a span of 1).
+    start = U{0 … cut − span}.
+    """
+    low, high = spans
+    if not 0 < low <= high <= 1:
+        raise DataError(f"spans = {spans}: expected shares with 0 < smallest <= largest <= 1")
+    whole = SHORTEST + draws[0] * (longest - SHORTEST + 1)
+    cut = torch.minimum(whole.long(), lengths)
+    middle = cut * ((low + high) / 2)
+    half = torch.minimum(cut * ((high - low) / 2), middle - 1).clamp(min=0)
+    span = (middle + half * (2 * draws[1] - 1) + draws[2]).long().clamp(min=1).minimum(cut)
+    start = (draws[3] * (cut - span + 1)).long()
+    return cut, span, start
+
+
+def with_hole(
+    documents: Int[Tensor, "N L"],
+    cut: Int[Tensor, "N"],
+    span: Int[Tensor, "N"],
+    start: Int[Tensor, "N"],
+    block: int,
+    mark: int,
+    pad: int,
+    ignore_padding: bool = True,
+) -> Batch:
+    """`prefix ⁇ suffix ⁇ span` of each document[:cut], the span being document[start:start+span]."""
+    cut, span, start = cut[:, None], span[:, None], start[:, None]
+    at = torch.arange(block, device=documents.device)
+    second = cut - span + 1  # where the second mark stands; the first stands at `start`
+    source = at + torch.where(at < start, 0, torch.where(at < second, span - 1, start - second - 1))
+    rows = documents.gather(1, source.clamp(0, documents.shape[1] - 1)).long()
+    rows = rows.masked_fill((at == start) | (at == second), mark)
+    beyond = at > cut + 1
+    rows = rows.masked_fill(beyond, pad)
+    targets = rows.masked_fill(beyond, IGNORE) if ignore_padding else rows
+    return Batch(rows[:, :-1], targets[:, 1:])

@@ -1,0 +1,107 @@
+"""Text files: read exactly or refused with file and line, and written so that an earlier file is never lost."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from regard.errors import RegardError
+
+PIECE = 1 << 20  # bytes read at a time
+
+
+class DataError(RegardError, ValueError):
+    """A file of data that cannot be read, or cannot be written, as it is."""
+
+
+def read_pieces(path: str | Path, size: int = PIECE) -> Iterator[str]:
+    """The text of a UTF-8 file in pieces of about `size` bytes, without its byte order mark, otherwise as it is."""
+    path = Path(path)
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    line = 1
+    try:
+        with path.open("rb") as file:
+            while raw := file.read(size):
+                if b"\0" in raw:
+                    line += raw[: raw.index(b"\0")].count(b"\n")
+                    raise DataError(f"{path}, line {line}: a NUL byte; expected UTF-8 text. {_UTF16}")
+                yield decoder.decode(raw)
+                line += raw.count(b"\n")
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        line += error.object[: error.start].count(b"\n")
+        found = error.object[error.start]
+        hint = f" {_UTF16}" if line == 1 and found in (0xFE, 0xFF) else " Convert it, e.g. with iconv -t utf-8."
+        raise DataError(f"{path}, line {line}: byte 0x{found:02X} is not UTF-8.{hint}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; expected a UTF-8 text file") from None
+
+
+_UTF16 = "It may be UTF-16: convert it, e.g. with iconv -f utf-16 -t utf-8."
+
+
+def read_lines(path: str | Path, expected: str = "one text a line") -> list[str]:
+    r"""The lines of a UTF-8 file, ended by "\n" or "\r\n" and by nothing else; an empty file is an error."""
+    lines: list[str] = []
+    rest: list[str] = []  # pieces of a line that has not ended
+    for piece in read_pieces(path):
+        first, *more = piece.split("\n")
+        rest.append(first)
+        if more:
+            lines.append("".join(rest))
+            lines += more[:-1]
+            rest = more[-1:]
+    if any(rest):
+        lines.append("".join(rest))
+    if not lines:
+        raise DataError(f"{path} is empty; expected {expected}")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Writes one line each; `read_lines` gives them back. An earlier file stays until all of them are on disk."""
+    with staged(path) as file:
+        for number, line in enumerate(lines, 1):
+            wrong = _unwritable(line, number)
+            if wrong:
+                raise DataError(f"{path}, line {number} would hold {wrong} and not be read back as it is: {line!r:.60}")
+            try:
+                file.write(line.encode() + b"\n")
+            except UnicodeEncodeError:
+                raise DataError(f"{path}, line {number}: half of a surrogate pair has no UTF-8: {line!r:.60}") from None
+
+
+def _unwritable(line: str, number: int) -> str | None:
+    if "\n" in line:
+        return "a line break"
+    if "\0" in line:
+        return "a NUL"
+    if line.endswith("\r"):
+        return "a carriage return at its end"
+    return "a byte order mark" if number == 1 and line.startswith("\ufeff") else None
+
+
+@contextmanager
+def staged(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write beside its place; flushed, forced to disk and renamed at the end, removed where that fails."""
+    place = Path(path).resolve()
+    stage = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    try:
+        if place.exists() and not place.is_file():
+            raise DataError(f"{path} cannot be written: it is no regular file")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with stage.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        stage.replace(place)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}; an earlier file is as it was") from error
+    finally:
+        with suppress(OSError):  # what went wrong was said above
+            stage.unlink()

@@ -1,0 +1,150 @@
+r"""Questions with one answer each, and the documents that hold the answers.
+
+Both are UTF-8 text, one a line: `Where was X born?\tPlace`, where a test file may lack the answers, and a document.
+To a model a question is `question⁇answer⁇` padded with □; only the answer and the closing mark carry loss.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.data.batch import IGNORE, Batch
+from regard.data.files import DataError, read_lines, write_lines
+from regard.data.tokenizers import Characters, Tokenizer
+
+MARK, PAD, UNKNOWN = "⁇", "□", "<unknown>"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and its answer where it is known."""
+
+    text: str
+    answer: str | None = None
+
+
+def read_questions(path: str | Path, answers: bool | None = None) -> list[Question]:
+    """Questions in the order of the file. `answers`: True, each must have one; False, any may lack it; None, all are
+    alike. An empty answer counts as none."""
+    questions: list[Question] = []
+    for number, line in enumerate(read_lines(path, "one question a line"), 1):
+        text, *rest = line.split("\t")
+        if len(rest) > 1:
+            raise DataError(f"{path}, line {number}: {len(rest)} tabs; expected one, between question and answer")
+        if not text.strip():
+            raise DataError(f"{path}, line {number}: an empty question; expected question, tab, answer")
+        question = Question(text, rest[0] if rest and rest[0].strip() else None)
+        if answers and question.answer is None:
+            what = "an empty answer" if rest else "no tab"
+            raise DataError(f"{path}, line {number}: {what}; expected question, tab, answer")
+        if answers is None and questions and (question.answer is None) != (questions[0].answer is None):
+            has = ("no answer", "an answer") if question.answer is None else ("an answer", "none")
+            raise DataError(f"{path}, line {number}: {has[0]}, but line 1 has {has[1]}; expected all lines alike")
+        questions.append(question)
+    return questions
+
+
+def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
+    """Writes questions, with their answers where they have one."""
+    write_lines(path, (_row(path, n, q) for n, q in enumerate(questions, 1)))
+
+
+def _row(path: str | Path, number: int, question: Question) -> str:
+    parts = [question.text] if question.answer is None else [question.text, question.answer]
+    if any("\t" in p or not p.strip() for p in parts):
+        raise DataError(f"{path}, line {number}: {question} is empty or holds a tab, which is what divides the two")
+    return "\t".join(parts)
+
+
+def read_documents(path: str | Path) -> list[str]:
+    """One document a line; blank lines are skipped."""
+    documents = [line for line in read_lines(path, "one document a line") if line.strip()]
+    if not documents:
+        raise DataError(f"{path} holds only blank lines; expected one document a line")
+    return documents
+
+
+def write_predictions(path: str | Path, answers: Iterable[str]) -> None:
+    """One answer a line, in the order of the questions; what would break a line becomes a space."""
+    write_lines(path, (answer.translate(_ONE_LINE) for answer in answers))
+
+
+_ONE_LINE = str.maketrans(dict.fromkeys("\n\r\0\ufeff", " "))
+
+
+def read_predictions(path: str | Path) -> list[str]:
+    """One answer a line, empty ones too."""
+    return read_lines(path, "one answer a line")
+
+
+def vocabulary(texts: Iterable[str]) -> Characters:
+    """The characters of texts, after the pad (id 0), the mark (1) and the unknown (2)."""
+    return Characters(sorted(set().union(*texts)), (PAD, MARK, UNKNOWN))
+
+
+def unseen(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
+    """How often each character occurs that the tokenizer does not know, the most frequent first."""
+    if not isinstance(tokenizer, Characters):
+        return {}
+    known = set(tokenizer.tokens) - set(tokenizer.special)
+    counts = Counter(c for text in texts for c in text if c not in known)
+    return dict(counts.most_common())
+
+
+def clean(text: str) -> str:
+    """A text in which our mark and pad, should it hold them, are unknown characters and not taken for ours."""
+    return text.replace(MARK, UNKNOWN).replace(PAD, UNKNOWN)
+
+
+def prompt(question: Question | str) -> str:
+    """What the model is to continue with the answer."""
+    return clean(question.text if isinstance(question, Question) else question) + MARK
+
+
+def question_batch(tokenizer: Tokenizer, questions: Sequence[Question], block: int) -> Batch:
+    """Rows `question⁇answer⁇` padded to `block` tokens: x all but the last, y all but the first, loss on the answer
+    and its closing mark only."""
+    rows = torch.full((len(questions), block), special(tokenizer, PAD))
+    targets = torch.full((len(questions), block), IGNORE)
+    for n, question in enumerate(questions):
+        if question.answer is None:
+            raise DataError(f"question {n + 1}, {question.text!r}, has no answer to learn")
+        start = tokenizer.encode(prompt(question))
+        ids = start + tokenizer.encode(clean(question.answer) + MARK)
+        if len(ids) > block:
+            raise DataError(
+                f"question {n + 1}, {question.text!r}: {len(ids)} tokens with answer and marks, a block has {block}. "
+                "Shorten it or train with a larger block."
+            )
+        rows[n, : len(ids)] = torch.tensor(ids)
+        targets[n, len(start) : len(ids)] = rows[n, len(start) : len(ids)]
+    return Batch(rows[:, :-1], targets[:, 1:])
+
+
+def pack_documents(
+    tokenizer: Tokenizer, documents: Sequence[str], most: int
+) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
+    """The first `most` tokens of each document, padded to the longest, and how many there are of each."""
+    if not documents:
+        raise DataError("no documents: expected at least one")
+    rows = [torch.tensor(tokenizer.encode(clean(d))[:most], dtype=torch.int32) for d in documents]
+    for n, row in enumerate(rows):
+        if not len(row):
+            raise DataError(f"document {n + 1} is empty; expected text")
+    lengths = torch.tensor([len(row) for row in rows])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=special(tokenizer, PAD)), lengths
+
+
+def special(tokenizer: Tokenizer, token: str) -> int:
+    """The id of the mark or the pad, or an error that says how to get a tokenizer with it."""
+    found = tokenizer.id(token)
+    if found is None:
+        raise DataError(f"{tokenizer!r} has no special token {token}; build it with regard.data.vocabulary(texts)")
+    return found

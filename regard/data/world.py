@@ -1,0 +1,200 @@
+"""An invented world: people with biographies, and questions about where they were born.
+
+Everything is drawn from one seed: the same config gives the same bytes on any machine. Names say nothing about places.
+Only some people are asked about in training; the questions of dev and test are about others, whose birthplaces stand in
+their biographies alone. Nothing at all is written about the unwritten, who are asked about by several forms of a name.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tomli_w
+
+from regard.config import ConfigError, Section
+from regard.data.biographies import biographies, interleaved
+from regard.data.draws import Draws, quotas
+from regard.data.files import DataError, read_lines, write_lines
+from regard.data.people import Namer, Person, facts, place_names
+from regard.data.questions import Question, read_documents, write_questions
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldConfig(Section):
+    """How large the world is, and how hard it is to learn."""
+
+    place: ClassVar[str] = "data.world"
+
+    people: int = 400  # who are written about
+    biographies: int = 3  # of each of them
+    sentences: int = 1  # of a biography, the first six facts at most
+    permuted: bool = True  # the order of facts varies, also within the sentence on the birth
+    full_names: bool = True  # each sentence has the full name; else only the first of a biography
+    told: float = 1.0  # share of biographies that say the birthplace; a person's first one always does
+    celebrities: float = 0.0  # share of people with `fame` times as many biographies
+    fame: int = 5
+    places: int = 200
+    skew: float = 1.0  # a place of rank r has a share of people proportional to (r + 4)^−skew; 0: all alike
+    variety: float = 0.3  # share of names with an initial, a middle name, a particle or a foreign look
+    asked: int | None = None  # people with a training question; none: two thirds
+    held_out: int | None = None  # people with a dev question, and as many with a test question; none: half of the rest
+    unwritten: float = 0.1  # people never written about, as a share of those who are
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ranges = {"people": (10, 100_000), "biographies": (1, 1_000), "sentences": (1, 6), "fame": (1, 1_000)}
+        ranges |= {"places": (2, 5_000), "skew": (0, 10)}
+        for name in ("told", "celebrities", "variety", "unwritten"):
+            ranges[name] = (0, 1)
+        for name, (least, most) in ranges.items():
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{self.place}.{name} = {getattr(self, name)}: expected {least} to {most}")
+        train, held_out = self.split
+        if min(train, held_out) < 1 or train + 2 * held_out > self.people:
+            raise ConfigError(
+                f"{self.place}.asked = {self.asked}, held_out = {self.held_out}: {train} people in training and "
+                f"{held_out} each in dev and test; expected at least 1 of each and at most {self.people} in all"
+            )
+        most = self.biographies * (self.fame if self.famous else 1)
+        if 2 * most > self.written + 1:
+            raise ConfigError(
+                f"{self.place}.fame = {self.fame}: a celebrity has {most} of {self.written} biographies, expected at "
+                "most half, as no two in a row are about one person. Make fame smaller."
+            )
+
+    @property
+    def split(self) -> tuple[int, int]:
+        """How many people have a training question, and how many a dev question (as many have a test question)."""
+        train = self.asked if self.asked is not None else self.people * 2 // 3
+        return train, self.held_out if self.held_out is not None else (self.people - train) // 2
+
+    @property
+    def famous(self) -> int:
+        """How many celebrities there are."""
+        return round(self.celebrities * self.people)
+
+    @property
+    def written(self) -> int:
+        """How many biographies there are."""
+        return self.biographies * (self.people + self.famous * (self.fame - 1))
+
+
+@dataclass(frozen=True)
+class World:
+    """People, what is written about them, and what is asked."""
+
+    config: WorldConfig
+    people: list[Person] = field(repr=False)
+    documents: list[str] = field(repr=False)
+
+    @property
+    def questions(self) -> dict[str, list[Question]]:
+        """What is asked in train, dev and test: no person in two of them."""
+        asked: dict[str, list[Question]] = {"train": [], "dev": [], "test": []}
+        for person in self.people:
+            if person.role in asked:
+                asked[person.role].append(_question(person.name, person.birthplace))
+        return asked
+
+    @property
+    def train(self) -> list[Question]:
+        return self.questions["train"]
+
+    @property
+    def dev(self) -> list[Question]:
+        return self.questions["dev"]
+
+    @property
+    def test(self) -> list[Question]:
+        return self.questions["test"]
+
+    @property
+    def unwritten(self) -> dict[str, list[Question]]:
+        """By form of the name: questions about people never written about, with the birthplace nobody could know."""
+        strangers = [p for p in self.people if p.role == "unwritten"]
+        forms = list(strangers[0].forms) if strangers else []
+        return {form: [_question(p.forms[form], p.birthplace) for p in strangers] for form in forms}
+
+    def write(self, folder: str | Path) -> None:
+        """documents.txt, {train,dev,test,unwritten}.tsv, test_inputs.tsv (no answers), people.jsonl, world.toml."""
+        folder = Path(folder)
+        write_lines(folder / "documents.txt", self.documents)
+        for name, questions in self.questions.items():
+            write_questions(folder / f"{name}.tsv", questions)
+        write_questions(folder / "test_inputs.tsv", (Question(q.text) for q in self.test))
+        write_questions(folder / "unwritten.tsv", (q for form in self.unwritten.values() for q in form))
+        write_lines(folder / "people.jsonl", (json.dumps(asdict(p), ensure_ascii=False) for p in self.people))
+        config = {name: value for name, value in self.config.as_dict().items() if value is not None}
+        write_lines(folder / "world.toml", tomli_w.dumps(config).splitlines())
+
+
+def _question(name: str, birthplace: str) -> Question:
+    return Question(f"Where was {name} born?", birthplace)
+
+
+def make_world(config: WorldConfig | None = None) -> World:
+    """The world of a config."""
+    config = config or WorldConfig()
+    places = place_names(config.places, Draws(config.seed, "places"))
+    people = _people(config, places)
+    texts = Draws(config.seed, "texts")
+    written = [_written(person, config, texts) for person in people if person.role != "unwritten"]
+    return World(config, people, interleaved(written, Draws(config.seed, "order")))
+
+
+def _written(person: Person, config: WorldConfig, texts: Draws) -> list[str]:
+    number = config.biographies * (config.fame if person.celebrity else 1)
+    told = [n == 0 or texts.chance(config.told) for n in range(number)]
+    return biographies(person, told, config.sentences, config.permuted, config.full_names, texts)
+
+
+def _people(config: WorldConfig, places: Sequence[str]) -> list[Person]:
+    strangers = round(config.unwritten * config.people)
+    weights = [(rank + 5) ** -config.skew for rank in range(len(places))]
+    births = Draws(config.seed, "births")
+    # Exact shares of the places among the written; drawn ones would make a small world differ from its config.
+    born = [places[i] for i, n in enumerate(quotas(weights, config.people)) for _ in range(n)]
+    births.shuffle(born)
+    born += [places[births.weighted(weights)] for _ in range(strangers)]
+    train, held_out = config.split
+    roles = ["train"] * train + ["dev"] * held_out + ["test"] * held_out
+    roles += ["unasked"] * (config.people - len(roles))
+    Draws(config.seed, "roles").shuffle(roles)
+    roles += ["unwritten"] * strangers
+    famous = [n < config.famous for n in range(config.people)]
+    Draws(config.seed, "fame").shuffle(famous)
+    famous += [False] * strangers
+    namer = Namer(config.variety, places, Draws(config.seed, "names"))
+    life = Draws(config.seed, "lives")
+    people = []
+    for place, role, fame in zip(born, roles, famous, strict=True):
+        named = namer.stranger(place) if role == "unwritten" else namer.person()
+        people.append(Person(birthplace=place, role=role, celebrity=fame, **named, **facts(places, life)))
+    return people
+
+
+def read_world(folder: str | Path) -> World:
+    """The world that `World.write` wrote."""
+    folder = Path(folder)
+    toml = folder / "world.toml"
+    try:
+        config = WorldConfig().but(**tomllib.loads("\n".join(read_lines(toml, "the config of a world"))))
+    except (tomllib.TOMLDecodeError, ConfigError) as error:
+        raise DataError(f"{toml}: {error}") from None
+    rows = enumerate(read_lines(folder / "people.jsonl", "one person a line"), 1)
+    people = [_person(folder / "people.jsonl", number, line) for number, line in rows]
+    return World(config, people, read_documents(folder / "documents.txt"))
+
+
+def _person(path: Path, number: int, line: str) -> Person:
+    try:
+        found: Any = json.loads(line)
+        return Person(**found)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}, line {number}: {error}; expected a person as `regard world` writes them") from None

@@ -1,0 +1,112 @@
+"""Drawing by matplotlib onto SVG that fits a page: its colours follow the page, its text stays text, its bytes repeat.
+
+Figures are drawn in the light colours of the palette; afterwards each becomes a CSS variable with that colour to fall
+back on. No global state of matplotlib is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import ExtraMissingError
+from regard.report.markup import Markup, cleaned, tag
+from regard.report.palette import INK, MUTED, RULE, SHADES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZE = 10.0  # points of text: legible in a figure of 4.7 inches from a phone's width to a page's
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "regard",
+    "text.parse_math": False,  # a token may be "$"
+    "axes.unicode_minus": True,
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same measures everywhere
+    "font.size": SIZE,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.edgecolor": MUTED.light,
+    "axes.linewidth": 0.8,
+    "axes.labelcolor": MUTED.light,
+    "axes.labelsize": SIZE,
+    "axes.titlesize": SIZE,
+    "axes.titlecolor": INK.light,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE.light,
+    "grid.linewidth": 0.7,
+    "text.color": INK.light,
+    "xtick.color": MUTED.light,
+    "ytick.color": MUTED.light,
+    "xtick.labelsize": SIZE,
+    "ytick.labelsize": SIZE,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.8,
+    "path.simplify": False,
+    "lines.solid_capstyle": "round",
+}
+_VARIABLES = {s.light: f"var(--{s.name},{s.light})" for s in SHADES}
+
+
+def available() -> None:
+    """An error where figures cannot be drawn here; call it before long work that ends in a report."""
+    if find_spec("matplotlib") is None:
+        raise ExtraMissingError('figures need `matplotlib`: pip install "regard[plot]"')
+
+
+def draw(paint: Callable[[Figure], None], alt: str, width: float = 4.7, height: float = 2.9) -> Markup:
+    """The SVG of what `paint` puts on a figure of that size in inches; `alt` says in words what it shows."""
+    available()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    written = io.StringIO()
+    with rc_context(_SETTINGS), warnings.catch_warnings():
+        # Only widths are measured with this font: the reader's browser has others for what it lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        made = Figure(figsize=(width, height), layout="constrained")
+        paint(made)
+        made.savefig(written, format="svg", metadata={"Date": None})
+    return _fitted(written.getvalue(), alt, round(72 * width), round(72 * height))
+
+
+def _fitted(svg: str, alt: str, width: int, height: int) -> Markup:
+    """The drawing without what a page does not need, with colours that follow it and names that are its own."""
+    inner = svg[svg.index("</metadata>") + len("</metadata>") : svg.rindex("</svg>")]
+    inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, count=1, flags=re.DOTALL)
+    used = set(re.findall(r'(?:url\(|href=")#([\w.]+)', inner))
+    own = hashlib.sha256(inner.encode()).hexdigest()[:10]
+    names = {name: f"f{own}-{n}" for n, name in enumerate(sorted(used))}
+
+    def element(found: re.Match[str]) -> str:
+        """One tag; the text between tags is the user's and stays as it is."""
+        text = found[0].replace("xlink:href", "href")
+        text = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", text)
+        text = re.sub(r"#([\w.]+)", lambda m: f"#{names[m[1]]}" if m[1] in names else m[0], text)
+        text = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda m: _VARIABLES.get(m[0], m[0]), text)
+        text = re.sub(r" ?font-family: [^;\"]*;?", "", text)
+        return re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+
+    inner = re.sub(r"\s*\n\s*(?=<)", "\n", re.sub(r"<[^>]*>", element, inner))
+    return tag(
+        "svg",
+        Markup(inner),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        role="img",
+        aria_label=cleaned(alt),
+        font_family="system-ui, sans-serif",
+        stroke_linejoin="round",
+        style=f"--width:{width}",
+    )

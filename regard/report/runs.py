@@ -1,0 +1,155 @@
+"""The page that compares runs: one table, curves laid over each other, and what differs between their configs.
+
+A run is plain data: name, path, recipe, status, steps, seconds, parameters, mechanism, metrics {name: final value},
+best {name: value}, curve [{step, loss, …}], evaluations [{step, name: value}], config_differences {key: value}. What a
+run lacks is shown as –.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regard.report import plots
+from regard.report.markup import Markup, code, counted, duration, join, number, percent, strong
+from regard.report.page import Page, ReportError, details, facts, figure, figures, heading, paragraph, table
+from regard.report.palette import style
+
+Run = Mapping[str, Any]
+_HIGHER = ("accuracy", "exact", "rouge", "f1", "right", "speed", "per_second")
+_LOWER = ("loss", "perplexity", "error", "ece")
+_SHARES = ("accuracy", "exact", "ece")
+
+
+def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
+    """The page for these runs, in the order given; one run alone is shown as well."""
+    if not runs:
+        raise ReportError("no runs to compare; name at least one run folder")
+    names = _names(runs)
+    title = title or (names[0] if len(runs) == 1 else f"{counted(len(runs), 'run')} compared")
+    page = Page(title, _lead(runs, names), heading("Results"), _results(runs, names))
+    if len(runs) > 1:
+        page.add(heading("What differs"), _differences(runs, names))
+    curves = list(_curves(runs, names))
+    page.add(heading("Curves"))
+    page.add(figures(*curves) if curves else paragraph("Left out: no run has logged anything yet.", quiet=True))
+    page.add(heading("The runs"))
+    for name, run in zip(names, runs, strict=True):
+        shown = {key: run.get(key) for key in ("recipe", "status", "mechanism", "parameters", "steps")}
+        where = {"folder": code(run.get("path", "–")), "time": duration(run.get("seconds"))}
+        page.add(details(name, facts(where | {key: value for key, value in shown.items() if value is not None})))
+    return page
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """One name a run: where two are called the same, their folders tell them apart."""
+    given = [str(run.get("name") or run.get("path") or f"run {n + 1}") for n, run in enumerate(runs)]
+    named = [f"{x} ({run.get('path')})" if given.count(x) > 1 else x for x, run in zip(given, runs, strict=True)]
+    return [f"{x} [{n + 1}]" if named.count(x) > 1 else x for n, x in enumerate(named)]
+
+
+def direction(metric: str) -> plots.Best:
+    """Whether more or less of a metric is better, by its name; None where that cannot be said."""
+    last = metric.rsplit("/", 1)[-1].lower()
+    if any(word in last for word in _LOWER):
+        return "min"
+    return "max" if any(word in last for word in _HIGHER) else None
+
+
+def _shown(metric: str, value: Any) -> str:
+    is_share = any(word in metric.rsplit("/", 1)[-1].lower() for word in _SHARES)
+    return percent(value) if is_share and isinstance(value, int | float) else number(value)
+
+
+def _values(run: Run) -> dict[str, float]:
+    """A run's numbers: the best of each metric where that is known, else the last."""
+    every = {**(run.get("metrics") or {}), **(run.get("best") or {})}
+    return {k: v for k, v in every.items() if isinstance(v, int | float) and not isinstance(v, bool) and k != "step"}
+
+
+def _metrics(runs: Sequence[Run]) -> list[str]:
+    """The metrics that can be judged: shares before losses, those of evaluations before those of training."""
+    keys = dict.fromkeys(key for run in runs for key in _values(run) if direction(key))
+    return sorted(keys, key=lambda k: (direction(k) == "min", "/" not in k))
+
+
+def _winner(runs: Sequence[Run], metric: str) -> int | None:
+    """The place of the best run by a metric, where at least two have it and one is best."""
+    which, scored = (
+        direction(metric),
+        [(_values(run)[metric], n) for n, run in enumerate(runs) if metric in _values(run)],
+    )
+    scored = [(value, n) for value, n in scored if value == value]
+    if which is None or len(scored) < 2:
+        return None
+    best = (max if which == "max" else min)(value for value, _ in scored)
+    holders = [n for value, n in scored if value == best]
+    return holders[0] if len(holders) == 1 else None
+
+
+def _lead(runs: Sequence[Run], names: Sequence[str]) -> Markup:
+    recipes = list(dict.fromkeys(str(run["recipe"]) for run in runs if run.get("recipe")))
+    of = f" of {', '.join(recipes)}" if recipes else ""
+    unfinished = [n for n, run in zip(names, runs, strict=True) if run.get("status") not in (None, "done", "finished")]
+    parts: list[object] = [f"{counted(len(runs), 'run')}{of}"]
+    judged = _metrics(runs)
+    if judged and len(runs) == 1:
+        parts += [": ", ", ".join(f"{m} {_shown(m, _values(runs[0])[m])}" for m in judged[:3])]
+    for metric in judged[:1] if len(runs) > 1 else ():
+        winner = _winner(runs, metric)
+        if winner is None:
+            parts.append(f". By {metric} none is best")
+        else:
+            parts += [f". Best by {metric}: ", strong(names[winner]), " with "]
+            parts.append(strong(_shown(metric, _values(runs[winner])[metric])))
+    if unfinished:
+        parts.append(f". Not finished: {', '.join(unfinished)}")
+    return join(*parts, ".")
+
+
+def _results(runs: Sequence[Run], names: Sequence[str]) -> Markup:
+    metrics = _metrics(runs)[:6]
+    best = {metric: _winner(runs, metric) for metric in metrics}
+    rows = []
+    for n, (name, run) in enumerate(zip(names, runs, strict=True)):
+        values = _values(run)
+        cells: list[object] = [name, run.get("status"), run.get("mechanism"), run.get("parameters"), run.get("steps")]
+        cells.append(duration(run.get("seconds")))
+        for metric in metrics:
+            shown = _shown(metric, values.get(metric))
+            cells.append(strong(shown) if best[metric] == n else shown)
+        rows.append(cells)
+    first = next((best[m] for m in metrics if best[m] is not None), None)
+    caption = "Best value of each run by each metric, the last where no best is known. Bold: the best of all runs."
+    columns = ["run", "status", "attention", "parameters", "steps", "time", *metrics]
+    kept = [n for n in range(len(columns)) if any(row[n] not in (None, "–") for row in rows)]
+    rows = [[row[n] for n in kept] for row in rows]
+    return table(rows, [columns[n] for n in kept], caption, highlight=[] if first is None else [first])
+
+
+def _differences(runs: Sequence[Run], names: Sequence[str]) -> Markup:
+    keys = dict.fromkeys(key for run in runs for key in run.get("config_differences") or {})
+    if not keys:
+        return paragraph("The configs are the same.", quiet=True)
+    rows = [[code(key), *(number((run.get("config_differences") or {}).get(key)) for run in runs)] for key in keys]
+    return table(rows, ["key", *names], "Keys of the configs that are not the same in all runs.")
+
+
+def _curves(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
+    """One figure for each quantity that was logged over the steps, training first."""
+    drawn = {name: style(n) for n, name in enumerate(names)}
+    for part, where in (("curve", "training"), ("evaluations", "evaluation")):
+        keys = dict.fromkeys(key for run in runs for row in run.get(part) or [] for key in row if direction(key))
+        for key in list(keys)[:4]:
+            series = {
+                name: [(row["step"], row[key]) for row in run.get(part) or [] if row.get(key) is not None]
+                for name, run in zip(names, runs, strict=True)
+            }
+            series = {name: points for name, points in series.items() if points}
+            best, shares = direction(key), any(word in key.lower() for word in _SHARES)
+            marked = best if part == "evaluations" else None
+            log = "loss" in key or "perplexity" in key
+            svg = plots.curves(series, y=key, log=log, mark_best=marked, drawn=drawn, shares=shares)
+            word = "The dot is the best evaluation, and its value stands beside the name." if marked else ""
+            lower = "Lower is better." if best == "min" else "Higher is better."
+            yield figure(svg, f"{lower} {word}".strip(), f"{key} ({where})")

@@ -1,0 +1,125 @@
+"""Experiments: several trainings and what comes out of them, in one folder with a report."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from regard.checking import usable
+from regard.config import ConfigError
+from regard.errors import did_you_mean
+from regard.train import recipe as recipes
+from regard.train import stage
+from regard.train.progress import Progress
+from regard.train.recipe import SECTIONS, overlaid
+from regard.train.run import RESULTS, Run, RunError, claim, write_text
+
+ASKED = "experiment.toml"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How an experiment tells what it is doing: a line of text, and a progress for each training."""
+
+    say: Callable[[str], None] = lambda text: None
+    progress: Callable[[str], Progress] = field(default=lambda name: Progress())
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment on its way. `asked`: changes to all stages, or under a stage's name to that one."""
+
+    name: str
+    out: Path
+    asked: Mapping[str, Any]
+    variant: str | None
+    device: str
+    shown: Shown
+
+    def recipe(self, file: str, name: str, own: Mapping[str, Any], drop: Sequence[str] = ()) -> recipes.Recipe:
+        """A stage's recipe: its file, what all stages were asked, what this one was, and what the experiment sets."""
+        common = {key: value for key, value in self.asked.items() if key in SECTIONS and key not in drop}
+        asked = overlaid(overlaid(common, self.asked.get(name, {})), own)
+        tables = recipes.merged(recipes.document(file), self.variant, file)
+        return recipes.resolve(file, tables, asked)
+
+    def train(self, recipe: recipes.Recipe, folder: str, title: str) -> Run:
+        """Trains a stage, or goes on with it, or leaves it where it has ended."""
+        path, progress = self.out / folder, self.shown.progress(title)
+        if (path / "config.toml").is_file():
+            return stage.resume(path, self.device, progress)
+        return stage.train(recipe, path, self.device, progress)
+
+    def write(self, results: Mapping[str, Any]) -> None:
+        """Writes results.json."""
+        write_text(self.out / RESULTS, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+Does = Callable[[Experiment], Mapping[str, Any]]
+
+
+class Known(NamedTuple):
+    """An experiment that can be run, the names of its stages (changes may stand under them), and data keys of files."""
+
+    does: Does
+    stages: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+EXPERIMENTS: dict[str, Known] = {}
+
+
+def experiment(name: str, stages: Sequence[str], files: Sequence[str] = ()) -> Callable[[Does], Does]:
+    """Registers an experiment."""
+
+    def add(function: Does) -> Does:
+        EXPERIMENTS[name] = Known(function, tuple(stages), tuple(files))
+        return function
+
+    return add
+
+
+def run(
+    name: str,
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    variant: str | None = None,
+    device: str = "cpu",
+    shown: Shown = Shown(),  # noqa: B008
+) -> Mapping[str, Any]:
+    """Runs an experiment into a new folder; its results."""
+    known = _known(name, "")
+    asked, allowed = recipes.parse(overrides), (*SECTIONS, *known.stages)
+    for key in asked:
+        if key not in allowed:
+            raise ConfigError(f"'{key}': no such section or stage in {name}.{did_you_mean(key, allowed)}")
+    data = asked.get("data", {})
+    absolute = {key: str(Path(data[key]).resolve()) for key in known.files if isinstance(data.get(key), str)}
+    asked = overlaid(asked, {"data": absolute} if absolute else {})
+    path = claim(out, ASKED)
+    document = {"experiment": name, "device": usable(device), "asked": asked}
+    write_text(path / ASKED, tomli_w.dumps(document | ({} if variant is None else {"variant": variant})))
+    return known.does(Experiment(name, path, asked, variant, device, shown))
+
+
+def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008
+    """Goes on with an experiment that was stopped: what has ended stays, the rest is done."""
+    path = Path(path)
+    if not (path / ASKED).is_file():
+        raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
+    document = tomllib.loads((path / ASKED).read_text(encoding="utf-8"))
+    name, where = document["experiment"], device or document["device"]
+    made = Experiment(name, path, document["asked"], document.get("variant"), usable(where), shown)
+    return _known(name, f"{path / ASKED}: ").does(made)
+
+
+def _known(name: str, place: str) -> Known:
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"{place}no experiment '{name}'.{did_you_mean(name, EXPERIMENTS)}")
+    return EXPERIMENTS[name]

@@ -1,0 +1,290 @@
+"""The training loop: one step after the other, from a state that a checkpoint holds completely."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.config import ConfigError
+from regard.data.batch import Batch
+from regard.errors import RegardError
+from regard.models import Model
+from regard.train import checkpoint, optimizer
+from regard.train.graph import GraphStep
+from regard.train.progress import Meter, Progress
+from regard.train.run import MODEL, Run
+from regard.train.seeds import derive
+from regard.train.settings import TrainConfig, share
+from regard.train.task import Task
+
+
+class TrainingError(RegardError, ArithmeticError):
+    """A training that cannot go on."""
+
+
+class Interrupted(RegardError):
+    """A training that was asked to stop, and saved."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Which of several processes this is. A batch's rows are dealt out in turn; only the first writes."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def here(cls) -> Process:
+        """As torchrun says."""
+        return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+
+@dataclass
+class State:
+    """What a checkpoint keeps besides model and optimiser."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    stale: int = 0  # evaluations since the best
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+class Trainer:
+    """Trains a model on a task into a run's folder, from the beginning or from its newest checkpoint."""
+
+    def __init__(
+        self,
+        model: Model[Any],
+        task: Task,
+        config: TrainConfig,
+        run: Run,
+        progress: Progress,
+        process: Process = Process(),  # noqa: B008
+    ) -> None:
+        if process.count > 1:
+            raise ConfigError("training in several processes is not supported yet: start one, without torchrun")
+        self.model, self.task, self.config, self.run = model, task, config, run
+        self.progress, self.process = progress, process
+        self.device = model.device
+        self.total = config.total(task.rows)
+        self.dtype = precision(config.precision, self.device)
+        how = compilation(config.compile, self.device)
+        graphs = how == "graph" and self.dtype is not torch.float16  # its scaler decides on the host
+        self.optimizer = optimizer.build(config.optimizer, model, config.lr, graphs)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+        self.state = State()
+        # The sum of losses and of their weights since the last line of metrics, and the last norm of the gradient.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.metric = config.evaluation.metric or task.metric
+        self.loss = self._loss if how == "off" else torch.compile(self._loss, mode=_MODES[how], dynamic=False)
+        self.update = GraphStep(self._update) if graphs and optimizer.captured(self.optimizer) else self._update
+
+    def resume(self) -> int:
+        """Goes back to the newest complete checkpoint; its step, 0 where there is none."""
+        step = checkpoint.newest(self.run.checkpoints)
+        if step is None:
+            return 0
+        place = self.run.checkpoints / f"step-{step}"
+        saved = checkpoint.read(place)
+        from regard.models import load
+
+        self.model.load_state_dict(load(place).state_dict())
+        optimizer.restore(self.optimizer, saved.tensors, saved.state["optimizer"])
+        self.scaler.load_state_dict(saved.state["scaler"])
+        self.state = State(**saved.state["state"])
+        self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
+        self.run.forget(after=step)
+        return step
+
+    def fit(self) -> None:
+        """Trains to the end, or until it is interrupted, which saves."""
+        every = share(self.config.evaluation.every, self.total)
+        saving = share(self.config.saving.every, self.total)
+        line = max(1, self.total // 200)
+        meter = Meter(self.model, self.task, self.config.batch, self.device, self.dtype)
+        self.model.train()
+        with _asked_to_stop() as asked, self._own_randomness(), self.progress:
+            while self.state.step < self.total and not self._stale:
+                began = time.perf_counter()
+                self._step()
+                step = self.state.step
+                if step % line == 0 or step == self.total:
+                    self._line(meter, began)
+                else:
+                    self.state.seconds += time.perf_counter() - began
+                if (every and step % every == 0) or step == self.total:
+                    self._evaluate()
+                if (saving and step % saving == 0) or step == self.total or self._stale:
+                    self._save()
+                if asked and step < self.total:
+                    self._save()
+                    raise Interrupted(
+                        f"stopped at step {step} of {self.total}; all of it is saved. "
+                        f"Go on with: regard train --resume {self.run.path}"
+                    )
+        self._finish()
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Seeds and determinism of this training; those of the caller are put back."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), deterministic(self.config.deterministic):
+            yield
+
+    @property
+    def _stale(self) -> bool:
+        patience = self.config.evaluation.patience
+        return bool(patience) and self.state.stale >= patience
+
+    def _step(self) -> None:
+        """One step: its learning rate, its batch, its randomness, and the update."""
+        state, config = self.state, self.config
+        optimizer.set_rate(self.optimizer, config.lr * optimizer.schedule(config.schedule, state.step, self.total))
+        batch = self.task.batch(state.step, config.batch)
+        torch.manual_seed(derive(config.seed, "dropout", state.step, self.process.rank))
+        self.update(batch)
+        state.step += 1
+        state.tokens += batch.x.numel()
+
+    def _update(self, batch: Batch) -> None:
+        """Gradients of a batch, in parts where `micro` says so, weighted by their targets as one batch would be."""
+        rows = len(batch.x)
+        weight = self.task.targets(batch).clamp(min=1)
+        micro = self.config.micro or rows
+        self.optimizer.zero_grad(set_to_none=True)
+        for start in range(0, rows, micro):
+            with self._autocast():
+                loss = self.loss(batch.rows(start, start + micro))
+            self.scaler.scale(loss / weight).backward()
+            self.sums[0] += loss.detach()
+        self.sums[1] += weight
+        self.scaler.unscale_(self.optimizer)
+        self.sums[2] = optimizer.gradient_norm(self.model, self.config.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.model, batch)
+
+    def _line(self, meter: Meter, began: float) -> None:
+        """A line of metrics; the only place where a step waits for the device."""
+        total, weight, norm = self.sums.tolist()
+        self.sums.zero_()
+        state = self.state
+        state.seconds += time.perf_counter() - began
+        loss = total / max(weight, 1.0)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} at step {state.step}. Lower train.lr (now {self.config.lr}), lengthen "
+                f"train.schedule.warmup, or use another train.precision; checkpoints up to step "
+                f"{checkpoint.newest(self.run.checkpoints) or 0} are in {self.run.checkpoints}"
+            )
+        row = {"step": state.step, "loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"]), "norm": norm}
+        row |= {"tokens": state.tokens, "seconds": round(state.seconds, 3), **meter.read(state.tokens, state.seconds)}
+        self.run.log(row)
+        self.progress.show(state.step, self.total, row)
+
+    def _evaluate(self) -> None:
+        """Measures, and remembers the best."""
+        began, state = time.perf_counter(), self.state
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            measured = self.task.evaluate(self.model)
+        self.model.train()
+        if self.config.evaluation.metric and self.metric not in measured:
+            raise ConfigError(
+                f"train.evaluation.metric = {self.metric!r} is not measured here; there is {', '.join(measured)}"
+            )
+        value = measured.get(self.metric)
+        if value is not None:
+            better = state.best is None or (value > state.best if self.task.highest else value < state.best)
+            state.best, state.stale = (value, 0) if better else (state.best, state.stale + 1)
+        else:
+            better = True  # without a measure the last is the best
+        if measured:
+            self.run.log({"step": state.step, **measured})
+            self.progress.show(state.step, self.total, measured)
+        state.seconds += time.perf_counter() - began
+        if better:
+            self._save()
+            self.run.best = state.step
+
+    def _save(self) -> None:
+        """The one place that saves."""
+        self.state.sums = self.sums.tolist()
+        tensors, plain = optimizer.state_tensors(self.optimizer)
+        document = {"state": vars(self.state), "optimizer": plain, "scaler": self.scaler.state_dict()}
+        checkpoint.write(self.run.checkpoints, self.state.step, self.model, tensors, document)
+        checkpoint.prune(self.run.checkpoints, self.config.saving.keep, self.run.best)
+
+    def _finish(self) -> None:
+        """The model of the best checkpoint becomes the run's."""
+        from regard.models import load
+
+        self.model.load_state_dict(load(self.run.checkpoints / f"step-{self.run.best}").state_dict())
+        self.model.eval().save(self.run.path / MODEL)
+
+
+def precision(name: str, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast, None for float32 throughout."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    return None if name == "float32" else getattr(torch, name)
+
+
+_MODES = {"default": "default", "graph": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
+
+def compilation(name: str, device: torch.device) -> str:
+    """How steps are compiled; "auto": on a GPU as one graph, on a CPU, which gains nothing from it, not at all."""
+    if name == "graph" and device.type != "cuda":
+        raise ConfigError("train.compile = 'graph' needs a CUDA device; expected auto, off or default here")
+    return name if name != "auto" else "graph" if device.type == "cuda" else "off"
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Only algorithms that give the same bits each time, while it lasts."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """A list that is no longer empty once the user pressed Ctrl-C or the system asked; a second time stops at once."""
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone hears signals
+        before = {}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,144 @@
+"""Recipes: TOML files with the sections data, model and train, changed by `key=value`, into frozen dataclasses.
+
+A recipe names its task, which knows what its section `data` may hold. `[variant.NAME.…]` are changes that `--variant
+NAME` applies, such as the full size of an experiment whose default fits a laptop.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from regard.config import ConfigError, Section
+from regard.errors import did_you_mean
+from regard.models import Model
+from regard.models.folder import MODELS
+from regard.train.settings import TrainConfig
+from regard.train.task import TASKS
+
+SECTIONS = ("data", "model", "train")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A resolved recipe. `model` holds changes to a preset; `asked` are the changes that the user made."""
+
+    name: str
+    task: str
+    data: Section
+    model: Mapping[str, Any]
+    train: TrainConfig
+    asked: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain tables, as config.toml has them."""
+        return {
+            "recipe": self.name,
+            "task": self.task,
+            "data": self.data.as_dict(),
+            "model": dict(self.model),
+            "train": self.train.as_dict(),
+        }
+
+
+def known() -> list[str]:
+    """The names of the recipes that come with regard."""
+    root = Path(str(resources.files("regard") / "recipes"))
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.toml"))
+
+
+def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
+    """A recipe by its name or file, with changes applied."""
+    return resolve(name, merged(document(name), variant, name), parse(overrides))
+
+
+def document(name: str) -> dict[str, Any]:
+    """What a recipe's file says."""
+    if name.endswith(".toml"):
+        path = Path(name)
+    else:
+        if name not in known():
+            raise ConfigError(f"no recipe '{name}'.{did_you_mean(name, known())} A file of your own ends in .toml.")
+        path = Path(str(resources.files("regard") / "recipes" / f"{name}.toml"))
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
+
+
+def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> Recipe:
+    """Tables and changes, checked key by key."""
+    asked = asked or {}
+    for key in asked:
+        if key not in SECTIONS:
+            raise ConfigError(f"no section '{key}' in the recipe {name}.{did_you_mean(key, SECTIONS)}")
+    unknown = set(tables) - {"task", "recipe", "versions", *SECTIONS}
+    if unknown:
+        raise ConfigError(f"{name} has an unknown section '{min(unknown)}'.{did_you_mean(min(unknown), SECTIONS)}")
+    task = tables.get("task")
+    if not isinstance(task, str) or task not in TASKS:
+        raise ConfigError(f"{name}: task = {task!r}.{did_you_mean(str(task), TASKS)}")
+    data = TASKS[task].Config().but(**tables.get("data", {})).but(**asked.get("data", {}))
+    train = TrainConfig().but(**tables.get("train", {})).but(**asked.get("train", {}))
+    model = overlaid(tables.get("model", {}), asked.get("model", {}))
+    model_config(model)
+    return Recipe(name, task, data, model, train, asked)
+
+
+def model_config(changes: Mapping[str, Any], **given: Any) -> tuple[type[Model[Any]], Any]:
+    """The class and config of a model: its preset, then what the data decide, then the changes."""
+    rest = dict(changes)
+    name, preset = rest.pop("class", "GPT"), rest.pop("preset", None)
+    if name not in MODELS:
+        raise ConfigError(f"model.class = {name!r}.{did_you_mean(str(name), MODELS)}")
+    cls = MODELS[name]
+    if preset is not None and preset not in cls.PRESETS:
+        raise ConfigError(f"model.preset = {preset!r}: {name} has no such preset.{did_you_mean(preset, cls.PRESETS)}")
+    config = cls.Config() if preset is None else cls.Config().but(**cls.PRESETS[preset])
+    return cls, config.but(**given).but(**rest)
+
+
+def merged(tables: Mapping[str, Any], variant: str | None, name: str) -> dict[str, Any]:
+    """A recipe with one of its variants applied."""
+    plain = {key: value for key, value in tables.items() if key != "variant"}
+    variants = tables.get("variant", {})
+    if variant is None:
+        return plain
+    if variant not in variants:
+        raise ConfigError(f"{name} has no variant '{variant}'.{did_you_mean(variant, variants)}")
+    return overlaid(plain, variants[variant])
+
+
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables, the second's entries in place of the first's."""
+    made = dict(under)
+    for key, value in over.items():
+        below = made.get(key)
+        made[key] = overlaid(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return made
+
+
+def parse(overrides: Sequence[str]) -> dict[str, Any]:
+    """`train.lr=6e-3 data.documents=wiki.txt` as nested tables; a value is TOML where it can be, else text."""
+    made: dict[str, Any] = {}
+    for text in overrides:
+        key, sign, value = text.partition("=")
+        parts = key.strip().split(".")
+        if not sign or not all(parts):
+            raise ConfigError(f"'{text}': expected section.key=value, e.g. train.lr=3e-4")
+        nested: Any = _value(value.strip())
+        for part in reversed(parts):
+            nested = {part: nested}
+        made = overlaid(made, nested)
+    return made
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

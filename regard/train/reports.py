@@ -1,0 +1,41 @@
+"""Pages about experiments and runs that are already there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.report.knowledge import knowledge_page
+from regard.report.runs import compare_page
+from regard.train.run import RESULTS, Run, RunError, find_runs
+from regard.train.runs import described
+
+
+def compare(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """One experiment's page again, or one page that compares all runs in the folders."""
+    if len(folders) == 1 and (folders[0] / RESULTS).is_file():
+        results = json.loads((folders[0] / RESULTS).read_text(encoding="utf-8"))
+        place = out or folders[0] / "report.html"
+        knowledge_page(results).write(place)
+        return place
+    runs = [run for folder in folders for run in find_runs(folder)]
+    if not runs:
+        raise RunError(f"no runs in {', '.join(map(str, folders))}: expected folders that `regard train` made")
+    place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    compare_page([described(run) | {"config_differences": changed} for run, changed in _differing(runs)]).write(place)
+    return place
+
+
+def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
+    """Each run with the settings in which the runs are not all alike."""
+    flat = [dict(_flat(run.config)) for run in runs]
+    keys = sorted({key for one in flat for key in one if len({repr(other.get(key)) for other in flat}) > 1})
+    return [(run, {key: one.get(key) for key in keys}) for run, one in zip(runs, flat, strict=True)]
+
+
+def _flat(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(table, dict):
+        return [(prefix, table)]
+    return [pair for key, value in table.items() for pair in _flat(value, f"{prefix}.{key}" if prefix else key)]

@@ -1,0 +1,165 @@
+"""A run is a folder: config.toml, metrics.jsonl, checkpoints/step-N/, best, model/, predictions/, report.html."""
+
+from __future__ import annotations
+
+import json
+import platform
+import tomllib
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+import regard
+from regard.data.files import staged
+from regard.errors import RegardError
+from regard.models.folder import CONFIG as MODEL_CONFIG
+from regard.train import checkpoint
+
+CONFIG, METRICS, BEST, MODEL, RESULTS = "config.toml", "metrics.jsonl", "best", "model", "results.json"
+
+
+class RunError(RegardError, OSError):
+    """A run folder that is missing, in the way, or cannot be written."""
+
+
+class Run:
+    """One training's folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any]) -> Run:
+        """A new folder with its config; one that holds a run already is never written over."""
+        run = cls(claim(path, CONFIG))
+        document = {"versions": versions(), **config}
+        run._write(CONFIG, tomli_w.dumps(_without_none(document), multiline_strings=False))
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """A folder that a training made."""
+        run = cls(path)
+        if not (run.path / CONFIG).is_file():
+            raise RunError(f"{path} is no run: expected a folder with {CONFIG}, as `regard train` makes")
+        return run
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved config."""
+        try:
+            return tomllib.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / CONFIG} cannot be read: {error}") from None
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / MODEL / MODEL_CONFIG).is_file()
+
+    @property
+    def best(self) -> int | None:
+        """The step of the best checkpoint."""
+        path = self.path / BEST
+        text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+        return int(text.removeprefix("step-")) if text.removeprefix("step-").isdigit() else None
+
+    @best.setter
+    def best(self, step: int) -> None:
+        self._write(BEST, f"step-{step}\n")
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """One more line of metrics."""
+        try:
+            with (self.path / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / METRICS}: {error}") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics; a last one that was cut off is left out."""
+        path = self.path / METRICS
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+        return [json.loads(line) for line in lines]
+
+    def forget(self, after: int) -> None:
+        """Drops what was logged after a step, which a resumed run is going to log again."""
+        kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= after]
+        self._write(METRICS, "".join(kept))
+
+    def _write(self, name: str, text: str) -> None:
+        write_text(self.path / name, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file whole or not at all."""
+    with staged(path) as file:
+        file.write(text.encode())
+
+
+def claim(path: str | Path, file: str) -> Path:
+    """Makes a folder for new results; an error where it holds results or cannot be written."""
+    path = Path(path)
+    if (path / file).exists():
+        raise RunError(f"{path} holds results already: choose another --out, or continue it with --resume {path}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"cannot write into {path}: {error}. Choose another folder with --out") from error
+    return path
+
+
+def stamped(name: str, root: str | Path = "runs") -> Path:
+    """runs/NAME-<date>-<time>, with a number where that exists."""
+    base = Path(root) / f"{name.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, n = base, 1
+    while path.exists():
+        n += 1
+        path = base.with_name(f"{base.name}-{n}")
+    return path
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on."""
+    return {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def find_runs(root: str | Path) -> list[Run]:
+    """The runs in a folder and in its folders, two levels down, oldest first."""
+    found = {p.parent for depth in ("", "*/", "*/*/") for p in Path(root).glob(f"{depth}{CONFIG}")}
+    return [Run(p) for p in sorted(found, key=lambda p: ((p / CONFIG).stat().st_mtime, p))]
+
+
+def model_folder(path: str | Path) -> Path:
+    """The model of a run or of an experiment (its best checkpoint), or the model folder that the path itself is."""
+    path = Path(path)
+    if (path / MODEL_CONFIG).is_file() or not path.is_dir():
+        return path
+    if (path / RESULTS).is_file():
+        named = json.loads((path / RESULTS).read_text(encoding="utf-8")).get("run")
+        if isinstance(named, str):
+            return model_folder(path / named)
+    if (path / MODEL / MODEL_CONFIG).is_file():
+        return path / MODEL
+    run = Run(path)
+    step = run.best if run.best is not None else checkpoint.newest(run.checkpoints)
+    if step is not None:
+        return run.checkpoints / f"step-{step}"
+    if (path / CONFIG).is_file():
+        raise RunError(f"{path} has no checkpoint yet; continue it with `regard train --resume {path}`")
+    return path
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no None: what is None is left out, and is None again when read."""
+    if isinstance(value, Mapping):
+        return {n: _without_none(x) for n, x in value.items() if x is not None}
+    return [_without_none(x) for x in value] if isinstance(value, list | tuple) else value

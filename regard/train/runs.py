@@ -1,0 +1,34 @@
+"""Runs at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.train.progress import described as in_words
+from regard.train.recipe import model_config
+from regard.train.run import Run
+
+
+def described(run: Run) -> dict[str, Any]:
+    """What a run is, how far it is, and what was measured."""
+    rows, config = run.metrics(), run.config
+    curve = [row for row in rows if "lr" in row]
+    measured = [row for row in rows if "lr" not in row]
+    best = next((row for row in measured if row["step"] == run.best), None)
+    last = curve[-1] if curve else {}
+    shown = best or ({"loss": last["loss"]} if last else {})
+    return {
+        "name": run.path.name,
+        "path": str(run.path),
+        "recipe": config.get("recipe", ""),
+        "mechanism": model_config(config.get("model", {}))[1].mechanism,
+        "status": "finished" if run.finished else "stopped" if curve else "begun",
+        "steps": last.get("step", 0),
+        "seconds": last.get("seconds", 0.0),
+        "tokens": last.get("tokens", 0),
+        "metrics": {key: value for key, value in {**last, **(measured[-1] if measured else {})}.items()},
+        "best": best,
+        "measured": in_words({key: value for key, value in shown.items() if key != "step"}),
+        "curve": curve,
+        "evaluations": measured,
+    }

@@ -1,0 +1,18 @@
+"""Randomness that belongs to a place: a seed for each purpose, step and process, derived from one number."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+
+
+def derive(seed: int, *place: str | int) -> int:
+    """A seed of 63 bits for one purpose: `derive(seed, "dropout", step, rank)`."""
+    digest = blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(device: torch.device, seed: int, *place: str | int) -> torch.Generator:
+    """A generator of its own for one purpose."""
+    return torch.Generator(device).manual_seed(derive(seed, *place))

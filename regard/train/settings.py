@@ -1,0 +1,111 @@
+"""How something is trained: the section `train` of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from regard.config import ConfigError, Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """Any optimiser of torch.optim by name. `decay` is for matrices of layers: not for norms, biases, embeddings."""
+
+    place = "train.optimizer"
+
+    name: str = "adamw"
+    decay: float = 0.1
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Section):
+    """How the learning rate goes: a linear rise over `warmup`, then `name` down to `floor` times the highest rate."""
+
+    place = "train.schedule"
+
+    name: str = "cosine"
+    warmup: float = 0.02
+    floor: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Section):
+    """When to evaluate, by which `metric` the best checkpoint is chosen ("" for the task's own), and after how many
+    evaluations without a better one to stop (0: never)."""
+
+    place = "train.evaluation"
+
+    every: float = 0.1
+    metric: str = ""
+    patience: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavingConfig(Section):
+    """When to write a checkpoint, how many of the latest to keep, and where else to send metrics."""
+
+    place = "train.saving"
+
+    every: float = 0.1
+    keep: int = 2
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Section):
+    """One training. A number of steps below 1 (`warmup`, `every`) is a share of the whole; 0 means never.
+
+    `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
+    which changes memory and nothing else. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
+    `compile`: "graph" compiles a step into one CUDA graph; "auto" does so on a GPU only. `deterministic`: the same bits
+    each time on a GPU too. `init`: a run or model folder to start from.
+    """
+
+    place = "train"
+
+    epochs: float = 0.0
+    steps: int = 0
+    batch: int = 64
+    micro: int = 0
+    lr: float = 1e-3
+    clip: float = 1.0
+    precision: str = "auto"
+    compile: str = "auto"
+    deterministic: bool = False
+    seed: int = 0
+    init: str = ""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    saving: SavingConfig = field(default_factory=SavingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "steps", "micro", "lr", "clip"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"train.{name} = {getattr(self, name)}: expected 0 or more")
+        if self.batch < 1:
+            raise ConfigError(f"train.batch = {self.batch}: expected at least 1")
+        if self.micro and self.batch % self.micro:
+            raise ConfigError(f"train.micro = {self.micro} does not divide train.batch = {self.batch}")
+        for name, known in {"precision": PRECISIONS, "compile": COMPILES}.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"train.{name} = {getattr(self, name)!r}: expected {', '.join(known)}")
+
+    def total(self, rows: int) -> int:
+        """How many steps, over a data set of so many rows."""
+        steps = self.steps or -(-round(self.epochs * rows) // self.batch)
+        if not steps:
+            raise ConfigError("train.epochs and train.steps are both 0: say how long to train, e.g. train.steps=1000")
+        return steps
+
+
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+COMPILES = ("auto", "off", "default", "graph", "max-autotune")
+
+
+def share(every: float, total: int) -> int:
+    """Steps: as said, or a share of the total where it is below 1; 0 stays 0."""
+    return int(every) if every >= 1 else max(1, round(every * total)) if every > 0 else 0
