@@ -1,6 +1,6 @@
 """What makes a small model know more from reading: changes to the knowledge recipe, on the world's hardest setting.
 
-    python benchmarks/knowledge_ablation.py --out results.jsonl --device cuda --workers 6 [--only NAME ...] [--seeds 0 1]
+    python benchmarks/knowledge_ablation.py --out results.jsonl --device cuda --workers 4 [--only NAME ...] [--seeds 0]
 
 Each line of the result is one training (reading, then answering) with its accuracies on 500 dev and 500 test people.
 """

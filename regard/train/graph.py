@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph: a small model spends its time on launching kernels; a graph is one launch."""
+"""A whole training step as one CUDA graph: small models spend their time on launching kernels; a graph is one launch."""
 
 from __future__ import annotations
 
