@@ -22,33 +22,21 @@ def dropout(p: float) -> list[str]:
     return [f"model.dropout={p}", f"model.attention.dropout={p}"]
 
 
+FINAL = [*ROTARY, *dropout(0.05)]
 # name: (changes to both stages or to reading, changes to answering)
 CASES = {
     "base": ([], []),
-    "base-drop0": (dropout(0.0), []),
     "rotary": (ROTARY, []),
-    "rotary-drop0": ([*ROTARY, *dropout(0.0)], []),
-    "rotary-drop05": ([*ROTARY, *dropout(0.05)], []),
-    "rotary-lr15": ([*ROTARY, "train.lr=1.5e-3"], []),
-    "rotary-x2": ([*ROTARY, "train.epochs=1300"], []),
-    "rotary-x2-lr15": ([*ROTARY, "train.epochs=1300", "train.lr=1.5e-3"], []),
-    "rotary-x2-drop0": ([*ROTARY, *dropout(0.0), "train.epochs=1300"], []),
-    "rotary-mix1": (ROTARY, ["data.mix=1.0"]),
-    "rotary-mix025": (ROTARY, ["data.mix=0.25"]),
-    "rotary-ft20": (ROTARY, ["train.epochs=20"]),
-    "rotary-ftlr2": (ROTARY, ["train.lr=2e-4"]),
-    "rotary-ftlr15": (ROTARY, ["train.lr=1.5e-3"]),
-    "rotary-nodecay": ([*ROTARY, "train.optimizer.decay=0.0"], []),
-    "rotary-decay3": ([*ROTARY, "train.optimizer.decay=0.3"], []),
-    "rotary-spans": ([*ROTARY, "data.spans=[0.05, 0.75]"], []),
-    "rotary-floor0": ([*ROTARY, "train.schedule.floor=0.0"], []),
-    "rotary-b64": ([*ROTARY, "train.batch=64"], []),
-    "rotary-rms": ([*ROTARY, "model.block.norm=rms", "model.block.mlp=swiglu", "model.block.bias=false"], []),
+    "final": (FINAL, []),
+    "final-words": ([*FINAL, "data.words=true"], []),
+    "final-words-short": ([*FINAL, "data.words=true", "data.spans=[0.05, 0.25]"], []),
+    "final-x2": ([*FINAL, "train.epochs=1300"], []),
+    "final-lr4": ([*FINAL, "train.lr=4e-3"], []),
     "synthesizer": (["model.mechanism=synthesizer"], []),
-    "synthesizer-lr3": (["model.mechanism=synthesizer", "train.lr=3e-3"], []),
-    "synthesizer-drop0": (["model.mechanism=synthesizer", "train.lr=3e-3", *dropout(0.0)], []),
-    "performer": ([*ROTARY, "model.mechanism=performer"], []),
-    "elu": ([*ROTARY, "model.mechanism=elu"], []),
+    "synthesizer-final": (["model.mechanism=synthesizer", "train.lr=3e-3", *dropout(0.05)], []),
+    "synthesizer-words": (["model.mechanism=synthesizer", "train.lr=3e-3", *dropout(0.05), "data.words=true"], []),
+    "performer": ([*FINAL, "model.mechanism=performer"], []),
+    "elu": ([*FINAL, "model.mechanism=elu"], []),
 }
 
 
@@ -61,15 +49,16 @@ def run(case: tuple[str, int, str, float, int, str]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="knowledge-"))
     common = [f"train.seed={seed}", f"data.world.seed={seed}", "train.saving.every=0", "train.evaluation.every=0"]
     few = [f"train.steps={steps}"] if steps else []
-    full = recipe.load("knowledge/pretrain", variant="full").train.epochs
+    variant = None if name.startswith("demo") else "full"
+    full = recipe.load("knowledge/pretrain", variant=variant).train.epochs
     try:
         short = [] if scale == 1 else [f"train.epochs={full * scale}"]
-        one = recipe.load("knowledge/pretrain", [*common, *short, *reading, *few], "full")
+        one = recipe.load("knowledge/pretrain", [*common, *short, *reading, *few], variant)
         first = stage.train(one, folder / "read", device)
         two = recipe.load(
             "knowledge/finetune",
             [f"train.seed={seed}", f"train.init={folder / 'read'}", "train.evaluation.every=0.1", *few, *answering],
-            "full",
+            variant,
         )
         two = recipe.resolve(
             two.name,

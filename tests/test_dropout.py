@@ -80,7 +80,7 @@ def masks():
     }
 
 
-@pytest.mark.parametrize("at_a_time", [1, 100, 1 << 18])
+@pytest.mark.parametrize("at_a_time", [1, 100, 1 << 20])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("name", masks())
 def test_attention_is_weights_times_the_drawn_mask(name, groups, at_a_time, monkeypatch):
@@ -107,6 +107,16 @@ def test_attention_is_weights_times_the_drawn_mask(name, groups, at_a_time, monk
     got, wanted = (torch.autograd.grad(x, (q, k, v), d) for x in (out, want))
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def test_attention_follows_the_seed():
+    q = torch.randn(2, 3, 7, 4)
+    softmax = Softmax()
+    softmax.dropout = P
+    want = seeded(softmax, q, q, q)
+    assert not torch.equal(softmax(q, q, q), want)
+    assert not torch.equal(seeded(softmax, q, q, q, seed=1), want)
+    assert torch.equal(seeded(softmax, q, q, q), want)
 
 
 def test_gradients_of_attention_with_dropout():

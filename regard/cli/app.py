@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 import regard
-from regard.cli import check, generate, mechanisms
-from regard.cli.show import error_line
+from regard.cli import check, data, generate, mechanisms, train
+from regard.cli.show import console, error_line, warning_line
 from regard.errors import RegardError
+from regard.train import Interrupted
+
+HELP = "Build attention mechanisms, check that they are right, and train models with them."
 
 app = typer.Typer(
     name="regard",
-    help="Build attention mechanisms and check that they are right.",
+    help=HELP,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("check")(check.check)
+app.command("run")(train.run)
+app.command("train")(train.train)
+app.command("evaluate")(train.evaluate)
+app.command("predict")(train.predict)
 app.command("generate")(generate.generate)
+app.command("runs")(train.runs)
+app.command("report")(train.report)
+app.command("world")(data.world)
+app.add_typer(data.data, name="data")
+app.command("check")(check.check)
 app.command("mechanisms")(mechanisms.mechanisms)
 
 
@@ -31,19 +43,23 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=HELP)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Build attention mechanisms and check that they are right."""
+    """Options before any command."""
 
 
 def main() -> None:
-    """Runs the command line and turns errors into one line and an exit code."""
+    """Runs the command line and turns errors and warnings into one line, and errors into an exit code."""
+    warnings.showwarning = warning_line
     try:
         code = app(standalone_mode=False)
+    except Interrupted as stopped:
+        console(stderr=True).print(str(stopped), soft_wrap=True)
+        code = 130
     except RegardError as error:
         error_line(str(error))
         code = 2

@@ -17,13 +17,15 @@ from regard.checking import check as run_laws
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
 from regard.models import load
+from regard.train.run import model_folder
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "does not apply": ("–", "dim")}
 
 
 def check(
     thing: Annotated[
-        str | None, typer.Argument(help="A mechanism or a model folder; none: all mechanisms.", show_default=False)
+        str | None,
+        typer.Argument(help="A mechanism, or a model folder, run or experiment; none: all mechanisms."),
     ] = None,
     plugin_file: Annotated[
         str | None,
@@ -41,7 +43,7 @@ def check(
     if thing is not None and plugin_file is not None:
         raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
     subject = plugin(plugin_file, causal=not not_causal) if plugin_file is not None else thing
-    folder = thing if thing is not None and Path(thing).is_dir() else None
+    folder = str(model_folder(thing)) if thing is not None and Path(thing).is_dir() else None
     with _progress() as progress:
         asked: dict[str, Any] = {"only": only or (), "dtype": dtype, "device": device, "draws": draws, "seed": seed}
         if folder is not None:

@@ -53,7 +53,10 @@ def world(
     seed: Annotated[int, typer.Option(help="The same seed makes the same world.")] = DEFAULT.seed,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Make an invented world: people, biographies to read, and questions about birthplaces."""
+    """Make an invented world of people.
+
+    Biographies to read, and questions about birthplaces.
+    """
     config = WorldConfig(
         people=people,
         biographies=biographies,
@@ -141,7 +144,10 @@ def tokens(
     share: Annotated[float, typer.Option(help="So much of it to train on, the rest for dev.")] = 0.9,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Turn a text into train.npy, dev.npy and tokenizer.json, for a language model."""
+    """Turn a text into files of tokens.
+
+    train.npy, dev.npy and tokenizer.json, for a language model: data.tokens=FOLDER.
+    """
     if out.is_file():
         raise OptionError(f"--out {out} is a file; expected a folder")
     train, dev = write_tokens(file, out, tokenizer, vocabulary_size, share)

@@ -12,10 +12,11 @@ from regard.errors import OptionError
 from regard.generate import Choice, Settings, stream
 from regard.generate import generate as run
 from regard.models import load
+from regard.train.run import model_folder
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A model folder.")],
+    model: Annotated[str, typer.Argument(help="A model folder, run or experiment.")],
     prompt: Annotated[str, typer.Argument(help="What to continue; for an encoder-decoder, what to read.")],
     max_tokens: Annotated[int, typer.Option("--max", help="At most so many tokens.")] = 100,
     temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1 prefers likely ones.")] = None,
@@ -52,7 +53,7 @@ def generate(
         seed=seed,
         slide=slide,
     )
-    loaded = load(model, usable(device))
+    loaded = load(model_folder(model), usable(device))
     if loaded.tokenizer is None:
         raise OptionError(f"{model} has no tokenizer.json, so it cannot read text; use regard.generate with token ids")
     if streaming and not json and beams is None and n == 1:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.text import Text
 
 from regard.cli.show import console
 from regard.train.progress import Lines, Progress, described
+
+
+class _Below(RichProgress):
+    """A bar, and what was measured in a line below it, so that a narrow terminal has room for both."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if task.fields["said"]:
+                yield Text(task.fields["said"], style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class Bar(Progress):
     """A live bar."""
 
     def __init__(self, name: str, where: Console) -> None:
-        self.bar = RichProgress(
-            TextColumn("{task.description:<20}"),
+        self.bar = _Below(
+            TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("·"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[said]}", style="dim"),
+            TextColumn("left"),
             console=where,
         )
         self.task = self.bar.add_task(name, total=None, said="")
@@ -38,14 +50,15 @@ class Bar(Progress):
         self.bar.stop()
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
+        known = described({name: value for name, value in values.items() if value is not None})
         if "lr" in values:
-            self.speed = described(values)
+            self.speed = known
         else:
-            self.measured = described(values)
+            self.measured = known
         self.bar.update(self.task, completed=step, total=total, said=f"{self.speed}  {self.measured}".strip())
 
 
 def shown(name: str) -> Progress:
     """A bar where someone watches, lines in a log."""
     where = console(stderr=True)
-    return Bar(name, where) if where.is_terminal else Lines(name, where.print)
+    return Bar(name, where) if where.is_terminal else Lines(name, partial(where.print, soft_wrap=True))

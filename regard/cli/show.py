@@ -22,6 +22,11 @@ def error_line(message: str) -> None:
     console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
+def warning_line(message: Warning | str, *place: Any, **named: Any) -> None:
+    """In place of `warnings.showwarning`: what is the matter, without the line of Python that noticed it."""
+    console(stderr=True).print(Text.assemble(("warning: ", "bold yellow"), str(message)), soft_wrap=True)
+
+
 def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,48 +12,54 @@ import typer
 from regard.checking import usable
 from regard.cli.progress import shown
 from regard.cli.show import console, print_json, table
-from regard.data.questions import read_questions, write_predictions
+from regard.data.questions import MARK, read_questions, write_predictions
 from regard.errors import OptionError
 from regard.models import Decoder, load
-from regard.train import experiment, stage
+from regard.train import Interrupted, experiment, stage
 from regard.train.answers import answer, score
 from regard.train.experiment import EXPERIMENTS, Shown
 from regard.train.recipe import known
 from regard.train.recipe import load as load_recipe
 from regard.train.reports import compare
-from regard.train.run import find_runs, model_folder, stamped
+from regard.train.run import RunError, find_runs, model_folder, stamped
 from regard.train.runs import described
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. train.lr=3e-4.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
 Device = Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; cpu unless said.")]
 Variant = Annotated[str | None, typer.Option(help="A variant of the recipe, e.g. full.")]
 Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")]
+Seed = Annotated[int | None, typer.Option(help="Short for train.seed=N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Model = Annotated[str, typer.Argument(metavar="RUN", help="A run, experiment or model folder.")]
 
 
 def run(
-    name: Annotated[str | None, typer.Argument(help="The experiment, e.g. knowledge.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The experiment, e.g. knowledge; none: list them.")] = None,
     overrides: Overrides = None,
     variant: Variant = None,
     out: Out = None,
     resume: Resume = None,
-    seed: Annotated[int | None, typer.Option(help="Short for train.seed=N.")] = None,
+    seed: Seed = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
     """Run a whole experiment: trainings, evaluation, and a report."""
-    where = console(stderr=True)
-    how = Shown(lambda text: where.print(text), shown)
     if resume is not None:
-        _alone(name, overrides, out, variant)
-        folder, results = resume, experiment.resume(resume, device, how)
+        _alone(name, overrides, out, variant, seed)
     elif name is None:
-        raise OptionError(f"which experiment? There is {', '.join(EXPERIMENTS)}: regard run {next(iter(EXPERIMENTS))}")
-    else:
-        folder = out or stamped(name)
-        changes = [*(overrides or ()), *([f"train.seed={seed}"] if seed is not None else [])]
-        results = experiment.run(name, folder, changes, variant, device or "cpu", how)
+        about = {key: (one.does.__doc__ or "").partition("\n")[0] for key, one in EXPERIMENTS.items()}
+        return _list("experiment", about, "regard run NAME", json)
+    where = console(stderr=True)
+    how = Shown(lambda text: where.print(text, soft_wrap=True), shown)
+    folder = resume or out or stamped(name or "")
+    try:
+        if name is None:
+            results = experiment.resume(folder, device, how)
+        else:
+            results = experiment.run(name, folder, _changes(overrides, seed), variant, device or "cpu", how)
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(f"stopped; what was done is saved. Go on with: regard run --resume {folder}") from None
     if json:
         print_json(results)
         return
@@ -60,30 +68,36 @@ def run(
 
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe, e.g. lm or knowledge/pretrain, or a file.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe, e.g. lm or knowledge/pretrain, or a file.toml; none: list them.")
+    ] = None,
     overrides: Overrides = None,
     variant: Variant = None,
     out: Out = None,
     resume: Resume = None,
-    seed: Annotated[int | None, typer.Option(help="Short for train.seed=N.")] = None,
+    seed: Seed = None,
     device: Device = None,
+    json: Json = False,
 ) -> None:
-    """Train one model by a recipe, or go on with a run that was stopped."""
+    """Train one model by a recipe."""
     if resume is not None:
-        _alone(recipe, overrides, out, variant)
-        done = stage.resume(resume, device, shown(resume.name))
+        _alone(recipe, overrides, out, variant, seed)
+        done = stage.resume(resume, device, shown(resume.resolve().name))
     elif recipe is None:
-        raise OptionError(f"which recipe? There is {', '.join(known())}: regard train lm data.text=FILE")
+        return _list("recipe", {name: _about(name) for name in known()}, "regard train NAME", json)
     else:
-        changes = [*(overrides or ()), *([f"train.seed={seed}"] if seed is not None else [])]
-        made = load_recipe(recipe, changes, variant)
-        done = stage.train(made, out or stamped(recipe), device or "cpu", shown(recipe))
+        made = load_recipe(recipe, _changes(overrides, seed), variant)
+        name = Path(recipe).stem if recipe.endswith(".toml") else recipe
+        done = stage.train(made, out or stamped(name), device or "cpu", shown(name))
     row = described(done)
+    if json:
+        print_json(row)
+        return
     console().print(f"{row['status']}: {row['measured'] or 'trained'}\nRun: {done.path.resolve()}", soft_wrap=True)
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="RUN", help="A run or model folder.")],
+    model: Model,
     data: Annotated[Path, typer.Option(help="Questions with answers: question, tab, answer.")],
     predictions: Annotated[Path | None, typer.Option(help="Write the answers here, one a line.")] = None,
     device: Device = None,
@@ -91,7 +105,7 @@ def evaluate(
 ) -> None:
     """Ask a model questions and count its right answers."""
     questions = read_questions(data, answers=True)
-    said = [a.text for a in answer(_decoder(model, device), questions)]
+    said = [a.text for a in answer(_answering(model, device), questions)]
     if predictions is not None:
         write_predictions(predictions, said)
     found = score(said, questions)
@@ -104,14 +118,14 @@ def evaluate(
 
 
 def predict(
-    model: Annotated[str, typer.Argument(metavar="RUN", help="A run or model folder.")],
+    model: Model,
     input: Annotated[Path, typer.Option(help="Questions, one a line; answers are not looked at.")],
     out: Annotated[Path, typer.Option(help="Write the answers here, one a line, in the order of the questions.")],
     device: Device = None,
 ) -> None:
     """Write a model's answers to questions."""
     questions = read_questions(input, answers=False)
-    write_predictions(out, [a.text for a in answer(_decoder(model, device), questions)])
+    write_predictions(out, [a.text for a in answer(_answering(model, device), questions)])
     console().print(f"{len(questions)} answers in {out}", soft_wrap=True)
 
 
@@ -120,15 +134,18 @@ def runs(
     json: Json = False,
 ) -> None:
     """List the runs in a folder."""
+    if folder != Path("runs") and not folder.is_dir():
+        raise RunError(f"{folder} is no folder; expected one with runs in it")
     rows = [described(run) for run in find_runs(folder)]
     if json:
         print_json(rows)
     elif not rows:
-        console().print(f"no runs in {folder}; `regard run knowledge` makes some")
+        console().print(f"no runs in {folder}; `regard train lm data.text=FILE` makes one", soft_wrap=True)
     else:
         made = table("run", "recipe", "mechanism", "status", "steps", "measured")
         for row in rows:
-            made.add_row(*(str(row[key]) for key in ("name", "recipe", "mechanism", "status", "steps", "measured")))
+            cells = [row[key] for key in ("recipe", "mechanism", "status", "steps", "measured")]
+            made.add_row(str(Path(row["path"]).relative_to(folder)), *map(str, cells))
         console().print(made)
 
 
@@ -138,6 +155,27 @@ def report(
 ) -> None:
     """Write a page about an experiment, or one that compares runs."""
     console().print(f"Report: {compare(folders, out).resolve()}", soft_wrap=True)
+
+
+def _changes(overrides: Sequence[str] | None, seed: int | None) -> list[str]:
+    return [*(overrides or ()), *([f"train.seed={seed}"] if seed is not None else [])]
+
+
+def _about(recipe: str) -> str:
+    """The first sentence of a recipe's file."""
+    first = (resources.files("regard") / "recipes" / f"{recipe}.toml").read_text("utf-8").partition("\n")[0]
+    return first.removeprefix("# ").partition(". ")[0].removesuffix(".")
+
+
+def _list(what: str, about: dict[str, str], then: str, json: bool) -> None:
+    if json:
+        print_json([{what: name, "about": text} for name, text in about.items()])
+        return
+    made = table(what, "what it does")
+    for name, text in about.items():
+        made.add_row(name, text)
+    console().print(made)
+    console().print(f"\n`{then}` starts one; `{then.rsplit(' ', 1)[0]} --help` has the options.", style="dim")
 
 
 def _outcome(results: Any) -> None:
@@ -153,13 +191,15 @@ def _cell(found: Any) -> str:
     return f"{found['accuracy']:6.1%}  [{found['low']:.1%}, {found['high']:.1%}]  of {found['n']}"
 
 
-def _decoder(model: str, device: str | None) -> Decoder[Any]:
+def _answering(model: str, device: str | None) -> Decoder[Any]:
     loaded = load(model_folder(model), usable(device or "cpu"))
     if not isinstance(loaded, Decoder):
         raise OptionError(f"{model} is a {type(loaded).__name__}, which writes no answers; expected a GPT")
+    if loaded.tokenizer is None or loaded.tokenizer.id(MARK) is None:
+        raise OptionError(f"{model} never learned to answer; expected what `regard run knowledge` trains")
     return loaded
 
 
 def _alone(*others: Any) -> None:
-    if any(others):
+    if any(x is not None and x != [] for x in others):
         raise OptionError("--resume goes on with what the run was started with: give nothing beside it but --device")

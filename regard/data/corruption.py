@@ -33,11 +33,15 @@ def corrupt(
     generator: torch.Generator,
     spans: tuple[float, float] = (1 / 8, 3 / 8),
     ignore_padding: bool = True,
+    between: int | None = None,
 ) -> Batch:
     """Corrupts each document anew. `spans`: the smallest and largest share of a cut that its span may be; their mean is
-    the mean share. `ignore_padding=False` puts loss on the padding too, as some published code does."""
+    the mean share. `ignore_padding=False` puts loss on the padding too, as some published code does. `between`: the
+    token between words, where a span is to be made of whole words."""
     draws = torch.rand(4, documents.shape[0], generator=generator, device=documents.device)
     cut, span, start = draw_spans(lengths, longest_cut(block), draws, spans)
+    if between is not None:
+        span, start = whole_words(documents, cut, span, start, between)
     return with_hole(documents, cut, span, start, block, mark, pad, ignore_padding)
 
 
@@ -60,6 +64,23 @@ def draw_spans(
     span = (middle + half * (2 * draws[1] - 1) + draws[2]).long().clamp(min=1).minimum(cut)
     start = (draws[3] * (cut - span + 1)).long()
     return cut, span, start
+
+
+def whole_words(
+    documents: Int[Tensor, "N L"],
+    cut: Int[Tensor, "N"],
+    span: Int[Tensor, "N"],
+    start: Int[Tensor, "N"],
+    between: int,
+) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"]]:
+    """Span and start widened to the words that they touch, as far as the cut goes."""
+    L = documents.shape[1]
+    at = torch.arange(L, device=documents.device)
+    gap = documents == between
+    last = (start + span - 1)[:, None]
+    begins = torch.where(gap & (at < start[:, None]), at + 1, 0).amax(1)
+    ends = torch.where(gap & (at > last), at, L).amin(1).minimum(cut)
+    return ends - begins, begins
 
 
 def with_hole(

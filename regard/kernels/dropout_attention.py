@@ -24,7 +24,7 @@ from regard.kernels import dropout
 from regard.kernels.dropout import Share, Stream
 from regard.shapes import Keys, Mask, Outputs, Queries, Values
 
-_AT_A_TIME = 1 << 18  # weights: as many as the caches of a core or two hold
+_AT_A_TIME = 1 << 20  # weights: 4 MB fit into the shared cache, and threads that wait for busy cores meet seldom
 
 
 def suits(q: Tensor, mask: Mask) -> bool:

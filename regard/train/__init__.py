@@ -1,6 +1,6 @@
 """Training: recipes, tasks, the loop, checkpoints and runs; and the experiments that are made of them."""
 
-from regard.train import knowledge, knowledge_tasks  # they register what recipes name
+from regard.train import knowledge, knowledge_tasks, lm  # they register what recipes name
 from regard.train.loop import Interrupted, Trainer, TrainingError
 from regard.train.recipe import Recipe
 from regard.train.run import Run, RunError
@@ -19,6 +19,7 @@ __all__ = [
     "TrainingError",
     "knowledge",
     "knowledge_tasks",
+    "lm",
     "resume",
     "task",
     "train",

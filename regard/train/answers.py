@@ -33,8 +33,8 @@ def answer(
     for start in range(0, len(order), PART):
         part = order[start : start + PART]
         ids = [_ids(model, n, questions[n]) for n in part]
-        most = (model.limit or 256) - min(map(len, ids))
-        for n, result in zip(part, generate(model, ids, stop=MARK, max_tokens=max(1, most)), strict=True):
+        most = (model.limit or 256) - min(map(len, ids)) + 1  # the last need not be read
+        for n, result in zip(part, generate(model, ids, stop=MARK, max_tokens=most), strict=True):
             found[n] = Answer(result.text, exp(min(0.0, result.score)))
         if progress is not None:
             progress(len(found), len(questions))

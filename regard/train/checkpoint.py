@@ -23,6 +23,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.models import Model
+from regard.models.folder import CONFIG, WEIGHTS
 
 MANIFEST, STATE, OPTIMIZER = "manifest.json", "state.json", "optimizer.safetensors"
 
@@ -91,21 +92,27 @@ def fault(place: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file, or None."""
     try:
         hashes = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        absent = {CONFIG, WEIGHTS, OPTIMIZER, STATE} - set(hashes)
+        if absent:
+            return f"{place / MANIFEST} does not list {min(absent)}"
         for name, want in hashes.items():
             if _hash(place / name) != want:
                 return f"{place / name} does not match its hash in {MANIFEST}"
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{place / MANIFEST} cannot be read: {error}"
     return None
 
 
 def prune(folder: Path, keep: int, also: int | None) -> None:
-    """Removes all but the `keep` newest checkpoints and that of one more step."""
-    for step in steps(folder)[: -max(1, keep)]:
-        if step != also:
-            shutil.rmtree(folder / f"step-{step}")
+    """Removes all but the `keep` newest checkpoints and that of one more step, and what killed writers left."""
+    old = [folder / f"step-{step}" for step in steps(folder)[: -max(1, keep)] if step != also]
+    for place in (*old, *folder.glob(".step-*")):
+        try:
+            shutil.rmtree(place)
+        except OSError as error:
+            raise CheckpointError(f"cannot remove the old checkpoint {place}: {error}") from error
 
 
 def sync(path: Path) -> None:

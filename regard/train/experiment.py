@@ -13,12 +13,12 @@ import tomli_w
 
 from regard.checking import usable
 from regard.config import ConfigError
-from regard.errors import did_you_mean
+from regard.errors import RegardError, did_you_mean
 from regard.train import recipe as recipes
 from regard.train import stage
 from regard.train.progress import Progress
 from regard.train.recipe import SECTIONS, overlaid
-from regard.train.run import RESULTS, Run, RunError, claim, write_text
+from regard.train.run import CONFIG, RESULTS, Run, RunError, claim, find_runs, write_text
 
 ASKED = "experiment.toml"
 
@@ -52,7 +52,7 @@ class Experiment:
     def train(self, recipe: recipes.Recipe, folder: str, title: str) -> Run:
         """Trains a stage, or goes on with it, or leaves it where it has ended."""
         path, progress = self.out / folder, self.shown.progress(title)
-        if (path / "config.toml").is_file():
+        if (path / CONFIG).is_file():
             return stage.resume(path, self.device, progress)
         return stage.train(recipe, path, self.device, progress)
 
@@ -105,7 +105,12 @@ def run(
     path = claim(out, ASKED)
     document = {"experiment": name, "device": usable(device), "asked": asked}
     write_text(path / ASKED, tomli_w.dumps(document | ({} if variant is None else {"variant": variant})))
-    return known.does(Experiment(name, path, asked, variant, device, shown))
+    try:
+        return known.does(Experiment(name, path, asked, variant, device, shown))
+    except RegardError:
+        if not find_runs(path):  # nothing has begun: the folder is free for another try
+            (path / ASKED).unlink()
+        raise
 
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008

@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph: small models spend their time on launching kernels; a graph is one launch."""
+"""A training step as one CUDA graph: small models spend their time on launching kernels, and a graph is one launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from regard.data.batch import Batch
 
-EAGER = 3  # steps before the capture, in which libraries set themselves up
+EAGER = 3  # steps before the capture, in which compilers and libraries set themselves up
 
 
 class GraphStep:
@@ -22,19 +22,25 @@ class GraphStep:
         self.batch: Batch | None = None
 
     def __call__(self, batch: Batch) -> None:
+        own = self._kept(batch)
         if self.left:
             self.left -= 1
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                self.step(batch)
+                self.step(own)
             torch.cuda.current_stream().wait_stream(self.stream)
             return
-        if self.graph is None or self.batch is None:
-            self.batch = Batch(*(None if t is None else t.clone() for t in batch))  # type: ignore[arg-type]
+        if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):  # captured, not run
-                self.step(self.batch)
+                self.step(own)
+        self.graph.replay()
+
+    def _kept(self, batch: Batch) -> Batch:
+        """The batch at the addresses that the graph reads, which are the same from the first step on."""
+        if self.batch is None:
+            self.batch = Batch(*(None if t is None else t.contiguous().clone() for t in batch))  # type: ignore[arg-type]
         for own, new in zip(self.batch, batch, strict=True):
             if own is not None and new is not None:
                 own.copy_(new)
-        self.graph.replay()
+        return self.batch

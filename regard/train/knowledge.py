@@ -135,10 +135,10 @@ def _attention(model: Decoder[Any], answers: Sequence[Mapping[str, Any]]) -> dic
     """Where heads look while an answer is written: the sharpest ones of each layer, for the surest right answer."""
     row = max(answers, key=lambda a: (a["right"], a["confidence"]))
     assert model.tokenizer is not None
-    ids = model.tokenizer.encode(prompt(row["question"]) + row["predicted"])
+    ids = model.tokenizer.encode(prompt(row["question"]) + row["predicted"])[: model.limit]
     tokens = torch.tensor([ids], device=model.device)
     maps = [layer[0].float().cpu() for layer in attention_maps(model, tokens)]
-    first = len(ids) - len(model.tokenizer.encode(row["predicted"]))
+    first = len(model.tokenizer.encode(prompt(row["question"])))
     heads = []
     for number, layer in enumerate(maps):
         sharp = layer[:, first - 1 :].amax(-1).mean(-1)  # while answering

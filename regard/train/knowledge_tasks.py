@@ -17,6 +17,7 @@ from regard.data.corruption import corrupt, longest_cut
 from regard.data.questions import (
     MARK,
     PAD,
+    UNKNOWN,
     Question,
     pack_documents,
     question_batch,
@@ -27,12 +28,15 @@ from regard.data.questions import (
     vocabulary,
 )
 from regard.data.tokenizers import Tokenizer
-from regard.data.world import WorldConfig, make_world
+from regard.data.world import WorldConfig, make_world, read_world
 from regard.models import Model
 from regard.train.seeds import generator
 from regard.train.task import Order, Task, task
 
 PART = 256  # rows evaluated at a time
+AHEAD = 16  # batches corrupted at a time
+SMALLEST_BLOCK = 9  # a document of four characters, cut to 7/8, with its marks
+MOST_MIX = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,8 @@ class KnowledgeData(Section):
     """Documents (one a line) and questions (`question<TAB>answer`); without documents, those of an invented world.
 
     `test` may lack answers. `block` is the window in characters; `spans` the least and greatest share of a document
-    that is masked. `mix`: while questions are learned, so many corrupted documents are read along for each of them.
+    that is masked, and `words` whether it is widened to whole words. `mix`: while questions are learned, so many
+    corrupted documents are read along for each of them.
     """
 
     place = "data"
@@ -51,8 +56,18 @@ class KnowledgeData(Section):
     test: str = ""
     block: int = 128
     spans: tuple[float, float] = (0.125, 0.375)
+    words: bool = False
     mix: float = 0.0
     world: WorldConfig = field(default_factory=WorldConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block < SMALLEST_BLOCK:
+            raise ConfigError(f"data.block = {self.block}: expected at least {SMALLEST_BLOCK}")
+        if len(self.spans) != 2 or not 0 < self.spans[0] <= self.spans[1] <= 1:
+            raise ConfigError(f"data.spans = {list(self.spans)}: expected two shares, 0 < smallest <= largest <= 1")
+        if not 0 <= self.mix <= MOST_MIX:
+            raise ConfigError(f"data.mix = {self.mix}: expected 0 to {MOST_MIX}")
 
 
 class Files(NamedTuple):
@@ -76,6 +91,8 @@ def data_files(config: KnowledgeData, folder: Path) -> Files:
     made = folder / "data"
     if not (made / "world.toml").is_file():
         make_world(config.world).write(made)
+    elif read_world(made).config != config.world:
+        raise ConfigError(f"{made} holds another world than data.world asks for: choose another --out, or remove it")
     names = ("documents.txt", "train.tsv", "dev.tsv", "test.tsv", "unwritten.tsv")
     return Files(*(made / name for name in names))
 
@@ -93,6 +110,7 @@ class _Reading:
         self.mark, self.pad = special(self.tokenizer, MARK), special(self.tokenizer, PAD)
         rows, lengths = pack_documents(self.tokenizer, documents, most=longest_cut(config.block))
         self.rows, self.lengths = rows.to(device), lengths.to(device)
+        self.space = self.tokenizer.encode(" ")[0]
         self.width = int(lengths.max()) + 1  # of x: nothing but padding comes after
 
     def __len__(self) -> int:
@@ -101,8 +119,8 @@ class _Reading:
     def batch(self, chosen: Tensor, *place: str | int) -> Batch:
         source = generator(self.device, self.seed, "corruption", *place)
         rows, lengths = self.rows[chosen], self.lengths[chosen]
-        made = corrupt(rows, lengths, self.config.block, self.mark, self.pad, source, self.config.spans)
-        return made.columns(self.width)
+        block, between = self.config.block, self.space if self.config.words else None
+        return corrupt(rows, lengths, block, self.mark, self.pad, source, self.config.spans, between=between)
 
 
 @task("corruption")
@@ -119,9 +137,15 @@ class Corruption(Task):
         self.tokenizer = self.reading.tokenizer
         self.rows, self.length = len(self.reading), config.block - 1
         self.order = Order(self.rows, seed, device)
+        self._made: tuple[int, int, Batch] | None = None
 
     def batch(self, step: int, size: int) -> Batch:
-        return self.reading.batch(self.order.at(step, size), step)
+        """Batches are corrupted several at a time: a GPU takes no longer for many than for one."""
+        ahead, place = divmod(step, AHEAD)
+        if self._made is None or self._made[:2] != (ahead, size):
+            rows = self.reading.batch(self.order.at(ahead, size * AHEAD), ahead).columns(self.reading.width)
+            self._made = ahead, size, rows
+        return self._made[2].rows(place * size, (place + 1) * size)
 
 
 @task("questions")
@@ -149,8 +173,11 @@ class Questions(Task):
     def _rows(self, path: Path, block: int, device: torch.device) -> Batch:
         questions = read_questions(path, answers=True)
         warn_unseen(self.tokenizer, questions, path)
-        x, y, _ = question_batch(self.tokenizer, questions, block)
-        return Batch(x.to(device), y.to(device))
+        made = question_batch(self.tokenizer, questions, block)
+        width = int((made.y != IGNORE).any(0).nonzero().max()) + 1  # nothing but padding comes after
+        if self.mix:
+            width = max(width, self.reading.width)
+        return Batch(made.x[:, :width].to(device), made.y[:, :width].to(device))
 
     def batch(self, step: int, size: int) -> Batch:
         chosen = self.order.at(step, size)
@@ -158,24 +185,25 @@ class Questions(Task):
         more = round(self.mix * size)
         if not more:
             return Batch(x, y)
-        read = self.reading.batch(self.other.at(step, more), "mix", step)
+        read = self.reading.batch(self.other.at(step, more), "mix", step).columns(x.shape[1])
         return Batch(torch.cat([x, read.x]), torch.cat([y, read.y]))
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
         """Loss and accuracy of whole answers. An answer that is likeliest at every place, given those before, is just
         what greedy decoding writes, so one pass over the right answers finds those that it gets right."""
         sets = {"train": self.train.rows(0, 1000), "dev": self.dev}
-        return {
-            f"{name}/{k}": x for name, rows in sets.items() if rows is not None for k, x in _score(model, rows).items()
-        }
+        unknown = special(self.tokenizer, UNKNOWN)
+        scores = {name: _score(model, rows, unknown) for name, rows in sets.items() if rows is not None}
+        return {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
 
 
-def _score(model: Model[Any], rows: Batch) -> dict[str, float]:
+def _score(model: Model[Any], rows: Batch, unknown: int) -> dict[str, float]:
     right, total, weight = 0, 0.0, 0
     for start in range(0, len(rows.x), PART):
         part = rows.rows(start, start + PART)
         logits, counts = model(part.x).float(), part.y != IGNORE
-        right += int(((logits.argmax(-1) == part.y) | ~counts).all(1).sum())
+        hit = (logits.argmax(-1) == part.y) & (part.y != unknown)  # what it cannot write, it cannot get right
+        right += int((hit | ~counts).all(1).sum())
         total -= float(logits.log_softmax(-1).gather(-1, part.y.clamp(min=0)[..., None])[..., 0][counts].sum())
         weight += int(counts.sum())
     return {"loss": total / weight, "accuracy": right / len(rows.x)}

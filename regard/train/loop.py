@@ -7,22 +7,25 @@ import math
 import os
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.errors import RegardError
-from regard.models import Model
+from regard.models import Model, load
 from regard.train import checkpoint, optimizer
 from regard.train.graph import GraphStep
 from regard.train.progress import Meter, Progress
-from regard.train.run import MODEL, Run
-from regard.train.seeds import derive
+from regard.train.run import MODEL, Run, RunError
+from regard.train.seeds import derive, seed_default
 from regard.train.settings import TrainConfig, share
 from regard.train.task import Task
 
@@ -56,6 +59,7 @@ class State:
     tokens: int = 0
     seconds: float = 0.0
     best: float | None = None
+    best_step: int | None = None
     stale: int = 0  # evaluations since the best
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
@@ -78,34 +82,33 @@ class Trainer:
         self.progress, self.process = progress, process
         self.device = model.device
         self.total = config.total(task.rows)
+        optimizer.schedule(config.schedule, 0, self.total)  # an error about it comes before the first step
         self.dtype = precision(config.precision, self.device)
         how = compilation(config.compile, self.device)
-        graphs = how == "graph" and self.dtype is not torch.float16  # its scaler decides on the host
+        graphs = how in ("graph", "both") and self.dtype is not torch.float16  # its scaler decides on the host
         self.optimizer = optimizer.build(config.optimizer, model, config.lr, graphs)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.state = State()
         # The sum of losses and of their weights since the last line of metrics, and the last norm of the gradient.
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.metric = config.evaluation.metric or task.metric
-        self.loss = self._loss if how == "off" else torch.compile(self._loss, mode=_MODES[how], dynamic=False)
+        self.loss = torch.compile(self._loss, dynamic=False) if how in ("inductor", "both") else self._loss
         self.update = GraphStep(self._update) if graphs and optimizer.captured(self.optimizer) else self._update
 
     def resume(self) -> int:
         """Goes back to the newest complete checkpoint; its step, 0 where there is none."""
         step = checkpoint.newest(self.run.checkpoints)
-        if step is None:
-            return 0
-        place = self.run.checkpoints / f"step-{step}"
-        saved = checkpoint.read(place)
-        from regard.models import load
-
-        self.model.load_state_dict(load(place).state_dict())
-        optimizer.restore(self.optimizer, saved.tensors, saved.state["optimizer"])
-        self.scaler.load_state_dict(saved.state["scaler"])
-        self.state = State(**saved.state["state"])
-        self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
-        self.run.forget(after=step)
-        return step
+        if step is not None:
+            place = self.run.checkpoints / f"step-{step}"
+            saved = checkpoint.read(place)
+            self._take_weights(place)
+            optimizer.restore(self.optimizer, saved.tensors, saved.state["optimizer"])
+            self.scaler.load_state_dict(saved.state["scaler"])
+            self.state = State(**saved.state["state"])
+            self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
+        self.run.forget(after=self.state.step)
+        self.run.best = self.state.best_step
+        return self.state.step
 
     def fit(self) -> None:
         """Trains to the end, or until it is interrupted, which saves."""
@@ -127,13 +130,13 @@ class Trainer:
                     self._evaluate()
                 if (saving and step % saving == 0) or step == self.total or self._stale:
                     self._save()
-                if asked and step < self.total:
+                if asked and step < self.total and not self._stale:
                     self._save()
                     raise Interrupted(
                         f"stopped at step {step} of {self.total}; all of it is saved. "
                         f"Go on with: regard train --resume {self.run.path}"
                     )
-        self._finish()
+            self._finish()
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -152,7 +155,7 @@ class Trainer:
         state, config = self.state, self.config
         optimizer.set_rate(self.optimizer, config.lr * optimizer.schedule(config.schedule, state.step, self.total))
         batch = self.task.batch(state.step, config.batch)
-        torch.manual_seed(derive(config.seed, "dropout", state.step, self.process.rank))
+        seed_default(self.device, derive(config.seed, "dropout", state.step, self.process.rank))
         self.update(batch)
         state.step += 1
         state.tokens += batch.x.numel()
@@ -188,18 +191,31 @@ class Trainer:
         state.seconds += time.perf_counter() - began
         loss = total / max(weight, 1.0)
         if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss} at step {state.step}. Lower train.lr (now {self.config.lr}), lengthen "
-                f"train.schedule.warmup, or use another train.precision; checkpoints up to step "
-                f"{checkpoint.newest(self.run.checkpoints) or 0} are in {self.run.checkpoints}"
-            )
-        row = {"step": state.step, "loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"]), "norm": norm}
+            raise self._diverged(f"the loss is {loss}")
+        row: dict[str, Any] = {"step": state.step, "loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
+        row["norm"] = norm if math.isfinite(norm) else None  # float16 skips such a step
         row |= {"tokens": state.tokens, "seconds": round(state.seconds, 3), **meter.read(state.tokens, state.seconds)}
         self.run.log(row)
         self.progress.show(state.step, self.total, row)
 
+    def _diverged(self, what: str) -> TrainingError:
+        newest = checkpoint.newest(self.run.checkpoints)
+        kept = "no checkpoint was written" if newest is None else f"the checkpoint of step {newest} is as it was"
+        return TrainingError(
+            f"{what} at step {self.state.step}. Lower train.lr (now {self.config.lr}), lengthen "
+            f"train.schedule.warmup, or use another train.precision; {kept} in {self.run.checkpoints}"
+        )
+
+    def _check_finite(self) -> None:
+        """An error where the loss or a weight is not a finite number: such a model is neither measured nor saved."""
+        if not self.sums[0].isfinite():
+            raise self._diverged(f"the loss is {self.sums[0].item()}")
+        if not torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all():
+            raise self._diverged("weights are no longer finite numbers")
+
     def _evaluate(self) -> None:
         """Measures, and remembers the best."""
+        self._check_finite()
         began, state = time.perf_counter(), self.state
         self.model.eval()
         with torch.no_grad(), self._autocast():
@@ -211,7 +227,8 @@ class Trainer:
             )
         value = measured.get(self.metric)
         if value is not None:
-            better = state.best is None or (value > state.best if self.task.highest else value < state.best)
+            more = self.task.more_is_better(self.metric)
+            better = state.best is None or (value > state.best if more else value < state.best)
             state.best, state.stale = (value, 0) if better else (state.best, state.stale + 1)
         else:
             better = True  # without a measure the last is the best
@@ -220,23 +237,39 @@ class Trainer:
             self.progress.show(state.step, self.total, measured)
         state.seconds += time.perf_counter() - began
         if better:
+            state.best_step = state.step
             self._save()
-            self.run.best = state.step
 
     def _save(self) -> None:
-        """The one place that saves."""
+        """The one place that saves. What is no longer needed goes last, so that `best` always names what is there."""
+        self._check_finite()
         self.state.sums = self.sums.tolist()
         tensors, plain = optimizer.state_tensors(self.optimizer)
         document = {"state": vars(self.state), "optimizer": plain, "scaler": self.scaler.state_dict()}
         checkpoint.write(self.run.checkpoints, self.state.step, self.model, tensors, document)
-        checkpoint.prune(self.run.checkpoints, self.config.saving.keep, self.run.best)
+        if self.state.best_step != self.run.best:
+            self.run.best = self.state.best_step
+        checkpoint.prune(self.run.checkpoints, self.config.saving.keep, self.state.best_step)
 
     def _finish(self) -> None:
         """The model of the best checkpoint becomes the run's."""
-        from regard.models import load
+        best = self.run.checkpoints / f"step-{self.state.best_step}"
+        wrong = checkpoint.fault(best)
+        if wrong is None:
+            self._take_weights(best)
+        else:
+            warnings.warn(f"the best checkpoint is damaged, the last one is taken: {wrong}", stacklevel=2)
+            self.run.best = self.state.step
+        try:
+            self.model.eval().save(self.run.path / MODEL)
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"cannot write {self.run.path / MODEL}: {error}. The checkpoints are as they were"
+            ) from error
 
-        self.model.load_state_dict(load(self.run.checkpoints / f"step-{self.run.best}").state_dict())
-        self.model.eval().save(self.run.path / MODEL)
+    def _take_weights(self, place: Path) -> None:
+        with torch.random.fork_rng([]):  # building a model draws numbers
+            self.model.load_state_dict(load(place).state_dict())
 
 
 def precision(name: str, device: torch.device) -> torch.dtype | None:
@@ -246,13 +279,10 @@ def precision(name: str, device: torch.device) -> torch.dtype | None:
     return None if name == "float32" else getattr(torch, name)
 
 
-_MODES = {"default": "default", "graph": "default", "max-autotune": "max-autotune-no-cudagraphs"}
-
-
 def compilation(name: str, device: torch.device) -> str:
-    """How steps are compiled; "auto": on a GPU as one graph, on a CPU, which gains nothing from it, not at all."""
-    if name == "graph" and device.type != "cuda":
-        raise ConfigError("train.compile = 'graph' needs a CUDA device; expected auto, off or default here")
+    """How steps are compiled; "auto": on a GPU as one graph, on a CPU not at all."""
+    if name in ("graph", "both") and device.type != "cuda":
+        raise ConfigError(f"train.compile = {name!r} needs a CUDA device; expected auto, off or inductor here")
     return name if name != "auto" else "graph" if device.type == "cuda" else "off"
 
 
@@ -260,13 +290,14 @@ def compilation(name: str, device: torch.device) -> str:
 def deterministic(wanted: bool) -> Iterator[None]:
     """Only algorithms that give the same bits each time, while it lasts."""
     before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 @contextlib.contextmanager

@@ -31,10 +31,13 @@ def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = Fa
     cls = OPTIMIZERS.get(config.name.lower())
     if cls is None:
         raise ConfigError(
-            f"train.optimizer = {config.name!r}: no such optimiser in torch.optim."
+            f"train.optimizer.name = {config.name!r}: no such optimiser in torch.optim."
             f"{did_you_mean(config.name.lower(), OPTIMIZERS)}"
         )
     takes = inspect.signature(cls).parameters
+    for name, instead in {"lr": "train.lr", "weight_decay": "train.optimizer.decay"}.items():
+        if name in config.options:
+            raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
     options = {"lr": lr, **config.options}
     device = next(model.parameters()).device.type
     if "fused" in takes and not {"fused", "foreach"} & set(options) and device in ("cpu", "cuda"):
@@ -99,7 +102,7 @@ def schedule(config: ScheduleConfig, step: int, total: int) -> float:
     """
     shape = SCHEDULES.get(config.name)
     if shape is None:
-        raise ConfigError(f"train.schedule = {config.name!r}: unknown.{did_you_mean(config.name, SCHEDULES)}")
+        raise ConfigError(f"train.schedule.name = {config.name!r}: unknown.{did_you_mean(config.name, SCHEDULES)}")
     warmup = share(config.warmup, total)
     if step < warmup:
         return (step + 1) / warmup

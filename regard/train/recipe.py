@@ -48,7 +48,7 @@ class Recipe:
 def known() -> list[str]:
     """The names of the recipes that come with regard."""
     root = Path(str(resources.files("regard") / "recipes"))
-    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.toml"))
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
 
 
 def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
@@ -76,6 +76,10 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
     for key in asked:
         if key not in SECTIONS:
             raise ConfigError(f"no section '{key}' in the recipe {name}.{did_you_mean(key, SECTIONS)}")
+    for key in SECTIONS:
+        for table in (tables.get(key, {}), asked.get(key, {})):
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"{name}: {key} = {table!r}: expected a section of keys and values")
     unknown = set(tables) - {"task", "recipe", "versions", *SECTIONS}
     if unknown:
         raise ConfigError(f"{name} has an unknown section '{min(unknown)}'.{did_you_mean(min(unknown), SECTIONS)}")
@@ -93,11 +97,12 @@ def model_config(changes: Mapping[str, Any], **given: Any) -> tuple[type[Model[A
     """The class and config of a model: its preset, then what the data decide, then the changes."""
     rest = dict(changes)
     name, preset = rest.pop("class", "GPT"), rest.pop("preset", None)
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         raise ConfigError(f"model.class = {name!r}.{did_you_mean(str(name), MODELS)}")
     cls = MODELS[name]
-    if preset is not None and preset not in cls.PRESETS:
-        raise ConfigError(f"model.preset = {preset!r}: {name} has no such preset.{did_you_mean(preset, cls.PRESETS)}")
+    if preset is not None and (not isinstance(preset, str) or preset not in cls.PRESETS):
+        hint = did_you_mean(str(preset), cls.PRESETS)
+        raise ConfigError(f"model.preset = {preset!r}: {name} has no such preset.{hint}")
     config = cls.Config() if preset is None else cls.Config().but(**cls.PRESETS[preset])
     return cls, config.but(**given).but(**rest)
 
@@ -114,10 +119,12 @@ def merged(tables: Mapping[str, Any], variant: str | None, name: str) -> dict[st
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables, the second's entries in place of the first's."""
+    """Nested tables, the second's entries in place of the first's. A text beside a table is the table's `name`."""
     made = dict(under)
     for key, value in over.items():
         below = made.get(key)
+        if isinstance(below, Mapping) != isinstance(value, Mapping):
+            below, value = ({"name": x} if isinstance(x, str) else x for x in (below, value))
         made[key] = overlaid(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return made
 
@@ -128,7 +135,7 @@ def parse(overrides: Sequence[str]) -> dict[str, Any]:
     for text in overrides:
         key, sign, value = text.partition("=")
         parts = key.strip().split(".")
-        if not sign or not all(parts):
+        if not sign or not all(parts) or len(parts) < 2:
             raise ConfigError(f"'{text}': expected section.key=value, e.g. train.lr=3e-4")
         nested: Any = _value(value.strip())
         for part in reversed(parts):

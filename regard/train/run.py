@@ -21,6 +21,7 @@ from regard.models.folder import CONFIG as MODEL_CONFIG
 from regard.train import checkpoint
 
 CONFIG, METRICS, BEST, MODEL, RESULTS = "config.toml", "metrics.jsonl", "best", "model", "results.json"
+CHECKPOINTS = "checkpoints"
 
 
 class RunError(RegardError, OSError):
@@ -32,15 +33,19 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.checkpoints = self.path / "checkpoints"
+        self.checkpoints = self.path / CHECKPOINTS
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any]) -> Run:
         """A new folder with its config; one that holds a run already is never written over."""
-        run = cls(claim(path, CONFIG))
+        run = cls(claim(path, CONFIG, METRICS, BEST, MODEL, CHECKPOINTS))
         document = {"versions": versions(), **config}
         run._write(CONFIG, tomli_w.dumps(_without_none(document), multiline_strings=False))
         return run
+
+    def abandon(self) -> None:
+        """Gives the folder of a run that could not begin free for another."""
+        (self.path / CONFIG).unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -70,8 +75,11 @@ class Run:
         return int(text.removeprefix("step-")) if text.removeprefix("step-").isdigit() else None
 
     @best.setter
-    def best(self, step: int) -> None:
-        self._write(BEST, f"step-{step}\n")
+    def best(self, step: int | None) -> None:
+        if step is None:
+            (self.path / BEST).unlink(missing_ok=True)
+        else:
+            self._write(BEST, f"step-{step}\n")
 
     def log(self, row: Mapping[str, Any]) -> None:
         """One more line of metrics."""
@@ -85,7 +93,13 @@ class Run:
         """The lines of metrics; a last one that was cut off is left out."""
         path = self.path / METRICS
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-        return [json.loads(line) for line in lines]
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise RunError(f"{path}, line {number}: {error}; remove the line to go on without it") from None
+        return rows
 
     def forget(self, after: int) -> None:
         """Drops what was logged after a step, which a resumed run is going to log again."""
@@ -102,10 +116,11 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def claim(path: str | Path, file: str) -> Path:
-    """Makes a folder for new results; an error where it holds results or cannot be written."""
+def claim(path: str | Path, *files: str) -> Path:
+    """Makes a folder for new results; an error where it holds any of the files that tell of results, or cannot be
+    written."""
     path = Path(path)
-    if (path / file).exists():
+    if any((path / file).exists() for file in files):
         raise RunError(f"{path} holds results already: choose another --out, or continue it with --resume {path}")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -156,6 +171,14 @@ def model_folder(path: str | Path) -> Path:
     if (path / CONFIG).is_file():
         raise RunError(f"{path} has no checkpoint yet; continue it with `regard train --resume {path}`")
     return path
+
+
+def run_of(folder: Path) -> Run | None:
+    """The run that a model folder is in: its model, or one of its checkpoints."""
+    folder = folder.resolve()
+    path = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder.parent
+    known = folder.name == MODEL or folder.parent.name == CHECKPOINTS
+    return Run(path) if known and (path / CONFIG).is_file() else None
 
 
 def _without_none(value: Any) -> Any:

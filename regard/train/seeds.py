@@ -16,3 +16,11 @@ def derive(seed: int, *place: str | int) -> int:
 def generator(device: torch.device, seed: int, *place: str | int) -> torch.Generator:
     """A generator of its own for one purpose."""
     return torch.Generator(device).manual_seed(derive(seed, *place))
+
+
+def seed_default(device: torch.device, seed: int) -> None:
+    """Seeds the generator that dropout draws from on a device; torch.manual_seed seeds all devices, slowly."""
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    else:
+        torch.manual_seed(seed)

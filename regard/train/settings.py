@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from regard.config import ConfigError, Section
+
+
+def _within(section: Section, least: float, most: float, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        if not least <= value <= most or value == math.inf:
+            expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            raise ConfigError(f"{section.place}.{name} = {value}: expected {expected}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +27,10 @@ class OptimizerConfig(Section):
     decay: float = 0.1
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _within(self, 0, math.inf, "decay")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Section):
@@ -28,6 +41,11 @@ class ScheduleConfig(Section):
     name: str = "cosine"
     warmup: float = 0.02
     floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _within(self, 0, math.inf, "warmup")
+        _within(self, 0, 1, "floor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +59,10 @@ class EvaluationConfig(Section):
     metric: str = ""
     patience: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _within(self, 0, math.inf, "every", "patience")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SavingConfig(Section):
@@ -52,6 +74,11 @@ class SavingConfig(Section):
     keep: int = 2
     log: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _within(self, 0, math.inf, "every")
+        _within(self, 1, math.inf, "keep")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section):
@@ -59,7 +86,8 @@ class TrainConfig(Section):
 
     `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
     which changes memory and nothing else. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
-    `compile`: "graph" compiles a step into one CUDA graph; "auto" does so on a GPU only. `deterministic`: the same bits
+    `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both, "auto" is "graph"
+    on a GPU and "off" on a CPU, which gains nothing from either. `deterministic`: the same bits
     each time on a GPU too. `init`: a run or model folder to start from.
     """
 
@@ -83,11 +111,8 @@ class TrainConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "steps", "micro", "lr", "clip"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"train.{name} = {getattr(self, name)}: expected 0 or more")
-        if self.batch < 1:
-            raise ConfigError(f"train.batch = {self.batch}: expected at least 1")
+        _within(self, 0, math.inf, "epochs", "steps", "micro", "lr", "clip")
+        _within(self, 1, LARGEST_BATCH, "batch")
         if self.micro and self.batch % self.micro:
             raise ConfigError(f"train.micro = {self.micro} does not divide train.batch = {self.batch}")
         for name, known in {"precision": PRECISIONS, "compile": COMPILES}.items():
@@ -96,14 +121,14 @@ class TrainConfig(Section):
 
     def total(self, rows: int) -> int:
         """How many steps, over a data set of so many rows."""
-        steps = self.steps or -(-round(self.epochs * rows) // self.batch)
-        if not steps:
+        if not self.steps and not self.epochs:
             raise ConfigError("train.epochs and train.steps are both 0: say how long to train, e.g. train.steps=1000")
-        return steps
+        return self.steps or max(1, -(-round(self.epochs * rows) // self.batch))
 
 
+LARGEST_BATCH = 1 << 20
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-COMPILES = ("auto", "off", "default", "graph", "max-autotune")
+COMPILES = ("auto", "off", "graph", "inductor", "both")
 
 
 def share(every: float, total: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from regard.train import recipe as recipes
 from regard.train.loop import Process, Trainer
 from regard.train.progress import Progress, Several, logs
 from regard.train.recipe import Recipe
-from regard.train.run import MODEL, Run, model_folder
+from regard.train.run import Run, model_folder, run_of
 from regard.train.seeds import derive
 from regard.train.task import TASKS, Task
 
@@ -23,11 +24,15 @@ from regard.train.task import TASKS, Task
 def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progress | None = None) -> Run:
     """Trains from the beginning into a new folder."""
     usable(device)
-    recipe, start = _start(recipe, device)
-    recipe = _absolute(recipe)
     recipe.train.total(rows=1)  # an error before anything is written
+    start = _start(recipe, device, recipe.asked.get("model", {}))
+    recipe = _absolute(recipe if start is None else _following(recipe, start))
     run = Run.create(out, {**recipe.as_dict(), "device": device})
-    trainer = _trainer(recipe, run, torch.device(device), start, progress)
+    try:
+        trainer = _trainer(recipe, run, torch.device(device), start, progress)
+    except BaseException:
+        run.abandon()
+        raise
     trainer.fit()
     return run
 
@@ -40,16 +45,10 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
     tables = dict(run.config)
     device = usable(device or str(tables.pop("device", "cpu")))
     recipe = recipes.resolve(tables.get("recipe", str(path)), {k: v for k, v in tables.items() if k != "device"})
-    trainer = _trainer(recipe, run, torch.device(device), _start(recipe, device)[1], progress)
+    trainer = _trainer(recipe, run, torch.device(device), _start(recipe, device, recipe.model), progress)
     trainer.resume()
     trainer.fit()
     return run
-
-
-def built_task(recipe: Recipe, run: Run, device: torch.device, start: Model[Any] | None) -> Task:
-    """The task of a recipe, with its data read."""
-    tokenizer = None if start is None else start.tokenizer
-    return TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
 
 
 def _absolute(recipe: Recipe) -> Recipe:
@@ -60,32 +59,53 @@ def _absolute(recipe: Recipe) -> Recipe:
     return replace(recipe, data=recipe.data.but(**found), train=recipe.train.but(init=init))
 
 
-def _start(recipe: Recipe, device: str) -> tuple[Recipe, Model[Any] | None]:
-    """The model to start from, if any, and the recipe with that run's data where none were asked for."""
-    if not recipe.train.init:
-        return recipe, None
-    folder = model_folder(recipe.train.init)
-    model = load(folder, device)
-    if model.tokenizer is None:
-        raise ConfigError(f"train.init = {recipe.train.init}: that model has no tokenizer.json, so it cannot read text")
-    asked = {key: value for key, value in recipe.asked.get("model", {}).items() if key not in ("class", "preset")}
-    if asked:
-        changed = type(model)(model.config.but(**asked)).to(device)
-        changed.load_state_dict(model.state_dict())
-        changed.tokenizer, model = model.tokenizer, changed
-    run = Run(folder.parent if folder.name == MODEL else folder.parent.parent)
-    if "data" not in recipe.asked and (run.path / "config.toml").is_file():
-        theirs, ours = run.config.get("data", {}), recipe.data.as_dict()
-        same = {key: value for key, value in theirs.items() if key in ours}
-        recipe = replace(recipe, data=recipe.data.but(**same))
-    return recipe, model
+def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any] | None:
+    """The model to start from, if any, with changes that leave its weights as they are, e.g. to its dropout."""
+    init = recipe.train.init
+    if not init:
+        return None
+    with torch.random.fork_rng([]):  # building a model draws numbers
+        model = load(model_folder(init), device)
+        if model.tokenizer is None:
+            raise ConfigError(f"train.init = {init}: that model has no tokenizer.json, so it cannot read text")
+        rest = {key: value for key, value in changes.items() if (key, value) != ("class", type(model).__name__)}
+        fixed = {"class", "preset"} & set(rest)
+        if fixed:
+            raise ConfigError(f"model.{min(fixed)} = {rest[min(fixed)]!r}: train.init = {init} says what the model is")
+        changed = type(model)(model.config.but(**rest)).to(device, next(model.parameters()).dtype)
+    got, want = model.state_dict(), changed.state_dict()
+    wrong = [n for n in {**want, **got} if n not in got or n not in want or got[n].shape != want[n].shape]
+    if wrong:
+        asked = ", ".join(f"model.{key}" for key in rest)
+        raise ConfigError(f"train.init = {init}: its {wrong[0]} does not fit the changes asked for; leave out {asked}")
+    changed.load_state_dict(got)
+    changed.tokenizer = model.tokenizer
+    return changed
+
+
+def _following(recipe: Recipe, start: Model[Any]) -> Recipe:
+    """The recipe with the model that it starts from, and the data of that model's run where no others are named."""
+    recipe = replace(recipe, model={"class": type(start).__name__, **start.config.as_dict()})
+    asked, run = recipe.asked.get("data", {}), run_of(model_folder(recipe.train.init))
+    if run is None or {"world", *TASKS[recipe.task].files} & set(asked):
+        return recipe
+    ours = recipe.data.as_dict()
+    same = {key: value for key, value in run.config.get("data", {}).items() if key in ours}
+    return replace(recipe, data=recipe.data.but(**same).but(**asked))
 
 
 def _trainer(
     recipe: Recipe, run: Run, device: torch.device, start: Model[Any] | None, progress: Progress | None
 ) -> Trainer:
-    task = built_task(recipe, run, device, start)
+    tokenizer = None if start is None else start.tokenizer
+    task: Task = TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
     model = start
+    limit = getattr(start, "limit", None)
+    if limit is not None and task.length > limit:
+        raise ConfigError(
+            f"train.init = {recipe.train.init}: that model reads {limit} tokens, rows have {task.length}; "
+            f"expected data.block of at most {limit + 1}"
+        )
     if model is None:
         cls, config = recipes.model_config(recipe.model, vocabulary=task.tokenizer.size, length=task.length)
         with torch.random.fork_rng([]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,10 @@ class Task(ABC):
     def targets(self, batch: Batch) -> Tensor:
         """How many targets a batch has: its weight among others."""
         return (batch.y != IGNORE).sum()
+
+    def more_is_better(self, metric: str) -> bool:
+        """Whether the best of a measure is its highest: as `highest` says of the task's own, and of others by name."""
+        return self.highest if metric == self.metric else not re.search("loss|perplexity|bits", metric)
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
         """Measures of a model in evaluation mode."""

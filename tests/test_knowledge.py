@@ -1,0 +1,309 @@
+"""The knowledge experiment end to end at a toy size, and its data as people have them."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from training import CTRL_C, MODEL, Crash, StopAt, answering, pretraining
+
+import regard
+from regard.config import ConfigError
+from regard.data.files import DataError
+from regard.data.questions import PAD, Question, prompt, read_questions, vocabulary
+from regard.errors import LengthError
+from regard.train import Interrupted, RunError, experiment, recipe, stage
+from regard.train.answers import answer, person, score
+from regard.train.knowledge_tasks import Corruption, KnowledgeData, Questions
+from regard.train.progress import Progress
+from regard.train.reports import compare
+
+pytest.importorskip("matplotlib")  # reports draw
+
+TOY = ["data.world.people=30", "data.world.places=3", "data.block=96", *MODEL, "train.batch=16", "train.lr=0.02"]
+TOY += ["train.epochs=0", "train.steps=20", "train.saving.every=7", "train.evaluation.every=10"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("knowledge") / "whole"
+    return out, experiment.run("knowledge", out, TOY)
+
+
+def timeless(value, out):
+    """Results without times, and with the folder left out of paths."""
+    if isinstance(value, dict):
+        times = ("seconds", "tokens_per_second", "mfu")
+        return {key: timeless(x, out) for key, x in value.items() if key not in times}
+    if isinstance(value, list):
+        return [timeless(x, out) for x in value]
+    return value.replace(str(out), "OUT") if isinstance(value, str) else value
+
+
+def read(out):
+    return timeless(json.loads((out / "results.json").read_text()), out)
+
+
+# The whole
+
+
+def test_what_an_experiment_leaves(whole):
+    out, results = whole
+    assert {p.name for p in out.iterdir()} == {
+        *("experiment.toml", "data", "predictions", "results.json", "report.html"),
+        *("without-pretraining", "pretraining", "with-pretraining"),
+    }
+    assert timeless(json.loads(json.dumps(results)), out) == read(out)
+    assert [row["name"] for row in results["models"]] == ["without pretraining", "with pretraining"]
+    assert [row["steps"] for row in results["stages"]] == [20, 20, 20]
+    assert len(results["baselines"]) == 2 and results["world"]["people"] == 33
+    page = (out / "report.html").read_text()
+    assert "<html" in page and "http://" not in page.replace("http://www.w3.org", "")
+    tuned = regard.load(out / "with-pretraining" / "model")
+    assert tuned.tokenizer is not None and tuned.config.width == 16
+
+
+def test_predictions_are_one_a_line_in_order(whole):
+    out, results = whole
+    for name in ("without-pretraining", "with-pretraining"):
+        model = regard.load(out / name / "model")
+        for key in ("dev", "test"):
+            questions = read_questions(out / "data" / f"{key}.tsv")
+            lines = (out / "predictions" / f"{name}.{key}.txt").read_text().split("\n")[:-1]
+            assert lines == [answer(model, [q])[0].text for q in questions]
+            row = next(row for row in results["models"] if row["name"].replace(" ", "-") == name)
+            assert row[key]["right"] == sum(p == q.answer for p, q in zip(lines, questions, strict=True))
+
+
+def test_the_data_of_all_stages_are_those_of_the_world(whole):
+    out, _ = whole
+    for name in ("without-pretraining", "pretraining", "with-pretraining"):
+        assert not (out / name / "data").exists()
+        data = regard.train.Run(out / name).config["data"]
+        assert data["documents"] == str(out / "data/documents.txt")
+
+
+@pytest.mark.parametrize("stop", [StopAt(9), StopAt(9, CTRL_C)], ids=["killed", "interrupted"])
+@pytest.mark.parametrize("where", ["pretraining", "with pretraining"])
+def test_an_experiment_goes_on_to_the_same_results(whole, stop, where, tmp_path):
+    first, out = whole[0], tmp_path / "again"
+    shown = experiment.Shown(progress=lambda name: stop if name == where else Progress())
+    with pytest.raises((Crash, Interrupted)):
+        experiment.run("knowledge", out, TOY, shown=shown)
+    assert not (out / "results.json").exists()
+    began = (out / "without-pretraining/metrics.jsonl").stat().st_mtime_ns
+    experiment.resume(out)
+    assert read(out) == read(first)
+    assert (out / "without-pretraining/metrics.jsonl").stat().st_mtime_ns == began  # what had ended stays
+    for path in (first / "predictions").iterdir():
+        assert (out / "predictions" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_report_again_from_results_and_of_runs(whole, tmp_path):
+    out, _ = whole
+    page = (out / "report.html").read_bytes()
+    assert compare([out], tmp_path / "one.html").read_bytes() == page
+    runs = compare([out / "pretraining", out / "with-pretraining"], tmp_path / "two.html").read_text()
+    assert "with-pretraining" in runs
+
+
+def test_changes_for_one_stage_and_for_all(tmp_path):
+    asked = {"train": {"lr": 1.0}, "finetune": {"train": {"lr": 2.0}}, "model": {"width": 64}}
+    made = experiment.Experiment("knowledge", tmp_path, asked, None, "cpu", experiment.Shown())
+    assert made.recipe("knowledge/pretrain", "pretrain", {}).train.lr == 1.0
+    assert made.recipe("knowledge/finetune", "finetune", {}, drop=("model",)).train.lr == 2.0
+    assert "model" not in made.recipe("knowledge/finetune", "finetune", {}, drop=("model",)).asked
+
+
+@pytest.mark.parametrize(
+    "name, changes, words",
+    [
+        ("knowlege", [], "no experiment 'knowlege'. Did you mean 'knowledge'"),
+        ("knowledge", ["trian.lr=3"], "'trian': no such section or stage in knowledge. Did you mean 'train'"),
+        ("knowledge", ["finetun.train.lr=3"], "Did you mean 'finetune'"),
+        ("knowledge", ["finetune.lr=3"], "no section 'lr'"),
+        ("knowledge", ["finetune.train=3"], "train = 3: expected a section"),
+        ("knowledge", ["data.train=none.tsv"], "data.train is given without data.documents"),
+        ("knowledge", ["data.documents=none.txt"], "data.train is missing|none.txt cannot be read"),
+        ("knowledge", ["data.world.people=3"], "data.world.people = 3: expected 10 to"),
+    ],
+)
+def test_experiments_that_cannot_begin_leave_the_folder_free(name, changes, words, tmp_path):
+    with pytest.raises(regard.RegardError, match=words):
+        experiment.run(name, tmp_path / "x", changes)
+    assert not (tmp_path / "x" / "experiment.toml").exists()
+
+
+def test_an_experiment_is_never_written_over(whole, tmp_path):
+    with pytest.raises(RunError, match="holds results already"):
+        experiment.run("knowledge", whole[0], TOY)
+    with pytest.raises(RunError, match="is no experiment"):
+        experiment.resume(tmp_path)
+
+
+# Answers
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory):
+    """A run that has learned some of its questions, and its task."""
+    out = tmp_path_factory.mktemp("knowing") / "run"
+    made = recipe.load("knowledge/scratch", [*TOY, "train.steps=60", "model.width=32", "train.evaluation.every=5"])
+    run = stage.train(made, out)
+    return run, Questions(made.data, 0, CPU, out, None)
+
+
+def test_one_pass_over_right_answers_counts_what_greedy_writing_gets_right(knowing):
+    run, task = knowing
+    seen = set()
+    for place in (run.path / "model", *run.checkpoints.iterdir()):
+        model = regard.load(place)
+        with torch.no_grad():
+            measured = task.evaluate(model)
+        for key in ("train", "dev"):
+            questions = read_questions(run.path / f"data/{key}.tsv")
+            found = score([a.text for a in answer(model, questions)], questions)
+            assert measured[f"{key}/accuracy"] == found["accuracy"]
+            seen.add(found["accuracy"])
+    assert any(0 < share < 1 for share in seen)
+
+
+def test_confidence_is_the_probability_of_the_answer_and_its_mark(knowing):
+    run, _ = knowing
+    model = regard.load(run.path / "model")
+    questions = read_questions(run.path / "data/dev.tsv")
+    for question, said in zip(questions, answer(model, questions), strict=True):
+        start = model.tokenizer.encode(prompt(question))
+        ids = start + model.tokenizer.encode(said.text + "⁇")
+        with torch.no_grad():
+            logs = model(torch.tensor([ids[:-1]])).log_softmax(-1)[0]
+        want = sum(float(logs[n - 1, ids[n]]) for n in range(len(start), len(ids)))
+        assert said.confidence == pytest.approx(math.exp(want), rel=1e-4)
+
+
+def test_what_the_model_cannot_write_it_does_not_get_right(tmp_path):
+    """An answer with a character that no document has is wrong in both ways of counting."""
+    (tmp_path / "d.txt").write_text("abc def\n" * 3)
+    (tmp_path / "t.tsv").write_text("a?\tbc\n" * 4)
+    (tmp_path / "v.tsv").write_text("a?\tb汉\n" * 3, encoding="utf-8")
+    config = KnowledgeData(documents=str(tmp_path / "d.txt"), train=str(tmp_path / "t.tsv"), block=16)
+    config = config.but(dev=str(tmp_path / "v.tsv"))
+    with pytest.warns(UserWarning, match=r"v\.tsv: characters that the documents do not have.*'汉'×3"):
+        task = Questions(config, 0, CPU, tmp_path, None)
+    unknown = task.tokenizer.role("unknown")
+
+    class Sure(torch.nn.Module):
+        def forward(self, x):
+            y = torch.where(task.dev.y < 0, 0, task.dev.y)
+            return torch.nn.functional.one_hot(y, task.tokenizer.size).float()
+
+    assert (task.dev.y == unknown).any()
+    assert task.evaluate(Sure())["dev/accuracy"] == 0.0
+
+
+def test_an_answer_may_fill_the_block():
+    tokenizer = vocabulary(["abcdef"])
+    model = regard.GPT(vocabulary=tokenizer.size, length=12, width=8, layers=1, attention={"heads": 2}, tied=False)
+    with torch.no_grad():
+        model.logits.__self__  # the method of a decoder
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.tokenizer = tokenizer
+    for n in (1, 5, 11):
+        said = answer(model, [Question("a" * (n - 1) or "a")])[0].text
+        used = len(tokenizer.encode(prompt("a" * (n - 1) or "a")))
+        assert said == PAD * (12 - used + 1)  # all tokens alike, the first is taken; the last need not be read
+    with pytest.raises(LengthError, match=r"question 2, 'aaaaaaaaaaaa', has 13 tokens"):
+        answer(model, [Question("a"), Question("a" * 12)])
+
+
+def test_the_person_of_a_question():
+    assert person("Where was Ada Kör born?") == "Ada Kör"
+    assert person("Where was born?") == "Where was born?"
+    assert person("Who?") == "Who?"
+
+
+# Data as people have them
+
+
+def _files(folder, **texts):
+    for name, text in texts.items():
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return {name: str(folder / name) for name in texts}
+
+
+def test_odd_bytes_are_read_and_trained_on(tmp_path):
+    odd = "\ufeffAda was born in Elm.\r\n\r\nA\r\nBo\r\nx\u2028y was born in Oak.\r\nKör ⁇ in □ Elm".encode()
+    named = _files(tmp_path, docs=odd, train="\ufeffWhere was Ada born?\tElm\r\nWhere was Kör born?\tElm\r\n")
+    changes = [f"data.documents={named['docs']}", f"data.train={named['train']}", "train.steps=3"]
+    run = stage.train(pretraining(*changes), tmp_path / "read")
+    model = regard.load(run.path / "model")
+    assert "\u2028" in model.tokenizer.tokens and "\ufeff" not in model.tokenizer.tokens
+    assert "\r" not in model.tokenizer.tokens
+    task = Corruption(pretraining(*changes).data, 0, CPU, tmp_path, None)
+    assert task.rows == 5
+    assert task.batch(0, 50).x.max() < model.tokenizer.size
+    tuned = recipe.load("knowledge/finetune", [f"train.init={run.path}", "train.steps=2", "train.batch=2"])
+    done = stage.train(tuned, tmp_path / "answer")
+    measured = [row for row in done.metrics() if "lr" not in row]
+    assert set(measured[-1]) == {"step", "train/loss", "train/accuracy"}  # there is no dev
+    assert done.best == 2
+
+
+def test_the_smallest_data_there_can_be(tmp_path):
+    named = _files(tmp_path, docs="a", train="q\ta")
+    changes = [f"data.documents={named['docs']}", f"data.train={named['train']}", "data.block=9", "train.steps=2"]
+    assert stage.train(pretraining(*changes), tmp_path / "read").finished
+    assert stage.train(answering(*changes), tmp_path / "answer").finished
+
+
+def test_characters_that_were_never_read(tmp_path):
+    named = _files(
+        tmp_path, docs="abc was born in def.\n", train="Where was 漢字 born?\tdef\nWhere was abc born?\tdef\n"
+    )
+    run = stage.train(pretraining(f"data.documents={named['docs']}", "train.steps=2"), tmp_path / "read")
+    changes = [f"data.documents={named['docs']}", f"data.train={named['train']}", "train.steps=2", "train.batch=2"]
+    tuned = recipe.load("knowledge/finetune", [f"train.init={run.path}", *changes])
+    with pytest.warns(UserWarning, match=r"train: characters that the documents do not have are read as unknown: .*漢"):
+        assert stage.train(tuned, tmp_path / "answer").finished
+
+
+@pytest.mark.parametrize(
+    "texts, words",
+    [
+        ({"train": "no tab here\n"}, r"train, line 1: no tab; expected question, tab, answer"),
+        ({"train": "a?\tb\nc?\t\n"}, r"train, line 2: an empty answer"),
+        ({"train": "a?\tb\n" + "x" * 200 + "\ty\n"}, r"question 2.*a block has 96"),
+        ({"docs": ""}, "docs is empty; expected one document a line"),
+        ({"docs": "\n\n"}, "docs holds only blank lines"),
+        ({"docs": b"\xff\xfea\0"}, "docs, line 1"),
+    ],
+)
+def test_bad_lines_are_named(texts, words, tmp_path):
+    named = _files(tmp_path, **({"docs": "some text\n", "train": "a?\tb\n"} | texts))
+    with pytest.raises(DataError, match=words):
+        stage.train(answering(f"data.documents={named['docs']}", f"data.train={named['train']}"), tmp_path / "run")
+
+
+def test_own_files_with_a_test_that_lacks_answers(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole[0] / "data", tmp_path / "data")
+    (tmp_path / "data" / "world.toml").unlink()
+    monkeypatch.chdir(tmp_path)
+    named = {"documents": "documents.txt", "train": "train.tsv", "dev": "dev.tsv", "test": "test_inputs.tsv"}
+    changes = [*TOY[2:], "train.steps=4", *(f"data.{key}=data/{name}" for key, name in named.items())]
+    said = []
+    results = experiment.run("knowledge", "out", changes, shown=experiment.Shown(said.append))
+    assert all(row["test"] is None and row["dev"]["n"] == 5 for row in results["models"])
+    assert results["answers_of"] == "dev" and results["world"]["invented"] is False and not results["unwritten"]
+    assert len((tmp_path / "out/predictions/with-pretraining.test.txt").read_text().split("\n")) == 6
+    assert "documents" in said[0] and (tmp_path / "out/report.html").is_file()
+
+
+def test_an_experiment_without_dev_is_refused(whole, tmp_path):
+    data = whole[0] / "data"
+    with pytest.raises(ConfigError, match=r"data\.dev is missing: a file with `question<TAB>answer`"):
+        experiment.run(
+            "knowledge", tmp_path / "x", [f"data.documents={data}/documents.txt", f"data.train={data}/train.tsv"]
+        )

@@ -1,0 +1,111 @@
+"""What the tests of training share: recipes of the smallest size, a toy task, ways to stop, and what bits a run has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import regard
+from regard.data.batch import Batch
+from regard.data.tokenizers import Characters
+from regard.train import Run, Task, TrainConfig, Trainer, recipe
+from regard.train.progress import Progress
+from regard.train.task import Order
+
+MODEL = ["model.width=16", "model.layers=1", "model.attention.heads=2"]
+TINY = ["data.world.people=12", "data.block=96", *MODEL, "train.batch=8", "train.lr=0.01"]
+TINY += ["train.saving.every=0.5", "train.evaluation.every=0.5"]
+SHORT = {"steps": 8, "batch": 4, "lr": 0.01, "saving": {"every": 0}, "evaluation": {"every": 0}}
+CPU = torch.device("cpu")
+TIMES = ("seconds", "tokens_per_second", "mfu")
+
+
+def pretraining(*changes: str) -> recipe.Recipe:
+    """Reading, by the built-in recipe at a toy size; 12 steps unless said."""
+    return recipe.load("knowledge/pretrain", [*TINY, "train.steps=12", *changes])
+
+
+def answering(*changes: str) -> recipe.Recipe:
+    """Answering, likewise."""
+    return recipe.load("knowledge/scratch", [*TINY, "train.steps=12", *changes])
+
+
+class Toy(Task):
+    """Rows of digits; what is measured was written down beforehand, one dict for each evaluation."""
+
+    highest = True
+
+    def __init__(self, rows: int = 10, measured: list[dict[str, float]] | None = None, metric: str = "") -> None:
+        source = torch.Generator().manual_seed(0)
+        self.tokenizer, self.rows, self.length = Characters("0123456789"), rows, 6
+        self.x = torch.randint(0, 10, (rows, self.length + 1), generator=source)
+        self.order, self.measured, self.asked = Order(rows, 0, CPU), measured or [], 0
+        self.metric = metric  # type: ignore[misc]
+
+    def batch(self, step: int, size: int) -> Batch:
+        rows = self.x[self.order.at(step, size)]
+        return Batch(rows[:, :-1], rows[:, 1:])
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        self.asked += 1
+        return self.measured[self.asked - 1] if self.measured else {}
+
+
+def gpt(dropout: float = 0.0, **changes: Any) -> regard.GPT:
+    """The smallest GPT that reads what Toy gives."""
+    torch.manual_seed(0)
+    heads = {"heads": 2, "dropout": dropout}
+    model = regard.GPT(vocabulary=10, length=6, width=8, layers=1, dropout=dropout, attention=heads, **changes)
+    model.tokenizer = Characters("0123456789")
+    return model
+
+
+def trainer(
+    folder: Path, task: Task | None = None, model: Any = None, progress: Progress | None = None, **changes: Any
+) -> Trainer:
+    """A trainer of a toy in a folder, which may hold a run of it already."""
+    config = TrainConfig().but(**(SHORT | changes))
+    run = Run(folder) if (folder / "config.toml").exists() else Run.create(folder, {"train": config.as_dict()})
+    return Trainer(model or gpt(), task or Toy(), config, run, progress or Progress())
+
+
+class Crash(BaseException):
+    """The process ends here, and saves nothing more."""
+
+
+class StopAt(Progress):
+    """Crashes, or presses Ctrl-C, when a step's line is shown."""
+
+    def __init__(self, step: int, number: int | None = None) -> None:
+        self.step, self.signal = step, number
+
+    def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
+        if step != self.step:
+            return
+        if self.signal is None:
+            raise Crash
+        os.kill(os.getpid(), self.signal)
+
+
+CTRL_C = signal.SIGINT
+
+
+def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics but for how long things took."""
+    return {key: value for key, value in row.items() if key not in TIMES}
+
+
+def bits(run: Run | Path) -> dict[str, Any]:
+    """All that must be the same in two runs that did the same: weights, optimiser, metrics, the best."""
+    run = run if isinstance(run, Run) else Run(run)
+    found: dict[str, Any] = {"metrics": [timeless(row) for row in run.metrics()], "best": run.best}
+    for path in sorted(run.path.rglob("*.safetensors")):
+        for name, tensor in load_file(path).items():
+            found[f"{path.relative_to(run.path)}:{name}"] = (tensor.dtype, tensor.flatten().view(torch.uint8).tolist())
+    return found
