@@ -1,7 +1,8 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab,text,hf,triton
+EXTRAS := dev,lab,plot,text,hf,triton
+DEMO_FLAGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -15,9 +16,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
 
-demo: .venv/.use ## check every mechanism against the laws, then list them
-	@$(BIN)/regard check
-	@$(BIN)/regard mechanisms
+demo: .venv/.use ## what does a model know from reading? Trains two, asks them, writes a report (minutes)
+	@$(BIN)/regard run knowledge $(DEMO_FLAGS)
 
 test: .venv/.dev ## run the tests, except the slow ones
 	$(PYTEST) -m "not slow and not gpu" $(PYTEST_FLAGS)
@@ -34,6 +34,7 @@ lint: .venv/.dev ## check style, types and layering
 bench-cpu: .venv/.dev ## race the mechanisms against their peers on this CPU
 	@$(PIP) -e '.[peers]'
 	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python benchmarks/train_cpu.py
 
 wheel: .venv/.dev ## build the wheel and try it in an empty environment
 	@rm -rf dist
@@ -66,7 +67,7 @@ clean: ## remove everything built, .venv included
 
 .venv/.use: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "setting up .venv (a few minutes the first time)"
-	@$(PIP) -e .
+	@$(PIP) -e '.[plot]'
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python

@@ -74,7 +74,7 @@ def test_going_on_from_any_step(at, tmp_path):
 
 
 def test_a_line_of_metrics_that_a_stop_divides(tmp_path):
-    settings = {"steps": 400, "saving": {"every": 35}}  # a line every second step
+    settings = {"steps": 400, "saving": {"every": 35}, "evaluation": {"every": 0}}  # a line every second step
     trainer(tmp_path / "a", **settings).fit()
     with pytest.raises(Crash):
         trainer(tmp_path / "b", progress=StopAt(36), **settings).fit()

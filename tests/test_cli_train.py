@@ -191,7 +191,11 @@ def test_the_bar_has_what_was_measured_below_it_in_a_narrow_terminal():
     where.width = 80
     bar = Bar("knowledge: with pretraining", where)
     bar.show(50, 2000, {"step": 50, "lr": 0.1, "loss": 2.0, "tokens_per_second": 12345.6, "mfu": None})
-    bar.show(50, 2000, {"step": 50, "dev/loss": 1.9, "dev/perplexity": 6.7, "dev/bits_per_character": 2.74})
+    bar.show(
+        50,
+        2000,
+        {"step": 50, "train/loss": 1.2, "dev/loss": 1.9, "dev/perplexity": 6.7, "dev/bits_per_character": 2.74},
+    )
     with where.capture() as printed:
         where.print(bar.bar.get_renderable())
     first, second = printed.get().rstrip("\n").split("\n")

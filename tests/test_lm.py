@@ -208,3 +208,10 @@ def test_the_full_variant_is_what_its_comment_promises():
     assert (config.layers, config.attention.heads, config.width) == (6, 6, 384)
     assert (config.dropout, config.attention.dropout) == (0.2, 0.2)
     assert (full.data.block, full.train.batch, full.train.steps) == (256, 64, 5000)
+
+
+@pytest.mark.parametrize("variant", [None, "full"])
+def test_a_model_looks_back_as_far_as_it_learned_to(variant):
+    """Rotary positions mean nothing beyond the windows of training, so a long text is written from one window."""
+    found = recipe.load("lm", ["data.text=a"], variant)
+    assert recipe.model_config(found.model)[1].attention.window == found.data.block

@@ -50,7 +50,8 @@ class Bar(Progress):
         self.bar.stop()
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
-        known = described({name: value for name, value in values.items() if value is not None})
+        telling = {k: x for k, x in values.items() if x is not None and not k.startswith("train/")}
+        known = described(telling)
         if "lr" in values:
             self.speed = known
         else:

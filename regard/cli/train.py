@@ -179,16 +179,16 @@ def _list(what: str, about: dict[str, str], then: str, json: bool) -> None:
 
 
 def _outcome(results: Any) -> None:
-    keys = [key for key in ("dev", "test") if any(row.get(key) for row in results["models"])]
-    made = table("", *keys, title="Right answers")
-    for row in (*results["baselines"], *results["models"]):
-        cells = ["–" if row.get(key) is None else _cell(row[key]) for key in keys]
-        made.add_row(row["name"], *cells)
+    rows = [*results["baselines"], *results["models"]]
+    asked = {key: row[key]["n"] for row in rows for key in ("dev", "test") if row.get(key)}
+    made = table("right answers", *(f"{key}, n = {n}" for key, n in asked.items()))
+    for row in rows:
+        made.add_row(row["name"], *(_cell(row[key]) if row.get(key) else "–" for key in asked))
     console().print(made)
 
 
 def _cell(found: Any) -> str:
-    return f"{found['accuracy']:6.1%}  [{found['low']:.1%}, {found['high']:.1%}]  of {found['n']}"
+    return f"{found['accuracy']:6.1%}  [{found['low']:.1%}, {found['high']:.1%}]"
 
 
 def _answering(model: str, device: str | None) -> Decoder[Any]:

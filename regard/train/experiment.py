@@ -99,10 +99,15 @@ def run(
     for key in asked:
         if key not in allowed:
             raise ConfigError(f"'{key}': no such section or stage in {name}.{did_you_mean(key, allowed)}")
+        for inner, table in asked[key].items() if key in known.stages else ():
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"{key}.{inner} = {table!r}: expected a section too, e.g. {key}.train.lr=3e-4")
     data = asked.get("data", {})
     absolute = {key: str(Path(data[key]).resolve()) for key in known.files if isinstance(data.get(key), str)}
     asked = overlaid(asked, {"data": absolute} if absolute else {})
-    path = claim(out, ASKED)
+    path = claim(out, ASKED, RESULTS)
+    if find_runs(path):
+        raise RunError(f"{path} holds runs already: choose another --out")
     document = {"experiment": name, "device": usable(device), "asked": asked}
     write_text(path / ASKED, tomli_w.dumps(document | ({} if variant is None else {"variant": variant})))
     try:

@@ -6,7 +6,6 @@ never seen. Without pretraining it cannot know; with it, it has read the answer.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,11 +46,13 @@ def knowledge(this: Experiment) -> Mapping[str, Any]:
     data = {
         "data": {key: str(path) for key, path in files._asdict().items() if path is not None and key != "unwritten"}
     }
-    runs = {WITHOUT: this.train(this.recipe("knowledge/scratch", "scratch", data), FOLDERS[WITHOUT], WITHOUT)}
-    runs[READING] = this.train(this.recipe("knowledge/pretrain", "pretrain", data), FOLDERS[READING], READING)
-    start = {"train": {"init": str(runs[READING].path.resolve())}}
-    tuned = this.recipe("knowledge/finetune", "finetune", data | start, drop=("model",))
-    runs[WITH] = this.train(tuned, FOLDERS[WITH], WITH)
+    start = {"train": {"init": str((this.out / FOLDERS[READING]).resolve())}}
+    recipes = {  # all of them before any training, so that a misspelt setting of the last is told at once
+        WITHOUT: this.recipe("knowledge/scratch", "scratch", data),
+        READING: this.recipe("knowledge/pretrain", "pretrain", data),
+        WITH: this.recipe("knowledge/finetune", "finetune", data | start, drop=("model",)),
+    }
+    runs = {name: this.train(recipe, FOLDERS[name], name) for name, recipe in recipes.items()}
     results = _results(this, files, sets, runs)
     earlier = sum(row["seconds"] for row in results["stages"])
     results["seconds"] = max(time.perf_counter() - began, earlier)
@@ -181,10 +182,3 @@ def _world(files: Files, sets: Mapping[str, Sequence[Question]]) -> dict[str, An
 
 def _device(name: str) -> str:
     return torch.cuda.get_device_name(name) if name.startswith("cuda") else f"{name}, {torch.get_num_threads()} threads"
-
-
-def rebuild(folder: Path) -> Path:
-    """Writes the report of an experiment again from its results."""
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    knowledge_page(results).write(folder / "report.html")
-    return folder / "report.html"

@@ -115,7 +115,7 @@ class Trainer:
         every = share(self.config.evaluation.every, self.total)
         saving = share(self.config.saving.every, self.total)
         line = max(1, self.total // 200)
-        meter = Meter(self.model, self.task, self.config.batch, self.device, self.dtype)
+        meter = Meter(self.model, self.task, self.device, self.dtype)
         self.model.train()
         with _asked_to_stop() as asked, self._own_randomness(), self.progress:
             while self.state.step < self.total and not self._stale:

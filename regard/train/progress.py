@@ -19,9 +19,7 @@ from regard.train.task import Task
 class Meter:
     """Tokens a second and the share of the device's peak that they need (MFU); None where its peak is not known."""
 
-    def __init__(
-        self, model: Model[Any], task: Task, batch: int, device: torch.device, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, model: Model[Any], task: Task, device: torch.device, dtype: torch.dtype | None) -> None:
         T = task.length
         self.flops = 3 * model.summary(T).useful / T  # a token, forward and backward
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -76,7 +74,7 @@ class Lines(Progress):
 
     def __init__(self, name: str, write: Any, seconds: float = 10.0) -> None:
         self.name, self.write, self.seconds = name, write, seconds
-        self.last, self.began, self.first = -seconds, time.monotonic(), 0
+        self.last = -seconds
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         now = time.monotonic()

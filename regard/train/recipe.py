@@ -56,8 +56,10 @@ def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -
     return resolve(name, merged(document(name), variant, name), parse(overrides))
 
 
-def document(name: str) -> dict[str, Any]:
-    """What a recipe's file says."""
+def document(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a recipe's file says, over what the recipe says that it `extends`."""
+    if name in above:
+        raise ConfigError(f"the recipe {name} extends itself: {' → '.join((*above, name))}")
     if name.endswith(".toml"):
         path = Path(name)
     else:
@@ -65,9 +67,11 @@ def document(name: str) -> dict[str, Any]:
             raise ConfigError(f"no recipe '{name}'.{did_you_mean(name, known())} A file of your own ends in .toml.")
         path = Path(str(resources.files("regard") / "recipes" / f"{name}.toml"))
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
+    extends = tables.pop("extends", None)
+    return tables if extends is None else overlaid(document(str(extends), (*above, name)), tables)
 
 
 def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> Recipe:

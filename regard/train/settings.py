@@ -86,9 +86,9 @@ class TrainConfig(Section):
 
     `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
     which changes memory and nothing else. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
-    `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both, "auto" is "graph"
-    on a GPU and "off" on a CPU, which gains nothing from either. `deterministic`: the same bits
-    each time on a GPU too. `init`: a run or model folder to start from.
+    `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both, "auto" is
+    "graph" on a GPU and "off" on a CPU, which gains nothing from either. `deterministic`: the same bits each time on a
+    GPU too. `init`: a run or model folder to start from.
     """
 
     place = "train"

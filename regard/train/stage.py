@@ -84,13 +84,15 @@ def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any
 
 
 def _following(recipe: Recipe, start: Model[Any]) -> Recipe:
-    """The recipe with the model that it starts from, and the data of that model's run where no others are named."""
+    """The recipe with the model that it starts from, and that run's settings of data: its files too, where no others
+    are named."""
     recipe = replace(recipe, model={"class": type(start).__name__, **start.config.as_dict()})
     asked, run = recipe.asked.get("data", {}), run_of(model_folder(recipe.train.init))
-    if run is None or {"world", *TASKS[recipe.task].files} & set(asked):
+    if run is None:
         return recipe
-    ours = recipe.data.as_dict()
-    same = {key: value for key, value in run.config.get("data", {}).items() if key in ours}
+    ours, files = recipe.data.as_dict(), {"world", *TASKS[recipe.task].files}
+    own = files if files & set(asked) else set()
+    same = {key: value for key, value in run.config.get("data", {}).items() if key in ours and key not in own}
     return replace(recipe, data=recipe.data.but(**same).but(**asked))
 
 
