@@ -21,7 +21,8 @@ from regard.train.reports import compare
 
 pytest.importorskip("matplotlib")  # reports draw
 
-TOY = ["data.world.people=30", "data.world.places=3", "data.block=96", *MODEL, "train.batch=16", "train.lr=0.02"]
+WORLD = ["data.world.people=30", "data.world.asked=20", "data.world.held_out=5", "data.world.places=3"]
+TOY = [*WORLD, *MODEL, "train.batch=16", "train.lr=0.02"]
 TOY += ["train.epochs=0", "train.steps=20", "train.saving.every=7", "train.evaluation.every=10"]
 CPU = torch.device("cpu")
 
@@ -298,7 +299,7 @@ def test_own_files_with_a_test_that_lacks_answers(whole, tmp_path, monkeypatch):
     (tmp_path / "data" / "world.toml").unlink()
     monkeypatch.chdir(tmp_path)
     named = {"documents": "documents.txt", "train": "train.tsv", "dev": "dev.tsv", "test": "test_inputs.tsv"}
-    changes = [*TOY[2:], "train.steps=4", *(f"data.{key}=data/{name}" for key, name in named.items())]
+    changes = [*TOY[len(WORLD) :], "train.steps=4", *(f"data.{key}=data/{name}" for key, name in named.items())]
     said = []
     results = experiment.run("knowledge", "out", changes, shown=experiment.Shown(said.append))
     assert all(row["test"] is None and row["dev"]["n"] == 5 for row in results["models"])

@@ -50,7 +50,7 @@ def test_the_known_recipes():
     assert {"knowledge/pretrain", "knowledge/finetune", "knowledge/scratch"} <= set(known())
     full, plain = load("knowledge/pretrain", variant="full"), load("knowledge/pretrain")
     assert full.data.world.people == 3000 > plain.data.world.people and full.data.block == 128
-    assert full.model["attention"]["dropout"] == plain.model["attention"]["dropout"]  # a variant is a change, no more
+    assert full.model["preset"] == plain.model["preset"]  # a variant is a change, no more
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,17 @@ def test_a_recipe_of_ones_own(tmp_path):
     assert dict(made.model) == {"width": 24, "layers": 2} and made.data.documents == "docs.txt"
     long = load(str(path), variant="long")
     assert (long.train.steps, long.train.schedule.name, long.train.schedule.floor) == (50, "linear", 0.5)
+
+
+def test_a_recipe_that_extends_another(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text("extends = 'knowledge/pretrain'\n[train]\nlr = 0.5\n")
+    made, base = load(str(path), variant="full"), load("knowledge/pretrain", variant="full")
+    assert made.train == base.train and made.data == base.data  # the variant's rate is the base's
+    assert load(str(path)).train == load("knowledge/pretrain").train.but(lr=0.5)
+    path.write_text(f"extends = '{path}'")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load(str(path))
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,9 @@ def test_epochs_and_seeds_differ():
 def test_a_batch_is_a_function_of_seed_and_step(task, tmp_path):
     config = answering("data.mix=0.5").data
     one, other, seeded = (task(config, seed, CPU, tmp_path, None) for seed in (0, 0, 1))
-    forwards = [one.batch(step, 8) for step in range(4)]
-    backwards = [other.batch(step, 8) for step in reversed(range(4))][::-1]
+    steps = [0, 1, 2, 15, 16, 17, 40]
+    forwards = [one.batch(step, 8) for step in steps]
+    backwards = [other.batch(step, 8) for step in reversed(steps)][::-1]
     for a, b in zip(forwards, backwards, strict=True):
         assert torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
     assert not torch.equal(forwards[0].x, forwards[1].x)
@@ -399,7 +400,7 @@ def test_wrong_starts(read, tmp_path):
         (read.path, ("model.width=32",)): r"does not fit the changes asked for; leave out model.width",
         (read.path, ("model.class=Encoder", "model.preset=nano")): "model.class = 'Encoder': train.init",
         (read.path, ("model.preset=char",)): "model.preset = 'char': train.init",
-        (read.path, ("data.block=200",)): "reads 95 tokens, rows have 199; expected data.block of at most 96",
+        (read.path, ("data.block=200",)): "reads 95 tokens, rows have 199; expected at most 95: lower data.block",
     }
     for (start, changes), words in cases.items():
         with pytest.raises(regard.RegardError, match=words):

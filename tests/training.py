@@ -18,8 +18,9 @@ from regard.train import Run, Task, TrainConfig, Trainer, recipe
 from regard.train.progress import Progress
 from regard.train.task import Order
 
-MODEL = ["model.width=16", "model.layers=1", "model.attention.heads=2"]
-TINY = ["data.world.people=12", "data.block=96", *MODEL, "train.batch=8", "train.lr=0.01"]
+MODEL = ["model.width=16", "model.layers=1", "model.attention.heads=2", "model.position=learned", "data.block=96"]
+WORLD = ["data.world.people=12", "data.world.asked=8", "data.world.held_out=2", "data.world.places=40"]
+TINY = [*MODEL, *WORLD, "train.batch=8", "train.lr=0.01"]
 TINY += ["train.saving.every=0.5", "train.evaluation.every=0.5"]
 SHORT = {"steps": 8, "batch": 4, "lr": 0.01, "saving": {"every": 0}, "evaluation": {"every": 0}}
 CPU = torch.device("cpu")

@@ -41,7 +41,7 @@ class WorldConfig(Section):
     places: int = 200
     skew: float = 1.0  # a place of rank r has a share of people proportional to (r + 4)^−skew; 0: all alike
     variety: float = 0.3  # share of names with an initial, a middle name, a particle or a foreign look
-    asked: int | None = None  # people with a training question; none: two thirds
+    asked: int | None = None  # people with a training question; none: half
     held_out: int | None = None  # people with a dev question, and as many with a test question; none: half of the rest
     unwritten: float = 0.1  # people never written about, as a share of those who are
     seed: int = 0
@@ -71,7 +71,7 @@ class WorldConfig(Section):
     @property
     def split(self) -> tuple[int, int]:
         """How many people have a training question, and how many a dev question (as many have a test question)."""
-        train = self.asked if self.asked is not None else self.people * 2 // 3
+        train = self.asked if self.asked is not None else self.people // 2
         return train, self.held_out if self.held_out is not None else (self.people - train) // 2
 
     @property

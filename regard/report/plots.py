@@ -173,7 +173,7 @@ def coverage(points: Mapping[str, Sequence[Point]], drawn: Mapping[str, Style] |
 def histogram(
     values: Mapping[str, Sequence[float]],
     x: str = "confidence",
-    bins: int = 20,
+    bins: int = 10,
     span: tuple[float, float] = (0.0, 1.0),
     drawn: Mapping[str, Style] | None = None,
 ) -> Markup:
@@ -195,7 +195,9 @@ def histogram(
             colour, dash, _ = drawn[name]
             ax.stairs(shares, edges, fill=True, color=colour, alpha=0.16)
             ax.stairs(shares, edges, color=colour, linestyle=dash, linewidth=1.6)
-        ax.set(xlim=span, ylim=(0, None), xlabel=x, ylabel="share of the answers")
+        room = 1.1 + 0.1 * len(heights)  # for the names above
+        top = room * max((max(shares) for shares in heights.values()), default=1.0)
+        ax.set(xlim=span, ylim=(0, top or 1.0), xlabel=x, ylabel="share of the answers")
         for place, (name, given) in enumerate(values.items()):
             colour = drawn[name].colour
             text, y = f"{short(name)} (n = {len(given):,})", 0.97 - 0.085 * place

@@ -90,7 +90,8 @@ def listed(questions: Sequence[Question], answers: Sequence[Answer]) -> list[dic
 def doubts(questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, Any]:
     """Calibration and accuracy against coverage: does it know what it does not know?"""
     sure, right = [a.confidence for a in answers], [a.text == q.answer for q, a in zip(questions, answers, strict=True)]
-    reliability, points = calibration(sure, right), coverage(sure, right)
+    bins = min(10, max(3, len(sure) // 12))  # a dozen answers in each, at least
+    reliability, points = calibration(sure, right, bins), coverage(sure, right)
     rows = [{"confidence": b.confidence, "accuracy": b.accuracy, "n": b.n} for b in reliability.bins]
     return {"calibration": {"rows": rows, "ece": reliability.error}, "coverage": [list(p) for p in points]}
 

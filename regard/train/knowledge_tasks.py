@@ -137,15 +137,28 @@ class Corruption(Task):
         self.tokenizer = self.reading.tokenizer
         self.rows, self.length = len(self.reading), config.block - 1
         self.order = Order(self.rows, seed, device)
+        self.period = AHEAD
         self._made: tuple[int, int, Batch] | None = None
 
     def batch(self, step: int, size: int) -> Batch:
-        """Batches are corrupted several at a time: a GPU takes no longer for many than for one."""
+        """Batches are made several at a time, which takes a GPU no longer than one, each of texts of like length, of
+        which a CPU computes no more than there is. A GPU computes all alike: its step is one graph."""
         ahead, place = divmod(step, AHEAD)
         if self._made is None or self._made[:2] != (ahead, size):
-            rows = self.reading.batch(self.order.at(ahead, size * AHEAD), ahead).columns(self.reading.width)
-            self._made = ahead, size, rows
-        return self._made[2].rows(place * size, (place + 1) * size)
+            self._made = ahead, size, self._alike(self.order.at(ahead, size * AHEAD), ahead, size)
+        batch = self._made[2].rows(place * size, (place + 1) * size)
+        if batch.x.device.type != "cpu":
+            return batch
+        return batch.columns(int((batch.y != IGNORE).sum(1).max()))
+
+    def _alike(self, chosen: Tensor, ahead: int, size: int) -> Batch:
+        rows = self.reading.batch(chosen, ahead).columns(self.reading.width)
+        by_length = (rows.y != IGNORE).sum(1).argsort(stable=True).view(AHEAD, size)
+        mixed = torch.randperm(
+            AHEAD, generator=generator(chosen.device, self.reading.seed, "mixed", ahead), device=chosen.device
+        )
+        order = by_length[mixed].flatten()
+        return Batch(rows.x[order], rows.y[order])
 
 
 @task("questions")

@@ -81,7 +81,7 @@ class Trainer:
         self.model, self.task, self.config, self.run = model, task, config, run
         self.progress, self.process = progress, process
         self.device = model.device
-        self.total = config.total(task.rows)
+        self.total = config.total(task.rows, task.period)
         optimizer.schedule(config.schedule, 0, self.total)  # an error about it comes before the first step
         self.dtype = precision(config.precision, self.device)
         how = compilation(config.compile, self.device)
@@ -115,6 +115,8 @@ class Trainer:
         every = share(self.config.evaluation.every, self.total)
         saving = share(self.config.saving.every, self.total)
         line = max(1, self.total // 200)
+        if 2 * line > self.task.period:
+            line = -(-line // self.task.period) * self.task.period
         meter = Meter(self.model, self.task, self.device, self.dtype)
         self.model.train()
         with _asked_to_stop() as asked, self._own_randomness(), self.progress:

@@ -75,13 +75,20 @@ class Lines(Progress):
     def __init__(self, name: str, write: Any, seconds: float = 10.0) -> None:
         self.name, self.write, self.seconds = name, write, seconds
         self.last = -seconds
+        self.first: tuple[int, float] | None = None  # step and time of the first line, from which the rest is guessed
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         now = time.monotonic()
+        self.first = self.first or (step, now)
         if "lr" in values and step < total and now - self.last < self.seconds:
             return
         self.last = now
-        self.write(f"{self.name}: step {step:,} of {total:,}  {described(values)}")
+        self.write(f"{self.name}: step {step:,} of {total:,}{self._left(step, total, now)}  {described(values)}")
+
+    def _left(self, step: int, total: int, now: float) -> str:
+        assert self.first is not None
+        done = step - self.first[0]
+        return f", {(now - self.first[1]) / done * (total - step):,.0f} s left" if done and step < total else ""
 
 
 def described(values: Mapping[str, Any]) -> str:

@@ -119,11 +119,12 @@ class TrainConfig(Section):
             if getattr(self, name) not in known:
                 raise ConfigError(f"train.{name} = {getattr(self, name)!r}: expected {', '.join(known)}")
 
-    def total(self, rows: int) -> int:
-        """How many steps, over a data set of so many rows."""
+    def total(self, rows: int, period: int = 1) -> int:
+        """How many steps, over a data set of so many rows whose batches come in groups of `period`."""
         if not self.steps and not self.epochs:
             raise ConfigError("train.epochs and train.steps are both 0: say how long to train, e.g. train.steps=1000")
-        return self.steps or max(1, -(-round(self.epochs * rows) // self.batch))
+        steps = max(1, -(-round(self.epochs * rows) // self.batch))
+        return self.steps or (steps if steps < period else round(steps / period) * period)
 
 
 LARGEST_BATCH = 1 << 20

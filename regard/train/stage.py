@@ -106,7 +106,7 @@ def _trainer(
     if limit is not None and task.length > limit:
         raise ConfigError(
             f"train.init = {recipe.train.init}: that model reads {limit} tokens, rows have {task.length}; "
-            f"expected data.block of at most {limit + 1}"
+            f"expected at most {limit}: lower data.block"
         )
     if model is None:
         cls, config = recipes.model_config(recipe.model, vocabulary=task.tokenizer.size, length=task.length)

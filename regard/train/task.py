@@ -37,6 +37,7 @@ class Task(ABC):
     tokenizer: Tokenizer
     rows: int  # in an epoch
     length: int  # tokens of a row
+    period: int = 1  # batches that belong together: losses are comparable over so many
 
     @abstractmethod
     def __init__(
