@@ -72,7 +72,8 @@ def things(tmp_path_factory):
     world = {"DOCUMENTS": "documents.txt", "wiki.txt": "documents.txt", "FILE": "dev.tsv"}
     world |= {name: name for name in ("train.tsv", "dev.tsv", "test_inputs.tsv")}
     data = {name: f"asked/data/{file}" for name, file in world.items()}
-    return {name: str(here / path) for name, path in (names | data | {"LM": "lm", "ASKED": "asked"}).items()}
+    made = {name: str(here / path) for name, path in (names | data | {"LM": "lm", "ASKED": "asked"}).items()}
+    return made | {name: str(ROOT / "examples" / name) for name in ("keys.csv", "query.csv")}
 
 
 def typed(command, things):

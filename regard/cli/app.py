@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli import check, data, generate, mechanisms, train
+from regard.cli import check, data, design, generate, mechanisms, train
 from regard.cli.show import console, error_line, warning_line
 from regard.errors import RegardError
 from regard.train import Interrupted
@@ -33,6 +33,7 @@ app.command("runs")(train.runs)
 app.command("report")(train.report)
 app.command("world")(data.world)
 app.add_typer(data.data, name="data")
+app.command("design")(design.design)
 app.command("check")(check.check)
 app.command("mechanisms")(mechanisms.mechanisms)
 

@@ -13,12 +13,14 @@ from regard.checking import usable
 from regard.cli.progress import shown
 from regard.cli.show import console, print_json, table
 from regard.data.questions import MARK, read_questions, write_predictions
-from regard.errors import OptionError
+from regard.errors import OptionError, did_you_mean
+from regard.lab import LABS
+from regard.lab import base as lab
 from regard.models import Decoder, load
 from regard.train import Interrupted, experiment, stage
 from regard.train.answers import answer, score
 from regard.train.experiment import EXPERIMENTS, Shown
-from regard.train.recipe import known
+from regard.train.recipe import known, parse
 from regard.train.recipe import load as load_recipe
 from regard.train.reports import compare
 from regard.train.run import RunError, find_runs, model_folder, stamped
@@ -49,10 +51,18 @@ def run(
         _alone(name, overrides, out, variant, seed)
     elif name is None:
         about = {key: (one.does.__doc__ or "").partition("\n")[0] for key, one in EXPERIMENTS.items()}
-        return _list("experiment", about, "regard run NAME", json)
+        return _list("experiment", about | {key: one.about for key, one in LABS.items()}, "regard run NAME", json)
     where = console(stderr=True)
     how = Shown(lambda text: where.print(text, soft_wrap=True), shown)
     folder = resume or out or stamped(name or "")
+    if name in LABS:
+        if variant or device:
+            raise OptionError(f"{name} is a calculation on the CPU: it takes KEY=VALUE, --seed and --out")
+        changes = parse([*(overrides or ()), *([] if seed is None else [f"seed={seed}"])])
+        found = lab.run(name, folder, changes, how.say)
+        return print_json(found) if json else _reported(folder)
+    if name is not None and name not in EXPERIMENTS:
+        raise OptionError(f"no experiment '{name}'.{did_you_mean(name, (*EXPERIMENTS, *LABS))}")
     try:
         if name is None:
             results = experiment.resume(folder, device, how)
@@ -64,6 +74,10 @@ def run(
         print_json(results)
         return
     _outcome(results)
+    _reported(folder)
+
+
+def _reported(folder: Path) -> None:
     console().print(f"\nReport: {(folder / 'report.html').resolve()}", soft_wrap=True)
 
 

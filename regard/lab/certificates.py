@@ -1,0 +1,184 @@
+"""Can keys be told apart by a query? Either a direction that does it, or coefficients that prove that none does.
+
+Let A be the wanted keys and k_a any of them. A direction y with y·(k_a − k_b) = 0 inside A and y·(k_a − k_j) > 0 for
+all others exists exactly where the affine hull of A does not meet the convex hull of the others. Where they meet, the
+common point is a certificate: Σ μ_a k_a = Σ λ_j k_j with Σ μ = Σ λ = 1 and λ ≥ 0.
+
+Which of the two it is, is decided by non-negative least squares on the unit vectors along k_a − k_j: their hull is as
+far from the origin as the best direction keeps all of them on its side. That distance has no unit, so that one far
+key does not blur the others, and it must exceed `TOLERANCE` to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import ExtraMissingError, RegardError
+
+Array = NDArray[np.float64]
+Share = tuple[int, float]
+
+# Of the distance, in units of the distances between keys, below which two hulls are taken to meet.
+TOLERANCE = 1e-7
+# Of a number near one, below which it is taken for rounding: a singular value of unit vectors, a coefficient.
+_RANK = 1e-12
+
+
+class DesignError(RegardError, ValueError):
+    """Keys or wishes that no design can be made for, or one that rounding spoilt."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Proof that no query prefers `members` to all others: both mixes of keys are the same `point`.
+
+    `residual`: the largest difference between a coordinate of the two mixes; `tolerance`: the most it may be.
+    """
+
+    members: tuple[Share, ...]
+    others: tuple[Share, ...]
+    point: tuple[float, ...]
+    residual: float
+    tolerance: float
+
+    def explain(self) -> str:
+        mix = f"{mixed(self.others)} = {vector(self.point)}"
+        inside = len(self.members) == 1  # also where a set's hulls meet at one of its own keys
+        says = (
+            f"key {self.members[0][0]} lies in the convex hull of the others"
+            if inside
+            else "the affine hull of the set meets the convex hull of the others"
+        )
+        same = f"which is key {self.members[0][0]}" if inside else f"which is also {mixed(self.members)}"
+        return (
+            f"Certificate: {says}.\n"
+            f"  {mix}, {same}.\n"
+            f"  Coefficients of the others: none negative, sum {sum(c for _, c in self.others):.6g}. "
+            f"Largest difference of a coordinate: {self.residual:.1e} (tolerance {self.tolerance:.1e}).\n"
+            "  A score is linear in the key, so for any query some key of the first mix scores at least as much as the "
+            + ("key itself." if inside else "set's common score.")
+        )
+
+
+def mixed(shares: Iterable[Share], letter: str = "k") -> str:
+    """0.25·k2 − 0.5·k3."""
+    text = " ".join(f"{'−' if c < 0 else '+'} {abs(c):.6g}·{letter}{j}" for j, c in shares)
+    return text[2:] if text.startswith("+") else text.replace(" ", "", 1)
+
+
+def vector(x: Iterable[float], most: int = 8) -> str:
+    """(1, 0.5, −2), cut after `most`."""
+    shown = [f"{v:.4g}".replace("-", "−", 1) for v in x]
+    return f"({', '.join(shown[:most])}{', …' if len(shown) > most else ''})"
+
+
+def optimize() -> ModuleType:
+    """`scipy.optimize`, or an error that says how to get it."""
+    try:
+        import scipy.optimize
+    except ImportError:
+        raise ExtraMissingError('designing queries needs `scipy`: pip install "regard[lab]"') from None
+    found: ModuleType = scipy.optimize
+    return found
+
+
+def nonnegative(a: Array, b: Array) -> Array:
+    """u ≥ 0 with the least ‖a u − b‖."""
+    try:
+        found: Array = optimize().nnls(a, b)[0]
+    except RuntimeError as error:
+        raise DesignError(f"least squares over {a.shape[1]} keys did not settle ({error}); leave some out") from error
+    return found
+
+
+def separate(keys: Array, members: tuple[int, ...]) -> Array | Certificate:
+    """The direction, of largest coordinate one, that prefers the members to all others by the largest margin.
+
+    By linear programming over y with ‖y‖∞ ≤ 1; or the certificate that no direction prefers them at all.
+    """
+    first, others = keys[members[0]], [j for j in range(len(keys)) if j not in set(members)]
+    free = _free(keys[list(members)] - first)
+    raw = first - keys[others]
+    gaps = raw @ free
+    lengths, within = np.linalg.norm(raw, axis=1), np.linalg.norm(gaps, axis=1)
+    if not np.isfinite(lengths).all():
+        raise DesignError("the distances between the keys overflow; divide all keys by the largest of them")
+    for j, whole, part in zip(others, lengths, within, strict=True):
+        if part <= TOLERANCE * whole:
+            return _certificate(keys, members, [(j, 1.0)])
+    units = gaps / within[:, None]
+    height = np.vstack([units.T, np.ones(len(others))])
+    u = nonnegative(height, np.eye(len(height))[-1])
+    nearest = units.T @ u / u.sum()
+    distance = float(np.linalg.norm(nearest))
+    if (units @ nearest).min() <= TOLERANCE * distance:
+        shares = u / within
+        shares /= shares.sum()
+        return _certificate(keys, members, [(j, float(c)) for j, c in zip(others, shares, strict=True) if c > 0])
+    return _widest(free, gaps, within, free @ nearest)
+
+
+def _free(differences: Array) -> Array:
+    """An orthonormal basis [K, ·] of the directions in which the members do not differ."""
+    lengths = np.linalg.norm(differences, axis=1)
+    units = differences[lengths > 0] / lengths[lengths > 0, None]
+    _, sizes, axes = np.linalg.svd(units, full_matrices=True)
+    basis: Array = axes[int((sizes > _RANK * max(units.shape, default=1)).sum()) :].T
+    return basis
+
+
+def _widest(free: Array, gaps: Array, within: Array, start: Array) -> Array:
+    """max m subject to y·gap_j ≥ m for all j and ‖y‖∞ ≤ 1, y within the free directions; never worse than `start`.
+
+    m is counted in margins of `start`, and each row divided by the length of its gap, so that all numbers are near one.
+    """
+    start = start / np.abs(start).max()
+    known = float((gaps @ (free.T @ start)).min())
+    rows = np.hstack([-gaps / within[:, None], known / within[:, None]])
+    box = np.hstack([np.vstack([free, -free]), np.zeros((2 * len(free), 1))])
+    cost = np.zeros(rows.shape[1])
+    cost[-1] = -1
+    solved: Any = optimize().linprog(
+        cost,
+        A_ub=np.vstack([rows, box]),
+        b_ub=np.concatenate([np.zeros(len(rows)), np.ones(len(box))]),
+        bounds=[(None, None)] * free.shape[1] + [(0, None)],
+        method="highs",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    if solved.x is None:
+        raise DesignError(
+            f"the linear program of {len(gaps)} keys was not solved ({solved.message}); "
+            "bring the coordinates to like sizes"
+        )
+    best: Array = free @ solved.x[:-1]
+    best = best / np.abs(best).max()
+    return best if (gaps @ (free.T @ best)).min() >= known else start
+
+
+def _certificate(keys: Array, members: tuple[int, ...], others: list[Share]) -> Certificate:
+    """The certificate with these coefficients of the others, once it has been multiplied out."""
+    first = keys[members[0]]
+    offset = sum((c * (keys[j] - first) for j, c in others), np.zeros_like(first))
+    edges = keys[list(members[1:])] - first
+    inner = np.linalg.lstsq(edges.T, offset, rcond=_RANK)[0] if len(edges) else np.zeros(0)
+    inner[np.abs(inner) < _RANK] = 0
+    mix = [(members[0], 1 - float(inner.sum())), *((a, float(c)) for a, c in zip(members[1:], inner, strict=True))]
+    residual = float(np.abs(offset - inner @ edges).max(initial=0.0))
+    # Each key counts by its share, so that the tolerance is as small as the distances that matter.
+    reach = sum(c * float(np.linalg.norm(keys[j] - first)) for j, c in others)
+    tolerance = 4 * TOLERANCE * reach
+    if residual > tolerance:
+        raise DesignError(
+            f"keys {', '.join(map(str, members))} are too near a tie to decide: the hulls miss each other by "
+            f"{residual:.1e}, at a tolerance of {tolerance:.1e}; round the keys, or leave out near-duplicates"
+        )
+    point = np.where(np.abs(first + offset) <= _RANK * reach, 0, first + offset)
+    kept = tuple((a, c) for a, c in mix if abs(c) >= _RANK)
+    return Certificate(kept, tuple(others), tuple(map(float, point)), residual, tolerance)
