@@ -18,11 +18,11 @@ from training import CPU, CTRL_C, Crash, StopAt, Toy, answering, gpt, pretrainin
 import regard
 from regard.config import ConfigError
 from regard.data.batch import IGNORE, Batch
+from regard.data.seeds import derive
 from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, recipe, stage
 from regard.train.knowledge_tasks import Corruption, Questions
 from regard.train.loop import precision
 from regard.train.optimizer import OPTIMIZERS, SCHEDULES, build, decayed, restore, schedule, state_tensors
-from regard.train.seeds import derive
 from regard.train.settings import OptimizerConfig, ScheduleConfig, share
 from regard.train.task import Order
 

@@ -58,7 +58,7 @@ def run(
     if name in LABS:
         if variant or device:
             raise OptionError(f"{name} is a calculation on the CPU: it takes KEY=VALUE, --seed and --out")
-        changes = parse([*(overrides or ()), *([] if seed is None else [f"seed={seed}"])])
+        changes = parse([*(overrides or ()), *([] if seed is None else [f"seed={seed}"])], sections=False)
         found = lab.run(name, folder, changes, how.say)
         return print_json(found) if json else _reported(folder)
     if name is not None and name not in EXPERIMENTS:
@@ -168,7 +168,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The page to write.")] = None,
 ) -> None:
     """Write a page about an experiment, or one that compares runs."""
-    console().print(f"Report: {compare(folders, out).resolve()}", soft_wrap=True)
+    console().print(f"Report: {(lab.page_again(folders, out) or compare(folders, out)).resolve()}", soft_wrap=True)
 
 
 def _changes(overrides: Sequence[str] | None, seed: int | None) -> list[str]:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.lab.base import LabConfig, Results, Say, derived, generator, lab, mean_within, normal, quartiles
+from regard.data.seeds import derive, generator
+from regard.lab.base import LabConfig, Results, Say, lab, mean_within, normal, quartiles
 from regard.mechanisms import mechanism
 from regard.mechanisms.random_features import RandomFeatures
 from regard.report.approximate import approximate_page
@@ -123,7 +124,7 @@ def _errors(config: Approximate, name: str, variance: str, K: int) -> list[tuple
         exact = mechanism("softmax")(q, k, v)
         pairs, lots = shift(name, q[0, 0, :, None], k[0, 0, None, :]), normal(draw, N, N).abs()
         for F in config.features:
-            one = made(name, F, K, derived(config.seed, name, variance, K, F, n))
+            one = made(name, F, K, derive(config.seed, name, variance, K, F, n))
             kernel[F].append((relative_kernel(one, q, k) - 1).abs().flatten())
             output[F].append(((one(q, k, v) - exact).norm(dim=-1) / exact.norm(dim=-1)).flatten())
             # A normal error of the law's size for each pair: its median is what the law predicts of the median.
@@ -170,7 +171,7 @@ def variance_law(config: Approximate, name: str, F: int = 64, K: int = 16) -> di
     drawn = []
     one = made(name, F, K, 0)
     for n in range(config.redraws):
-        one.redraw(derived(config.seed, "law", name, n))
+        one.redraw(derive(config.seed, "law", name, n))
         (psi_q, c_q), (psi_k, c_k) = one.features(q), one.features(k)
         # fourier's c belongs to the factors around the Gaussian kernel, performer's to the features themselves
         size = 1.0 if name == "fourier" else torch.exp(c_q + c_k - (q * k).sum(-1) / math.sqrt(K))
@@ -204,7 +205,7 @@ def bias(config: Approximate, name: str, K: int = 4, sizes: tuple[int, ...] = (1
         one = made(name, F, K, 0)
         kernel, output = [], []
         for n in range(config.redraws):
-            one.redraw(derived(config.seed, "bias", name, F, n))
+            one.redraw(derive(config.seed, "bias", name, F, n))
             kernel.append(relative_kernel(one, q, k).mean() - 1)
             output.append((one(q, k, v) - exact).flatten())
         outputs = torch.stack(output)

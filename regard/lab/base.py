@@ -13,7 +13,6 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -109,6 +108,15 @@ def run(
     return results
 
 
+def page_again(folders: Sequence[Path], out: Path | None = None) -> Path | None:
+    """Writes the page of a lab's folder anew from its results; None where the folders are something else."""
+    if len(folders) != 1 or not (folders[0] / RESULTS).is_file():
+        return None
+    results = json.loads((folders[0] / RESULTS).read_text(encoding="utf-8"))
+    name = results.get("lab")
+    return LABS[name].page(results).write(out or folders[0] / REPORT) if name in LABS else None
+
+
 def _command(name: str, config: LabConfig) -> str:
     """What to type to get these results again."""
     usual = type(config)().as_dict()
@@ -128,16 +136,6 @@ def _claimed(path: Path, config: Mapping[str, Any]) -> Path:
     except OSError as error:
         raise LabError(f"cannot write into {path}: {error.strerror}; choose another --out") from error
     return path
-
-
-def derived(seed: int, *place: str | int) -> int:
-    """A seed of 63 bits for one purpose."""
-    return int.from_bytes(blake2b(repr((seed, *place)).encode(), digest_size=8).digest(), "big") >> 1
-
-
-def generator(seed: int, *place: str | int) -> torch.Generator:
-    """Random numbers of their own for one purpose: adding a size to a config changes no other's numbers."""
-    return torch.Generator().manual_seed(derived(seed, *place))
 
 
 def normal(draw: torch.Generator, *shape: int) -> Tensor:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.lab.base import LabConfig, Results, Say, generator, lab, mean_within, normal, quartiles
+from regard.data.seeds import generator
+from regard.lab.base import LabConfig, Results, Say, lab, mean_within, normal, quartiles
 from regard.mechanisms import mechanism
 from regard.report.lab import scale_page
 

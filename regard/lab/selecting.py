@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.config import ConfigError
-from regard.lab.base import LabConfig, Results, Say, derived, generator, lab, normal, quartiles
+from regard.data.seeds import derive, generator
+from regard.lab.base import LabConfig, Results, Say, lab, normal, quartiles
 from regard.mechanisms import mechanism
 from regard.report.lab import argmax_page
 
@@ -134,7 +135,7 @@ def measure(config: Selecting, say: Say) -> Results:
     ways = []
     for way in WAYS:
         say(f"{config.runs} trainings with {way}")
-        trained = [train(config, way, derived(config.seed, "run", n)) for n in range(config.runs)]
+        trained = [train(config, way, derive(config.seed, "run", n)) for n in range(config.runs)]
         curves = [one["curve"] for one in trained]
         ways.append(
             {

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.lab.base import LabConfig, Results, Say, generator, lab, normal
+from regard.data.seeds import generator
+from regard.lab.base import LabConfig, Results, Say, lab, normal
 from regard.report.two_heads import two_heads_page
 
 _PICTURED = 400  # draws of which the page shows every one

@@ -35,7 +35,7 @@ def _lead(results: Found) -> Markup:
 
     def off(variance: str) -> str:
         here = of(rows, variance=variance, width=K, features=F)
-        return " and ".join(f"{percent(row['output'][1], 1)} ({row['mechanism']})" for row in here)
+        return " and ".join(f"{100 * row['output'][1]:.3g}% ({row['mechanism']})" for row in here)
 
     return join(
         f"Random features estimate softmax attention in time linear in the length: {' and '.join(names)}. With {F:,} "

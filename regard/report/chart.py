@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regard.report.canvas import draw
 from regard.report.markup import Markup, number, short
 from regard.report.palette import CARD, Style
-from regard.report.plots import Point, _at_ends, _in_numbers, _in_percent
+from regard.report.plots import Point, at_ends, in_numbers, in_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, values: bool = False) -> Mark
         ax.set(xlabel=x.name, ylabel=y.name)
         ax.set_ylim(*y.span)
         _settled(ax, x, y)
-        _at_ends(ax, [(name, one.points[-1], one.style.colour) for name, one in zip(ends, lines, strict=True)])
+        at_ends(ax, [(name, one.points[-1], one.style.colour) for name, one in zip(ends, lines, strict=True)])
 
     said = "; ".join(
         f"{one.name}: {_said(one.points[0][1], y)} at {number(one.points[0][0])}, "
@@ -101,9 +101,9 @@ def _settled(ax: Axes, x: Axis, y: Axis) -> None:
 
     for which, axis in ((x, ax.xaxis), (y, ax.yaxis)):
         if which.shares:
-            _in_percent(ax, "x" if which is x else "y")
+            in_percent(ax, "x" if which is x else "y")
         else:
-            _in_numbers(axis, which.log)
+            in_numbers(axis, which.log)
             low, high = axis.get_view_interval()
             if which.log and high > 1e3 * low:
                 axis.set_major_locator(LogLocator(numticks=7))

@@ -58,12 +58,12 @@ def curves(
         ax.set(xlabel=x, ylabel=y)
         if shares:
             ax.set_ylim(bottom=0)
-            _in_percent(ax, "y")
+            in_percent(ax, "y")
         else:
-            _in_numbers(ax.yaxis, log)
-        _in_numbers(ax.xaxis)
+            in_numbers(ax.yaxis, log)
+        in_numbers(ax.xaxis)
         ends = [(label(name), kept[name][-1], drawn[name].colour) for name in kept]
-        _at_ends(ax, ends)
+        at_ends(ax, ends)
 
     ends = "; ".join(map(label, kept)).replace("\n", " ") or "nothing to show"
     return draw(paint, f"{y} against {x}{', ' + str(mark_best) if mark_best else ', at the end'}: {ends}")
@@ -96,7 +96,7 @@ def bars(
         ax.set(xlim=(0, 1.35 * top), ylim=(len(rows) - 0.25 + 0.36 * len(lines), -0.75), yticks=[], xlabel=x)
         ax.spines["left"].set_visible(False)
         ax.grid(False, axis="y")
-        _in_percent(ax, "x")
+        in_percent(ax, "x")
 
     said = [f"{name} {percent(v)} ({percent(a)} to {percent(b)}, n = {n:,})" for name, v, a, b, n in rows]
     said += [f"{name} {percent(value)}" for name, value in lines]
@@ -129,9 +129,9 @@ def calibration(
             ax.scatter(xs, ys, s=sizes, color=colour, marker=marker, alpha=0.8, edgecolors=CARD.light, linewidths=0.8)
             ends.append((short(name), (xs[-1], ys[-1]), colour))
         ax.set(xlim=(0, 1), ylim=(-0.03, 1.03), xlabel="stated confidence", ylabel="accuracy")
-        _in_percent(ax, "x")
-        _in_percent(ax, "y")
-        _at_ends(ax, ends)
+        in_percent(ax, "x")
+        in_percent(ax, "y")
+        at_ends(ax, ends)
 
     said = []
     for name, bins in rows.items():
@@ -159,9 +159,9 @@ def coverage(points: Mapping[str, Sequence[Point]], drawn: Mapping[str, Style] |
             ax.annotate(percent(half), (0.5, half), (5, 5), textcoords="offset points", color=colour, fontweight="bold")
             ends.append((short(name), line[-1], colour))
         ax.set(xlim=(0, 1), ylim=(0, 1.03), xlabel="share of the questions that it answers", ylabel="accuracy of those")
-        _in_percent(ax, "x")
-        _in_percent(ax, "y")
-        _at_ends(ax, ends)
+        in_percent(ax, "x")
+        in_percent(ax, "y")
+        at_ends(ax, ends)
 
     said = (
         f"{name} {percent(at(line, 0.5))} on the surest half, {percent(line[-1][1])} on all"
@@ -203,8 +203,8 @@ def histogram(
             text, y = f"{short(name)} (n = {len(given):,})", 0.97 - 0.085 * place
             where: Any = {"transform": ax.transAxes, "ha": "right", "va": "top"}
             ax.text(0.98, y, text, color=colour, fontweight="bold", **where)
-        _in_percent(ax, "y")
-        _in_percent(ax, "x")
+        in_percent(ax, "y")
+        in_percent(ax, "x")
 
     said = (f"{name}: n = {len(v):,}, mean {percent(sum(v) / len(v))}" for name, v in values.items() if v)
     return draw(paint, f"Distribution of {x}. {'; '.join(said)}")
@@ -242,7 +242,7 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
     return [points[0], *means, points[-1]]
 
 
-def _at_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
+def at_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
     """Names right of the axes at the height where their lines end, moved apart where they would overlap."""
     _, top = ax.get_xlim(), ax.get_ylim()[1]  # asked for, since axes settle their limits only then
     names = ["\n".join(part for line in name.split("\n") for part in wrap(line, 14)[:3]) for name, _, _ in ends]
@@ -263,7 +263,7 @@ def _at_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
         ax.text(1.02, y, name, color=colour, fontweight="bold", **where)
 
 
-def _in_percent(ax: Axes, axis: Literal["x", "y"]) -> None:
+def in_percent(ax: Axes, axis: Literal["x", "y"]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     which = ax.xaxis if axis == "x" else ax.yaxis
@@ -271,7 +271,7 @@ def _in_percent(ax: Axes, axis: Literal["x", "y"]) -> None:
     which.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
 
 
-def _in_numbers(axis: Axis, log: bool = False) -> None:
+def in_numbers(axis: Axis, log: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8) if log else MaxNLocator(5))

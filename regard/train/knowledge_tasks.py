@@ -27,10 +27,10 @@ from regard.data.questions import (
     unseen,
     vocabulary,
 )
+from regard.data.seeds import generator
 from regard.data.tokenizers import Tokenizer
 from regard.data.world import WorldConfig, make_world, read_world
 from regard.models import Model
-from regard.train.seeds import generator
 from regard.train.task import Order, Task, task
 
 PART = 256  # rows evaluated at a time
@@ -117,7 +117,7 @@ class _Reading:
         return len(self.rows)
 
     def batch(self, chosen: Tensor, *place: str | int) -> Batch:
-        source = generator(self.device, self.seed, "corruption", *place)
+        source = generator(self.seed, "corruption", *place, device=self.device)
         rows, lengths = self.rows[chosen], self.lengths[chosen]
         block, between = self.config.block, self.space if self.config.words else None
         return corrupt(rows, lengths, block, self.mark, self.pad, source, self.config.spans, between=between)
@@ -155,7 +155,7 @@ class Corruption(Task):
         rows = self.reading.batch(chosen, ahead).columns(self.reading.width)
         by_length = (rows.y != IGNORE).sum(1).argsort(stable=True).view(AHEAD, size)
         mixed = torch.randperm(
-            AHEAD, generator=generator(chosen.device, self.reading.seed, "mixed", ahead), device=chosen.device
+            AHEAD, generator=generator(self.reading.seed, "mixed", ahead, device=chosen.device), device=chosen.device
         )
         order = by_length[mixed].flatten()
         return Batch(rows.x[order], rows.y[order])

@@ -15,12 +15,12 @@ import torch
 from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError
+from regard.data.seeds import generator
 from regard.data.tokenizers import Characters, TextError, Tokenizer
 from regard.data.tokens import KINDS, TokenFile, all_windows, fitted, random_windows, windows, write_tokens
 from regard.errors import did_you_mean
 from regard.models import Model, token_loss
 from regard.train.run import METRICS
-from regard.train.seeds import generator
 from regard.train.task import Task, task
 
 MOST = 200_000  # tokens that are evaluated
@@ -75,7 +75,7 @@ class LanguageModel(Task):
         self.unit, self.per_token = self._unit()
 
     def batch(self, step: int, size: int) -> Batch:
-        source = generator(torch.device("cpu"), self.seed, "windows", step)
+        source = generator(self.seed, "windows", step)
         return self._here(random_windows(self.train.tokens, size, self.length, source))
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from regard.config import ConfigError
 from regard.data.batch import Batch
+from regard.data.seeds import derive, seed_default
 from regard.errors import RegardError
 from regard.models import Model, load
 from regard.train import checkpoint, optimizer
 from regard.train.graph import GraphStep
 from regard.train.progress import Meter, Progress
 from regard.train.run import MODEL, Run, RunError
-from regard.train.seeds import derive, seed_default
 from regard.train.settings import TrainConfig, share
 from regard.train.task import Task
 

@@ -133,14 +133,18 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return made
 
 
-def parse(overrides: Sequence[str]) -> dict[str, Any]:
-    """`train.lr=6e-3 data.documents=wiki.txt` as nested tables; a value is TOML where it can be, else text."""
+def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
+    """`train.lr=6e-3 data.documents=wiki.txt` as nested tables; a value is TOML where it can be, else text.
+
+    `sections`: every key stands in one.
+    """
     made: dict[str, Any] = {}
     for text in overrides:
         key, sign, value = text.partition("=")
         parts = key.strip().split(".")
-        if not sign or not all(parts) or len(parts) < 2:
-            raise ConfigError(f"'{text}': expected section.key=value, e.g. train.lr=3e-4")
+        if not sign or not all(parts) or len(parts) < 1 + sections:
+            example = "section.key=value, e.g. train.lr=3e-4" if sections else "key=value, e.g. seed=1"
+            raise ConfigError(f"'{text}': expected {example}")
         nested: Any = _value(value.strip())
         for part in reversed(parts):
             nested = {part: nested}

@@ -150,7 +150,8 @@ def versions() -> dict[str, str]:
 def find_runs(root: str | Path) -> list[Run]:
     """The runs in a folder and in its folders, two levels down, oldest first."""
     found = {p.parent for depth in ("", "*/", "*/*/") for p in Path(root).glob(f"{depth}{CONFIG}")}
-    return [Run(p) for p in sorted(found, key=lambda p: ((p / CONFIG).stat().st_mtime, p))]
+    runs = [Run(p) for p in sorted(found, key=lambda p: ((p / CONFIG).stat().st_mtime, p))]
+    return [run for run in runs if "task" in run.config]
 
 
 def model_folder(path: str | Path) -> Path:

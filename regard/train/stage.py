@@ -11,13 +11,13 @@ import torch
 
 from regard.checking import usable
 from regard.config import ConfigError
+from regard.data.seeds import derive
 from regard.models import Model, load
 from regard.train import recipe as recipes
 from regard.train.loop import Process, Trainer
 from regard.train.progress import Progress, Several, logs
 from regard.train.recipe import Recipe
 from regard.train.run import Run, model_folder, run_of
-from regard.train.seeds import derive
 from regard.train.task import TASKS, Task
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from regard.config import Section
 from regard.data.batch import IGNORE, Batch
+from regard.data.seeds import generator
 from regard.data.tokenizers import Tokenizer
 from regard.models import Model, token_loss
-from regard.train.seeds import generator
 
 T = TypeVar("T", bound="Task")
 TASKS: dict[str, type[Task]] = {}
@@ -96,6 +96,6 @@ class Order:
 
     def _of(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
-            source = generator(self.device, self.seed, "order", epoch)
+            source = generator(self.seed, "order", epoch, device=self.device)
             self._epoch, self._order = epoch, torch.randperm(self.rows, generator=source, device=self.device)
         return self._order

@@ -13,8 +13,8 @@ def derive(seed: int, *place: str | int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def generator(device: torch.device, seed: int, *place: str | int) -> torch.Generator:
-    """A generator of its own for one purpose."""
+def generator(seed: int, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of its own for one purpose: what else is drawn changes none of its numbers."""
     return torch.Generator(device).manual_seed(derive(seed, *place))
 
 
