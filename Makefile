@@ -46,6 +46,8 @@ wheel: .venv/.dev ## build the wheel and try it in an empty environment
 	venv/bin/python -m pip install -qq --disable-pip-version-check -c "$$constraints" "$$wheel"; \
 	venv/bin/regard --version; \
 	venv/bin/regard mechanisms; \
+	venv/bin/regard train; \
+	venv/bin/regard data show corruption --n 1; \
 	venv/bin/python -c "import regard, torch; assert regard.__file__.startswith('$$tmp'), regard.__file__; \
 	x = torch.randn(1, 2, 8, 4); print('attended', *regard.attend(x, x, x, 'elu', causal=True).shape)"
 
