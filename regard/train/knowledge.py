@@ -31,7 +31,7 @@ FOLDERS = {name: name.replace(" ", "-") for name in (WITHOUT, READING, WITH)}
 
 @experiment("knowledge", stages=("scratch", "pretrain", "finetune"), files=("documents", "train", "dev", "test"))
 def knowledge(this: Experiment) -> Mapping[str, Any]:
-    """Trains the three stages, asks both models, and writes predictions, results.json and report.html."""
+    """What does a model know from reading? It is asked about people, without and with having read about them."""
     draw(lambda figure: None, alt="")  # an error about a missing library comes before minutes of training
     began = time.perf_counter()
     probe = this.recipe("knowledge/pretrain", "pretrain", {}).data
@@ -169,10 +169,12 @@ def _stage(name: str, run: Run) -> dict[str, Any]:
 
 def _world(files: Files, sets: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
     documents = read_documents(files.documents)
-    people = files.documents.parent / "people.jsonl"
+    people = None
+    if files.unwritten is not None:
+        people = sum(p.role != "unwritten" for p in read_world(files.unwritten.parent).people)
     return {
         "invented": files.unwritten is not None,
-        "people": len(people.read_text(encoding="utf-8").splitlines()) if files.unwritten is not None else None,
+        "people": people,
         "documents": len(documents),
         "questions": {name: len(questions) for name, questions in sets.items()},
         "example_documents": documents[:5],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -130,7 +131,7 @@ class _Tracker(Progress):
 
     def __init__(self, library: str, run: Run) -> None:
         try:
-            self.library = __import__(library)
+            self.library = import_module(library)
         except ImportError:
             raise ExtraMissingError(f"train.saving.log: {library} is not installed: pip install {library}") from None
         self.library.init(project="regard", name=run.path.name, config=run.config)
