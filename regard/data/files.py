@@ -105,3 +105,12 @@ def staged(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # what went wrong was said above
             stage.unlink()
+
+
+def sync(path: str | Path) -> None:
+    """Forces a file or a folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -7,7 +7,6 @@ carry the number of their save, so that files of two saves are never taken for o
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from regard.config import ConfigError
+from regard.data.files import sync
 from regard.data.tokenizers import TokenizerFileError, load_tokenizer
 from regard.errors import RegardError, did_you_mean
 from regard.models.base import Model
@@ -57,11 +57,11 @@ def save(model: Model[Any], folder: str | Path) -> None:
         shutil.copymode(staged[CONFIG], staged[WEIGHTS])  # safetensors makes its file private
         for place, path in staged.items():
             if path.exists():
-                _sync(path)
+                sync(path)
                 path.rename(folder / place)
             else:
                 (folder / place).unlink(missing_ok=True)
-        _sync(folder)
+        sync(folder)
     finally:
         for path in staged.values():
             path.unlink(missing_ok=True)
@@ -146,11 +146,3 @@ def _check_tensors(path: Path, want: dict[str, Any], got: dict[str, torch.Tensor
         raise ModelFolderError(
             f"{path} does not fit {CONFIG}: {n} is {list(got[n].shape)}, expected {list(want[n].shape)}"
         )
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from regard.data.files import sync
 from regard.errors import RegardError
 from regard.models import Model
 from regard.models.folder import CONFIG, WEIGHTS
@@ -113,15 +113,6 @@ def prune(folder: Path, keep: int, also: int | None) -> None:
             shutil.rmtree(place)
         except OSError as error:
             raise CheckpointError(f"cannot remove the old checkpoint {place}: {error}") from error
-
-
-def sync(path: Path) -> None:
-    """Forces a file or a folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _hash(path: Path) -> str:
