@@ -15,6 +15,7 @@ from regard.cli import train as commands
 from regard.cli.progress import Bar
 from regard.cli.show import console
 from regard.data import write_lines
+from regard.lab import LABS
 from regard.train.experiment import EXPERIMENTS
 from regard.train.progress import Progress
 from regard.train.recipe import known
@@ -61,7 +62,27 @@ def test_without_a_name_recipes_and_experiments_are_listed(regard_):
     code, out, _ = regard_("train", "--json")
     assert [row["recipe"] for row in json.loads(out)] == known() and all(row["about"] for row in json.loads(out))
     code, out, _ = regard_("run", "--json")
-    assert code == 0 and [row["experiment"] for row in json.loads(out)] == list(EXPERIMENTS)
+    assert code == 0 and [row["experiment"] for row in json.loads(out)] == [*EXPERIMENTS, *LABS]
+
+
+def test_a_lab_runs_reports_again_and_is_no_training(regard_):
+    code, out, _ = regard_("run", "two-heads", "draws=50", "--seed", 3, "--out", "lab")
+    assert code == 0 and str(Path("lab/report.html").resolve()) in out.replace("\n", "")
+    results = json.loads(Path("lab/results.json").read_text())
+    assert results["config"]["draws"] == 50 and results["config"]["seed"] == 3
+    first = Path("lab/report.html").read_bytes()
+    code, out, _ = regard_("report", "lab", "--out", "again.html")
+    assert code == 0 and Path("again.html").read_bytes() == first
+    code, out, _ = regard_("runs", ".", "--json")
+    assert code == 0 and json.loads(out) == []
+    for words, told in {
+        ("run", "two-heads", "--out", "lab"): "holds results already",
+        ("run", "two-heads", "drawss=1"): "Did you mean 'draws'",
+        ("run", "two-heads", "draws=1", "--device", "cpu"): "takes KEY=VALUE",
+        ("run", "scales"): "Did you mean 'scale'",
+    }.items():
+        code, _, err = regard_(*words)
+        assert code == 2 and told in err.replace("\n", " "), err
 
 
 def test_train_then_every_command_that_takes_a_run(regard_):
