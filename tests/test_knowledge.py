@@ -59,7 +59,7 @@ def test_what_an_experiment_leaves(whole):
     assert timeless(json.loads(json.dumps(results)), out) == read(out)
     assert [row["name"] for row in results["models"]] == ["without pretraining", "with pretraining"]
     assert [row["steps"] for row in results["stages"]] == [20, 20, 20]
-    assert len(results["baselines"]) == 2 and results["world"]["people"] == 33
+    assert len(results["baselines"]) == 2 and results["world"]["people"] == 30
     page = (out / "report.html").read_text()
     assert "<html" in page and "http://" not in page.replace("http://www.w3.org", "")
     tuned = regard.load(out / "with-pretraining" / "model")
