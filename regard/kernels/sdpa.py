@@ -53,6 +53,8 @@ def random_synthesizer(
 
 def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
+    if q.dtype is torch.float16 and q.device.type == "cpu":  # where some CPUs sum products in float16 too
+        return fused(mechanism, q.float(), k.float(), v.float(), mask, scale).to(q.dtype)
     T, S = q.shape[2], k.shape[2]
     p = mechanism.dropout if mechanism.training else 0.0
     ours = p > 0 and dropout_attention.suits(q, mask)
