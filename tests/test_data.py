@@ -477,3 +477,22 @@ def test_byte_pairs_are_learned_from_pieces_too(tmp_path):
     made = [write_tokens(tmp_path / "a.txt", tmp_path / str(p), "bpe", 290, piece=p)[0] for p in (50, 1 << 20)]
     assert all(isinstance(m.tokenizer, BPE) and m.tokenizer.size == 290 for m in made)
     assert made[0].tokens.tolist() == made[1].tokens.tolist()
+
+
+def test_spans_of_whole_words():
+    """The span is whole words, as far as the cut goes, and put back in its hole it gives the document."""
+    texts = [
+        "Ada Lovelace was born in Old Crailgrad in 1815.",
+        "Erik Targavard, a poet, was born in Junerfield.",
+        "one",
+    ]
+    tokenizer = vocabulary(texts)
+    rows, lengths = pack_documents(tokenizer, texts, 112)
+    space, source = tokenizer.encode(" ")[0], torch.Generator().manual_seed(0)
+    for _ in range(200):
+        x = corrupt(rows, lengths, 96, 1, 0, source, between=space).x
+        for text, row in zip(texts, x, strict=True):
+            prefix, suffix, span = tokenizer.decode(row.tolist()).rstrip(PAD).split(MARK)
+            assert text.startswith(prefix + span + suffix) and span
+            assert prefix == "" or prefix.endswith(" ")
+            assert suffix == "" or suffix.startswith(" ")

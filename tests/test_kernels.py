@@ -9,6 +9,7 @@ import torch
 
 from regard.errors import KernelError
 from regard.kernels import fast, plain
+from regard.laws import LAWS, Case, subject
 from regard.mechanisms import Softmax
 from regard.shapes import Mask, Size
 
@@ -88,3 +89,10 @@ def test_a_subclass_inherits_no_kernel():
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
     assert torch.allclose(Other()(q, k, v), Softmax()(-q, k, v), atol=1e-6)
     assert Other.kernels == {}
+
+
+def test_float16_on_a_cpu_is_summed_in_float32():
+    """Some CPUs sum float16 products in float16; over 131 queries the gradient of the one key was then too far off."""
+    case = Case(B=1, T=131, S=1, H=1, G=1, K=1, V=2, causal=False, padding="right", dtype="float16", seed=27966)
+    found = LAWS["kernel"](subject("synthesizer-random", rank=2), case)
+    assert not found.broken, found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import exp
 from typing import Any, NamedTuple
 
@@ -24,9 +24,7 @@ class Answer(NamedTuple):
     confidence: float
 
 
-def answer(
-    model: Decoder[Any], questions: Sequence[Question], progress: Callable[[int, int], None] | None = None
-) -> list[Answer]:
+def answer(model: Decoder[Any], questions: Sequence[Question]) -> list[Answer]:
     """The model's answers, greedily, in the order of the questions."""
     order = sorted(range(len(questions)), key=lambda n: len(questions[n].text))  # alike in length: little padding
     found: dict[int, Answer] = {}
@@ -36,8 +34,6 @@ def answer(
         most = (model.limit or 256) - min(map(len, ids)) + 1  # the last need not be read
         for n, result in zip(part, generate(model, ids, stop=MARK, max_tokens=most), strict=True):
             found[n] = Answer(result.text, exp(min(0.0, result.score)))
-        if progress is not None:
-            progress(len(found), len(questions))
     return [found[n] for n in range(len(questions))]
 
 

@@ -18,7 +18,7 @@ from regard.data.questions import Question, prompt, read_documents, read_questio
 from regard.data.world import read_world
 from regard.lens.maps import attention_maps
 from regard.models import Decoder, load
-from regard.report.canvas import draw
+from regard.report.canvas import available
 from regard.report.knowledge import knowledge_page
 from regard.train.answers import about_strangers, answer, baselines, doubts, listed, score
 from regard.train.experiment import Experiment, experiment
@@ -32,7 +32,7 @@ FOLDERS = {name: name.replace(" ", "-") for name in (WITHOUT, READING, WITH)}
 @experiment("knowledge", stages=("scratch", "pretrain", "finetune"), files=("documents", "train", "dev", "test"))
 def knowledge(this: Experiment) -> Mapping[str, Any]:
     """What does a model know from reading? It is asked about people, without and with having read about them."""
-    draw(lambda figure: None, alt="")  # an error about a missing library comes before minutes of training
+    available()  # an error about a missing library comes before minutes of training
     began = time.perf_counter()
     probe = this.recipe("knowledge/pretrain", "pretrain", {}).data
     assert isinstance(probe, KnowledgeData)

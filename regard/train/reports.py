@@ -17,15 +17,13 @@ def compare(folders: Sequence[Path], out: Path | None = None) -> Path:
     """One experiment's page again, or one page that compares all runs in the folders."""
     if len(folders) == 1 and (folders[0] / RESULTS).is_file():
         results = json.loads((folders[0] / RESULTS).read_text(encoding="utf-8"))
-        place = out or folders[0] / "report.html"
-        knowledge_page(results).write(place)
-        return place
+        return knowledge_page(results).write(out or folders[0] / "report.html")
     runs = [run for folder in folders for run in find_runs(folder)]
     if not runs:
         raise RunError(f"no runs in {', '.join(map(str, folders))}: expected folders that `regard train` made")
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    compare_page([described(run) | {"config_differences": changed} for run, changed in _differing(runs)]).write(place)
-    return place
+    rows = [described(run) | {"config_differences": changed} for run, changed in _differing(runs)]
+    return compare_page(rows).write(place)
 
 
 def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:

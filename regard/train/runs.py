@@ -26,7 +26,7 @@ def described(run: Run) -> dict[str, Any]:
         "steps": last.get("step", 0),
         "seconds": last.get("seconds", 0.0),
         "tokens": last.get("tokens", 0),
-        "metrics": {key: value for key, value in {**last, **(measured[-1] if measured else {})}.items()},
+        "metrics": {**last, **(measured[-1] if measured else {})},
         "best": best,
         "measured": in_words({key: value for key, value in shown.items() if key != "step"}),
         "curve": curve,
