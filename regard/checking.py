@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from regard.errors import OptionError, PluginError, UnknownNameError, did_you_mean
-from regard.laws import LAWS, Case, DoesNotApply, Finding, Law, Subject, applies, draw_case, subject
+from regard.laws import LAWS, Case, DoesNotApply, Finding, Law, SameAs, Subject, applies, draw_case, subject
 from regard.laws.case import DTYPES
 from regard.mechanisms import mechanisms
 from regard.models import Model
@@ -41,6 +41,13 @@ class Verdict:
     limit: float | None = None
     case: Case | None = None
     reproducer: str | None = None
+
+    def __str__(self) -> str:
+        if self.status == "broken":
+            size = f"{self.error:.1e}, allowed {self.limit:.1e}"
+            return f"✗ {self.subject} breaks '{self.law}': {self.claim}\n  {self.detail}: {size}"
+        mark = "✓" if self.status == "holds" else "–"
+        return f"{mark} {self.subject}, '{self.law}': {self.claim if mark == '✓' else self.detail}"
 
 
 class Verdicts(Sequence[Verdict]):
@@ -72,6 +79,15 @@ class Verdicts(Sequence[Verdict]):
         rows = [asdict(v) for v in self]
         return [{k: "inf" if isinstance(x, float) and math.isinf(x) else x for k, x in row.items()} for row in rows]
 
+    def __str__(self) -> str:
+        """Broken laws in full, and a line with the names of those that hold."""
+        lines = [str(v) for v in self.broken]
+        for name in dict.fromkeys(v.subject for v in self):
+            kept = [v.law for v in self if v.subject == name and v.status == "holds"]
+            if kept:
+                lines.append(f"✓ {name} keeps {', '.join(kept)}")
+        return "\n".join(lines or [str(v) for v in self])
+
     def __repr__(self) -> str:
         return "\n".join(f"{v.subject:20} {v.law:12} {v.status:15} {v.detail}" for v in self)
 
@@ -85,6 +101,7 @@ def check(
     draws: int = DRAWS,
     seed: int = 0,
     causal: bool = True,
+    like: Any = None,
     progress: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> Verdicts:
@@ -92,14 +109,17 @@ def check(
     nn.Module, a whole regard model, or of every registered mechanism.
 
     `only` names laws; without `dtype` float64 and float32 take turns; `causal=False` says that it never claims to be.
+    `like`, anything that can be checked, adds the law `same`: the thing gives what that gives.
     """
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
     if isinstance(thing, Model):
+        if like is not None:
+            raise OptionError("like: whole models have laws of their own; compare mechanisms, functions or modules")
         return check_model(thing, only=only, dtype=dtype, device=device, draws=draws, seed=seed, progress=progress)
     things = list(mechanisms()) if thing is None else [thing]
     subjects = [subject(t, causal=causal, **options) for t in things]
-    laws = _chosen(only, LAWS)
+    laws = _chosen(only, LAWS if like is None else {**LAWS, "same": _same_as(like, subjects, causal)})
     device = usable(device)
     precisions = ["float64", "float32"] if dtype is None else [precision(dtype)]
     verdicts = []
@@ -110,6 +130,17 @@ def check(
             cases = [draw_case(seed + i, precisions[i % len(precisions)], device) for i in range(draws)]
             verdicts.append(judge(s, name, law, cases))
     return Verdicts(verdicts)
+
+
+def _same_as(like: Any, subjects: Sequence[Subject], causal: bool) -> SameAs:
+    """The law that each subject gives what `like` gives; an error where they cannot be given the same inputs."""
+    reference = subject(like, causal=causal)
+    for s in subjects:
+        if s.token_axis != reference.token_axis:
+            raise OptionError(
+                f"{s.label} cannot be compared with {reference.label}: one takes q, k, v and the other tokens x [B,T,D]"
+            )
+    return SameAs(reference)
 
 
 def precision(name: str) -> str:
@@ -212,7 +243,7 @@ def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
         asked += 1
         if found.broken:
             case, found = shrink(s, law, s.fit(case), found)
-            lines = reproducer(s, name, case)
+            lines = reproducer(s, name, law, case)
             return Verdict(s.label, name, claim, "broken", found.what, asked, found.error, found.limit, case, lines)
         if closest is None or found.error > closest.error:
             closest = found
@@ -257,15 +288,16 @@ def _divides(case: Case) -> bool:
     return case.H % case.G == 0
 
 
-def reproducer(s: Subject, law: str, case: Case) -> str:
+def reproducer(s: Subject, name: str, law: Law, case: Case) -> str:
     """Five lines of Python that show it again."""
+    known, made = ("SameAs", law.source) if isinstance(law, SameAs) else ("LAWS", f"LAWS[{name!r}]")
     return "\n".join(
         [
             "import regard",
-            "from regard.laws import LAWS, Case",
+            f"from regard.laws import {known}, Case",
             f"thing = {s.source}",
             f"case = {case!r}",
-            f"print(LAWS[{law!r}](thing, case))",
+            f"print({made}(thing, case))",
         ]
     )
 

@@ -260,3 +260,88 @@ def test_what_is_checked_stays_as_it_was():
         assert thing.training
         for n, x in thing.state_dict().items():
             assert x.dtype == before[n].dtype and torch.equal(x, before[n])
+
+
+def slipped(scale=True, axis=-1, causal_is=None, lower=True, repeat=torch.repeat_interleave):
+    """Softmax attention by hand, with one slip or none."""
+
+    def by_hand(q, k, v, causal=True):
+        times = q.shape[1] // k.shape[1]
+        scores = q @ repeat(k, times, 1).mT / (q.shape[-1] ** 0.5 if scale else 1)
+        if causal if causal_is is None else causal_is:
+            may = torch.ones(scores.shape[-2:], dtype=torch.bool)
+            scores = scores.masked_fill(~(may.tril() if lower else may.triu()), float("-inf"))
+        return scores.softmax(axis) @ repeat(v, times, 1)
+
+    return by_hand
+
+
+@pytest.mark.parametrize(
+    ("slip", "words"),
+    [
+        ({"scale": False}, "is the factor 1/√K missing?"),
+        ({"axis": -2}, "the softmax belongs over the keys"),
+        ({"causal_is": False}, "is causal=True ignored?"),
+        ({"causal_is": True}, "is causal=False ignored?"),
+        ({"lower": False}, "is the mask transposed?"),
+        ({"repeat": lambda x, times, axis: x.repeat(1, times, 1, 1)}, "query head h needs head h // (H/G)"),
+    ],
+)
+def test_a_slip_is_named_in_words(slip, words):
+    (verdict,) = regard.check(slipped(**slip), like="softmax", only=["same"])
+    assert verdict.status == "broken" and words in verdict.detail
+
+
+def test_what_computes_the_same_is_found_to():
+    (verdict,) = regard.check(slipped(), like="softmax", only=["same"])
+    assert verdict.status == "holds"
+    other = lambda q, k, v, causal=True: regard.attend(q, k, v, "elu", causal=causal)  # noqa: E731
+    assert regard.check("elu", like=other, only=["same"]).ok
+    layer = nn.Linear(5, 5)
+    assert regard.check(layer, like=layer, only=["same"], draws=2).ok
+    assert regard.check(layer, like=nn.Linear(5, 5), only=["same"], draws=2).broken
+
+
+def test_another_mechanism_is_not_the_same_and_no_slip_is_invented():
+    (verdict,) = regard.check("argmax", like="softmax", only=["same"])
+    assert verdict.status == "broken" and verdict.detail == "outputs"
+    assert len(verdict.reproducer.splitlines()) == 5
+    shown = subprocess.run([sys.executable, "-c", verdict.reproducer], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Finding(error=") and f"{verdict.error:.4f}"[:5] in shown.stdout
+
+
+def test_padding_is_compared_too():
+    def averages_blind_rows(q, k, v, causal=True, visible=None):
+        bias = None if visible is None else torch.where(visible, 0.0, -1e9)[:, None, None]
+        return regard.attend(q, k, v, causal=causal, bias=bias)
+
+    (verdict,) = regard.check(averages_blind_rows, like="softmax", only=["same"])
+    assert verdict.status == "broken" and verdict.detail == "outputs with padding"
+
+
+def test_like_needs_something_comparable():
+    with pytest.raises(OptionError, match="whole models have laws of their own"):
+        regard.check(regard.GPT.preset("nano"), like="softmax")
+    with pytest.raises(OptionError, match="Linear cannot be compared with softmax"):
+        regard.check(nn.Linear(5, 5), like="softmax")
+    with pytest.raises(UnknownNameError):
+        regard.check("softmax", like="softmx")
+    with pytest.raises(UnknownNameError, match="same"):
+        regard.check("softmax", only=["same"])
+
+
+def test_what_depends_on_the_length_looks_ahead():
+    def scaled_by_length(q, k, v):
+        return regard.attend(q * q.shape[2], k, v, causal=True)
+
+    (verdict,) = regard.check(scaled_by_length, only=["looks-ahead"])
+    assert verdict.status == "broken" and "without the rest" in verdict.detail
+
+
+def test_verdicts_are_told_in_words():
+    told = str(regard.check(slipped(scale=False), like="softmax", only=["same", "heads"], draws=6))
+    first, second, last = told.splitlines()
+    assert first == "✗ by_hand breaks 'same': gives what softmax gives on the same inputs"
+    assert second.startswith("  outputs (those of softmax with q multiplied by √K") and ", allowed 1.0e-" in second
+    assert last == "✓ by_hand keeps heads"
+    assert str(regard.check("elu", only=["kernel"], draws=2)[0]).startswith(("✓ elu, 'kernel': ", "– elu, 'kernel': "))

@@ -30,9 +30,10 @@ from regard.laws.outside import (
     hidden_keys_are_inert,
     looks_ahead,
 )
+from regard.laws.same import SameAs
 from regard.laws.subjects import Subject, subject
 
-__all__ = ["LAWS", "Case", "DoesNotApply", "Finding", "Law", "Subject", "applies", "draw_case", "subject"]
+__all__ = ["LAWS", "Case", "DoesNotApply", "Finding", "Law", "SameAs", "Subject", "applies", "draw_case", "subject"]
 
 Law = Callable[[Subject, Case], Finding]
 LAWS: dict[str, Law] = {

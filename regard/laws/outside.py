@@ -42,7 +42,24 @@ def looks_ahead(subject: Subject, case: Case) -> Finding:
                 )
     if not findings:
         raise DoesNotApply("one token has nothing ahead of it")
-    return worst(findings)
+    found = worst(findings)
+    return found if found.broken else worst([found, _prefix_alone(subject, case)])
+
+
+def _prefix_alone(subject: Subject, case: Case) -> Finding:
+    """The first half of the tokens alone: what depends on the length of the whole looks ahead, too."""
+    n = (case.T + 1) // 2
+    inputs = subject.inputs(case)
+    whole = subject.run(case, inputs).narrow(subject.token_axis, 0, n)
+    alone = subject.run(case, [x.narrow(subject.token_axis, 0, n) for x in inputs])
+    scale, sure = subject.spread(case, inputs), subject.certain(case, inputs)
+    scale = whole.abs().max() if scale is None else scale.narrow(subject.token_axis, 0, n)
+    if sure is not None:
+        alone, whole = alone[sure[..., :n]], whole[sure[..., :n]]
+    limit = TOLERANCE.get(case.type, 2 * torch.finfo(case.type).eps)
+    return Finding(
+        difference(alone, whole, scale), limit, f"outputs of the first {n} of {case.T} tokens without the rest"
+    )
 
 
 def hidden_keys_are_inert(subject: Subject, case: Case) -> Finding:
