@@ -52,7 +52,7 @@ def test_windows_are_pieces_of_the_training_text_and_targets_come_next(kind, tex
     task = built(tmp_path / "run", text=str(text), tokenizer=kind, vocabulary=300)
     whole = task.tokenizer.encode(TEXT)
     assert [*task.train.tokens, *task.dev.tokens] == whole and len(task.train) == round(0.9 * len(whole))
-    x, y, _ = task.batch(0, 40)
+    x, y, *_ = task.batch(0, 40)
     assert torch.equal(x[:, 1:], y[:, :-1])
     pieces = {tuple(whole[n : n + 17]) for n in range(len(task.train) - 16)}
     assert {(*a, b[-1]) for a, b in zip(x.tolist(), y.tolist(), strict=True)} <= pieces

@@ -68,9 +68,9 @@ def _values(run: Run) -> dict[str, float]:
 
 
 def _metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics that can be judged: shares before losses, those of evaluations before those of training."""
+    """The metrics that can be judged: those of evaluations before those of training, of each shares before losses."""
     keys = dict.fromkeys(key for run in runs for key in _values(run) if direction(key))
-    return sorted(keys, key=lambda k: (direction(k) == "min", "/" not in k))
+    return sorted(keys, key=lambda k: ("/" not in k, direction(k) == "min"))
 
 
 def _winner(runs: Sequence[Run], metric: str) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -17,7 +17,7 @@ from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError
 from regard.data.seeds import generator
 from regard.data.tokenizers import Characters, TextError, Tokenizer
-from regard.data.tokens import KINDS, TokenFile, all_windows, fitted, random_windows, windows, write_tokens
+from regard.data.tokens import KINDS, Ids, TokenFile, all_windows, fitted, random_windows, windows, write_tokens
 from regard.errors import did_you_mean
 from regard.models import Model, token_loss
 from regard.train.run import METRICS
@@ -80,25 +80,21 @@ class LanguageModel(Task):
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
         """Mean loss of the dev tokens, its exponential, and how many bits a character or byte takes."""
-        total, weight = torch.zeros((), dtype=torch.float64, device=self.device), 0
-        for part in self._dev():
-            weight += int((part.y != IGNORE).sum())
-            part = self._here(part)
-            total += token_loss(model(part.x).float(), part.y, mean=False)
-        loss = float(total) / weight
+        loss = self.mean_loss(model, self._dev())
         bits = loss / log(2) / self.per_token
         return {"dev/loss": loss, "dev/perplexity": exp(min(loss, 700.0)), f"dev/bits_per_{self.unit}": bits}
 
+    def mean_loss(self, model: Model[Any], parts: Iterable[Batch]) -> float:
+        """The mean loss of all targets."""
+        total, weight = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for part in parts:
+            weight += int((part.y != IGNORE).sum())
+            part = self._here(part)
+            total += token_loss(model(part.x).float(), part.y, mean=False)
+        return float(total) / weight
+
     def _dev(self) -> Iterator[Batch]:
-        """Windows side by side, each token a target once; of a long file as many, evenly spaced."""
-        tokens, length = self.dev.tokens, fitted(self.dev.tokens, self.length)
-        rows = max(1, PART // length)
-        if len(tokens) - 1 <= MOST:
-            yield from all_windows(tokens, length, rows)
-            return
-        starts = np.linspace(0, len(tokens) - 1 - length, max(1, MOST // length)).astype(np.int64)
-        for at in range(0, len(starts), rows):
-            yield windows(tokens, length, starts[at : at + rows])
+        return spaced(self.dev.tokens, self.length, MOST)
 
     def _unit(self) -> tuple[str, float]:
         """What a token is made of, and how many of these it has on average in dev."""
@@ -111,6 +107,18 @@ class LanguageModel(Task):
         if self.device.type != "cuda":
             return Batch(batch.x.to(self.device), batch.y.to(self.device))
         return Batch(*(t.contiguous().pin_memory().to(self.device, non_blocking=True) for t in batch[:2]))
+
+
+def spaced(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
+    """Windows side by side, each token a target once; of more than `most` tokens as many windows, evenly spaced."""
+    length = fitted(tokens, length)
+    rows = max(1, PART // length)
+    if len(tokens) - 1 <= most:
+        yield from all_windows(tokens, length, rows)
+        return
+    starts = np.linspace(0, len(tokens) - 1 - length, max(1, most // length)).astype(np.int64)
+    for at in range(0, len(starts), rows):
+        yield windows(tokens, length, starts[at : at + rows])
 
 
 def token_files(config: LMData, folder: Path, tokenizer: Tokenizer | None) -> tuple[TokenFile, TokenFile]:

@@ -1,0 +1,31 @@
+"""English text that is there without a download: the prose of Python's own documentation, as `help()` knows it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from regard.data.files import DataError
+
+SHORTEST = 80  # characters of a paragraph: shorter ones are headings and labels
+PLAIN = 0.93  # of them at least this share are letters, spaces, commas and full stops
+
+
+def python_prose() -> list[str]:
+    """Paragraphs of the reference that comes with Python, each once; code, tables and signatures are left out.
+
+    Each version of Python has its own, so results on it are comparable within one version only.
+    """
+    try:
+        topics: dict[str, str] = import_module("pydoc_data.topics").topics
+    except ImportError:
+        raise DataError(
+            "this Python comes without its documentation (pydoc_data); name a text of your own: data.text=FILE"
+        ) from None
+    blocks = (block for name in sorted(topics) for block in topics[name].split("\n\n"))
+    found = (" ".join(block.split()) for block in blocks if not any(line[:3].isspace() for line in block.split("\n")))
+    return list(dict.fromkeys(text for text in found if _is_prose(text)))
+
+
+def _is_prose(text: str) -> bool:
+    plain = sum(c.isalpha() or c in " ,." for c in text)
+    return len(text) > SHORTEST and plain > PLAIN * len(text)
