@@ -1,7 +1,7 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab,plot,text,hf,triton
+EXTRAS := dev,lab,plot,text,hf,triton,docs
 DEMO_FLAGS ?=
 
 BIN := .venv/bin
@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint bench-cpu wheel clean
+.PHONY: help demo test test-slow lint bench-cpu docs course wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -35,6 +35,13 @@ bench-cpu: .venv/.dev ## race the mechanisms against their peers on this CPU
 	@$(PIP) -e '.[peers]'
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/train_cpu.py
+
+docs: .venv/.dev ## build the site of the documentation: build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+course: .venv/.dev ## write the notebooks of the course as single pages and PDFs: build/course
+	@$(BIN)/python docs/site/course.py
 
 wheel: .venv/.dev ## build the wheel and try it in an empty environment
 	@rm -rf dist

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 import warnings
@@ -10,49 +9,79 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import shown
+import typer
 
 import regard
 from regard.cli import main
+from regard.cli.app import app
 from regard.config import Section
+from regard.data.notices import NoticesConfig, notices
+from regard.data.pairs import write_pairs
 from regard.data.tokenizers import Characters
 from regard.data.tokens import write_tokens
 from regard.lab import LABS
 from regard.laws import LAWS
-from regard.train import TrainConfig, Trainer, knowledge, recipe, train
+from regard.train import TrainConfig, Trainer, recipe, train
+from regard.train.experiment import EXPERIMENTS
 from regard.train.optimizer import OPTIMIZERS, SCHEDULES
 from regard.train.run import Run
 from regard.train.settings import COMPILES, PRECISIONS
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+TAG = re.compile(r"run|gpu|shown: .+")
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+    """The code blocks of a language on a page: what stands behind the language, and the code."""
+    return re.findall(rf"^```{language}\b *([^\n]*)\n(.*?)^```", page.read_text(), re.M | re.S)
 
 
-# A comment behind a command that begins so marks it as too long, or not possible here, to be run as written.
-MARKS = ("minutes", "gpu")
+def lines(code):
+    """The commands of a block, and the exit code that a comment behind one promises: `# exits with 1: …`."""
+    for line in code.splitlines():
+        command, _, comment = line.partition("  #")
+        promised = re.match(r" *exits with (\d)", comment)
+        yield command.strip(), int(promised[1]) if promised else 0
 
 
-def commands():
-    """Each command once, and whether it is only to be understood."""
-    for page in PAGES:
-        for line in "".join(blocks(page, "console")).splitlines():
-            command, _, comment = line.partition("#")
-            yield command.strip(), comment.strip().startswith(MARKS)
+def tagged(*kinds):
+    """Each command once that a block of such a tag holds."""
+    found = (c for p in PAGES for tag, code in blocks(p, "console") if tag.startswith(kinds) for c, _ in lines(code))
+    return sorted(set(found))
 
 
-PYTHON = [pytest.param(code, id=f"{p.name}-{i}") for p in PAGES for i, code in enumerate(blocks(p, "python"))]
-COMMANDS = sorted(set(commands()))
-LONG = [c for c, marked in COMMANDS if c.startswith("regard ") and marked]
-CHECKS = [c for c, marked in COMMANDS if c.startswith("regard check") and not marked]
-SHORT = [c for c, marked in COMMANDS if c.startswith("regard ") and not marked and c not in CHECKS]
+def short(path):
+    return str(path.relative_to(ROOT))
+
+
+PYTHON = [pytest.param(code, id=f"{short(p)}-{i}") for p in PAGES for i, (_, code) in enumerate(blocks(p, "python"))]
+LONG = ("docs/laws.md",)  # all laws of all mechanisms
+SESSIONS = [
+    pytest.param(p, id=short(p), marks=[pytest.mark.slow] if short(p) in LONG else [])
+    for p in PAGES
+    if any(tag == "run" for tag, _ in blocks(p, "console"))
+]
+NOT_RUN = [c for c in tagged("gpu", "shown") if c.startswith("regard ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=short)
+def test_commands_say_whether_they_are_run(page):
+    """Behind the word console: run (by the next test), gpu (needs one), or shown, and why it is not run."""
+    for tag, code in blocks(page, "console"):
+        assert TAG.fullmatch(tag), f"a block without a tag (run, gpu or shown: reason), or with an odd one:\n{code}"
+        for command, _ in lines(code):
+            assert command.startswith(("regard ", "make ", "pip ")), f"not a command: {command}"
+            assert tag != "run" or command.startswith("regard "), f"only regard's commands are run: {command}"
+            assert tag != "gpu" or "cuda" in command, f"what is the GPU for? {command}"
 
 
 @pytest.mark.parametrize("code", PYTHON)
 def test_python_shown_runs(code, tmp_path):
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    (tmp_path / "program.py").write_text(code)
+    left, printed = shown.program(tmp_path / "program.py", tmp_path)
+    assert left == 0, printed
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +96,13 @@ def things(tmp_path_factory):
     small = ["train.steps=2", "model.width=16", "model.layers=1", "model.attention.heads=2"]
     train(recipe.load("lm", [f"data.text={here / 'text.txt'}", *small]), here / "lm")
     train(recipe.load("knowledge/scratch", ["data.world.people=30", *small]), here / "asked")
-    (mine,) = blocks(ROOT / "docs" / "training.md", "toml")
-    (here / "mine.toml").write_text(mine.replace("TEXT", str(here / "text.txt")))
-    names = {"MODEL": "model", "FOLDER": "model", "TEXT": "text.txt", "TOKENS": "tokens", "mine.toml": "mine.toml"}
+    names = {"MODEL": "model", "FOLDER": "model", "TEXT": "text.txt", "TOKENS": "tokens"}
     world = {"DOCUMENTS": "documents.txt", "wiki.txt": "documents.txt", "FILE": "dev.tsv"}
     world |= {name: name for name in ("train.tsv", "dev.tsv", "test_inputs.tsv")}
     data = {name: f"asked/data/{file}" for name, file in world.items()}
+    for name, pairs in notices(NoticesConfig(people=60, held_out=10))._asdict().items():
+        write_pairs(here / f"{name}.jsonl", pairs)
+        names[f"{name}.jsonl"] = f"{name}.jsonl"
     made = {name: str(here / path) for name, path in (names | data | {"LM": "lm", "ASKED": "asked"}).items()}
     return made | {name: str(ROOT / "examples" / name) for name in ("keys.csv", "query.csv")}
 
@@ -102,30 +132,25 @@ def here(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("command", SHORT)
-def test_commands_shown_run(command, things, here):
-    assert here(typed(command, things)) == 0
-
-
-@pytest.mark.parametrize("command", CHECKS)
-def test_checks_shown_run(command, things):
-    """They load files of mechanisms, and so are processes of their own; only a file of the reader's may be missing."""
-    words = typed(command, things)
-    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
-    if "my_attention.py" in command or "cosine.py" in command:
-        assert done.returncode == 2 and "no file" in done.stderr
-    elif "--device cuda" in command:
-        assert done.returncode in (0, 2)
-    else:
-        assert done.returncode == (1 if "leaky" in command else 0), done.stderr
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", SESSIONS)
+def test_commands_shown_run(page, things, tmp_path):
+    """Those of a page one after the other in one folder, as a reader would, beside the files that the page shows."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name, code in re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```', page.read_text(), re.M | re.S):
+        (tmp_path / name).write_text(code.replace("TEXT", things["TEXT"]))
+    for tag, code in blocks(page, "console"):
+        for command, promised in lines(code) if tag == "run" else ():
+            left, printed = shown.command(typed(command, things), tmp_path)
+            assert left == promised, f"{command}\n{printed}"
 
 
 class Understood(Exception):
     """An experiment has trained its last stage."""
 
 
-@pytest.mark.parametrize("command", LONG)
-def test_long_commands_shown_are_understood(command, things, here, monkeypatch):
+@pytest.mark.parametrize("command", [c for c in NOT_RUN if c.split()[1] in ("train", "run")])
+def test_trainings_shown_are_understood(command, things, here, monkeypatch):
     """Everything but the steps: the real command reads recipe, changes and data, and builds model and optimiser.
 
     A training ends at once with the model as it was made, and an experiment after its last stage. A GPU is left out."""
@@ -138,18 +163,28 @@ def test_long_commands_shown_are_understood(command, things, here, monkeypatch):
 
     words = [word for word in typed(command, things) if word not in ("--device", "cuda")]
     monkeypatch.setattr(Trainer, "fit", ends)
-    monkeypatch.setattr(knowledge, "_results", asks)
+    for known in EXPERIMENTS.values():
+        monkeypatch.setattr(sys.modules[known.does.__module__], "_results", asks)
     for name, one in LABS.items():
         monkeypatch.setitem(LABS, name, one._replace(measure=asks))
     if words[1] == "run":
         with pytest.raises(Understood):
             here(words)
     else:
-        assert words[1] == "train", "only trainings may be marked"
         assert here(words) == 0
 
 
-@pytest.mark.parametrize("command", [c for c, _ in COMMANDS if c.startswith("make ")])
+@pytest.mark.parametrize("command", [c for c in NOT_RUN if c.split()[1] not in ("train", "run")])
+def test_other_commands_shown_can_be_read(command):
+    """Every option that they use exists, and nothing that is needed is missing."""
+    group, words = typer.main.get_command(app), shlex.split(command)[1:]
+    while isinstance(group, typer.core.TyperGroup):
+        name, *words = words
+        group = group.commands[name]
+    group.make_context(name, words)
+
+
+@pytest.mark.parametrize("command", [c for c in tagged("run", "gpu", "shown") if c.startswith("make ")])
 def test_make_targets_shown_exist(command):
     target = command.split()[1]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
@@ -212,7 +247,7 @@ def test_the_violation_shown_is_the_one_found():
     assert all(f"    {line}" in shown for line in verdict.reproducer.splitlines()[3:])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=short)
 def test_links_lead_somewhere(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", prose):
