@@ -218,7 +218,7 @@ def test_what_a_model_gets_of_a_question():
     assert [tokenizer.id(t) for t in (PAD, MARK, UNKNOWN)] == [0, 1, 2]
     assert (tokenizer.role("pad"), tokenizer.role("mask"), tokenizer.role("unknown")) == (0, 1, 2)
     block = 40
-    x, y, visible = question_batch(tokenizer, PEOPLE, block)
+    x, y, visible, *_ = question_batch(tokenizer, PEOPLE, block)
     assert x.shape == y.shape == (2, block - 1) and visible is None
     for question, row, targets in zip(PEOPLE, x, y, strict=True):
         whole = f"{question.text}{MARK}{question.answer}{MARK}"
@@ -321,7 +321,7 @@ def test_corruption_is_what_the_slow_way_gives(block, ignore):
     documents = torch.randint(3, 99, (211, 131), generator=source, dtype=torch.int32)
     lengths = torch.randint(1, 132, (211,), generator=source)
     seed = 5
-    x, y, _ = corrupt(documents, lengths, block, 1, 0, torch.Generator().manual_seed(seed), ignore_padding=ignore)
+    x, y, *_ = corrupt(documents, lengths, block, 1, 0, torch.Generator().manual_seed(seed), ignore_padding=ignore)
     draws = torch.rand(4, 211, generator=torch.Generator().manual_seed(seed))
     drawn = draw_spans(lengths, longest_cut(block), draws)
     assert x.dtype == y.dtype == torch.int64 and x.shape == y.shape == (211, block - 1)

@@ -83,7 +83,7 @@ class Uneven(Toy):
     """The first row has one target, the others all."""
 
     def batch(self, step, size):
-        x, y, _ = super().batch(step, size)
+        x, y, *_ = super().batch(step, size)
         y = y.clone()
         y[0, 1:] = IGNORE
         y[1] = IGNORE
@@ -291,7 +291,7 @@ class Poison(Toy):
         self.now = step + 1
         return super().batch(step, size)
 
-    def loss(self, model, batch):
+    def loss(self, model, batch, smoothing=0.0):
         if self.now < self.at:
             return super().loss(model, batch)
         root = torch.sqrt(0 * next(model.parameters()).sum()) if self.weights else torch.tensor(torch.nan)

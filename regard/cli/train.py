@@ -193,6 +193,13 @@ def _list(what: str, about: dict[str, str], then: str, json: bool) -> None:
 
 
 def _outcome(results: Any) -> None:
+    """What came out: the experiment's own table (`outcome`: columns and rows of text), or else right answers."""
+    if "outcome" in results:
+        made = table(*results["outcome"]["columns"])
+        for row in results["outcome"]["rows"]:
+            made.add_row(*row)
+        console().print(made)
+        return
     rows = [*results["baselines"], *results["models"]]
     asked = {key: row[key]["n"] for row in rows for key in ("dev", "test") if row.get(key)}
     made = table("right answers", *(f"{key}, n = {n}" for key, n in asked.items()))

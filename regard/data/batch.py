@@ -11,16 +11,27 @@ IGNORE = -100  # a target that carries no loss
 
 
 class Batch(NamedTuple):
-    """Tokens and the targets at their places; IGNORE where a place carries no loss. `visible` None: all tokens are."""
+    """Tokens and the targets at their places; IGNORE where a place carries no loss. `visible` None: all tokens are.
+
+    `source`: what a model reads before it writes x, with what of it is visible.
+    """
 
     x: Int[Tensor, "B T"]
     y: Int[Tensor, "B T"]
     visible: Bool[Tensor, "B T"] | None = None
+    source: Int[Tensor, "B S"] | None = None
+    source_visible: Bool[Tensor, "B S"] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many there are, those of the source too."""
+        return self.x.numel() + (0 if self.source is None else self.source.numel())
 
     def rows(self, start: int, stop: int) -> Batch:
         """Some of its rows."""
         return Batch(*(None if t is None else t[start:stop] for t in self))  # type: ignore[arg-type]
 
     def columns(self, stop: int) -> Batch:
-        """Only its first columns."""
-        return Batch(*(None if t is None else t[:, :stop] for t in self))  # type: ignore[arg-type]
+        """Only its first columns; a source stays as it is."""
+        x, y, visible, *source = self
+        return Batch(x[:, :stop], y[:, :stop], None if visible is None else visible[:, :stop], *source)

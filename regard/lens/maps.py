@@ -27,10 +27,12 @@ def attention_maps(
     *,
     source: Int[Tensor, "B S"] | None = None,
     source_visible: Bool[Tensor, "B S"] | None = None,
-) -> list[Float[Tensor, "B H T T"]]:
+    cross: bool = False,
+) -> list[Float[Tensor, "B H T _"]]:
     """The weights of every layer's attention to its own tokens, in evaluation mode: weights @ v is what it computes.
 
-    A Seq2Seq is given the target as `tokens` and what it reads as `source`; the maps are those of its decoder.
+    A Seq2Seq is given the target as `tokens` and what it reads as `source`; the maps are those of its decoder: to its
+    own tokens, or, with `cross`, to the source.
     """
     stack = model.stack
     assert isinstance(stack, Stack)
@@ -40,9 +42,12 @@ def attention_maps(
         assert isinstance(mechanism, Mechanism)
         maps.append(_weights(mechanism, *given))
 
-    with _evaluating(model), ExitStack() as hooks:
+    with evaluating(model), ExitStack() as hooks:
         for block in stack.layers:
-            hooks.callback(block.attention.mechanism.register_forward_pre_hook(keep).remove)
+            looks = block.cross if cross else block.attention
+            if looks is None:
+                raise OptionError("cross=True: only a Seq2Seq attends to another sequence")
+            hooks.callback(looks.mechanism.register_forward_pre_hook(keep).remove)
         if not isinstance(model, Seq2Seq):
             model(tokens, visible)
         elif source is None:
@@ -62,7 +67,7 @@ def _weights(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for a while; every part is then as it was, whatever that was."""
     before = {part: part.training for part in model.modules()}
     model.eval()

@@ -48,11 +48,12 @@ class Model(nn.Module, Generic[C]):
 
         save(self, folder)
 
-    def summary(self, T: int | None = None) -> Summary:
-        """A table of parameters, FLOPs and state bytes; print it. `T`: the sequence length that is counted."""
+    def summary(self, T: int | None = None, S: int | None = None) -> Summary:
+        """A table of parameters, FLOPs and state bytes; print it. `T`: the sequence length that is counted; `S`: that
+        of a source, T unless said."""
         from regard.models.summary import summarize
 
-        return summarize(self, T)
+        return summarize(self, T, S)
 
     @property
     def device(self) -> torch.device:
@@ -60,8 +61,17 @@ class Model(nn.Module, Generic[C]):
 
 
 def token_loss(
-    logits: Float[Tensor, "*any N"], targets: Int[Tensor, "*any"], ignore: int = IGNORE, mean: bool = True
+    logits: Float[Tensor, "*any N"],
+    targets: Int[Tensor, "*any"],
+    ignore: int = IGNORE,
+    mean: bool = True,
+    smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Mean (or sum) of −log p(target) over the targets that are not `ignore`; zero where all are."""
-    total = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum")
+    """Mean (or sum) of −log p(target) over the targets that are not `ignore`; zero where all are.
+
+    `smoothing` ε: −(1−ε)·log p(target) − ε·mean over all tokens of log p.
+    """
+    total = functional.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum", label_smoothing=smoothing
+    )
     return total / (targets != ignore).sum().clamp(min=1) if mean else total

@@ -106,3 +106,11 @@ class Seq2SeqConfig(Section):
     cross_options: dict[str, Any] = field(default_factory=dict)
     encoder: StackConfig = field(default_factory=StackConfig)
     decoder: StackConfig = field(default_factory=StackConfig)
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanisms of encoder, decoder and cross-attention in words: one name where they are all the same."""
+        parts = {"encoder": self.encoder.per_layer, "decoder": self.decoder.per_layer, "cross": (self.cross,)}
+        named = {part: "/".join(dict.fromkeys(names)) for part, names in parts.items()}
+        alike = set(named.values())
+        return alike.pop() if len(alike) == 1 else ", ".join(f"{part} {name}" for part, name in named.items())

@@ -65,36 +65,39 @@ class Summary:
         return "\n".join([self.title, *table])
 
 
-def summarize(model: Model[Any], T: int | None = None) -> Summary:
-    """The table of a model for sequences of T tokens (its length unless said; a source and a target alike)."""
+def summarize(model: Model[Any], T: int | None = None, S: int | None = None) -> Summary:
+    """The table of a model for sequences of T tokens (its length unless said) that read a source of S (T unless
+    said)."""
     config = model.config.decoder if isinstance(model, Seq2Seq) else model.config
     T = int(config.length) if T is None else T
+    S = T if S is None else S
     rows = [Row("embedding", _embeddings(model), 0, 0, 0)]
     if isinstance(model, Seq2Seq):
-        rows += _stack_rows(model.encoder, T, "encoder ", decodes=False)
+        rows += _stack_rows(model.encoder, S, S, "encoder ", decodes=False)
     stack = model.stack
     assert isinstance(stack, Stack)
-    rows += _stack_rows(stack, T, "decoder " if isinstance(model, Seq2Seq) else "", decodes=isinstance(model, Decoder))
+    prefix = "decoder " if isinstance(model, Seq2Seq) else ""
+    rows += _stack_rows(stack, T, S, prefix, decodes=isinstance(model, Decoder))
     return Summary(type(model).__name__, T, (*rows, _head_row(model, T)))
 
 
-def _stack_rows(stack: Stack, T: int, prefix: str, decodes: bool) -> Iterator[Row]:
+def _stack_rows(stack: Stack, T: int, S: int, prefix: str, decodes: bool) -> Iterator[Row]:
     for n, block in enumerate(stack.layers):
-        yield _block_row(block, T, f"{prefix}layer {n} ({block.attention.mechanism.name})", decodes)
+        yield _block_row(block, T, S, f"{prefix}layer {n} ({block.attention.mechanism.name})", decodes)
     outer = [m for m in (stack.embedding_norm, stack.final_norm) if m is not None]
     yield Row(prefix + "norm", sum(map(_count, outer)), 0, 0, 0)
 
 
-def _block_row(block: Block, T: int, name: str, decodes: bool) -> Row:
+def _block_row(block: Block, T: int, S: int, name: str, decodes: bool) -> Row:
     mlp = 2 * sum(m.weight.numel() for m in block.mlp.modules() if isinstance(m, nn.Linear))
     sequence, token, state, spared = T * mlp, mlp if decodes else 0, 0, 0
-    for attention in (block.attention, block.cross):
+    for attention, keys in ((block.attention, T), (block.cross, S)):
         if attention is None:
             continue
-        whole = attention.cost(T, T)
+        whole = attention.cost(T, keys)
         sequence, spared = sequence + whole.matmul, spared + whole.matmul - whole.useful
         if decodes:
-            step = attention.cost(1, T, "recurrent")
+            step = attention.cost(1, keys, "recurrent")
             token, state = token + step.matmul, state + step.state
     return Row(name, _count(block), sequence, token, state, spared)
 

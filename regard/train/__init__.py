@@ -1,6 +1,14 @@
 """Training: recipes, tasks, the loop, checkpoints and runs; and the experiments that are made of them."""
 
-from regard.train import knowledge, knowledge_tasks, lm  # they register what recipes name
+from regard.train import (  # they register what recipes name
+    heads,
+    knowledge,
+    knowledge_tasks,
+    lm,
+    repeats,
+    summarize,
+    summarize_task,
+)
 from regard.train.loop import Interrupted, Trainer, TrainingError
 from regard.train.recipe import Recipe
 from regard.train.run import Run, RunError
@@ -17,10 +25,14 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "TrainingError",
+    "heads",
     "knowledge",
     "knowledge_tasks",
     "lm",
+    "repeats",
     "resume",
+    "summarize",
+    "summarize_task",
     "task",
     "train",
 ]

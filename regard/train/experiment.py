@@ -7,19 +7,20 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import tomli_w
 
 from regard.checking import usable
-from regard.config import ConfigError
+from regard.config import ConfigError, Section
 from regard.errors import RegardError, did_you_mean
 from regard.train import recipe as recipes
 from regard.train import stage
 from regard.train.progress import Progress
-from regard.train.recipe import SECTIONS, overlaid
+from regard.train.recipe import SECTIONS, SWEEP, overlaid
 from regard.train.run import CONFIG, RESULTS, Run, RunError, claim, find_runs, write_text
 
+S = TypeVar("S", bound=Section)
 ASKED = "experiment.toml"
 
 
@@ -49,6 +50,11 @@ class Experiment:
         tables = recipes.merged(recipes.document(file), self.variant, file)
         return recipes.resolve(file, tables, asked)
 
+    def sweep(self, file: str, kind: type[S]) -> S:
+        """What is varied: the section `sweep` of a recipe, and what was asked of it."""
+        tables = recipes.merged(recipes.document(file), self.variant, file)
+        return kind().but(**tables.get(SWEEP, {})).but(**self.asked.get(SWEEP, {}))
+
     def train(self, recipe: recipes.Recipe, folder: str, title: str) -> Run:
         """Trains a stage, or goes on with it, or leaves it where it has ended."""
         path, progress = self.out / folder, self.shown.progress(title)
@@ -65,21 +71,25 @@ Does = Callable[[Experiment], Mapping[str, Any]]
 
 
 class Known(NamedTuple):
-    """An experiment that can be run, the names of its stages (changes may stand under them), and data keys of files."""
+    """An experiment that can be run, the names of its stages (changes may stand under them), data keys of files, and
+    whether it has settings of its own, the section `sweep`."""
 
     does: Does
     stages: tuple[str, ...]
     files: tuple[str, ...]
+    sweeps: bool
 
 
 EXPERIMENTS: dict[str, Known] = {}
 
 
-def experiment(name: str, stages: Sequence[str], files: Sequence[str] = ()) -> Callable[[Does], Does]:
+def experiment(
+    name: str, stages: Sequence[str], files: Sequence[str] = (), sweeps: bool = False
+) -> Callable[[Does], Does]:
     """Registers an experiment."""
 
     def add(function: Does) -> Does:
-        EXPERIMENTS[name] = Known(function, tuple(stages), tuple(files))
+        EXPERIMENTS[name] = Known(function, tuple(stages), tuple(files), sweeps)
         return function
 
     return add
@@ -95,7 +105,7 @@ def run(
 ) -> Mapping[str, Any]:
     """Runs an experiment into a new folder; its results."""
     known = _known(name, "")
-    asked, allowed = recipes.parse(overrides), (*SECTIONS, *known.stages)
+    asked, allowed = recipes.parse(overrides), (*SECTIONS, *known.stages, *([SWEEP] if known.sweeps else []))
     for key in asked:
         if key not in allowed:
             raise ConfigError(f"'{key}': no such section or stage in {name}.{did_you_mean(key, allowed)}")

@@ -160,7 +160,7 @@ class Trainer:
         seed_default(self.device, derive(config.seed, "dropout", state.step, self.process.rank))
         self.update(batch)
         state.step += 1
-        state.tokens += batch.x.numel()
+        state.tokens += batch.tokens
 
     def _update(self, batch: Batch) -> None:
         """Gradients of a batch, in parts where `micro` says so, weighted by their targets as one batch would be."""
@@ -183,7 +183,7 @@ class Trainer:
         return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
 
     def _loss(self, batch: Batch) -> Tensor:
-        return self.task.loss(self.model, batch)
+        return self.task.loss(self.model, batch, self.config.smoothing)
 
     def _line(self, meter: Meter, began: float) -> None:
         """A line of metrics; the only place where a step waits for the device."""

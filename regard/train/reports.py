@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.report.heads import heads_page
 from regard.report.knowledge import knowledge_page
+from regard.report.page import Page, ReportError
 from regard.report.runs import compare_page
+from regard.report.summarize import summarize_page
 from regard.train.run import RESULTS, Run, RunError, find_runs
 from regard.train.runs import described
+
+PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
+    "heads": heads_page,
+    "knowledge": knowledge_page,
+    "summarize": summarize_page,
+}
 
 
 def compare(folders: Sequence[Path], out: Path | None = None) -> Path:
     """One experiment's page again, or one page that compares all runs in the folders."""
     if len(folders) == 1 and (folders[0] / RESULTS).is_file():
         results = json.loads((folders[0] / RESULTS).read_text(encoding="utf-8"))
-        return knowledge_page(results).write(out or folders[0] / "report.html")
+        if results.get("experiment") not in PAGES:
+            expected = ", ".join(PAGES)
+            found = f"{folders[0] / RESULTS}: experiment = {results.get('experiment')!r}"
+            raise ReportError(f"{found} has no page; expected one of {expected}")
+        return PAGES[results["experiment"]](results).write(out or folders[0] / "report.html")
     runs = [run for folder in folders for run in find_runs(folder)]
     if not runs:
         raise RunError(f"no runs in {', '.join(map(str, folders))}: expected folders that `regard train` made")

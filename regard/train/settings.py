@@ -85,7 +85,8 @@ class TrainConfig(Section):
     """One training. A number of steps below 1 (`warmup`, `every`) is a share of the whole; 0 means never.
 
     `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
-    which changes memory and nothing else. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
+    which changes memory and nothing else. `smoothing`: the share of a target's probability that the loss spreads over
+    all tokens; what is measured has none. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
     `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both, "auto" is
     "graph" on a GPU and "off" on a CPU, which gains nothing from either. `deterministic`: the same bits each time on a
     GPU too. `init`: a run or model folder to start from.
@@ -99,6 +100,7 @@ class TrainConfig(Section):
     micro: int = 0
     lr: float = 1e-3
     clip: float = 1.0
+    smoothing: float = 0.0
     precision: str = "auto"
     compile: str = "auto"
     deterministic: bool = False
@@ -113,6 +115,7 @@ class TrainConfig(Section):
         super().__post_init__()
         _within(self, 0, math.inf, "epochs", "steps", "micro", "lr", "clip")
         _within(self, 1, LARGEST_BATCH, "batch")
+        _within(self, 0, 1, "smoothing")
         if self.micro and self.batch % self.micro:
             raise ConfigError(f"train.micro = {self.micro} does not divide train.batch = {self.batch}")
         for name, known in {"precision": PRECISIONS, "compile": COMPILES}.items():

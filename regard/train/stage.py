@@ -12,7 +12,7 @@ import torch
 from regard.checking import usable
 from regard.config import ConfigError
 from regard.data.seeds import derive
-from regard.models import Model, load
+from regard.models import Model, Seq2Seq, load
 from regard.train import recipe as recipes
 from regard.train.loop import Process, Trainer
 from regard.train.progress import Progress, Several, logs
@@ -102,14 +102,17 @@ def _trainer(
     tokenizer = None if start is None else start.tokenizer
     task: Task = TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
     model = start
-    limit = getattr(start, "limit", None)
-    if limit is not None and task.length > limit:
-        raise ConfigError(
-            f"train.init = {recipe.train.init}: that model reads {limit} tokens, rows have {task.length}; "
-            f"expected at most {limit}: lower data.block"
-        )
+    read = {"block": (getattr(start, "limit", None), task.length)}
+    if isinstance(start, Seq2Seq):
+        read = {"target": read["block"], "source": (start.encoder.limit, task.source or 0)}
+    for key, (limit, length) in read.items():
+        if limit is not None and length > limit:
+            raise ConfigError(
+                f"train.init = {recipe.train.init}: that model reads {limit} tokens, rows have {length}; "
+                f"expected at most {limit}: lower data.{key}"
+            )
     if model is None:
-        cls, config = recipes.model_config(recipe.model, vocabulary=task.tokenizer.size, length=task.length)
+        cls, config = recipes.model_config(recipe.model, **task.given)
         with torch.random.fork_rng([]):
             torch.manual_seed(derive(recipe.train.seed, "model"))
             model = cls(config)

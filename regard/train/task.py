@@ -37,6 +37,7 @@ class Task(ABC):
     tokenizer: Tokenizer
     rows: int  # in an epoch
     length: int  # tokens of a row
+    source: int | None = None  # tokens of what a row reads first, for a model that reads and then writes
     period: int = 1  # batches that belong together: losses are comparable over so many
 
     @abstractmethod
@@ -50,9 +51,19 @@ class Task(ABC):
     def batch(self, step: int, size: int) -> Batch:
         """The batch of a step."""
 
-    def loss(self, model: Model[Any], batch: Batch) -> Tensor:
-        """The sum of the losses of a batch's targets."""
-        return token_loss(model(batch.x, batch.visible), batch.y, mean=False)
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the data decide about a new model's config."""
+        return {"vocabulary": self.tokenizer.size, "length": self.length}
+
+    def logits(self, model: Model[Any], batch: Batch) -> Tensor:
+        """The model's logits at each place of a batch."""
+        out: Tensor = model(batch.x, batch.visible)
+        return out
+
+    def loss(self, model: Model[Any], batch: Batch, smoothing: float = 0.0) -> Tensor:
+        """The sum of the losses of a batch's targets, with labels smoothed where training asks for it."""
+        return token_loss(self.logits(model, batch), batch.y, mean=False, smoothing=smoothing)
 
     def targets(self, batch: Batch) -> Tensor:
         """How many targets a batch has: its weight among others."""

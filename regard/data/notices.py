@@ -1,0 +1,129 @@
+"""Generated pairs: a biography of six sentences, and the line that a register would print of it.
+
+    Nella Corterham (1901–1978), botanist from Abalin
+
+A person's facts are known, so every fact that a summary states can be judged: right, confused with another that stands
+in the article, or invented. Some articles do not say where somebody was born; a summary that says so anyway invents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from regard.config import ConfigError, Section
+from regard.data.biographies import biographies
+from regard.data.draws import Draws
+from regard.data.pairs import Pair, Split
+from regard.data.people import Person
+from regard.data.world import WorldConfig, make_world
+
+FACTS = ("name", "born", "died", "job", "place")
+_NOTICE = re.compile(
+    r"(?P<name>.+?) \((?:born (?P<alive>\d+)|(?P<born>\d+)–(?P<died>\d+))\), (?P<job>.+?)(?: from (?P<place>.+))?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoticesConfig(Section):
+    """How many people, how many of them are held out for dev (and as many for test), and how they are drawn."""
+
+    place: ClassVar[str] = "data.notices"
+
+    people: int = 3000
+    held_out: int = 200
+    places: int = 100
+    variety: float = 0.2  # share of names with an initial, a middle name, a particle or a foreign look
+    told: float = 0.8  # share of articles that say the birthplace
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.told <= 1:
+            raise ConfigError(f"{self.place}.told = {self.told}: expected 0 to 1")
+        self.world  # noqa: B018  what is wrong with the other numbers, a world knows
+
+    @property
+    def world(self) -> WorldConfig:
+        """The people are those of a world of which nothing else is used."""
+        try:
+            return WorldConfig(
+                people=self.people,
+                asked=self.people - 2 * self.held_out,
+                held_out=self.held_out,
+                places=self.places,
+                variety=self.variety,
+                biographies=1,
+                unwritten=0.0,
+                seed=self.seed,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{self.place}: {error}") from None
+
+
+class Judgement(NamedTuple):
+    """How many facts a summary gets right, confuses, invents and leaves out; None of a summary of another form."""
+
+    right: int
+    confused: int
+    invented: int
+    missing: int
+
+
+def notices(config: NoticesConfig | None = None) -> Split:
+    """The pairs of a config: the same on every machine."""
+    config = config or NoticesConfig()
+    people = make_world(config.world).people
+    draws = Draws(config.seed, "notices")
+    made = Split([], [], [])
+    for person in people:
+        told = draws.chance(config.told)
+        (article,) = biographies(person, [told], 6, True, False, draws)
+        facts = truth(person, told)
+        getattr(made, person.role).append(Pair(article, notice(facts), facts))
+    return made
+
+
+def truth(person: Person, told: bool) -> dict[str, str | None]:
+    """What the article says about somebody, of the facts that a notice has room for."""
+    return {
+        "name": person.name,
+        "born": person.born.split("-")[0],
+        "died": None if person.died is None else str(person.died),
+        "job": person.job,
+        "place": person.birthplace if told else None,
+    }
+
+
+def notice(facts: Mapping[str, str | None]) -> str:
+    """The line about somebody."""
+    years = f"born {facts['born']}" if facts["died"] is None else f"{facts['born']}–{facts['died']}"
+    return f"{facts['name']} ({years}), {facts['job']}" + (f" from {facts['place']}" if facts["place"] else "")
+
+
+def stated(summary: str) -> dict[str, str | None] | None:
+    """The facts that a notice states; None where it has another form."""
+    found = _NOTICE.fullmatch(summary)
+    if found is None:
+        return None
+    facts = found.groupdict()
+    return {name: facts[name] or (facts["alive"] if name == "born" else None) for name in FACTS}
+
+
+def judge(summary: str, article: str, facts: Mapping[str, str | None]) -> Judgement | None:
+    """Each stated fact is right, confused (the article has it in another role) or invented (it has not)."""
+    said = stated(summary)
+    if said is None:
+        return None
+    wrong = [value for name, value in said.items() if value is not None and value != facts[name]]
+    confused = sum(_stands(value, article) for value in wrong)
+    right = sum(value is not None and value == facts[name] for name, value in said.items())
+    missing = sum(facts[name] is not None and value is None for name, value in said.items())
+    return Judgement(right, confused, len(wrong) - confused, missing)
+
+
+def _stands(value: str, article: str) -> bool:
+    """Whether a text has a value as whole words."""
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", article) is not None

@@ -1,0 +1,179 @@
+"""Articles and their summaries in files: JSON lines, CSV or TSV; articles alone also as text, one a line.
+
+A pair may carry facts that its summary should state (`truth`): generated pairs do, and wrong summaries can then be told
+from right ones. White space of any kind counts as one space.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.data.files import DataError, read_lines, read_pieces, write_lines
+from regard.errors import did_you_mean
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+FORMATS = (".jsonl", *DELIMITERS)
+TRUTH = "truth"
+LONGEST = 1 << 27  # characters of a CSV field
+
+
+class Pair(NamedTuple):
+    """An article and its summary; None where a file has articles alone. `truth`: facts by name, None for one that the
+    article does not tell."""
+
+    article: str
+    summary: str | None = None
+    truth: Mapping[str, str | None] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to read, or nothing to write."""
+        return not self.article or self.summary == ""
+
+
+class Split(NamedTuple):
+    """Pairs to learn from, to choose by, and to judge by."""
+
+    train: list[Pair]
+    dev: list[Pair]
+    test: list[Pair]
+
+
+def read_pairs(path: str | Path, article: str = "article", summary: str = "summary") -> list[Pair]:
+    """All pairs of a .jsonl, .csv or .tsv file, whose keys or columns are named so; empty ones too."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise DataError(f"{path}: expected pairs in a file that ends in {', '.join(FORMATS)}")
+    return [
+        Pair(_text(row, article, place), _text(row, summary, place), _truth(row, place)) for place, row in _rows(path)
+    ]
+
+
+def read_articles(path: str | Path, article: str = "article") -> list[str]:
+    """Articles to summarise: those of a file of pairs, or of any other the lines."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        return [squeezed(line) for line in read_lines(path, "one article a line")]
+    return [_text(row, article, place) for place, row in _rows(path)]
+
+
+def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
+    """Writes JSON lines that `read_pairs` reads."""
+
+    def line(pair: Pair) -> str:
+        row = {"article": pair.article, "summary": pair.summary}
+        return json.dumps(row if pair.truth is None else row | {TRUTH: pair.truth}, ensure_ascii=False)
+
+    write_lines(path, map(line, pairs))
+
+
+def squeezed(text: str) -> str:
+    """The text with one space wherever it has white space of any kind."""
+    return " ".join(text.split())
+
+
+def cut(pairs: Sequence[Pair], share: float, parts: Sequence[str]) -> dict[str, list[Pair]]:
+    """Pairs divided into those that are kept ("train") and `share` of them for each of `parts`.
+
+    Where a pair goes depends on its article alone: the same article is never on two sides, whatever the file's order.
+    """
+    made: dict[str, list[Pair]] = {"train": [], **{name: [] for name in parts}}
+    for pair in pairs:
+        place = int.from_bytes(blake2b(pair.article.encode(), digest_size=8).digest(), "big") / 2**64
+        name = parts[int(place / share)] if share > 0 and place / share < len(parts) else "train"
+        made[name].append(pair)
+    return made
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Records with the place where each begins."""
+    if path.suffix.lower() not in DELIMITERS:
+        for number, line in enumerate(read_lines(path, 'one JSON object a line, {"article": …, "summary": …}'), 1):
+            if line.strip():
+                yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
+        return
+    records = _records(path)
+    place, names = next(records, ("", []))
+    if not names:
+        raise DataError(f"{path} is empty; expected a first line that names the columns")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{place}: two columns are called '{twice}'; expected a name of its own for each")
+    for place, fields in records:
+        if len(fields) != len(names):
+            raise DataError(
+                f"{place}: {len(fields)} fields, expected {len(names)} as in the first line; a field that holds the "
+                'delimiter or a line break stands in quotes, and a quote in it is written twice: ""'
+            )
+        yield place, dict(zip(names, fields, strict=True))
+
+
+def _object(line: str, place: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: no JSON ({error}); expected one object a line") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: {type(row).__name__}, expected an object of keys and values")
+    return row
+
+
+def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
+    text = io.StringIO("".join(read_pieces(path)), newline="")
+    with _long_fields():
+        reader = csv.reader(text, delimiter=DELIMITERS[path.suffix.lower()], strict=True)
+        while True:
+            place = f"{path}, line {reader.line_num + 1}"
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(
+                    f"{place}: the record that begins here cannot be read ({error}); expected fields in double quotes "
+                    'where they hold a quote, written "", the delimiter, or a line break'
+                ) from None
+            if fields:
+                yield place, fields
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """The csv library's limit is one for the whole process: it is put back."""
+    before = csv.field_size_limit(LONGEST)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _text(row: Mapping[str, Any], name: str, place: str) -> str:
+    if name not in row:
+        raise DataError(
+            f"{place}: no '{name}'.{did_you_mean(name, row)} Name the right one with data.article=…, "
+            "data.summary=… (or --article)"
+        )
+    value = row[name]
+    if not isinstance(value, str):
+        raise DataError(f"{place}: '{name}' is {value!r:.40}, expected a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{place}: '{name}' holds half of a surrogate pair, which is no text: {value!r:.60}") from None
+    return squeezed(value)
+
+
+def _truth(row: Mapping[str, Any], place: str) -> Mapping[str, str | None] | None:
+    found = row.get(TRUTH)
+    if found is None or isinstance(found, str):  # a column of that name that means something else
+        return None
+    if not isinstance(found, dict) or not all(isinstance(x, str | None) for x in found.values()):
+        raise DataError(f"{place}: '{TRUTH}' is {found!r:.60}, expected names with texts")
+    return found

@@ -1,0 +1,118 @@
+"""Summaries of articles by a model, by beam search or drawn, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from regard.data.notices import FACTS, Judgement, judge, stated
+from regard.data.pairs import Pair, squeezed
+from regard.data.rouge import bootstrap, copying, mean_words, rouge
+from regard.errors import OptionError
+from regard.generate import Choice, Settings, generate
+from regard.models import Model, Seq2Seq
+
+PART = 128  # articles at a time
+GRAMS = (1, 2, 3)
+REFERENCE = "reference"
+
+
+class Summaries(NamedTuple):
+    """What a model writes about one article, best first, each in one line; `cut`: how many tokens of the article it did
+    not read."""
+
+    choices: tuple[Choice, ...]
+    cut: int
+
+    @property
+    def text(self) -> str:
+        """The first of them; nothing where there was nothing to read."""
+        return self.choices[0].text or "" if self.choices else ""
+
+
+def writer(model: Model[Any], name: str) -> Seq2Seq:
+    """The model, where it can summarise."""
+    if not isinstance(model, Seq2Seq):
+        raise OptionError(
+            f"{name} is a {type(model).__name__}, which does not summarise; expected an encoder-decoder, as "
+            "`regard run summarize` and `regard train summarize` make"
+        )
+    if model.tokenizer is None:
+        raise OptionError(f"{name} has no tokenizer.json, so it cannot read text")
+    return model
+
+
+def summaries(model: Seq2Seq, articles: Sequence[str], settings: Settings) -> list[Summaries]:
+    """Summaries of each article, in order. Of a long one the model reads as many tokens as it was trained on; an empty
+    one has no summaries."""
+    assert model.tokenizer is not None
+    ids = [model.tokenizer.encode(squeezed(article)) for article in articles]
+    most = model.config.encoder.length
+    room = model.config.decoder.length if model.limit is None else model.limit
+    settings = settings.but(max_tokens=min(settings.max_tokens, room))
+    order = sorted((n for n, own in enumerate(ids) if own), key=lambda n: len(ids[n]))  # alike: little padding
+    found: dict[int, Summaries] = {}
+    for start in range(0, len(order), PART):
+        part = order[start : start + PART]
+        written = generate(model, [ids[n][:most] for n in part], settings)
+        for n, result in zip(part, written, strict=True):
+            lines = tuple(replace(c, text=squeezed(c.text or "")) for c in result.choices[: settings.n])
+            found[n] = Summaries(lines, max(0, len(ids[n]) - most))
+    return [found.get(n, Summaries((), 0)) for n in range(len(articles))]
+
+
+def scored(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """By who wrote them: ROUGE with intervals, how far it is above the first of them (paired, article by article), how
+    much is copied, and how long summaries are. The references come last, without ROUGE."""
+    references, articles = [pair.summary or "" for pair in pairs], [pair.article for pair in pairs]
+    values = {name: rouge(said, references) for name, said in texts.items()}
+    first = next(iter(values.values()))
+    found: dict[str, Any] = {}
+    for name, said in [*texts.items(), (REFERENCE, references)]:
+        row: dict[str, Any] = {"n": len(pairs), "words": mean_words(said)}
+        row["copied"] = {str(n): copying(said, articles, n) for n in GRAMS}
+        if name in values:
+            row["rouge"] = {key: list(bootstrap(x)) for key, x in values[name].items()}
+            row["above"] = {
+                key: list(bootstrap([a - b for a, b in zip(x, first[key], strict=True)]))
+                for key, x in values[name].items()
+            }
+            found[name] = row
+        else:
+            found[name] = row | {"rouge": None, "above": None}
+    return found
+
+
+def judged(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """By model, of generated pairs: how many facts are right, confused, invented and missing; nothing for others."""
+    if any(pair.truth is None or set(pair.truth) != set(FACTS) for pair in pairs):
+        return {}
+    made: dict[str, Any] = {}
+    for name, said in texts.items():
+        counts = dict.fromkeys(Judgement._fields, 0)
+        odd = perfect = untold = claimed = 0
+        wrong = []
+        for pair, text in zip(pairs, said, strict=True):
+            assert pair.truth is not None
+            verdict = judge(text, pair.article, pair.truth)
+            if pair.truth["place"] is None:
+                untold += 1
+                claimed += bool(verdict is not None and (stated(text) or {}).get("place"))
+            if verdict is None:
+                odd += 1
+                continue
+            counts = {key: counts[key] + getattr(verdict, key) for key in counts}
+            perfect += text == pair.summary
+            if verdict.confused or verdict.invented:
+                wrong.append([pair.article, pair.summary, text])
+        made[name] = counts | {
+            "n": len(pairs),
+            "facts": sum(value is not None for pair in pairs for value in (pair.truth or {}).values()),
+            "perfect": perfect,
+            "odd": odd,
+            "untold": untold,
+            "claimed": claimed,
+            "wrong": wrong[:5],
+        }
+    return made
