@@ -131,7 +131,7 @@ class Sentences(LanguageModel):
                 "data.block, or give a longer text or another sentence"
             )
         row = torch.tensor([ids])
-        return self._here(Batch(row[:, :-1], row[:, 1:]))
+        return Batch(row[:, :-1], row[:, 1:])
 
 
 def _with_text(config: HeadsData, folder: Path) -> HeadsData:
