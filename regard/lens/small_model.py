@@ -1,0 +1,39 @@
+"""The small model that comes with regard: trained by the recipe `lens`, so that there is something to see at once."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+
+from regard.errors import RegardError
+
+SUMS = "SHA256SUMS"
+TEXT = "Nora Pernistein was born in Zinelfall. She is an editor. Nora Pernistein was born in Zinelfall. She is"
+
+
+class ShippedError(RegardError, OSError):
+    """The model that comes with regard is missing or was changed."""
+
+
+def shipped() -> Path:
+    """The folder of the small model, whose files are as they were when it was packed."""
+    folder = Path(str(files("regard.lens").joinpath("shipped")))
+    repair = "install regard again, or make the model with `regard train lens`"
+    try:
+        lines = (folder / SUMS).read_text("ascii").splitlines()
+        for line in lines:
+            wanted, name = line.split()
+            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            if found != wanted:
+                raise ShippedError(f"{folder / name} is not what came with regard (SHA-256 {found[:12]}…); {repair}")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ShippedError):
+            raise
+        raise ShippedError(f"{folder} cannot be read: {error}; {repair}") from None
+    return folder
+
+
+def shipped_text() -> str:
+    """A text that shows what its heads do: someone the model has never read of, said twice."""
+    return TEXT

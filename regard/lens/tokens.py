@@ -1,0 +1,106 @@
+"""What was read: tokens with the characters that they stand for, and the words that they make up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.data.tokenizers import Tokenizer
+
+_WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+
+
+@dataclass
+class Tokens:
+    """One sequence; all lists are as long as it has tokens. docs/trace-format.md says what each of them is."""
+
+    name: str
+    text: str
+    tokens: list[str]
+    ids: list[int] | None = None
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)
+    special: list[int] = field(default_factory=list)
+    visible: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    prompt: int | None = None
+    steps: list[int] | None = None
+    grid: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        self.starts, self.ends = self.starts or [-1] * n, self.ends or [-1] * n
+        self.special, self.visible = self.special or [0] * n, self.visible or [1] * n
+        self.words = self.words or word_numbers(self.text, self.starts, self.ends)
+        if not self.positions:
+            seen = torch.tensor(self.visible, dtype=torch.long)
+            self.positions = (seen.cumsum(0) - seen).tolist()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def places(self) -> Int[Tensor, " T"]:
+        """Positions as a tensor."""
+        return torch.tensor(self.positions, dtype=torch.long)
+
+    @cached_property
+    def seen(self) -> Bool[Tensor, " T"]:
+        """Which tokens are no padding."""
+        return torch.tensor(self.visible, dtype=torch.bool)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def word_numbers(text: str, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """The word that holds the first character of each token that is no space; −1 for none."""
+    word_at = [-1] * len(text)
+    for number, match in enumerate(_WORD.finditer(text)):
+        word_at[match.start() : match.end()] = [number] * (match.end() - match.start())
+    inside = (word_at[max(start, 0) : max(end, 0)] for start, end in zip(starts, ends, strict=True))
+    return [next((word for word in words if word >= 0), -1) for words in inside]
+
+
+def read(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None = None, name: str = "text") -> Tokens:
+    """Tokens by one of regard's tokenizers; without one they are shown as numbers."""
+    ids = [int(i) for i in ids]
+    if tokenizer is None:
+        return Tokens(name, "", [str(i) for i in ids], ids)
+    written, spans = _spans(tokenizer, ids)
+    text = written if text is None else text
+    special = {tokenizer.id(s) for s in tokenizer.special}
+    if written == text:
+        shown = [written[a:b] for a, b in spans]
+    else:  # a tokenizer that changes the text, as by lower case, leaves no trace of where its tokens came from
+        shown, spans = [tokenizer.decode([i]) for i in ids], [(-1, -1)] * len(ids)
+    return Tokens(
+        name,
+        text,
+        [token if token else f"‹{i}›" for token, i in zip(shown, ids, strict=True)],
+        ids,
+        [a for a, _ in spans],
+        [b for _, b in spans],
+        special=[int(i in special) for i in ids],
+    )
+
+
+def _spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+    """The text of ids and the characters of each; those that share a character all stand for it."""
+    pieces = tokenizer.pieces()
+    text, spans, waiting = "", [], 0
+    for piece in [*(pieces.push(i) for i in ids), pieces.finish()]:
+        waiting += 1
+        if piece:
+            spans += [(len(text), len(text) + len(piece))] * waiting
+            text, waiting = text + piece, 0
+    spans += [(len(text), len(text))] * waiting
+    return text, spans[: len(ids)]

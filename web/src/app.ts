@@ -1,0 +1,242 @@
+// The frame around the views: which recording, which view, keys, colours, saving.
+
+import type { Mode } from "./colour";
+import { button, h, replace, select } from "./dom";
+import { help } from "./help";
+import { names, recordings, type Seen } from "./loader";
+import { saver } from "./saver";
+import { opened, type Source } from "./source";
+import { Store, VIEWS, written, type State, type Theme, type ViewName } from "./state";
+import { neighbour, type App, type View } from "./view";
+import { compareView } from "./views/compare";
+import { headView } from "./views/head";
+import { headsView } from "./views/heads";
+import { layersView } from "./views/layers";
+import { masksView } from "./views/masks";
+import { positionsView } from "./views/positions";
+import { vectorsView } from "./views/vectors";
+
+export interface Settings {
+  /** Keep the state in the address of the page. */
+  address?: boolean;
+}
+
+const MADE: Record<ViewName, (app: App) => View> = {
+  heads: headsView,
+  head: headView,
+  vectors: vectorsView,
+  compare: compareView,
+  masks: masksView,
+  positions: positionsView,
+  layers: layersView,
+};
+const NAMES: Record<ViewName, string> = {
+  heads: "All heads",
+  head: "Head",
+  vectors: "Vectors",
+  compare: "Compare",
+  masks: "Masks",
+  positions: "Positions",
+  layers: "Layers",
+};
+const THEMES: Theme[] = ["auto", "light", "dark"];
+
+/** Shows a trace inside an element. */
+export function mount(root: HTMLElement, source: Source, settings: Settings = {}): App {
+  const seen = recordings(source);
+  const store = new Store(settings.address ? location.hash : "");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const wrong = h("p", { class: "wrong", role: "alert", hidden: true });
+  const bar = h("header", { class: "bar" });
+  const main = h("main", { tabindex: -1 });
+  let view: View | null = null;
+
+  const app: App = {
+    store,
+    seen,
+    mode: (): Mode => (store.state.theme === "auto" ? (dark.matches ? "dark" : "light") : store.state.theme),
+    current: () => seen[store.state.r],
+    fail(error) {
+      wrong.hidden = false;
+      wrong.textContent = error instanceof Error ? error.message : String(error);
+      console.error(error);
+    },
+  };
+  const keys = help();
+  const saving = saver(app, () => view!);
+
+  function drawBar(state: State): void {
+    const card = app.current().card;
+    const trained = card.trained === false ? ", untrained" : "";
+    const file = h("input", {
+      type: "file",
+      accept: ".trace",
+      hidden: true,
+      change: () => void add(file.files?.[0]),
+    });
+    replace(
+      bar,
+      h(
+        "div",
+        { class: "who" },
+        h("h1", { title: card.name }, app.current().model),
+        h(
+          "p",
+          { class: "quiet" },
+          `${card.class}, ${card.layers} layers × ${card.heads} heads${card.groups < card.heads ? ` (${card.groups} key heads)` : ""}, ${card.mechanisms.join(", ")}${trained}`,
+        ),
+      ),
+      h(
+        "nav",
+        { "aria-label": "Views" },
+        ...VIEWS.map((name, n) =>
+          button(NAMES[name], () => store.set({ view: name }), {
+            class: "tab",
+            "aria-current": state.view === name ? "page" : null,
+            title: `Key ${n + 1}`,
+          }),
+        ),
+      ),
+      h(
+        "div",
+        { class: "right" },
+        seen.length > 1
+          ? select(
+              "text",
+              names(seen).map((name, r) => [String(r), name] as const),
+              String(state.r),
+              (r) => choose(Number(r)),
+            )
+          : null,
+        button("Open…", () => file.click(), { title: "Add a .trace file, to compare" }),
+        file,
+        button("Save…", () => saving.open(), { title: "Save what is shown (e)" }),
+        button({ auto: "Auto", light: "Light", dark: "Dark" }[state.theme], turn, {
+          "aria-label": `Colours: ${state.theme}`,
+          title: "Light or dark (t)",
+        }),
+        button("?", () => keys.showModal(), { "aria-label": "Keys", title: "Keys (?)" }),
+      ),
+    );
+  }
+
+  function choose(r: number): void {
+    const { a, h: head } = store.state;
+    const all = seen[r].recording.attentions;
+    const at = Math.min(a, all.length - 1);
+    store.set({
+      r,
+      a: at,
+      h: Math.min(head, all[at].heads - 1),
+      i: -1,
+      j: -1,
+      fixed: false,
+      zoom: "",
+      hover: null,
+    });
+  }
+
+  function turn(): void {
+    store.set({ theme: THEMES[(THEMES.indexOf(store.state.theme) + 1) % THEMES.length] });
+  }
+
+  async function add(file: File | undefined): Promise<void> {
+    if (!file) return;
+    try {
+      const more: Seen[] = recordings(opened(await file.arrayBuffer()));
+      seen.push(...more);
+      store.set({ view: "compare", r2: seen.length - more.length, a2: -1, h2: -1, zoom: "" });
+      drawBar(store.state);
+    } catch (error) {
+      app.fail(error);
+    }
+  }
+
+  /** Numbers that an address may have wrong. */
+  function clamp(): void {
+    const s = store.state;
+    const fit = (n: number, size: number) => (Number.isInteger(n) && n >= 0 && n < size ? n : 0);
+    const r = fit(s.r, seen.length);
+    const a = fit(s.a, seen[r].recording.attentions.length);
+    store.set({ r, a, h: fit(s.h, seen[r].attention(a).heads) });
+  }
+
+  function update(state: State, before: State | null): void {
+    root.dataset.theme = state.theme;
+    if (!before || state.view !== before.view || state.r !== before.r || state.theme !== before.theme) drawBar(state);
+    if (!view || !before || state.view !== before.view) {
+      view?.destroy?.();
+      wrong.hidden = true;
+      const focused = main.contains(document.activeElement);
+      view = MADE[state.view](app);
+      main.replaceChildren(view.node);
+      if (focused) main.focus();
+      document.title = settings.address ? `${NAMES[state.view]} · ${app.current().model} · regard` : document.title;
+      view.update(state, null);
+    } else {
+      view.update(state, before);
+      if (state.theme !== before.theme) view.redraw();
+    }
+  }
+
+  let waiting = 0;
+  clamp();
+  store.listen((state, before) => {
+    update(state, before);
+    if (settings.address && written(state) !== written(before)) {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => history.replaceState(null, "", `#${written(store.state)}`), 120);
+    }
+  });
+  if (settings.address) {
+    window.addEventListener("hashchange", () => {
+      store.go(location.hash);
+      clamp();
+    });
+  }
+  dark.addEventListener("change", () => view?.redraw());
+  let width = 0;
+  new ResizeObserver(() => {
+    const now = main.clientWidth;
+    if (width && Math.abs(now - width) > 8) view?.redraw();
+    width = now;
+  }).observe(main);
+  root.classList.add("lens");
+  root.replaceChildren(bar, wrong, main, keys, saving.node);
+  root.addEventListener("keydown", (event) => pressed(event));
+  document.addEventListener("keydown", (event) => {
+    if (event.target === document.body) pressed(event);
+  });
+
+  function pressed(event: KeyboardEvent): void {
+    const on = event.target as HTMLElement;
+    if (
+      event.defaultPrevented ||
+      event.ctrlKey ||
+      event.metaKey ||
+      event.altKey ||
+      on.closest?.("dialog, textarea, select, input:not([type=checkbox])")
+    )
+      return;
+    const { state } = store;
+    const step = (by: number) => store.set({ ...neighbour(app.current(), state.a, state.h, by), zoom: "" });
+    const does: Record<string, () => void> = {
+      "?": () => keys.showModal(),
+      e: () => saving.open(),
+      t: turn,
+      w: () => store.set({ words: !state.words, zoom: "" }),
+      s: () => store.set({ sinks: !state.sinks }),
+      c: () => store.set({ scale: ({ head: "row", row: "log", log: "head" } as const)[state.scale] }),
+      "[": () => step(-1),
+      "]": () => step(1),
+      Escape: () => store.set(state.fixed ? { fixed: false, i: -1, j: -1, hover: null } : { view: "heads" }),
+    };
+    VIEWS.forEach((name, n) => (does[String(n + 1)] = () => store.set({ view: name })));
+    if (!does[event.key]) return;
+    event.preventDefault();
+    does[event.key]();
+  }
+
+  update(store.state, null);
+  return app;
+}

@@ -1,0 +1,103 @@
+// The cells of a matrix as they are shown: weights or gradients, of tokens or words, with sinks or without.
+
+import type { Head } from "./head";
+import type { State } from "./state";
+import { sinks, tokens, words, type Units } from "./units";
+
+/** Anything that a matrix can be drawn from, a row at a time. */
+export interface Cells {
+  readonly rows: Units;
+  readonly columns: Units;
+  readonly signed: boolean;
+  /** Row I, columns from … to; NaN where nothing can be. */
+  row(I: number, from: number, to: number, out: Float32Array): void;
+}
+
+export class HeadCells implements Cells {
+  readonly rows: Units;
+  readonly columns: Units;
+  readonly signed: boolean;
+  readonly hidden: number[];
+  private readonly line: Float32Array;
+
+  constructor(
+    readonly head: Head,
+    state: Pick<State, "words" | "sinks" | "show">,
+  ) {
+    const made = state.words ? words : tokens;
+    this.rows = made(head.queries);
+    this.columns = made(head.keys);
+    this.gradient = state.show === "gradient" && head.hasGradient;
+    this.signed = head.attention.signed || this.gradient;
+    this.hidden = state.sinks && !this.gradient ? sinks(head.keys) : [];
+    this.line = new Float32Array(head.S);
+  }
+
+  private readonly gradient: boolean;
+
+  get isGradient(): boolean {
+    return this.gradient;
+  }
+
+  row(I: number, from: number, to: number, out: Float32Array): void {
+    const { head, rows, columns } = this;
+    const plain = rows.n === head.T && columns.n === head.S;
+    if (plain && !this.hidden.length) {
+      this.tokens(I, from, to, out);
+      return;
+    }
+    out.fill(NaN, 0, to - from);
+    const first = this.hidden.length ? 0 : columns.from[from];
+    const last = this.hidden.length ? head.S : columns.from[to];
+    const share = 1 / (rows.from[I + 1] - rows.from[I]);
+    for (let i = rows.from[I]; i < rows.from[I + 1]; i++) {
+      this.tokens(i, first, last, this.line);
+      const over = this.hidden.length ? share / this.remaining() : share;
+      for (let J = from; J < to; J++) {
+        for (let j = columns.from[J]; j < columns.from[J + 1]; j++) {
+          const w = this.line[j - first];
+          if (w === w) out[J - from] = (out[J - from] === out[J - from] ? out[J - from] : 0) + w * over;
+        }
+      }
+    }
+  }
+
+  cell(I: number, J: number): number {
+    const one = new Float32Array(1);
+    this.row(I, J, J + 1, one);
+    return one[0];
+  }
+
+  /** Takes the sinks out of the line and gives what is left in it. */
+  private remaining(): number {
+    for (const j of this.hidden) this.line[j] = NaN;
+    let left = 0;
+    for (let j = 0; j < this.head.S; j++) if (this.line[j] === this.line[j]) left += this.line[j];
+    return Math.abs(left) > 1e-12 ? left : Infinity;
+  }
+
+  private tokens(i: number, from: number, to: number, out: Float32Array): void {
+    if (this.gradient) this.head.gradients(i, from, to, out);
+    else this.head.row(i, from, to, out);
+  }
+}
+
+/** A matrix of numbers that are there already. */
+export class Numbers implements Cells {
+  constructor(
+    readonly rows: Units,
+    readonly columns: Units,
+    readonly signed: boolean,
+    private readonly values: Float32Array,
+  ) {}
+
+  row(I: number, from: number, to: number, out: Float32Array): void {
+    out.set(this.values.subarray(I * this.columns.n + from, I * this.columns.n + to));
+  }
+}
+
+/** Units that are only counted and named. */
+export function named(n: number, label: (u: number) => string): Units {
+  const all = Int32Array.from({ length: n + 1 }, (_, u) => u);
+  return { n, from: all, of: all.subarray(0, n), label };
+}

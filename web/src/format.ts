@@ -1,0 +1,137 @@
+// The header of a trace, as docs/trace-format.md describes it.
+
+export type ArrayType = "f32" | "f16" | "i32" | "i16" | "u8" | "s16" | "s32" | "bit";
+
+export interface ArrayRef {
+  block: number;
+  at: number;
+  bytes: number;
+  type: ArrayType;
+  shape: number[];
+}
+
+export interface Card {
+  name: string;
+  class: string;
+  home: string;
+  parameters: number;
+  layers: number;
+  heads: number;
+  groups: number;
+  width: number;
+  key_width: number;
+  value_width: number;
+  mechanisms: string[];
+  signed: boolean;
+  trained: boolean | null;
+  note: string;
+}
+
+export interface Sequence {
+  name: string;
+  text: string;
+  tokens: string[];
+  ids: number[] | null;
+  starts: number[];
+  ends: number[];
+  words: number[];
+  special: number[];
+  visible: number[];
+  positions: number[];
+  prompt: number | null;
+  steps: number[] | null;
+  grid: [number, number] | null;
+}
+
+export type FeatureMap = "elu" | "quadratic" | "performer" | "fourier" | "stored";
+
+export type Weights =
+  | { kind: "softmax"; scale: number; softcap: number | null }
+  | { kind: "feature"; map: FeatureMap }
+  | { kind: "onehot" }
+  | { kind: "dense"; tile: number };
+
+export type FigureName = "entropy" | "distance" | "first" | "self" | "peak";
+
+export interface Attention {
+  layer: number;
+  side: "encoder" | "decoder";
+  kind: "self" | "cross";
+  name: string;
+  mechanism: string;
+  queries: number;
+  keys: number;
+  heads: number;
+  groups: number;
+  signed: boolean;
+  weights: Weights;
+  mask: { causal: boolean; window: number | null; chunk: number | null; hidden: boolean };
+  bias: ("slopes" | "offsets")[];
+  arrays: {
+    q?: ArrayRef[];
+    k?: ArrayRef[];
+    v?: ArrayRef[];
+    n?: ArrayRef;
+    sign?: ArrayRef;
+    choice?: ArrayRef;
+    w?: ArrayRef;
+    cq?: ArrayRef;
+    ck?: ArrayRef;
+    tiles?: ArrayRef[][];
+    slopes?: ArrayRef;
+    offsets?: ArrayRef;
+    hidden?: ArrayRef;
+    g?: ArrayRef[];
+  };
+  overview: ArrayRef;
+  figures: Record<FigureName, (number | null)[] | null>;
+  error: number[];
+}
+
+export interface Score {
+  score: number;
+  baseline: number;
+  low: number;
+  high: number;
+}
+
+export interface Label {
+  attention: number;
+  head: number;
+  label: string;
+  effect: number;
+  low: number | null; // of its own score; null where it is mixed
+  high: number | null;
+  scores: Record<string, Score>;
+}
+
+export interface Recording {
+  name: string;
+  model: number;
+  sequences: Sequence[];
+  attentions: Attention[];
+  loss: number | null;
+  labels: Label[] | null;
+}
+
+export interface Header {
+  format: string;
+  version: number;
+  made_by: string;
+  blocks: number[];
+  models: Card[];
+  recordings: Recording[];
+}
+
+const VERSION = 1;
+
+/** The header, or an error that says what to do. */
+export function checked(header: Header): Header {
+  if (header.format !== "regard-trace") throw new Error(`not a trace: format ${JSON.stringify(header.format)}`);
+  if (header.version > VERSION) {
+    throw new Error(
+      `a trace of version ${header.version}; this page reads up to ${VERSION}: make it with a newer regard`,
+    );
+  }
+  return header;
+}

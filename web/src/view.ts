@@ -1,0 +1,124 @@
+// What a view is, and what all of them share.
+
+import type { Mode } from "./colour";
+import { button, h, number, select } from "./dom";
+import type { Label } from "./format";
+import type { Seen } from "./loader";
+import type { State, Store } from "./state";
+
+export interface App {
+  readonly store: Store;
+  readonly seen: Seen[];
+  mode(): Mode;
+  /** The recording that is looked at. */
+  current(): Seen;
+  /** Says something that went wrong. */
+  fail(error: unknown): void;
+}
+
+/** What can be saved of a view. */
+export interface Export {
+  title: string;
+  lines: string[]; // what it shows, in words and numbers
+  pictures: SVGSVGElement[];
+  csv: (() => string) | null;
+}
+
+export interface View {
+  readonly node: HTMLElement;
+  update(state: State, before: State | null): void;
+  /** The room has changed, or the colours. */
+  redraw(): void;
+  saved(): Export;
+  destroy?(): void;
+}
+
+/** Whether any of these is not what it was. */
+export function changed(state: State, before: State | null, ...keys: (keyof State)[]): boolean {
+  return before === null || keys.some((key) => state[key] !== before[key]);
+}
+
+const FIGURES = {
+  entropy: "evenness (entropy)",
+  distance: "mean distance",
+  first: "on the first token",
+  self: "on itself",
+  peak: "largest weight",
+} as const;
+
+export const figureNames = FIGURES;
+
+export function place(seen: Seen, a: number): string {
+  const at = seen.attention(a);
+  const sides = new Set(seen.recording.attentions.map((x) => x.side));
+  const kinds = new Set(seen.recording.attentions.map((x) => x.kind));
+  const words = [
+    sides.size > 1 ? at.side : "",
+    kinds.size > 1 && at.kind === "cross" ? "cross" : "",
+    `layer ${at.layer}`,
+  ];
+  return words.filter(Boolean).join(" ");
+}
+
+export function headTitle(seen: Seen, a: number, head: number): string {
+  const words = place(seen, a);
+  return `${words[0].toUpperCase()}${words.slice(1)}, head ${head}`;
+}
+
+/** What a head does, in a few words. */
+export function labelled(label: Label | null): string {
+  if (!label) return "";
+  return label.label === "mixed" ? "mixed" : `${label.label} (+${number(label.effect, 2)})`;
+}
+
+/** The next head in the order in which attentions ran; −1 for the one before. */
+export function neighbour(seen: Seen, a: number, head: number, step: number): { a: number; h: number } {
+  const all = seen.recording.attentions;
+  if (head + step >= 0 && head + step < all[a].heads) return { a, h: head + step };
+  const next = (a + step + all.length) % all.length;
+  return { a: next, h: step > 0 ? 0 : all[next].heads - 1 };
+}
+
+/** Choosing a head. */
+export function headPicker(app: App): HTMLElement {
+  const { state } = app.store;
+  const seen = app.current();
+  const layers = seen.recording.attentions.map((_, a) => [String(a), place(seen, a)] as const);
+  const heads = Array.from({ length: seen.attention(state.a).heads }, (_, n) => [String(n), `head ${n}`] as const);
+  const go = (changes: Partial<State>) => app.store.set({ ...changes, zoom: "" });
+  return h(
+    "div",
+    { class: "picker", role: "group", "aria-label": "Head" },
+    button("‹", () => go(neighbour(seen, state.a, state.h, -1)), {
+      "aria-label": "Previous head",
+      title: "Previous head ([)",
+    }),
+    select("attention", layers, String(state.a), (a) =>
+      go({ a: Number(a), h: Math.min(state.h, seen.attention(Number(a)).heads - 1) }),
+    ),
+    select("head", heads, String(state.h), (n) => go({ h: Number(n) })),
+    button("›", () => go(neighbour(seen, state.a, state.h, 1)), {
+      "aria-label": "Next head",
+      title: "Next head (])",
+    }),
+  );
+}
+
+export const SCALES = [
+  ["head", "one scale a head"],
+  ["row", "one scale a row"],
+  ["log", "logarithmic"],
+] as const;
+
+export function scalePicker(app: App): HTMLElement {
+  return select("colours", SCALES, app.store.state.scale, (scale) => app.store.set({ scale }));
+}
+
+/** Facts as names and values. */
+export function facts(pairs: [string, string | Node][]): HTMLElement {
+  return h(
+    "dl",
+    { class: "facts" },
+    ...pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
+}

@@ -1,0 +1,234 @@
+// One head: tokens with arcs, and the matrix with exact values.
+
+import { arcs } from "../arcs";
+import { HeadCells } from "../cells";
+import { Ramp } from "../colour";
+import { counted, h, number, replace, select, toggle } from "../dom";
+import type { Head } from "../head";
+import { Matrix } from "../matrix";
+import { patches } from "../patches";
+import { copied, matrixCsv, matrixPicture } from "../save";
+import type { State } from "../state";
+import { table } from "../table";
+import { changed, headPicker, headTitle, labelled, scalePicker, type App, type Export, type View } from "../view";
+
+export const WHY: Record<string, string> = {
+  padding: "the key is padding",
+  later: "the key comes later than the query",
+  window: "the key is outside the window",
+  chunk: "the key is in another chunk",
+  model: "a rule of the model hides it",
+};
+
+export function headView(app: App): View {
+  const title = h("h2", {});
+  const about = h("p", { class: "quiet" });
+  const controls = h("div", { class: "controls" });
+  const says = h("p", { class: "note" });
+  const slider = h("input", {
+    type: "range",
+    min: 0,
+    max: 1,
+    step: 0.01,
+    "aria-label": "Least weight of an arc",
+    "data-k": "threshold",
+  });
+  const sliderValue = h("output", {});
+  const threshold = h("label", { class: "field" }, h("span", {}, "arcs from"), slider, sliderValue);
+  const arcsView = arcs({ over: (I) => hover(I), pick: (I) => pick(I) });
+  const numbers = h("details", { class: "card" }, h("summary", {}, "The same as a table"));
+  const map = patches();
+  let cells: HeadCells | null = null;
+  let drawn = 0;
+
+  const matrix = new Matrix({
+    label: "",
+    cells: null as never,
+    scale: "head",
+    pool: "max",
+    mode: "light",
+    describe: (I, J) => (cells ? sentence(cells, I, J) : ""),
+    hovered: (cell) =>
+      app.store.set({
+        hover: cell && cells ? { i: cells.rows.from[cell[0]], j: cells.columns.from[cell[1]] } : null,
+      }),
+    picked: (I, J) => app.store.set({ i: cells!.rows.from[I], j: cells!.columns.from[J], fixed: true, hover: null }),
+    zoomed: (zoom) => app.store.set({ zoom }),
+    pooling: (pool) => app.store.set({ pool }),
+  });
+  const node = h(
+    "section",
+    { class: "view", "aria-label": "One head" },
+    h("div", { class: "title" }, title, about),
+    controls,
+    says,
+    h(
+      "div",
+      { class: "pair" },
+      h("div", { class: "card" }, arcsView.node),
+      h("div", { class: "card grow" }, matrix.node, map.node),
+    ),
+    numbers,
+  );
+
+  slider.addEventListener("input", () => app.store.set({ threshold: Number(slider.value) }));
+  numbers.addEventListener("toggle", () => fillTable());
+
+  function hover(I: number | null): void {
+    if (!cells || app.store.state.fixed) return;
+    if (I !== null && (I < 0 || I >= cells.rows.n)) return;
+    app.store.set({ hover: I === null ? null : { i: cells.rows.from[I], j: app.store.state.j } });
+  }
+
+  function pick(I: number): void {
+    const { i, fixed } = app.store.state;
+    const token = cells!.rows.from[I];
+    app.store.set(fixed && i === token ? { fixed: false, i: -1, hover: null } : { i: token, fixed: true, hover: null });
+  }
+
+  function drawControls(state: State): void {
+    const seen = app.current();
+    const at = seen.attention(state.a);
+    const merged = [...seen.queries(state.a).words, ...seen.keys(state.a).words].some(
+      (w, n, all) => n > 0 && w >= 0 && w === all[n - 1],
+    );
+    title.textContent = headTitle(seen, state.a, state.h);
+    const label = seen.label(state.a, state.h);
+    about.textContent = [labelled(label), at.mechanism, at.name].filter(Boolean).join(" · ");
+    replace(
+      controls,
+      headPicker(app),
+      scalePicker(app),
+      at.arrays.g &&
+        select(
+          "show",
+          [
+            ["weight", "weights"],
+            ["gradient", "gradients of the loss"],
+          ],
+          state.show,
+          (show) => app.store.set({ show }),
+        ),
+      merged &&
+        toggle(
+          "words",
+          state.words,
+          (words) => app.store.set({ words, zoom: "" }),
+          "Sub-words as one: sum over keys, mean over queries (w)",
+        ),
+      toggle(
+        "hide sinks",
+        state.sinks,
+        (sinks) => app.store.set({ sinks }),
+        "Without special tokens and the first one (s)",
+      ),
+      threshold,
+    );
+  }
+
+  async function open(state: State): Promise<void> {
+    const turn = ++drawn;
+    const seen = app.current();
+    const head = await seen.head(state.a, state.h);
+    if (head.hasGradient) await head.vectors();
+    if (turn !== drawn) return;
+    cells = new HeadCells(head, state);
+    if (state.sinks && cells.hidden.length) {
+      const names = cells.hidden
+        .slice(0, 6)
+        .map((j) => `“${head.keys.tokens[j]}” (${j})`)
+        .join(", ");
+      says.textContent =
+        state.show === "gradient" && head.hasGradient
+          ? ""
+          : `${counted(cells.hidden.length, "key")} hidden: ${names}${cells.hidden.length > 6 ? " …" : ""}. What is left of each row is divided by its sum, so these are not the model's weights.`;
+    } else says.textContent = "";
+    const prompt = head.queries.prompt;
+    const line =
+      prompt === null
+        ? null
+        : {
+            row: cells.rows.of[prompt] ?? cells.rows.n,
+            column: head.attention.kind === "self" ? (cells.columns.of[prompt] ?? cells.columns.n) : 0,
+          };
+    matrix.update({
+      label: `Weights of ${headTitle(seen, state.a, state.h)}: ${cells.rows.n} queries down, ${cells.columns.n} keys across. Arrow keys move.`,
+      cells,
+      scale: state.scale,
+      pool: state.pool,
+      mode: app.mode(),
+      zoom: state.zoom,
+      line,
+    });
+    point(app.store.state);
+    fillTable();
+  }
+
+  function point(state: State): void {
+    if (!cells) return;
+    const at = state.hover ?? { i: state.i, j: state.j };
+    const I = at.i >= 0 && at.i < cells.head.T ? cells.rows.of[at.i] : -1;
+    const J = at.j >= 0 && at.j < cells.head.S ? cells.columns.of[at.j] : -1;
+    matrix.cursor(I >= 0 && J >= 0 ? [I, J] : null);
+    const ramp = matrix.ramp ?? new Ramp(state.scale, cells.signed, app.mode(), 1);
+    const row = state.fixed && state.i >= 0 && state.i < cells.head.T ? cells.rows.of[state.i] : I;
+    arcsView.draw(cells, ramp, { I: row, J, fixed: state.fixed }, state.threshold * ramp.most);
+    map.draw(cells.head, row < 0 ? -1 : cells.rows.from[row], app.mode());
+    slider.value = String(state.threshold);
+    sliderValue.textContent = number(state.threshold * ramp.most, 2);
+  }
+
+  function fillTable(): void {
+    if (numbers.open && cells) replace(numbers, numbers.firstElementChild!, table(cells, matrix.window));
+  }
+
+  return {
+    node,
+    update(state, before) {
+      if (changed(state, before, "r", "a", "h", "scale", "words", "sinks", "show")) drawControls(state);
+      if (changed(state, before, "r", "a", "h", "scale", "pool", "words", "sinks", "show", "zoom"))
+        void open(state).catch(app.fail);
+      else if (changed(state, before, "hover", "i", "j", "fixed", "threshold")) point(state);
+    },
+    redraw: () => void open(app.store.state).catch(app.fail),
+    saved: () => saved(app, cells!, matrix, node),
+    destroy: () => matrix.destroy(),
+  };
+}
+
+/** A cell in words. */
+export function sentence(cells: HeadCells, I: number, J: number): string {
+  const { head, rows, columns } = cells;
+  const [i, j] = [rows.from[I], columns.from[J]];
+  const single = rows.from[I + 1] - i === 1 && columns.from[J + 1] - j === 1;
+  const pair = `“${rows.label(I)}” (${I}) → “${columns.label(J)}” (${J})`;
+  const why = single ? head.explain(i, j).reason : "visible";
+  if (why !== "visible") return `${pair}: hidden, ${WHY[why]}`;
+  const value = cells.cell(I, J);
+  if (Number.isNaN(value)) return `${pair}: hidden`;
+  const score = single && !cells.hidden.length ? head.score(i, j) : null;
+  const distance =
+    head.attention.kind === "self" && single ? `, distance ${head.queries.positions[i] - head.keys.positions[j]}` : "";
+  const name = cells.isGradient ? "gradient" : cells.hidden.length ? "share of the rest" : "weight";
+  return `${pair}: ${name} ${number(value)}${score === null ? "" : `, score ${number(score)}`}${distance}`;
+}
+
+function saved(app: App, cells: HeadCells, matrix: Matrix, node: HTMLElement): Export {
+  const { state } = app.store;
+  const seen = app.current();
+  const head: Head = cells.head;
+  const lines = [
+    `Model: ${seen.model} (${seen.card.class}), ${head.attention.name}, ${head.attention.mechanism}`,
+    `Text: ${seen.text}`,
+    labelled(seen.label(state.a, state.h)) && `Label: ${labelled(seen.label(state.a, state.h))}`,
+    state.i >= 0 && state.j >= 0 ? sentence(cells, cells.rows.of[state.i], cells.columns.of[state.j]) : "",
+    cells.hidden.length ? "Sinks are hidden and rows divided by what is left." : "",
+  ].filter(Boolean) as string[];
+  const arcsSvg = node.querySelector<SVGSVGElement>("svg.arcs")!;
+  return {
+    title: `${headTitle(seen, state.a, state.h)} of ${seen.model}`,
+    lines,
+    pictures: [copied(arcsSvg), matrixPicture(matrix)],
+    csv: () => matrixCsv(cells, matrix.grid!),
+  };
+}
