@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ class Call:
         return mask[..., : self.k.shape[2]].expand(self.q.shape[2], -1)
 
 
+@runtime_checkable
 class Ear(Protocol):
     """Who listens. `rows` is given weights [H,R,S] of the first row of the batch, from query `start` on."""
 
