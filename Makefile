@@ -25,8 +25,8 @@ test: .venv/.dev ## run the tests, except the slow ones
 test-slow: .venv/.dev ## run the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 1800 $(PYTEST_FLAGS)
 
-gpu-test: ## run the tests that need a CUDA device, with the Python that has torch for it
-	$(or $(PYTHON),python3) -m pytest -m gpu --require-all -p no:cacheprovider tests/gpu $(PYTEST_FLAGS)
+gpu-test: .venv/.dev ## run the tests that need a CUDA device; without one they fail
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m gpu tests/gpu $(PYTEST_FLAGS)
 
 web: ## build the page of the lens from web/ into regard/lens/static
 	cd web && npm ci --silent && npm run --silent check && npm run --silent build

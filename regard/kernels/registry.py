@@ -16,16 +16,16 @@ _N = TypeVar("_N", bound=nn.Module)
 
 
 def kernel(
-    cls: type[Mechanism], face: str, *, name: str, when: Callable[..., str | None], device: str = ""
+    cls: type[Mechanism], face: str, *, name: str, when: Callable[..., str | None], device: str = "", limits: str = ""
 ) -> Callable[[_F], _F]:
     """Registers a function as the fast twin of a face ("forward" or "extend") of exactly this class.
 
     `when` takes the arguments of the kernel and returns None where it can run, or the reason why not. `device` is the
-    only kind of device that it is for.
+    only kind of device that it is for; `limits` says up to which sizes, for people.
     """
 
     def add(run: _F) -> _F:
-        cls.kernels.setdefault(face, []).append(Kernel(name, run, when, device))
+        cls.kernels.setdefault(face, []).append(Kernel(name, run, when, device, limits))
         return run
 
     return add

@@ -174,7 +174,8 @@ def kernel_is_reference(subject: Subject, case: Case) -> Finding:
             truth = plain
             if case.type not in TOLERANCE:
                 truth = _kernel_results(subject, case.but(dtype="float64", rounded=case.dtype), face, start, "plain")
-            findings += _kernel_findings(f"{kernel.name} {face}", case, fast, plain, truth)
+            scale = _kernel_scale(subject, case, face, start)
+            findings += _kernel_findings(f"{kernel.name} {face}", case, fast, plain, truth, scale)
     if not findings:
         raise DoesNotApply("; ".join(dict.fromkeys(refusals)))
     return worst(findings)
@@ -210,12 +211,32 @@ def _kernel_results(subject: Subject, case: Case, face: str, start: int, use: st
     return [out, *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True))]
 
 
+def _kernel_scale(subject: Subject, case: Case, face: str, start: int) -> Tensor | None:
+    """What rounding of the output is relative to where weights may be negative."""
+    exact = case.but(dtype="float64", rounded=case.rounded or case.dtype)
+    mechanism = _mechanism(subject, exact)
+    if not mechanism.signed:
+        return None
+    q, k, v = exact.qkv()
+    mask = exact.mask(case.T, case.T)
+    mask = mask.but(causal=True, documents=None) if face == "extend" else mask
+    scale = spread(mechanism, mechanism.weights(q, k, mask), mask.hide(v))
+    return None if scale is None else scale[:, :, start:]
+
+
 def _kernel_findings(
-    what: str, case: Case, fast: list[Tensor], plain: list[Tensor], truth: list[Tensor]
+    what: str,
+    case: Case,
+    fast: list[Tensor],
+    plain: list[Tensor],
+    truth: list[Tensor],
+    output_scale: Tensor | None,
 ) -> list[Finding]:
-    """Outputs against the largest output, gradients against the largest gradient."""
+    """Outputs against the largest output (or their own scale), gradients against the largest gradient."""
     findings = []
     largest = [truth[0].abs().max(), max((t.abs().max() for t in truth[1:]), default=truth[0].abs().max())]
+    if output_scale is not None:
+        largest[0] = output_scale
     for n, (f, p, t) in enumerate(zip(fast, plain, truth, strict=True)):
         scale = largest[min(n, 1)].clamp(min=1e-30)
         limit = TOLERANCE.get(case.type)

@@ -226,10 +226,8 @@ def create(desk: Desk, port: int, token: str) -> Any:
 
         async def told() -> AsyncIterator[str]:
             try:
-                while not await request.is_disconnected():
-                    line = await run_in_threadpool(next, lines, None)
-                    if line is None:
-                        break
+                # Where nobody reads any more, this is cancelled between two steps.
+                while (line := await run_in_threadpool(next, lines, None)) is not None:
                     yield json.dumps(line, ensure_ascii=False) + "\n"
             except (RegardError, _Refused) as error:
                 yield json.dumps({"kind": "error", "message": str(error)}) + "\n"
@@ -348,6 +346,7 @@ def _bound(port: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind(("127.0.0.1", port))
+        made.listen(128)  # now, so that nobody else can take it
     except OSError as error:
         made.close()
         if error.errno == errno.EADDRINUSE:

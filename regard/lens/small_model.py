@@ -9,7 +9,7 @@ from pathlib import Path
 from regard.errors import RegardError
 
 SUMS = "SHA256SUMS"
-TEXT = "Nora Pernistein was born in Zinelfall. She is an editor. Nora Pernistein was born in Zinelfall. She is"
+TEXT = "Nora Pernistein was born in Zinelfall. Nora Pernistein was born in Zinelfall."
 
 
 class ShippedError(RegardError, OSError):

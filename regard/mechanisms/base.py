@@ -10,9 +10,11 @@ Two families do nearly everything: `Pairwise` asks a mechanism for its weights o
 from __future__ import annotations
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from regard.errors import KernelError, MaskError, OptionError, RegardError, UnknownNameError, did_you_mean
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights
 
+_LOG = logging.getLogger("regard")
 Face = Literal["parallel", "recurrent", "weights"]
 State = Any  # a NamedTuple whose tensors have the batch first
 
@@ -40,12 +43,13 @@ class Cost:
 
 class Kernel(NamedTuple):
     """A fast twin of one face: same arguments, same result. `refuses` says why it cannot, or None; `device` is the kind
-    of device that it is for, "" for any."""
+    of device that it is for, "" for any; `limits` are the sizes beyond which the reference runs."""
 
     name: str
     run: Callable[..., Any]
     refuses: Callable[..., str | None]
     device: str = ""
+    limits: str = ""
 
 
 class Mechanism(nn.Module, ABC):
@@ -131,7 +135,14 @@ class Mechanism(nn.Module, ABC):
                 raise KernelError(
                     f"kernel '{kernel.name}' of {self.name}: {reason}. Use fast(model) to let regard choose."
                 )
+            if kernel.limits and reason.endswith(kernel.limits) and not torch.compiler.is_compiling():
+                _say_once(f"{self.name} runs its reference instead of the kernel '{kernel.name}': {reason}")
         return None
+
+
+@lru_cache(256)
+def _say_once(message: str) -> None:
+    _LOG.info(message)
 
 
 def fork(state: State, rows: Int[Tensor, " N"] | None = None) -> State:

@@ -342,9 +342,18 @@ def _linear_cost(mechanism: Linear, size: Size, face: Face) -> Cost:
             mapped + pairs.matmul, mapped + pairs.useful, elementwise, pairs.bytes, B * G * F * (V + 1) * wide_e
         )
     fresh = T if face == "recurrent" else S
-    mapped = B * (H * T + G * fresh) * per_vector
+    matmul, useful, pairs_done = linear_flops(size, F, per_vector, face)
+    state = B * G * F * (V + 1) * wide_e
+    moved = e * B * (H * T * (K + V) + G * fresh * (K + V)) + (2 * state if face == "recurrent" else 0)
+    return Cost(matmul, useful, B * (H * T + G * fresh) * F + 2 * B * H * pairs_done, moved, state)
+
+
+def linear_flops(size: Size, F: int, per_vector: int, face: Face = "parallel") -> tuple[int, int, int]:
+    """FLOPs of matrix products as executed and as needed, and the pairs within chunks. `per_vector`: of one φ."""
+    B, T, H, G, V = size.B, size.T, size.H, size.G, size.V
+    fresh = T if face == "recurrent" else size.S
     sums = 2 * F * (V + 1)  # FLOPs of adding a key to the sums, or of reading them
-    matmul = mapped + B * (G * fresh + H * T) * sums
+    matmul = B * (H * T + G * fresh) * per_vector + B * (G * fresh + H * T) * sums
     useful, pairs_done = matmul, 0
     if (face == "recurrent" or size.causal) and not (face == "recurrent" and T == 1):
         chunks = [min(CHUNK, T - at) for at in range(0, T, CHUNK)]
@@ -352,6 +361,4 @@ def _linear_cost(mechanism: Linear, size: Size, face: Face) -> Cost:
         per_pair = 2 * B * H * (F + V + 1)
         matmul += per_pair * pairs_done
         useful += per_pair * sum(C * (C + 1) // 2 for C in chunks)
-    state = B * G * F * (V + 1) * wide_e
-    moved = e * B * (H * T * (K + V) + G * fresh * (K + V)) + (2 * state if face == "recurrent" else 0)
-    return Cost(matmul, useful, B * (H * T + G * fresh) * F + 2 * B * H * pairs_done, moved, state)
+    return matmul, useful, pairs_done

@@ -74,14 +74,19 @@ class RandomFeatures(Linear):
             self.w = self._drawn(self.w.shape[1]).to(self.w)
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        w = self.directions(x)
+        x = x * x.shape[-1] ** -0.25  # q·k/√K = x·y, and σ⁻¹ = K^(−1/4)
+        return self.spread(x, x @ w.to(x).mT)
+
+    def directions(self, x: Tensor) -> Float[Tensor, "F K"]:
+        """w for vectors like x, drawn now where no width was given."""
         if self.w is None:
             self.w = self._drawn(x.shape[-1]).to(x)
         if self.w.shape[1] != x.shape[-1]:
             raise ShapeError(
                 f"{self.name} was built for width K = {self.w.shape[1]}, given q and k of width {x.shape[-1]}"
             )
-        x = x * x.shape[-1] ** -0.25  # q·k/√K = x·y, and σ⁻¹ = K^(−1/4)
-        return self.spread(x, x @ self.w.to(x).mT)
+        return self.w
 
     def feature_flops(self, K: int) -> int:
         return 2 * K * self.count

@@ -1,0 +1,102 @@
+"""Linear attention in Triton: `elu`, `performer` and `fourier` with their features made inside, `linear` with yours.
+
+Sums, totals and peaks are kept in float32. Products are of bfloat16 where the inputs are and nothing cancels (`elu`,
+`performer`, `linear`), of split bfloat16 (16 bits) for float16 and `fourier`, of split tf32 (21 bits) for float32.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.kernels.registry import kernel
+from regard.mechanisms import AnyFeatures, Elu, Fourier, Linear, Performer, Sums
+from regard.mechanisms.base import exact
+from regard.shapes import Mask
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOST_FEATURES, _WIDEST = 512, 256
+_MAPS: dict[type[Linear], str] = {Elu: "elu", Performer: "performer", Fourier: "fourier", AnyFeatures: "given"}
+_SIZES = f"F ≤ {_MOST_FEATURES}, K and V ≤ {_WIDEST}"
+_LIMITS = {cls: f"bfloat16, {_SIZES}" if cls is Fourier else _SIZES for cls in _MAPS}
+
+
+@lru_cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _device(x: Tensor) -> bool:
+    return x.is_cuda and _has_triton()
+
+
+def _refuses(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why it cannot run, or None."""
+    if not _device(q):
+        return "it needs a CUDA device and triton"
+    if v.dtype not in _DTYPES or q.dtype != v.dtype or k.dtype != v.dtype:
+        return f"it takes {', '.join(str(d).split('.')[1] for d in _DTYPES)}, one of them for q, k and v"
+    if mechanism.strict:
+        return "it does not look for rows that sum to zero (strict=True)"
+    if 0 in (*q.shape, *v.shape):
+        return "there is nothing to attend to"
+    K, V, F = k.shape[3], v.shape[3], mechanism.feature_count(k.shape[3])
+    too_precise = isinstance(mechanism, Fourier) and v.dtype != torch.bfloat16  # features cancel: sums need float64
+    if too_precise or F > _MOST_FEATURES or max(K, V) > _WIDEST:
+        return f"{v.dtype}, F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
+    if mechanism.use == "auto":  # its tests on a GPU have not all run: `make gpu-test`
+        return "it runs where it is asked for by name, fast(model, 'triton')"
+    return None
+
+
+def _when(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
+    if mask.documents is not None:
+        return "it knows no packed documents"
+    return _refuses(mechanism, q, k, v)
+
+
+def _when_extending(
+    mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None = None
+) -> str | None:
+    if q.shape[2] == 1:
+        return "one token at a time is written and read without it"
+    return _refuses(mechanism, q, k, v)
+
+
+def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    return _attended(mechanism, q, k, v, mask.visible, mask.causal, None)[0]
+
+
+def extend(
+    mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None = None
+) -> tuple[Tensor, Sums]:
+    out, sums, peak = _attended(mechanism, q, k, v, visible, True, state)
+    tokens = q.shape[2] if visible is None else visible.sum(1)
+    return out, Sums(sums.to(state.sums.dtype), peak.to(state.peak.dtype), state.tokens + tokens)
+
+
+def _attended(
+    mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, state: Sums | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output; and sums and peak after the last token, where there is a state to go on from."""
+    from regard.kernels.linear_ops import attended
+
+    name, w = _MAPS[type(mechanism)], None
+    if isinstance(mechanism, Performer | Fourier):
+        w = mechanism.directions(q.new_empty(q.shape[3], dtype=torch.float32))  # in float32 where it draws them now
+    elif isinstance(mechanism, AnyFeatures):
+        with exact(v):
+            q, k = (mechanism.features(x.float())[0] for x in (q, Mask(visible=visible).hide(k)))
+            q, k = (x.bfloat16() if v.dtype == torch.bfloat16 else x for x in (q, k))
+    before: tuple[Any, ...] = (None, None) if state is None else (state.sums, state.peak)
+    out, sums, peak = attended(q, k, v, w, visible, *before, name, causal, state is not None)
+    return out.to(v.dtype), sums, peak
+
+
+for _cls, _limits in _LIMITS.items():
+    kernel(_cls, "forward", name="triton", when=_when, device="cuda", limits=_limits)(forward)
+    kernel(_cls, "extend", name="triton", when=_when_extending, device="cuda", limits=_limits)(extend)

@@ -1,0 +1,166 @@
+"""How a call of linear attention is cut up, and how its Triton programs are started. Imported only where one runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from regard.errors import KernelError
+
+LOG2E = 1.4426950408889634
+PROGRAMS = 4  # of a scan, for each processor: enough of them hide each other's waiting
+SLOTS = 128  # of running totals at the most
+GRAIN = 128  # tokens: a segment is a multiple of it, and so of every chunk
+STATE = 1 << 13  # numbers of S that a program keeps in registers
+
+
+class Plan(NamedTuple):
+    """How one call is cut up: blocks of features and of values, segments of keys and of queries, each with one slot
+    more for what comes from outside."""
+
+    map: str
+    mode: str
+    dtype: torch.dtype
+    H: int
+    G: int
+    K: int
+    V: int
+    F: int
+    features: int  # of a block
+    values: int  # of a block
+    keys_span: int
+    keys_slots: int
+    queries_span: int
+    queries_slots: int
+
+    @property
+    def peaked(self) -> bool:
+        return self.map in ("performer", "fourier")
+
+    @property
+    def signed(self) -> bool:
+        """Weights may be negative. Outputs can then be far larger than values, and the gradient needs all digits."""
+        return self.map == "fourier"
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks of features, blocks of values."""
+        return -(-self.F // self.features), -(-self.V // self.values)
+
+    @property
+    def shares(self) -> int:
+        """Programs that each find a share of ∂q and ∂k; features that are not mixed have columns of their own."""
+        features, values = self.blocks
+        return features * values if self.peaked else values
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in S and Z."""
+        return self.F * self.V + self.F
+
+    def inward(self, peak: Tensor) -> Tensor:
+        """A state's peak in powers of two. The programs leave performer's 1/√F out of c."""
+        return peak.float() * LOG2E + self._shift
+
+    def outward(self, peak: Tensor) -> Tensor:
+        return (peak - self._shift) / LOG2E
+
+    @property
+    def _shift(self) -> float:
+        return math.log2(self.F) / 2 if self.map == "performer" else 0.0
+
+
+def planned(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, map: str) -> Plan:
+    F = q.shape[3] if w is None else w.shape[0] * (2 if map == "fourier" else 1)
+    sizes = (*q.shape, *v.shape[1:], F, map, q.dtype, v.dtype, v.device)
+    return _planned.__wrapped__(*sizes) if torch.compiler.is_compiling() else _planned(*sizes)
+
+
+@lru_cache(4096)
+def _planned(
+    B: int, H: int, T: int, K: int, G: int, S: int, V: int, F: int, map: str, dtype: torch.dtype, values: torch.dtype,
+    device: torch.device,
+) -> Plan:  # fmt: skip
+    features = min(padded(F), 64 if map in ("performer", "fourier") else 128)
+    columns = min(padded(V), STATE // features)
+    # The rounding of many features averages out, that of few does not, nor where features cancel.
+    averages = values == torch.bfloat16 and F >= 32 and map != "fourier"
+    mode = "tf32" if values == torch.float32 else "half" if averages else "split"
+    programs = B * G * -(-F // features) * -(-V // columns)
+    wanted = max(1, PROGRAMS * _processors(device) // programs)
+    return Plan(map, mode, dtype, H, G, K, V, F, features, columns, *_cut(S, wanted), *_cut(T, wanted))
+
+
+def _cut(tokens: int, wanted: int) -> tuple[int, int]:
+    """Tokens of a segment, and the number of slots."""
+    span = -(-tokens // (GRAIN * min(wanted, SLOTS - 1))) * GRAIN
+    return span, -(-tokens // span) + 1
+
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def padded(n: int) -> int:
+    """The side of a tile. With operands narrower than 64, Triton 3.6 reads beyond shared memory and sums wrongly."""
+    return max(64, 1 << (n - 1).bit_length())
+
+
+def run(
+    program: Any, rows: int, segments: int, plan: Plan, tensors: tuple[Tensor, ...], *numbers: int, **flags: Any
+) -> None:
+    """A program of the plan, one for each row, block and segment."""
+    key = (program, plan, tensors[0].device, numbers, *flags.values())
+    features, values = plan.blocks
+    launch(
+        key, program, (rows * features * values, segments, 1), tensors, (*numbers, features * values, values),
+        lambda: {
+            "K": plan.K, "V": plan.V, "F": plan.F, "KP": padded(plan.K), "FB": plan.features, "VB": plan.values,
+            "MAP": plan.map, "MODE": plan.mode, "PEAKED": plan.peaked, "MAPPED": plan.peaked, **flags,
+        },
+        lambda: _ways(program, plan),
+    )  # fmt: skip
+
+
+def launch(
+    key: tuple[Any, ...], program: Any, grid: tuple[int, int, int], tensors: tuple[Tensor, ...],
+    numbers: tuple[int, ...], constants: Callable[[], dict[str, Any]], ways: Callable[[], list[dict[str, int]]],
+) -> None:  # fmt: skip
+    """Runs a program in the first way that fits the device. What was compiled is kept under its key and where its
+    tensors are aligned: Triton's own look-up takes longer than most of these programs run."""
+    device = tensors[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current one
+        with torch.cuda.device(device):
+            return launch(key, program, grid, tensors, numbers, constants, ways)
+    key = (*key, sum((x.data_ptr() % 16 != 0) << n for n, x in enumerate(tensors)))
+    ready = _READY.get(key)
+    if ready is not None:
+        ready[0][grid](*tensors, *numbers, *ready[1])
+        return
+    fixed = constants()
+    for way in ways():
+        try:
+            made = program[grid](*tensors, *numbers, **fixed, **way)
+        except OutOfResources:
+            continue
+        if made is not None:  # None where programs are interpreted
+            _READY[key] = made, [(fixed | way)[n] for n in program.arg_names[len(tensors) + len(numbers) :]]
+        return
+    raise KernelError(f"linear attention, {key[1]}: it does not fit {device}. Use plain(model).")
+
+
+_READY: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+
+
+def _ways(program: Any, plan: Plan) -> list[dict[str, int]]:
+    """Chunk, warps and stages to try, the best first: measured on an H200; the rest are for smaller devices."""
+    ahead = program.__name__ in ("scan", "sums")
+    best = (1 if ahead else 2) if plan.peaked else (3 if ahead else 2)
+    return [{"C": 64, "num_warps": 4, "num_stages": stages} for stages in range(best, 0, -1)]

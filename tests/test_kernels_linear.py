@@ -1,0 +1,165 @@
+"""Linear attention in Triton: its programs in their interpreter, which needs no GPU, and when they are refused."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from regard.errors import KernelError
+from regard.kernels import fast, linear
+from regard.mechanisms import AnyFeatures, Elu, Fourier, Performer, base
+from regard.shapes import Mask
+
+LAW = """
+import interpreted
+from regard.laws import LAWS, Case, subject
+
+for name, options, case in {cases}:
+    found = LAWS["kernel"](subject(name, **options), Case(**case))
+    assert not found.broken, (name, case, found)
+print("same")
+"""
+
+STATES = """
+import interpreted
+import torch
+from regard.kernels import fast, plain
+from regard.mechanisms import mechanism
+from regard.shapes import Size
+
+# A long sequence in two pieces, the gradient going back through the state between them.
+for name, options in (("elu", {}), ("performer", {"features": 70, "width": 5})):
+    results = []
+    for choose in (plain, lambda m: fast(m, "triton")):
+        torch.manual_seed(0)
+        m = choose(mechanism(name, **options))
+        q, k, v = (torch.randn(2, n, 150, w, requires_grad=True) for n, w in ((4, 5), (2, 5), (2, 7)))
+        seen = torch.rand(2, 150) > 0.3
+        state, outs = m.empty(Size(B=2, H=4, G=2, K=5, V=7)), []
+        for piece in (slice(0, 90), slice(90, 150)):
+            out, state = m.extend(q[:, :, piece], k[:, :, piece], v[:, :, piece], state, seen[:, piece])
+            outs.append(out)
+        out = torch.cat(outs, 2)
+        loss = (out * torch.randn_like(out)).sum() + (state.sums * torch.randn_like(state.sums)).sum() / 50
+        results.append([out, *torch.autograd.grad(loss, (q, k, v)), m.read(q, state), state.tokens])
+    # The sums are relative to peaks that differ: their share of the loss differs for performer, all else may not.
+    for n, (want, got) in enumerate(zip(*results)):
+        if name == "performer" and 1 <= n <= 3:
+            continue
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max(), (name, n, (got - want).abs().max())
+print("same")
+"""
+
+COMPILED = """
+import interpreted
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+import regard.kernels.linear_ops  # before a counter is made: it copies the formulas that it knows
+from regard.kernels import fast
+from regard.mechanisms import mechanism
+from regard.shapes import Mask, Size
+
+for name, options in (("elu", {}), ("performer", {"features": 70, "width": 5})):
+    for causal in (True, False):
+        m = fast(mechanism(name, **options), "triton")
+        q, k, v = (torch.randn(2, 2, 140, w, requires_grad=True) for w in (5, 5, 7))
+        with FlopCounterMode(display=False) as forward:
+            out = m(q, k, v, Mask(causal=causal))
+        assert forward.get_total_flops() == m.cost(Size(2, 140, 140, 2, 2, 5, 7, causal)).matmul, (name, causal)
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+        projected = 2 * 2 * 280 * m.feature_flops(5)
+        assert backward.get_total_flops() == 2 * forward.get_total_flops() - projected, (name, causal)
+    whole = torch.compile(m, fullgraph=True, backend="aot_eager")
+    assert torch.equal(whole(q, k, v, Mask(causal=False)), out)
+print("same")
+"""
+
+FEW = [
+    ("elu", {}, dict(T=37, K=5, V=7, H=4, G=2, padding="inside", dtype="float32")),
+    ("performer", {"features": 70}, dict(T=140, K=5, V=7, H=2, G=1, B=1, padding="left", dtype="bfloat16")),
+]
+MANY = [
+    (name, options, dict(T=T, K=K, V=V, H=4, G=2, B=B, causal=causal, padding=padding, dtype=dtype, seed=3))
+    for name, options, dtypes in (
+        ("elu", {}, ("float32", "bfloat16", "float16")),
+        ("linear", {}, ("float32", "bfloat16")),
+        ("performer", {"features": 70}, ("float32", "bfloat16", "float16")),
+        ("fourier", {"features": 40}, ("bfloat16",)),
+    )
+    for dtype in dtypes
+    for T, K, V, B, causal, padding in (
+        (131, 5, 11, 2, True, "left"),
+        (2, 3, 2, 1, True, "none"),
+        (67, 37, 130, 1, False, "inside"),
+        (259, 37, 3, 1, True, "right"),
+    )
+] + [("elu", {}, dict(T=70, K=140, V=150, H=2, G=1, B=1, dtype="bfloat16"))]
+
+
+def interpreted(program):
+    pytest.importorskip("triton")
+    here = os.path.dirname(__file__)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": here}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stdout == "same\n", done.stderr
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
+
+
+def test_programs_are_the_reference():
+    interpreted(LAW.format(cases=FEW))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_programs_are_the_reference_for_all_masks_and_dtypes(part):
+    interpreted(LAW.format(cases=MANY[part::4]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [STATES, COMPILED], ids=["states", "compiled"])
+def test_states_compilation_and_flops(program):
+    interpreted(program)
+
+
+def test_elsewhere_an_explicit_request_is_an_error_that_says_why():
+    q = torch.randn(1, 2, 5, 4)
+    for cls in (Elu, Performer, Fourier, AnyFeatures):
+        with pytest.raises(KernelError, match="CUDA device"):
+            fast(cls(), "triton")(q, q, q, Mask(causal=True))
+
+
+def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(linear, "_device", lambda x: True)
+    base._say_once.cache_clear()
+    performer, q = Performer(features=600), torch.randn(1, 1, 3, 4)
+    with caplog.at_level(logging.INFO, logger="regard"):
+        out = performer(q, q, q, Mask(causal=True))
+        performer(q, q, q, Mask(causal=True))
+    assert out.isfinite().all()
+    assert [r.message for r in caplog.records] == [
+        "performer runs its reference instead of the kernel 'triton': torch.float32, F = 600, K = 4, V = 4 exceed its "
+        "limits: F ≤ 512, K and V ≤ 256"
+    ]
+    with pytest.raises(KernelError, match=r"F = 600.*F ≤ 512"):
+        fast(performer, "triton")(q, q, q, Mask(causal=True))
+
+
+def test_what_the_kernel_does_not_know_is_refused(monkeypatch):
+    monkeypatch.setattr(linear, "_device", lambda x: True)
+    q = torch.randn(1, 1, 4, 3)
+    documents = Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1]]))
+    refusals = {
+        "packed documents": (Elu(), q, documents),
+        "strict": (Elu(strict=True), q, Mask()),
+        "float16, float32": (Elu(), q.double(), Mask()),
+        "bfloat16, F": (Fourier(features=4), q, Mask()),
+    }
+    for reason, (mechanism, x, mask) in refusals.items():
+        with pytest.raises(KernelError, match=reason):
+            fast(mechanism, "triton")(x, x, x, mask)
