@@ -25,10 +25,8 @@ def notebooks() -> list[Path]:
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Lists the notebooks behind the page about the course, and the pages from the root at the end of the guide."""
     sections: dict[str, Any] = {name: entries for one in config.nav for name, entries in one.items()}
-    # A misspelt name is noticed all the same: its page would then be missing from the list, which is a warning.
-    written = [one for one in sections["Guide"] if all((ROOT / "docs" / page).is_file() for page in one.values())]
     rooted = [{"Contributing": PAGES["CONTRIBUTING.md"]}, {"Changes": PAGES["CHANGELOG.md"]}]
-    sections["Guide"][:] = [*written, *rooted]
+    sections["Guide"] += rooted
     sections["Course"] += [{title(path): f"course/{path.stem}.md"} for path in notebooks()]
     return config
 

@@ -14,10 +14,14 @@ from regard.lens import Trace, encode, load
 from regard.lens.heads import examine
 from regard.lens.models import Subject
 from regard.lens.page import write_page
+from regard.lens.small_model import shipped, shipped_text
 
 
 def view(
-    model: Annotated[str, typer.Argument(help=f"{HELP} Or a .trace file, which needs no text.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: a small one that comes with regard."),
+    ] = None,
     text: Annotated[str | None, typer.Argument(help="What the model reads.")] = None,
     text_b: Annotated[str | None, typer.Argument(help="Another text, to compare.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page here.")] = Path("page.html"),
@@ -38,6 +42,8 @@ def view(
 ) -> None:
     """Write one page that shows what a model attends to: every head, every weight, offline."""
     screen = console(stderr=True)
+    if model is None:
+        model, text = str(shipped()), shipped_text()
     asked: dict[str, Any] = {"target": target, "generate": generate, "gradient": gradient}
     traces = []
     for name in (model, *(beside or ())):

@@ -4,7 +4,9 @@ from regard.lens.arrays import TraceError
 from regard.lens.format import decode, encode, load
 from regard.lens.maps import attention_maps
 from regard.lens.record import record
+from regard.lens.small_model import shipped
 from regard.lens.trace import Attended, Card, Recording, Trace
+from regard.lens.widget import show
 
 __all__ = [
     "Attended",
@@ -17,4 +19,6 @@ __all__ = [
     "encode",
     "load",
     "record",
+    "shipped",
+    "show",
 ]

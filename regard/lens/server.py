@@ -28,8 +28,7 @@ from torch import Tensor
 
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
-from regard.lens.container import to_bytes
-from regard.lens.format import encode
+from regard.lens.format import encode, to_bytes
 from regard.lens.models import Subject
 from regard.lens.page import policy
 from regard.lens.steps import Step, generates, pieces, room, steps, vocabulary

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from regard.errors import ExtraMissingError, OptionError
-from regard.lens.container import to_bytes
-from regard.lens.format import encode
+from regard.lens.format import encode, to_bytes
 from regard.lens.page import page
 from regard.lens.trace import Trace
 

@@ -44,7 +44,8 @@ const THEMES: Theme[] = ["auto", "light", "dark"];
 /** Shows a trace inside an element. */
 export function mount(root: HTMLElement, source: Source, settings: Settings = {}): App {
   const seen = recordings(source);
-  const store = new Store(settings.address ? location.hash : "");
+  const address = settings.address && location.protocol !== "about:"; // the frame of a notebook has none
+  const store = new Store(address ? location.hash : "");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const wrong = h("p", { class: "wrong", role: "alert", hidden: true });
   const bar = h("header", { class: "bar" });
@@ -171,7 +172,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       view = MADE[state.view](app);
       main.replaceChildren(view.node);
       if (focused) main.focus();
-      document.title = settings.address ? `${NAMES[state.view]} · ${app.current().model} · regard` : document.title;
+      document.title = address ? `${NAMES[state.view]} · ${app.current().model} · regard` : document.title;
       view.update(state, null);
     } else {
       view.update(state, before);
@@ -183,12 +184,12 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   clamp();
   store.listen((state, before) => {
     update(state, before);
-    if (settings.address && written(state) !== written(before)) {
+    if (address && written(state) !== written(before)) {
       clearTimeout(waiting);
       waiting = setTimeout(() => history.replaceState(null, "", `#${written(store.state)}`), 120);
     }
   });
-  if (settings.address) {
+  if (address) {
     window.addEventListener("hashchange", () => {
       store.go(location.hash);
       clamp();

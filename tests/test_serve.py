@@ -1,0 +1,335 @@
+"""The local page: who may ask, what is answered, and that what it shows is what the model computed."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import shutil
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from regard import GPT, Encoder, generate
+from regard.data.tokenizers import Bytes
+from regard.errors import ExtraMissingError, OptionError
+from regard.generate import Settings
+from regard.lens import decode, record, server
+from regard.lens.models import Subject
+from regard.lens.regard_models import described
+from regard.lens.server import Desk, ServeError, create
+from regard.lens.steps import steps
+
+pytest.importorskip("starlette")
+uvicorn = pytest.importorskip("uvicorn")
+
+TOKEN = "right-token"
+TEXT = "The dog ran"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+
+
+def subject(mechanism="softmax", **changes):
+    torch.manual_seed(0)
+    model = GPT.preset("nano", vocabulary=256, length=256, mechanism=mechanism, **changes)
+    model.tokenizer = Bytes()
+    return Subject(model, model.tokenizer, described(model, "</title><b>small"))
+
+
+@contextmanager
+def running(desk):
+    """A server on a free port, in a thread of its own."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        config = uvicorn.Config(create(desk, port, TOKEN), log_level="critical", ws="none", lifespan="off")
+        made = uvicorn.Server(config)
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        while not made.started:
+            time.sleep(0.01)
+        yield port
+        made.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def desk():
+    return Desk(subject())
+
+
+@pytest.fixture(scope="module")
+def port(desk):
+    with running(desk) as found:
+        yield found
+
+
+def ask(port, path="/", body=None, token=TOKEN, host=None, **headers):
+    """Status, headers and bytes of an answer; a body is sent as JSON with the token."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    method = "GET" if body is None else "POST"
+    given = {"Host": host or f"127.0.0.1:{port}"}
+    if body is not None:
+        given |= {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    line.request(method, path, body, given | headers)
+    answer = line.getresponse()
+    found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    line.close()
+    return found
+
+
+def lines(port, **asked):
+    status, _, raw = ask(port, "/generate", {"text": TEXT, **asked})
+    assert status == 200, raw
+    return [json.loads(line) for line in raw.splitlines()]
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "elu", "performer", "synthesizer", "argmax"])
+def test_steps_choose_and_look_as_the_model_does(mechanism):
+    asked = Settings(max_tokens=6, temperature=0.9, top_k=50, seed=3)
+    who = subject(mechanism)
+    ids = who.ids(TEXT)
+    found = list(steps(who, ids, asked))
+    assert [s.token for s in found] == generate(who.model, ids, asked).tokens
+    trace = record(who.model, [*ids, *(s.token for s in found)])
+    for n, step in enumerate(found):
+        row = len(ids) - 1 + n
+        for layer, heads in enumerate(step.weights):
+            for head, weights in enumerate(heads):
+                wanted = trace.weights(layer, head, [row])[0]
+                assert torch.allclose(weights, wanted[: row + 1], atol=1e-5) and not wanted[row + 1 :].any()
+    assert "extend" not in vars(who.model.stack.layers[0].attention.mechanism)  # nothing stays on the model
+
+
+def test_steps_of_a_hugging_face_model_are_those_of_its_eager_attention():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, attn_implementation="eager", eos_token_id=98,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    from regard.lens.foreign_models import described as described_foreign
+
+    who = Subject(model, None, described_foreign(model, "tiny", False))
+    found = list(steps(who, [5, 6, 7], Settings(max_tokens=4)))
+    whole = torch.tensor([[5, 6, 7, *(s.token for s in found)]])
+    out = model(whole, output_attentions=True)
+    assert [int(out.logits[0, 2 + n].argmax()) for n in range(4)] == [s.token for s in found]
+    for n, step in enumerate(found):
+        for mine, theirs in zip(step.weights, out.attentions, strict=True):
+            assert torch.allclose(mine, theirs[0, :, 2 + n, : 3 + n], atol=1e-6)
+
+
+def test_what_cannot_be_continued_is_an_error():
+    encoder = Encoder(vocabulary=256, width=24, layers=1, length=64, attention={"heads": 3})
+    encoder.tokenizer = Bytes()
+    with pytest.raises(OptionError, match="does not continue a text"):
+        steps(Subject(encoder, encoder.tokenizer, described(encoder)), [1], Settings())
+    with pytest.raises(OptionError, match="no tokens"):
+        steps(subject(), [], Settings())
+    with pytest.raises(OptionError, match="leave out beams"):
+        steps(subject(), [1], Settings(beams=2))
+
+
+def test_a_text_comes_back_as_the_trace_that_record_makes(port, desk):
+    status, headers, raw = ask(port, "/record", {"text": TEXT})
+    assert status == 200 and headers["content-type"] == "application/octet-stream"
+    found, wanted = decode(raw), record(desk.subject.model, TEXT)
+    assert found.tokens == list(TEXT)
+    assert torch.allclose(found.weights(2, 1), wanted.weights(2, 1), atol=2e-3)
+
+
+def test_a_stream_has_each_token_and_what_it_looked_at(port, desk):
+    start, *tokens, end = lines(port, max_tokens=5, temperature=0.7, seed=1)
+    ids = desk.subject.ids(TEXT)
+    assert start == {"kind": "start", "ids": ids, "tokens": list(TEXT)}
+    assert end == {"kind": "end", "why": "max", "ids": [*ids, *(t["id"] for t in tokens)]}
+    assert [t["id"] for t in tokens] == generate(desk.subject.model, TEXT, max_tokens=5, temperature=0.7, seed=1).tokens
+    trace = record(desk.subject.model, end["ids"])
+    for n, told in enumerate(tokens):
+        rows = np.frombuffer(base64.b64decode(told["weights"]), np.int8).reshape(sum(told["heads"]), -1)
+        row = len(ids) - 1 + n
+        wanted = torch.stack([trace.weights(a, h, [row])[0, : row + 1] for a in range(3) for h in range(3)])
+        assert np.abs(rows / 127 * told["scale"] - wanted.numpy()).max() <= told["scale"] / 254 + 2e-3
+    again = decode(ask(port, "/record", {"ids": end["ids"], "prompt": len(ids)})[2]).recordings[0].sequences[0]
+    assert again.prompt == len(ids) and again.steps == [len(ids), 1, 1, 1, 1, 1]
+
+
+def test_a_stream_ends_where_the_model_or_the_time_does(port, desk, monkeypatch):
+    text = "x" * 254
+    assert lines(port, text=text, max_tokens=50)[-1]["why"] == "full"
+    monkeypatch.setattr(server, "SECONDS", -1)
+    assert lines(port, max_tokens=50)[-1]["why"] == "time"
+
+
+def test_a_stream_that_nobody_reads_ends(port, desk, monkeypatch):
+    passes = []
+    extend = desk.subject.model.extend
+    monkeypatch.setattr(desk.subject.model, "extend", lambda *a, **k: passes.append(1) or extend(*a, **k))
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    body = json.dumps({"text": "x", "max_tokens": 240})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+    line.request("POST", "/generate", body, headers)
+    answer = line.getresponse()
+    answer.readline()
+    answer.close()
+    line.close()
+    for _ in range(100):
+        before = len(passes)
+        time.sleep(0.2)
+        if len(passes) == before:
+            break
+    assert 0 < len(passes) < 240
+    assert ask(port, "/record", {"text": TEXT})[0] == 200  # and the model is free again
+
+
+def test_two_tabs_are_served_in_turn(port, desk):
+    """One asks for a trace in the middle of the other's stream; both get what they would have got alone."""
+    alone = [x for x in lines(port, max_tokens=40, temperature=1.0, seed=5) if x["kind"] == "token"]
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+    line.request(
+        "POST", "/generate", json.dumps({"text": TEXT, "max_tokens": 40, "temperature": 1.0, "seed": 5}), headers
+    )
+    answer = line.getresponse()
+    told = [json.loads(answer.readline()) for _ in range(3)]
+    other = lines(port, text="Another", max_tokens=4)
+    assert ask(port, "/record", {"text": TEXT})[0] == 200
+    told += [json.loads(x) for x in answer.read().splitlines()]
+    line.close()
+    assert [x for x in told if x["kind"] == "token"] == alone
+    assert other[-1]["why"] == "max"
+
+
+@pytest.mark.parametrize("path, body", [("/?token=" + TOKEN, None), ("/record", {"text": "x"}), ("/nowhere", None)])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:80", ""])
+def test_a_request_for_another_host_goes_no_further(port, path, body, host):
+    assert ask(port, path, body, host=host or " ")[0] in (400, 421)
+
+
+def test_the_names_of_this_machine_are_its_own(port):
+    assert ask(port, f"/?token={TOKEN}", host=f"localhost:{port}")[0] == 200
+    with socket.create_connection(("127.0.0.1", port)) as raw:  # two hosts: which one was checked?
+        two = f"GET /?token={TOKEN} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nHost: evil.example\r\n\r\n"
+        raw.sendall(two.encode())
+        assert raw.recv(100).split()[1] in (b"400", b"421")
+
+
+@pytest.mark.parametrize("path", ["/", "/?token=", "/?token=wrong", f"/?token={TOKEN}x", f"/?token={TOKEN}&token=a"])
+def test_no_page_without_the_token(port, path):
+    status, headers, raw = ask(port, path)
+    assert status == 403 and b"<script" not in raw and b"small" not in raw
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/record", "/generate", "/nowhere", "/static/lens.js"])
+def test_no_answer_without_the_token(port, path):
+    assert ask(port, path, {"text": "x"}, token="wrong")[0] == 403
+    assert ask(port, f"{path}?token={TOKEN}", {"text": "x"}, token="")[0] == 403  # an address can be shared or logged
+
+
+def test_other_pages_are_refused_and_get_no_leave(port):
+    for origin in ("http://evil.example", "null", f"http://localhost:{port}"):
+        assert ask(port, "/record", {"text": "x"}, Origin=origin)[0] == 403
+    status, headers, _ = ask(port, "/record", {"text": "x"}, Origin=f"http://127.0.0.1:{port}")
+    assert status == 200 and not any(name.startswith("access-control") for name in headers)
+
+
+@pytest.mark.parametrize("path", ["/lens.js", "/../pyproject.toml", "/%2e%2e/etc/passwd", "//etc/passwd", "/record"])
+def test_nothing_else_is_served(port, path):
+    line = {"Authorization": f"Bearer {TOKEN}"}
+    assert ask(port, path, **line)[0] in (404, 405)
+
+
+def test_the_page_is_bound_to_its_own_script(port):
+    _, headers, raw = ask(port, f"/?token={TOKEN}")
+    rules = headers["content-security-policy"]
+    for rule in ("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'", "script-src 'sha256-"):
+        assert rule in rules
+    assert "unsafe" not in rules and headers["referrer-policy"] == "no-referrer"
+    assert b"</title><b>small" not in raw and b"&lt;/title&gt;" in raw  # a model's name is text
+
+
+@pytest.mark.parametrize(
+    "path, body, status, words",
+    [
+        ("/record", {"text": "x" * (server.BODY + 1)}, 413, "larger than"),
+        ("/record", {"text": "x" * 300}, 400, "300 tokens; this model and server read at most 256"),
+        ("/record", {"text": ""}, 400, "empty"),
+        ("/record", {"text": 3}, 400, "expected"),
+        ("/record", {"ids": [1, "a"]}, 400, "expected"),
+        ("/record", {"ids": [1, 999]}, 400, ""),
+        ("/record", {"ids": [1, 2], "prompt": 5}, 400, "expected"),
+        ("/record", [1], 400, "JSON object"),
+        ("/record", b"{", 400, "no JSON"),
+        ("/generate", {"text": "x", "max_tokens": 10**9}, 400, "at most"),
+        ("/generate", {"text": "x", "temperature": -1}, 400, "temperature = -1"),
+        ("/generate", {"text": "x", "top_p": 2}, 400, "top_p"),
+        ("/generate", {"text": "x", "top_k": "a"}, 400, "top_k"),
+    ],
+)
+def test_what_is_wrong_is_said(port, path, body, status, words):
+    found, _, raw = ask(port, path, body)
+    assert found == status and words in raw.decode()
+
+
+def test_a_form_of_another_page_is_no_request(port):
+    assert ask(port, "/record", b"text=x", **{"Content-Type": "text/plain"})[0] == 415
+
+
+def test_a_port_in_use_and_a_missing_extra_are_told(desk, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ServeError, match="in use; choose another with --port"):
+            server.serve(desk, taken.getsockname()[1], lambda address: None)
+    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    with pytest.raises(ExtraMissingError, match=r"regard\[serve\]"):
+        server.required()
+
+
+@pytest.mark.browser
+def test_a_browser_reads_writes_stops_and_shows(port, desk):
+    from playwright.sync_api import sync_playwright
+
+    said = []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        tabs = [browser.new_context().new_page() for _ in range(2)]
+        for page in tabs:
+            page.on("console", lambda m: said.append(m.text))
+            page.on("pageerror", lambda e: said.append(str(e)))
+            page.on("request", lambda r: said.append(r.url) if f"//127.0.0.1:{port}/" not in r.url else None)
+            page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+            page.wait_for_selector(".heads[data-state=done]")
+        page, other = tabs
+        page.get_by_role("textbox", name="Text").fill(TEXT)
+        page.get_by_label("tokens", exact=True).fill("12")
+        page.get_by_role("button", name="Go on").click()
+        other.get_by_label("tokens", exact=True).fill("200")
+        other.get_by_role("button", name="Go on").click()
+        other.wait_for_selector(".piece.new >> nth=3")
+        other.get_by_role("button", name="Stop").click()
+        for tab, words in ((page, "12 tokens: as many tokens as asked for. Point"), (other, ": stopped. Point")):
+            tab.locator(".says", has_text=words).wait_for()
+        written = generate(desk.subject.model, TEXT, max_tokens=12, temperature=0.8, seed=0).tokens
+        pieces = Bytes().pieces()
+        wanted = [pieces.push(i) or "·" for i in [*Bytes().encode(TEXT), *written]]
+        assert page.evaluate("[...document.querySelectorAll('.piece')].map(x => x.textContent)") == wanted
+        page.locator(".piece.new").nth(4).hover()
+        told = page.locator(".told > p").last.inner_text()
+        assert "(15), probability" in told and "looked most at" in told
+        assert page.locator("header select").first.locator("option").count() == 2  # the text, and what was written
+        page.get_by_role("textbox", name="Text").fill("</script><img src=x onerror=alert(1)>")
+        page.get_by_role("button", name="Read", exact=True).click()
+        page.locator(".says", has_text="Read in").wait_for()
+        assert page.locator("img").count() == 0
+        browser.close()
+    assert said == []
