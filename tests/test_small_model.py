@@ -34,7 +34,7 @@ def test_the_folder_is_small_whole_and_says_what_it_is():
 
 
 def test_a_changed_or_missing_file_is_told(tmp_path, monkeypatch):
-    copy = tmp_path / "shipped"
+    copy = tmp_path / "small-model"
     shutil.copytree(shipped(), copy)
     monkeypatch.setattr(small_model, "files", lambda package: tmp_path)
     assert shipped() == copy
