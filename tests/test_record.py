@@ -451,6 +451,7 @@ def test_models_are_found_by_folder_and_as_untrained_twins(tmp_path):
     foreign.save_pretrained(tmp_path / "theirs")
     theirs = opened(tmp_path / "theirs")
     assert theirs.card.home == "transformers" and theirs.card.groups == 2
+    assert record(theirs.model, [5, 6, 7]).recordings[0].model.name == "theirs"  # no folder of this machine
     close(theirs.record([5, 6, 7]).weights(1, 2), record(foreign, [5, 6, 7]).weights(1, 2))
     random = opened(f"random:{tmp_path / 'theirs'}")
     assert random.card.trained is False and random.record([5, 6, 7]).weights(0, 0).shape == (3, 3)

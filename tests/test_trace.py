@@ -398,3 +398,10 @@ def test_an_encoder_may_look_both_ways():
     trace = record(model, list(range(12)))
     assert trace.recordings[0].attentions[0].rules == Rules() and trace.recordings[0].attentions[0].side == "encoder"
     assert float(trace.weights(0, 0)[0, 5]) > 0
+
+
+def test_half_a_surrogate_pair_in_a_token_is_written_as_a_question_mark():
+    made = made_up(*(torch.randn(1, 2, 8) for _ in range(3)))
+    made.sequences[0].tokens[1] = "a\ud83d"
+    again = decode(to_bytes(encode(Trace([made]))))
+    assert again.recordings[0].sequences[0].tokens[1] == "a?"

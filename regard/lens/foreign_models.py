@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.data.tokenizers import Pieces
 from regard.errors import LengthError, OptionError
 from regard.hub.attention import HubError, listening
+from regard.hub.load import titled
 from regard.lens.hearing import Listener
 from regard.lens.maps import evaluating
 from regard.lens.overview import overview
@@ -83,7 +84,7 @@ def described(model: Any, name: str | None = None, trained: bool | None = None, 
     width = int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or 0)
     key_width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or (width // heads if heads else 0)
     return Card(
-        name=name or getattr(config, "_name_or_path", "") or type(model).__name__,
+        name=name or titled(getattr(config, "_name_or_path", "") or type(model).__name__),
         cls=type(model).__name__,
         home="transformers",
         parameters=sum(p.numel() for p in model.parameters()),

@@ -108,7 +108,8 @@ def encode(trace: Trace) -> Encoded:
 
 
 def _document(header: dict[str, Any]) -> bytes:
-    return json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace")  # half of a surrogate pair, which a token may be, is a "?"
 
 
 def _check(header: dict[str, Any]) -> int:
