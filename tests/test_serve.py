@@ -296,9 +296,15 @@ def test_a_port_in_use_and_a_missing_extra_are_told(desk, monkeypatch):
 
 
 @pytest.mark.browser
-def test_a_browser_reads_writes_stops_and_shows(port, desk):
+def test_a_browser_reads_writes_stops_and_shows(port, desk, monkeypatch):
     from playwright.sync_api import sync_playwright
 
+    def slowly(*asked, found=server.steps):
+        for step in found(*asked):
+            time.sleep(0.05)  # so that there is something to stop
+            yield step
+
+    monkeypatch.setattr(server, "steps", slowly)
     said = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)

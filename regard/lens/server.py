@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hmac import compare_digest
 from importlib.resources import files
 from importlib.util import find_spec
@@ -260,7 +260,7 @@ class Gate:
             return
         refused = self._refused(scope)
         if refused is not None:
-            await _answer(send, *refused)
+            await _answer(receive, send, *refused)
             return
 
         async def covered(message: dict[str, Any]) -> None:
@@ -288,11 +288,25 @@ class Gate:
         return None
 
 
-async def _answer(send: Any, status: int, message: str) -> None:
-    headers = {"content-type": "text/plain; charset=utf-8", "connection": "close", **_HEADERS}
-    raw = [(k.encode(), v.encode()) for k, v in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": message.encode()})
+async def _answer(receive: Any, send: Any, status: int, message: str) -> None:
+    """An answer at the door. What was sent is taken in first, within limits: a connection that is closed with bytes
+    unread is reset, and the answer may be lost."""
+    taken, more = 0, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            while more and taken <= BODY:
+                part = await receive()
+                taken, more = taken + len(part.get("body", b"")), part.get("more_body", False)
+    raw = message.encode()
+    headers = {
+        "content-type": "text/plain; charset=utf-8",
+        "content-length": str(len(raw)),
+        "connection": "close",
+        **_HEADERS,
+    }
+    start = [(k.encode(), v.encode()) for k, v in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": raw})
 
 
 async def _body(request: Any) -> dict[str, Any]:
