@@ -31,24 +31,32 @@ def softmax(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> 
 
 @kernel(Synthesizer, "forward", name="sdpa", when=_when)
 def synthesizer(mechanism: Synthesizer, q: Tensor, k: Tensor | None, v: Tensor, mask: Mask) -> Tensor:
-    queries, keys = mechanism.as_softmax(q, mask)
-    return fused(mechanism, *_same_width(queries.to(v.dtype), keys.to(v.dtype), v, mask), mask, 1.0)[..., : v.shape[-1]]
+    dtype, v = v.dtype, _precise(v)
+    queries, keys = (x.to(v.dtype) for x in mechanism.as_softmax(q, mask))
+    return fused(mechanism, *_same_width(queries, keys, v, mask), mask, 1.0)[..., : v.shape[-1]].to(dtype)
 
 
 @kernel(RandomSynthesizer, "forward", name="sdpa", when=_when)
 def random_synthesizer(
     mechanism: RandomSynthesizer, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask
 ) -> Tensor:
+    dtype, v = v.dtype, _precise(v)
     if mechanism.right is not None:
         left, right = (x.expand(v.shape[0], -1, -1, -1).to(v.dtype) for x in mechanism.factors(mask, q))
-        return fused(mechanism, *_same_width(left, right, v, mask), mask, 1.0)[..., : v.shape[-1]]
+        return fused(mechanism, *_same_width(left, right, v, mask), mask, 1.0)[..., : v.shape[-1]].to(dtype)
     # All of the score is a bias; a query and key of zeros leave it as it is.
     bias = mechanism.scores(mask, q).to(v.dtype)
     if mask.bias is not None:
         bias = mask.but(slopes=None).shaped(bias)  # the slopes are added with the rest below
     B, H, T, S = v.shape[0], *bias.shape[1:]
     q, k = v.new_zeros(B, H, T, 8), v.new_zeros(B, H, S, 8)
-    return fused(mechanism, *_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]]
+    return fused(mechanism, *_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]].to(dtype)
+
+
+def _precise(v: Tensor) -> Tensor:
+    """Values in float32 or better on a CPU, whose fused call rounds the gradients of scores: too much where these are
+    learned numbers."""
+    return v.float() if v.device.type == "cpu" and v.dtype.itemsize < 4 else v
 
 
 def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:

@@ -206,7 +206,8 @@ def _kernel_results(subject: Subject, case: Case, face: str, start: int, use: st
         return [out, state.tokens.to(out.dtype)]
     leaves = [x.requires_grad_() for x in (q, k, v)] + [x for x in mechanism.parameters() if x.requires_grad]
     out = mechanism(q, k, v, *rest)
-    direction = case.draw(*out.shape, stream=4)  # one that depended on out would add its rounding to the gradient
+    # Where weights cancel, a direction that depended on out would add out's rounding to the gradient.
+    direction = case.draw(*out.shape, stream=4) if mechanism.signed else out.detach().cos()
     grads = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
     return [out, *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True))]
 
