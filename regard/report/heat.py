@@ -36,12 +36,13 @@ def heat(matrix: Matrix, rows: Sequence[str], columns: Sequence[str] | None = No
         parts: Any = made.subfigures(2, 1, height_ratios=[height - 0.5, 0.5])
         above, below = parts
         ax = above.add_subplot()
-        _map(ax, weights, rows, columns, scale, side=72 * 3.6)
+        _map(ax, weights, rows, columns, scale, side=72 * (width - 0.8))
         ax.set(xlabel="attends to", ylabel="token")
         _legend(below, signed=bool((weights < 0).any()), scale=scale)
 
-    height = 4.2 * min(max(len(rows) / len(columns), 0.3), 1.4) + 0.55
-    return draw(paint, f"Attention of {len(rows)} tokens. {_strongest(weights, rows, columns)}", 4.4, height)
+    width = min(max(4.4, 0.16 * len(columns) + 0.8), 7.6)  # many tokens want room for their names
+    height = (width - 0.2) * min(max(len(rows) / len(columns), 0.3), 1.4) + 0.55
+    return draw(paint, f"Attention of {len(rows)} tokens. {_strongest(weights, rows, columns)}", width, height)
 
 
 def heads_grid(

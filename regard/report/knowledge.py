@@ -28,7 +28,6 @@ from regard.report import doubt, plots
 from regard.report.markup import Markup, code, counted, duration, join, number, percent, strong, tag
 from regard.report.page import (
     Page,
-    ReportError,
     details,
     facts,
     figure,
@@ -38,6 +37,7 @@ from regard.report.page import (
     paragraph,
     samples,
     table,
+    told,
 )
 from regard.report.palette import style
 from regard.report.results import SPLITS, Results, main, scored_split, styles_of
@@ -54,31 +54,19 @@ class Section(NamedTuple):
 
 def knowledge_page(results: Results) -> Page:
     """The page for these results; a part that is not as described is a ReportError that names it."""
-    page = Page(str(results.get("title") or "What does it know?"), _told("models", _lead, results))
+    page = Page(str(results.get("title") or "What does it know?"), told("models", _lead, results, __name__))
     missing = []
     for section in SECTIONS:
         if results.get(section.key):
-            page.add(heading(section.name), *_told(section.key, section.build, results))
+            page.add(heading(section.name), *told(section.key, section.build, results, __name__))
         else:
             missing.append(join(strong(section.name), ": ", section.absent, "."))
     if results.get("models") and not any(m.get("test") for m in results["models"]):
         missing.append(join(strong("Accuracy on the test questions"), ": their file has no answers."))
-    page.add(heading("How it was made"), *_told("world", _made, results))
+    page.add(heading("How it was made"), *told("world", _made, results, __name__))
     if missing:
         page.add(heading("Left out"), samples(missing))
     return page
-
-
-def _told(key: str, build: Callable[[Results], Any], results: Results) -> Any:
-    """What `build` makes, all of it; where the results are not as described, an error that names their part."""
-    try:
-        made = build(results)
-        return made if isinstance(made, Markup) else list(made)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ReportError(
-            f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
-            "regard.report.knowledge describes it"
-        ) from error
 
 
 def _lead(results: Results) -> Markup:

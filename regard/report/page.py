@@ -10,9 +10,10 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from regard.errors import RegardError
 from regard.report.markup import Markup, escape, join, number, percent, tag
@@ -28,6 +29,19 @@ _BAR = "share-of-one"
 
 class ReportError(RegardError, OSError):
     """A report that cannot be made or written."""
+
+
+def told(key: str, build: Callable[[Mapping[str, Any]], Any], results: Mapping[str, Any], described: str) -> Any:
+    """What `build` makes of results, all of it; where their part `key` is not as the module `described` says, an error
+    that names it."""
+    try:
+        made = build(results)
+        return made if isinstance(made, Markup) else list(made)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ReportError(
+            f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
+            f"{described} describes it"
+        ) from error
 
 
 def paragraph(*parts: object, quiet: bool = False) -> Markup:

@@ -28,7 +28,6 @@ from regard.report.markup import Markup, code, duration, join, number, percent, 
 from regard.report.masks import captions, mask_picture
 from regard.report.page import (
     Page,
-    ReportError,
     details,
     facts,
     figure,
@@ -38,6 +37,7 @@ from regard.report.page import (
     paragraph,
     samples,
     table,
+    told,
 )
 from regard.report.palette import Style, style
 
@@ -48,22 +48,11 @@ REFERENCE = "reference"
 
 def summarize_page(results: Results) -> Page:
     """The page for these results; a part that is not as described is a ReportError that names it."""
-    page = Page("One line about an article", _told("scores", _lead, results))
+    page = Page("One line about an article", told("scores", _lead, results, __name__))
     for title, key, build in SECTIONS:
         if results.get(key):
-            page.add(heading(title), *_told(key, build, results))
+            page.add(heading(title), *told(key, build, results, __name__))
     return page
-
-
-def _told(key: str, build: Callable[[Results], Any], results: Results) -> Any:
-    try:
-        made = build(results)
-        return made if isinstance(made, Markup) else list(made)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ReportError(
-            f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
-            "regard.report.summarize describes it"
-        ) from error
 
 
 def _drawn(results: Results) -> dict[str, Style]:
