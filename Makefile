@@ -1,7 +1,7 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab,plot,text,hf,serve,notebook,triton,docs
+EXTRAS := dev,lab,plot,text,hf,serve,notebook,sweep,triton,docs
 DEMO_FLAGS ?=
 
 BIN := .venv/bin

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.data.tokenizers import Pieces
 from regard.errors import LengthError, OptionError
 from regard.hub.attention import HubError, listening
-from regard.hub.load import titled
+from regard.hub.foreign import titled
 from regard.lens.hearing import Listener
 from regard.lens.maps import evaluating
 from regard.lens.overview import overview

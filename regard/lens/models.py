@@ -84,7 +84,7 @@ def opened(name: str | Path, device: torch.device | str = "cpu", *, seed: int = 
     if twin:
         found = hub.untrained(name, seed, device, download)
     elif Path(name).is_dir() or not _is_path(name):
-        found = hub.load(name, device, download)
+        found = hub.fetch(name, device, download)
     else:
         raise OptionError(f"{name} does not exist; expected a model folder, a run, or a name on the hub")
     card = described_foreign(found.model, found.name, found.trained)

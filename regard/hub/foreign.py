@@ -44,7 +44,7 @@ def titled(name: str | Path) -> str:
     return f"{path.parent.name}/{path.name}" if dull else path.name
 
 
-def load(name: str | Path, device: torch.device | str = "cpu", download: bool = False) -> Foreign:
+def fetch(name: str | Path, device: torch.device | str = "cpu", download: bool = False) -> Foreign:
     """The model of a folder, or of a name on the hub that was downloaded before; `download` fetches it if need be."""
     library = transformers()
     with _quiet(library), _explained(name, download):
