@@ -27,6 +27,16 @@ Weights = Float[Tensor, "B H T S"]
 Visible = Bool[Tensor, "B S"]
 
 
+class Chunks(NamedTuple):
+    """Tokens taken a chunk at a time: pairs within the chunks, those of them that are causal, tokens of the first chunk
+    and of the last."""
+
+    pairs: int
+    causal: int
+    first: int
+    last: int
+
+
 @dataclass(frozen=True)
 class Size:
     """The sizes of one call. For a state, S is its capacity; for a recurrent cost, S counts the T new tokens too."""
@@ -49,6 +59,21 @@ class Size:
         H, T = (q.shape[1], q.shape[2]) if q is not None else (G, S)
         K = q.shape[3] if q is not None else k.shape[3] if k is not None else V
         return Size(B, T, S, H, G, K, V, causal, v.dtype, v.device)
+
+    @property
+    def e(self) -> int:
+        """Bytes of a number."""
+        return self.dtype.itemsize
+
+    def at_least(self, dtype: torch.dtype) -> int:
+        """Bytes of a number that is at least as precise as `dtype`."""
+        return torch.promote_types(self.dtype, dtype).itemsize
+
+    def chunked(self, C: int) -> Chunks:
+        """The T tokens in chunks of C."""
+        whole, rest = divmod(self.T, C)
+        pairs = whole * C * C + rest * rest
+        return Chunks(pairs, (pairs + self.T) // 2, min(C, self.T), rest or min(C, self.T))
 
 
 class Rows(NamedTuple):

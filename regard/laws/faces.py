@@ -130,7 +130,7 @@ def written_is_cross(subject: Subject, case: Case) -> Finding:
 
 
 def flops_as_declared(subject: Subject, case: Case) -> Finding:
-    """declared matmul FLOPs = FlopCounterMode on the plain reference"""
+    """declared matmul FLOPs = FlopCounterMode on the plain reference, of each face and of the gradients"""
     from torch.utils.flop_counter import FlopCounterMode  # it loads triton where there is one, which takes its time
 
     mechanism = _mechanism(subject, case)
@@ -152,6 +152,13 @@ def flops_as_declared(subject: Subject, case: Case) -> Finding:
         counted, declared = counter.get_total_flops(), mechanism.cost(size, face).matmul
         what = f"{face}: {declared:,} declared, {counted:,} counted"
         findings.append(Finding(abs(declared - counted) / max(counted, 1), 0.0, what))
+    leaves = [x.requires_grad_() for x in (q, k, v)] + [x for x in mechanism.parameters() if x.requires_grad]
+    out = mechanism(q, k, v, mask)
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(out.sum(), leaves, allow_unused=True)
+    counted, declared = counter.get_total_flops(), mechanism.gradient_cost(case.size()).matmul
+    what = f"gradients: {declared:,} declared, {counted:,} counted"
+    findings.append(Finding(abs(declared - counted) / max(counted, 1), 0.0, what))
     return worst(findings)
 
 

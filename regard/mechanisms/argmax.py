@@ -31,6 +31,10 @@ class Argmax(Pairwise):
             raise OptionError(f"argmax: gradient = '{gradient}', expected 'none' or 'straight_through'")
         self.gradient = gradient
 
+    @property
+    def learns(self) -> bool:
+        return self.gradient != "none"
+
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         raw = scores(q, k, mask) / math.sqrt(q.shape[-1])  # divided last: integers stay exact, ties stay ties
         ranked = _ranked(raw.detach(), mask)

@@ -13,7 +13,7 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -40,6 +40,19 @@ class Cost:
     bytes: int
     state: int
 
+    @property
+    def flops(self) -> int:
+        """What a roofline counts: the useful FLOPs."""
+        return self.useful
+
+    @property
+    def intensity(self) -> float:
+        """Useful FLOPs for each byte moved."""
+        return self.useful / self.bytes
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
 
 class Kernel(NamedTuple):
     """A fast twin of one face: same arguments, same result. `refuses` says why it cannot, or None; `device` is the kind
@@ -59,9 +72,11 @@ class Mechanism(nn.Module, ABC):
     formula: ClassVar[str] = ""
     order: ClassVar[str] = ""  # time of a whole sequence
     memory: ClassVar[str] = ""  # state of a decoder
+    kept: ClassVar[str] = ""  # memory of a whole sequence in training, on the plain reference
     needs: ClassVar[str] = "qkv"
     crosses: ClassVar[bool] = True  # can attend to another sequence
     signed: ClassVar[bool] = False  # weights may be negative
+    letters: ClassVar[dict[str, str]] = {}  # its own sizes, by the letters that the formulas of its cost call them
     kernels: ClassVar[dict[str, list[Kernel]]] = {}
 
     def __init__(self) -> None:
@@ -115,6 +130,12 @@ class Mechanism(nn.Module, ABC):
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
         """What a face costs on the plain reference; recurrent: T new tokens, S in all."""
 
+    def gradient_cost(self, size: Size) -> Cost:
+        """What the gradients of the parallel face cost beside it: two products for each of its own, unless a mechanism
+        knows better; q, k, v and the gradient of the output read, the gradients of q, k, v written."""
+        whole = self.cost(size)
+        return Cost(2 * whole.matmul, 2 * whole.useful, whole.elementwise, gradient_bytes(self, size), 0)
+
     def certain(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"] | None:
         """Rows where rounding cannot change the answer by a jump; None: all."""
         return None
@@ -143,6 +164,13 @@ class Mechanism(nn.Module, ABC):
 @lru_cache(256)
 def _say_once(message: str) -> None:
     _LOG.info(message)
+
+
+def gradient_bytes(mechanism: Mechanism, size: Size) -> int:
+    """Bytes that gradients move at the least: two for each of the inputs, one for the output."""
+    q, k = (size.K if n in mechanism.needs else 0 for n in "qk")
+    inputs = size.H * size.T * q + size.G * size.S * (k + size.V)
+    return size.e * size.B * (2 * inputs + size.H * size.T * size.V)
 
 
 def fork(state: State, rows: Int[Tensor, " N"] | None = None) -> State:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool
@@ -27,6 +28,7 @@ class Elu(Linear):
     formula = "φ(x) = elu(x) + 1"
     order = "N·K·V"
     memory = "G·K·(V+1)"
+    kept = "N·K+K·V"
 
     def features(self, x: Tensor) -> tuple[Tensor, None]:
         return functional.elu(x) + 1, None
@@ -40,6 +42,8 @@ class Quadratic(Linear):
     formula = "(q·k + 1)²"
     order = "N·K²·V"
     memory = "G·K²/2·(V+1)"
+    kept = "N·K²+K²·V"
+    letters: ClassVar[dict[str, str]] = {"feature_count": "F"}
     accumulate = torch.float64  # (q·k + 1)² near zero is a small difference of large products
 
     def features(self, x: Tensor) -> tuple[Tensor, None]:
@@ -68,6 +72,7 @@ class Quadratic(Linear):
 @register("linear")
 class AnyFeatures(Linear):
     formula = "φ(q)·φ(k), φ yours (default softplus)"
+    letters: ClassVar[dict[str, str]] = {"feature_count": "F"}
 
     def __init__(self, phi: Callable[[Tensor], Tensor] = functional.softplus, strict: bool = False) -> None:
         super().__init__(strict)

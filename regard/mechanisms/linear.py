@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import ShapeError, ZeroRowError
-from regard.mechanisms.base import Cost, Face, Mechanism, exact, refuse, refuse_in_state
+from regard.mechanisms.base import Cost, Face, Mechanism, exact, gradient_bytes, refuse, refuse_in_state
 from regard.mechanisms.pairwise import (
     Cache,
     append,
@@ -31,6 +31,7 @@ from regard.mechanisms.pairwise import (
     extend_cache,
     nothing,
     pair_cost,
+    pair_gradient_cost,
     read_cache,
 )
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights, check_sizes, check_state, wide
@@ -52,7 +53,10 @@ class Linear(Mechanism):
 
     order = "N·F·(K+V)"
     memory = "G·F·(V+1)"
+    kept = "N·F+F·V"
     accumulate: ClassVar[torch.dtype] = torch.float32  # features and sums are at least this precise
+    feature_work: ClassVar[int] = 3  # element-wise FLOPs behind a feature
+    pair_work: ClassVar[int] = 2  # and behind a pair within a chunk: mask and sum
 
     def __init__(self, strict: bool = False) -> None:
         super().__init__()
@@ -174,6 +178,9 @@ class Linear(Mechanism):
 
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
         return _linear_cost(self, size, face)
+
+    def gradient_cost(self, size: Size) -> Cost:
+        return _linear_gradient_cost(self, size)
 
     def _wide(self, x: Tensor) -> Tensor:
         return x.to(torch.promote_types(x.dtype, self.accumulate))
@@ -333,19 +340,22 @@ def _added(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens: T
 def _linear_cost(mechanism: Linear, size: Size, face: Face) -> Cost:
     B, T, S, H, G, K, V = size.B, size.T, size.S, size.H, size.G, size.K, size.V
     F, per_vector = mechanism.feature_count(K), mechanism.feature_flops(K)
-    e, wide_e = size.dtype.itemsize, torch.promote_types(size.dtype, mechanism.accumulate).itemsize
-    if face == "weights":
-        mapped = B * (H * T + G * S) * per_vector
-        pairs = pair_cost(mechanism, size, face, 2 * F, 2)
-        elementwise = pairs.elementwise + B * (H * T + G * S) * F
-        return Cost(
-            mapped + pairs.matmul, mapped + pairs.useful, elementwise, pairs.bytes, B * G * F * (V + 1) * wide_e
-        )
+    state = B * G * F * (V + 1) * size.at_least(mechanism.accumulate)
+    if face == "weights" or _by_pairs(size, face):
+        vectors = B * (H * T + G * S)
+        pairs = pair_cost(mechanism, size, face, 2 * F, mechanism.pair_work + 1)
+        mapped, work = vectors * per_vector, vectors * F * mechanism.feature_work
+        return pairs + Cost(mapped, mapped, work, 0, state - pairs.state)
     fresh = T if face == "recurrent" else S
     matmul, useful, pairs_done = linear_flops(size, F, per_vector, face)
-    state = B * G * F * (V + 1) * wide_e
-    moved = e * B * (H * T * (K + V) + G * fresh * (K + V)) + (2 * state if face == "recurrent" else 0)
-    return Cost(matmul, useful, B * (H * T + G * fresh) * F + 2 * B * H * pairs_done, moved, state)
+    moved = size.e * B * (H * T * (K + V) + G * fresh * (K + V)) + (2 * state if face == "recurrent" else 0)
+    work = (H * T + G * fresh) * F * mechanism.feature_work + H * pairs_done * mechanism.pair_work + 4 * H * T * V
+    return Cost(matmul, useful, B * work, moved, state)
+
+
+def _by_pairs(size: Size, face: Face) -> bool:
+    """Whether a whole sequence goes by explicit weights: queries that are the last of more keys."""
+    return face == "parallel" and size.causal and size.T != size.S
 
 
 def linear_flops(size: Size, F: int, per_vector: int, face: Face = "parallel") -> tuple[int, int, int]:
@@ -356,9 +366,27 @@ def linear_flops(size: Size, F: int, per_vector: int, face: Face = "parallel") -
     matmul = B * (H * T + G * fresh) * per_vector + B * (G * fresh + H * T) * sums
     useful, pairs_done = matmul, 0
     if (face == "recurrent" or size.causal) and not (face == "recurrent" and T == 1):
-        chunks = [min(CHUNK, T - at) for at in range(0, T, CHUNK)]
-        pairs_done = sum(C * C for C in chunks)
-        per_pair = 2 * B * H * (F + V + 1)
+        chunks, per_pair = size.chunked(CHUNK), 2 * B * H * (F + V + 1)
+        pairs_done = chunks.pairs
         matmul += per_pair * pairs_done
-        useful += per_pair * sum(C * (C + 1) // 2 for C in chunks)
+        useful += per_pair * chunks.causal
     return matmul, useful, pairs_done
+
+
+def _linear_gradient_cost(mechanism: Linear, size: Size) -> Cost:
+    """Two products for each one forward, but one for a projection to features: its directions have no gradient. Causal:
+    nothing comes back from the sums before the first chunk, nor to those after the last."""
+    B, T, S, H, G, K, V = size.B, size.T, size.S, size.H, size.G, size.K, size.V
+    F, per_vector = mechanism.feature_count(K), mechanism.feature_flops(K)
+    vectors, moved = B * (H * T + G * S), gradient_bytes(mechanism, size)
+    if _by_pairs(size, "parallel"):
+        mapped = vectors * per_vector
+        work = vectors * F * mechanism.feature_work
+        return pair_gradient_cost(mechanism, size, 2 * F, True) + Cost(mapped, mapped, work, 0, 0)
+    matmul, useful, pairs_done = linear_flops(size, F, 0)
+    mapped, spared = vectors * per_vector, 0
+    if size.causal:
+        chunks = size.chunked(CHUNK)
+        spared = 2 * B * F * (V + 1) * (H * chunks.first + 2 * G * chunks.last)
+    work = vectors * F * mechanism.feature_work + B * H * (pairs_done * mechanism.pair_work + 4 * T * V)
+    return Cost(mapped + 2 * matmul - spared, mapped + 2 * useful, 2 * work, moved, 0)

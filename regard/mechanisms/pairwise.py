@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import MaskError
-from regard.mechanisms.base import Cost, Face, Mechanism, crossing, exact, refuse_in_state
+from regard.mechanisms.base import Cost, Face, Mechanism, crossing, exact, gradient_bytes, refuse_in_state
 from regard.shapes import (
     Keys,
     Mask,
@@ -52,6 +52,12 @@ class Pairwise(Mechanism):
 
     order = "N²·max(K,V)"
     memory = "N·G·(K+V)"
+    kept = "N²+N·(K+V)"
+
+    @property
+    def learns(self) -> bool:
+        """Whether gradients pass through the weights, and not to the values only."""
+        return True
 
     @abstractmethod
     def weights(self, q: Queries | None, k: Keys | None, mask: Mask = Mask()) -> Weights: ...
@@ -59,6 +65,10 @@ class Pairwise(Mechanism):
     def score_flops(self, K: int) -> int:
         """FLOPs of the matrix product behind one score."""
         return 2 * K
+
+    def learned_numbers(self, size: Size) -> int:
+        """Numbers that a call reads of the mechanism's own parameters, whatever the batch."""
+        return 0
 
     def forward(self, q: Queries | None, k: Keys | None, v: Values, mask: Mask = Mask()) -> Outputs:
         size = check_sizes(q, k, v, mask)
@@ -100,7 +110,12 @@ class Pairwise(Mechanism):
         return read_cache(self, q, state, positions, bias)
 
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
-        return pair_cost(self, size, face, self.score_flops(size.K))
+        own = self.learned_numbers(size) * size.e
+        return pair_cost(self, size, face, self.score_flops(size.K)) + Cost(0, 0, 0, own, 0)
+
+    def gradient_cost(self, size: Size) -> Cost:
+        own = 2 * self.learned_numbers(size) * size.e if self.learns else 0
+        return pair_gradient_cost(self, size, self.score_flops(size.K), self.learns) + Cost(0, 0, 0, own, 0)
 
 
 def scores(q: Queries, k: Keys, mask: Mask) -> Weights:
@@ -258,7 +273,6 @@ def pairs(size: Size) -> int:
 def pair_cost(mechanism: Mechanism, size: Size, face: Face, score: int, elementwise: int = 5) -> Cost:
     """Cost of all pairs: `score` FLOPs each for the score, 2V for the mixing."""
     B, T, S, H, G, K, V = size.B, size.T, size.S, size.H, size.G, size.K, size.V
-    e = size.dtype.itemsize
     k_width = K if "k" in mechanism.needs else 0
     q_width = K if "q" in mechanism.needs else 0
     mixing = 0 if face == "weights" else 2 * V
@@ -269,6 +283,20 @@ def pair_cost(mechanism: Mechanism, size: Size, face: Face, score: int, elementw
         matmul=H * T * S * per_pair,
         useful=H * useful * per_pair,
         elementwise=B * H * useful * elementwise,
-        bytes=B * moved * e,
-        state=B * G * S * (k_width + V) * e,
+        bytes=B * moved * size.e,
+        state=B * G * S * (k_width + V) * size.e,
+    )
+
+
+def pair_gradient_cost(mechanism: Mechanism, size: Size, score: int, learns: bool, elementwise: int = 4) -> Cost:
+    """Of the gradients of all pairs: to v one product; where weights learn, one to them and two for each score."""
+    B, V, per_batch = size.B, size.V, size.B if "q" in mechanism.needs else 1
+    per_pair = 2 * B * V + (2 * B * V + 2 * per_batch * score if learns else 0)
+    useful = pairs(size)
+    return Cost(
+        matmul=size.H * size.T * size.S * per_pair,
+        useful=size.H * useful * per_pair,
+        elementwise=B * size.H * useful * elementwise if learns else 0,
+        bytes=gradient_bytes(mechanism, size),
+        state=0,
     )

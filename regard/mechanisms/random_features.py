@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -30,17 +30,17 @@ from regard.mechanisms.linear import Linear
 
 def gaussian(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
     """Independent directions w ~ N(0, I)."""
-    return torch.randn(F, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(F, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
 
 
 def orthogonal(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
     """Directions w ~ N(0, I), each for itself, that are orthogonal within blocks of K."""
     draw = torch.Generator().manual_seed(seed)
     blocks = -(-F // K)
-    q, r = torch.linalg.qr(torch.randn(blocks, K, K, generator=draw, dtype=torch.float64))
+    q, r = torch.linalg.qr(torch.randn(blocks, K, K, generator=draw, dtype=torch.float64, device="cpu"))
     # QR leaves the signs of R's diagonal to chance; only with them positive is Q uniform over rotations.
     q = q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[:, None, :]
-    lengths = torch.randn(blocks, K, K, generator=draw, dtype=torch.float64).norm(dim=-1)
+    lengths = torch.randn(blocks, K, K, generator=draw, dtype=torch.float64, device="cpu").norm(dim=-1)
     directions: Tensor = q.mT * lengths[..., None]
     return directions.reshape(blocks * K, K)[:F]
 
@@ -48,6 +48,9 @@ def orthogonal(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
 class RandomFeatures(Linear):
     """Directions w from a seed, saved with a model, redrawn on request. Without `width` the first input decides."""
 
+    letters: ClassVar[dict[str, str]] = {"count": "F"}
+    feature_work = 7  # scale, square, subtract, maximum, subtract, exponential, rescale; or sine, cosine and the like
+    pair_work = 6  # the pair's own exponential, too
     w: Tensor | None
 
     def __init__(self, features: int = 256, width: int | None = None, seed: int = 0, strict: bool = False) -> None:

@@ -15,6 +15,7 @@ cross-attention.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,8 +23,8 @@ from torch import Tensor, nn
 
 from regard.errors import LengthError, OptionError, ShapeError
 from regard.mechanisms.base import register
-from regard.mechanisms.pairwise import Pairwise
-from regard.shapes import Keys, Mask, Queries, Weights, wide
+from regard.mechanisms.pairwise import Pairwise, pairs
+from regard.shapes import Keys, Mask, Queries, Size, Weights, wide
 
 
 class Positional(Pairwise):
@@ -102,11 +103,16 @@ class Synthesizer(Positional):
     def score_flops(self, K: int) -> int:
         return 2 * (K + 1)
 
+    def learned_numbers(self, size: Size) -> int:
+        return size.H * size.S * (size.K + 1)
+
 
 @register("synthesizer-random")
 class RandomSynthesizer(Positional):
     formula = "softmax(R) XV, R learned or fixed"
     needs = "v"
+    kept = "N²+N·V"
+    letters: ClassVar[dict[str, str]] = {"rank": "r"}
 
     def __init__(self, heads: int, length: int, rank: int | None = None, learned: bool = True) -> None:
         super().__init__(heads, length)
@@ -118,6 +124,10 @@ class RandomSynthesizer(Positional):
         spread = 1.0 if rank is None else rank**-0.25
         self.left = nn.Parameter(spread * torch.randn(shape), requires_grad=learned)
         self.right = None if rank is None else nn.Parameter(spread * torch.randn(shape), requires_grad=learned)
+
+    @property
+    def learns(self) -> bool:
+        return self.left.requires_grad
 
     def scores(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "#B H T S"]:
         """R at the positions of rows and columns."""
@@ -148,3 +158,6 @@ class RandomSynthesizer(Positional):
 
     def score_flops(self, K: int) -> int:
         return 0 if self.rank is None else 2 * self.rank
+
+    def learned_numbers(self, size: Size) -> int:
+        return size.H * (pairs(size) if self.rank is None else (size.T + size.S) * self.rank)

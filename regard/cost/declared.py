@@ -1,0 +1,34 @@
+"""Declared costs: of a mechanism's face, and of one decoding step of a whole attention layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.errors import OptionError
+from regard.mechanisms import Cost, Face, Mechanism, fitted
+from regard.shapes import Size
+
+
+def of(
+    mechanism: str | Mechanism, size: Size, face: Face = "parallel", *, training: bool = False, **options: Any
+) -> Cost:
+    """Cost of one face of a mechanism, by name or built. `training`: with the gradients of a whole sequence."""
+    built = mechanism if isinstance(mechanism, Mechanism) else fitted(mechanism, size, **options)
+    cost = built.cost(size, face)
+    if not training:
+        return cost
+    if face != "parallel":
+        raise OptionError(f"training is of whole sequences: face 'parallel', not '{face}'")
+    return cost + built.gradient_cost(size)
+
+
+def decode(b: int, n: int, D: int, H: int, G: int, K: int, V: int, e: int = 2) -> Cost:
+    """One token for each of b sequences with n cached, through a softmax layer of width D; e bytes an element.
+
+    FLOPs = 2bD(HK+GK+GV+HV) + 2bH(n+1)(K+V): the same for multi-head and multi-query. Bytes differ: the cache counts
+    G, not H, so multi-query (G = 1) moves 1/H of it.
+    """
+    widths = H * K + G * K + G * V + H * V
+    flops = 2 * b * D * widths + 2 * b * H * (n + 1) * (K + V)
+    cache = b * G * (n + 1) * (K + V)
+    return Cost(flops, flops, 5 * b * H * (n + 1), e * (D * widths + cache + b * (2 * D + widths)), e * cache)

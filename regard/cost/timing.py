@@ -1,0 +1,46 @@
+"""Times of short runs, one after the other in turn, so that whatever slows the machine slows all of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+
+Run = Callable[[], object]
+Clock = Callable[[], float]
+
+
+def timed(run: Run, device: torch.device, clock: Clock = perf_counter) -> float:
+    """Seconds of one run; on a GPU between two marks on its own clock."""
+    if device.type == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        first.record()
+        run()
+        last.record()
+        torch.cuda.synchronize(device)
+        return float(first.elapsed_time(last)) / 1e3
+    start = clock()
+    run()
+    return clock() - start
+
+
+def in_turn(
+    runs: Sequence[Run], device: torch.device, seconds: float = 0.3, rounds: int = 5, clock: Clock = perf_counter
+) -> list[list[float]]:
+    """Times of each, run in turn for at least so many rounds and seconds; a first round is not counted."""
+    for run in runs:
+        timed(run, device)
+    times: list[list[float]] = [[] for _ in runs]
+    while len(times[0]) < rounds or sum(map(sum, times)) < seconds:
+        for one, run in zip(times, runs, strict=True):
+            one.append(timed(run, device, clock))
+    return times
+
+
+def best(
+    runs: Sequence[Run], device: torch.device, seconds: float = 0.3, rounds: int = 5, clock: Clock = perf_counter
+) -> list[float]:
+    """The shortest time of each, run in turn: what else runs on a machine only ever makes it longer."""
+    return [min(one) for one in in_turn(runs, device, seconds, rounds, clock)]
