@@ -38,7 +38,6 @@ from regard.lens.overview import overview
 from regard.lens.page import write_page
 from regard.lens.rules import Rules
 from regard.lens.tokens import Tokens
-from regard.lens.trace import normalise
 
 WIDTH = 64
 TURNS = 3
@@ -80,7 +79,6 @@ def made(layers: int, heads: int, T: int, causal: bool) -> Trace:
         q, k, v = (torch.randn(heads, T, WIDTH, generator=draw) for _ in range(3))
         place = (layer, "decoder", "self", f"layers.{layer}", "softmax", 0, 0, heads, heads)
         one = Attended(*place, Softmax(WIDTH**-0.5), Rules(causal=causal), q=q * spread, k=k * spread, v=v)
-        normalise(one, tokens, tokens)
         overview(recording, one)
         recording.attentions.append(one)
     return Trace([recording])

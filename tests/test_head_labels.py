@@ -28,7 +28,7 @@ from regard.lens.regard_models import described
 from regard.lens.rules import Rules
 from regard.lens.scores import ABOUT
 from regard.lens.tokens import Tokens
-from regard.lens.trace import Attended, Card, Recording, normalise
+from regard.lens.trace import Attended, Card, Recording
 from regard.models import GPT, Encoder, Seq2Seq
 
 CARD = Card("made up", "GPT", "regard", 0, 1, 1, 1, 8, 8, 8, ("softmax",))
@@ -157,7 +157,6 @@ def test_rare_words():
 def vectors(q, k, tokens, causal=True):
     a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), Softmax(1 / math.sqrt(q.shape[-1])))
     a.rules, a.q, a.k = Rules(causal), q, k
-    normalise(a, tokens, tokens)
     made = Recording("text", CARD, [tokens], [a])
     overview(made, a)
     return made

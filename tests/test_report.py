@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import re
-import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -627,26 +626,22 @@ def test_a_seq2seq_needs_what_it_reads():
 
 
 @pytest.mark.browser
-def test_pages_open_in_a_browser(tmp_path, page, runs_page):
+def test_pages_open_in_a_browser(tmp_path, page, runs_page, chromium):
     """No message, no request, nothing to scroll sideways on a phone; light or dark as the reader likes."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for text, scheme in ((page, "light"), (runs_page, "dark")):
-            place = tmp_path / f"{scheme}.html"
-            place.write_text(text, encoding="utf-8")
-            opened = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme=scheme)
-            said, asked = [], []
-            opened.on("console", lambda message, said=said: said.append(message.text))
-            opened.on("pageerror", lambda error, said=said: said.append(str(error)))
-            opened.on("request", lambda request, asked=asked: asked.append(request.url))
-            opened.goto(place.as_uri())
-            opened.evaluate("for (const e of document.querySelectorAll('details')) e.open = true")
-            assert opened.evaluate("document.documentElement.scrollWidth") <= 400
-            assert said == []
-            assert [url for url in asked if url != place.as_uri() and not url.startswith("data:")] == []
-            ground = opened.evaluate("getComputedStyle(document.body).backgroundColor")
-            wanted = getattr(PAGE, scheme)
-            assert ground == f"rgb({', '.join(str(int(wanted[n : n + 2], 16)) for n in (1, 3, 5))})"
-        browser.close()
+    for text, scheme in ((page, "light"), (runs_page, "dark")):
+        place = tmp_path / f"{scheme}.html"
+        place.write_text(text, encoding="utf-8")
+        opened = chromium.new_page(viewport={"width": 400, "height": 800}, color_scheme=scheme)
+        said, asked = [], []
+        opened.on("console", lambda message, said=said: said.append(message.text))
+        opened.on("pageerror", lambda error, said=said: said.append(str(error)))
+        opened.on("request", lambda request, asked=asked: asked.append(request.url))
+        opened.goto(place.as_uri())
+        opened.evaluate("for (const e of document.querySelectorAll('details')) e.open = true")
+        assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+        assert said == []
+        assert [url for url in asked if url != place.as_uri() and not url.startswith("data:")] == []
+        ground = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+        wanted = getattr(PAGE, scheme)
+        assert ground == f"rgb({', '.join(str(int(wanted[n : n + 2], 16)) for n in (1, 3, 5))})"
+        opened.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import shutil
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard import GPT, Encoder, generate
+from regard import GPT, Encoder, Seq2Seq, generate
 from regard.data.tokenizers import Bytes
 from regard.errors import ExtraMissingError, OptionError
 from regard.generate import Settings
@@ -30,7 +29,6 @@ uvicorn = pytest.importorskip("uvicorn")
 
 TOKEN = "right-token"
 TEXT = "The dog ran"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
 def subject(mechanism="softmax", **changes):
@@ -144,6 +142,32 @@ def test_a_text_comes_back_as_the_trace_that_record_makes(port, desk):
     found, wanted = decode(raw), record(desk.subject.model, TEXT)
     assert found.tokens == list(TEXT)
     assert torch.allclose(found.weights(2, 1), wanted.weights(2, 1), atol=2e-3)
+
+
+def test_an_encoder_decoder_reads_both_sides_and_does_not_write_on():
+    torch.manual_seed(0)
+    model = Seq2Seq.preset("nano", vocabulary=256)
+    model.tokenizer = Bytes()
+    desk = Desk(Subject(model, model.tokenizer, described(model, "both")))
+    assert not desk.about()["generates"]
+    read = decode(desk.record({"text": TEXT})).recordings[0]
+    wanted = record(model, TEXT, target=TEXT).recordings[0]
+    assert {(a.side, a.kind) for a in read.attentions} == {
+        ("encoder", "self"), ("decoder", "self"), ("decoder", "cross")
+    }  # fmt: skip
+    for a in wanted.attentions:
+        got, exact = (r.weights(a.layer, 1, kind=a.kind, side=a.side) for r in (read, wanted))
+        assert (got - exact).abs().max() < 2e-3
+    with pytest.raises(OptionError, match="does not continue a text"):
+        desk.generate({"text": TEXT})
+
+
+def test_a_model_of_images_is_refused_at_once():
+    class Looks:
+        main_input_name = "pixel_values"
+
+    with pytest.raises(OptionError, match=r"reads no text but pixel_values: record it with regard\.record"):
+        Desk(Subject(Looks(), None, subject().card))
 
 
 def test_a_stream_has_each_token_and_what_it_looked_at(port, desk):
@@ -296,9 +320,7 @@ def test_a_port_in_use_and_a_missing_extra_are_told(desk, monkeypatch):
 
 
 @pytest.mark.browser
-def test_a_browser_reads_writes_stops_and_shows(port, desk, monkeypatch):
-    from playwright.sync_api import sync_playwright
-
+def test_a_browser_reads_writes_stops_and_shows(port, desk, monkeypatch, chromium):
     def slowly(*asked, found=server.steps):
         for step in found(*asked):
             time.sleep(0.05)  # so that there is something to stop
@@ -306,36 +328,35 @@ def test_a_browser_reads_writes_stops_and_shows(port, desk, monkeypatch):
 
     monkeypatch.setattr(server, "steps", slowly)
     said = []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        tabs = [browser.new_context().new_page() for _ in range(2)]
-        for page in tabs:
-            page.on("console", lambda m: said.append(m.text))
-            page.on("pageerror", lambda e: said.append(str(e)))
-            page.on("request", lambda r: said.append(r.url) if f"//127.0.0.1:{port}/" not in r.url else None)
-            page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
-            page.wait_for_selector(".heads[data-state=done]")
-        page, other = tabs
-        page.get_by_role("textbox", name="Text").fill(TEXT)
-        page.get_by_label("tokens", exact=True).fill("12")
-        page.get_by_role("button", name="Go on").click()
-        other.get_by_label("tokens", exact=True).fill("200")
-        other.get_by_role("button", name="Go on").click()
-        other.wait_for_selector(".piece.new >> nth=3")
-        other.get_by_role("button", name="Stop").click()
-        for tab, words in ((page, "12 tokens: as many tokens as asked for. Point"), (other, ": stopped. Point")):
-            tab.locator(".says", has_text=words).wait_for()
-        written = generate(desk.subject.model, TEXT, max_tokens=12, temperature=0.8, seed=0).tokens
-        pieces = Bytes().pieces()
-        wanted = [pieces.push(i) or "·" for i in [*Bytes().encode(TEXT), *written]]
-        assert page.evaluate("[...document.querySelectorAll('.piece')].map(x => x.textContent)") == wanted
-        page.locator(".piece.new").nth(4).hover()
-        told = page.locator(".told > p").last.inner_text()
-        assert "(15), probability" in told and "looked most at" in told
-        assert page.locator("header select").first.locator("option").count() == 2  # the text, and what was written
-        page.get_by_role("textbox", name="Text").fill("</script><img src=x onerror=alert(1)>")
-        page.get_by_role("button", name="Read", exact=True).click()
-        page.locator(".says", has_text="Read in").wait_for()
-        assert page.locator("img").count() == 0
-        browser.close()
+    tabs = [chromium.new_context().new_page() for _ in range(2)]
+    for page in tabs:
+        page.on("console", lambda m: said.append(m.text))
+        page.on("pageerror", lambda e: said.append(str(e)))
+        page.on("request", lambda r: said.append(r.url) if f"//127.0.0.1:{port}/" not in r.url else None)
+        page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+        page.wait_for_selector(".heads[data-state=done]")
+    page, other = tabs
+    page.get_by_role("textbox", name="Text").fill(TEXT)
+    page.get_by_label("tokens", exact=True).fill("12")
+    page.get_by_role("button", name="Go on").click()
+    other.get_by_label("tokens", exact=True).fill("200")
+    other.get_by_role("button", name="Go on").click()
+    other.wait_for_selector(".piece.new >> nth=3")
+    other.get_by_role("button", name="Stop").click()
+    for tab, words in ((page, "12 tokens: as many tokens as asked for. Point"), (other, ": stopped. Point")):
+        tab.locator(".says", has_text=words).wait_for()
+    written = generate(desk.subject.model, TEXT, max_tokens=12, temperature=0.8, seed=0).tokens
+    pieces = Bytes().pieces()
+    wanted = [pieces.push(i) or "·" for i in [*Bytes().encode(TEXT), *written]]
+    assert page.evaluate("[...document.querySelectorAll('.piece')].map(x => x.textContent)") == wanted
+    page.locator(".piece.new").nth(4).hover()
+    told = page.locator(".told > p").last.inner_text()
+    assert "(15), probability" in told and "looked most at" in told
+    assert page.locator("header select").first.locator("option").count() == 2  # the text, and what was written
+    page.get_by_role("textbox", name="Text").fill("</script><img src=x onerror=alert(1)>")
+    page.get_by_role("button", name="Read", exact=True).click()
+    page.locator(".says", has_text="Read in").wait_for()
+    assert page.locator("img").count() == 0
+    for tab in tabs:
+        tab.context.close()
     assert said == []

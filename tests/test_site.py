@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,24 +189,20 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.timeout(600)
-def test_the_site_opens_from_a_disk_without_a_network(site):
+def test_the_site_opens_from_a_disk_without_a_network(site, chromium):
     """Every page, with a browser that is told of each request; and the search finds."""
-    from playwright.sync_api import sync_playwright
-
     asked, said = [], []
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=course.CHROMIUM)
-        tab = browser.new_page()
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        for page in sorted(site.rglob("*.html")):
-            if page.name != "404.html":  # its links are those of a server
-                tab.goto(page.as_uri())
-        tab.goto((site / "index.html").as_uri())
-        tab.keyboard.press("/")
-        tab.keyboard.type("straight-through")
-        tab.locator(".md-search-result__item").first.wait_for(timeout=20_000)
-        browser.close()
+    tab = chromium.new_page()
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    for page in sorted(site.rglob("*.html")):
+        if page.name != "404.html":  # its links are those of a server
+            tab.goto(page.as_uri())
+    tab.goto((site / "index.html").as_uri())
+    tab.keyboard.press("/")
+    tab.keyboard.type("straight-through")
+    tab.locator(".md-search-result__item").first.wait_for(timeout=20_000)
+    tab.close()
     assert asked and not [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))]
     assert not said

@@ -1,6 +1,5 @@
 """The trace: what is written is what docs/trace-format.md says, and what is read is what was recorded."""
 
-import base64
 import json
 import math
 import struct
@@ -17,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.lens import Trace, TraceError, decode, encode, load, record
-from regard.lens.arrays import packed, packed_with, unpacked
+from regard.lens.arrays import packed, stepped, unpacked
 from regard.lens.format import to_bytes
 from regard.lens.formulas import Softmax
 from regard.lens.overview import SIDE, overview
 from regard.lens.rules import Rules, recognised
 from regard.lens.tokens import Tokens, word_numbers
-from regard.lens.trace import Attended, Card, Recording, normalise
+from regard.lens.trace import Attended, Card, Recording
 from regard.mechanisms import mechanisms
 from regard.models import GPT, Encoder
 
@@ -51,7 +50,6 @@ def made_up(q, k, v, causal=True, scale=None):
     formula = Softmax(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), formula, Rules(causal), q=q, k=k, v=v)
     made = Recording("text", CARD, [sequence], [a])
-    normalise(a, sequence, sequence)
     overview(made, a)
     return made
 
@@ -70,21 +68,28 @@ class Reader:
         assert at == len(raw)
 
     def array(self, x):
-        assert x["at"] % 12 == 0
+        assert x["at"] % 13 == 0
         data = zlib.decompress(self.blocks[x["block"]][x["at"] : x["at"] + x["bytes"]])
         n, columns = math.prod(x["shape"]), x["shape"][-1]
-        steps = [1.0] * columns
-        if x["type"] in ("s16", "s32"):
-            steps = struct.unpack(f"<{columns}f", data[: 4 * columns])
-            data = data[4 * columns :]
-        form = {"f32": "f", "f16": "e", "i32": "i", "s16": "h", "s32": "i"}[x["type"]]
-        size = struct.calcsize("<" + form)
-        whole = [struct.unpack("<" + form, bytes(data[b * n + i] for b in range(size)))[0] for i in range(n)]
-        if x["type"] in ("s16", "s32"):
-            whole = [steps[i % columns] * (v - 128) for i, v in enumerate(whole)]
+        if x["type"] == "step":
+            whole = self.steps(data, n, columns)
+        else:
+            whole = self.planes(data, n, {"f32": "f", "f16": "e", "i32": "i"}[x["type"]])
         for length in reversed(x["shape"][1:]):
             whole = [whole[i : i + length] for i in range(0, len(whole), length)]
         return whole
+
+    def planes(self, data, n, form):
+        size = struct.calcsize("<" + form)
+        return [struct.unpack("<" + form, bytes(data[b * n + i] for b in range(size)))[0] for i in range(n)]
+
+    def steps(self, data, n, columns):
+        low, rest = data[0], data[1:]
+        step = [2 ** (c / 64) for c in self.planes(rest, columns, "h")]
+        upper = self.planes(rest[2 * columns :], n, "h")
+        noise = int.from_bytes(rest[2 * columns + 2 * n :], "little")
+        bits = [(noise >> (low * i)) & ((1 << low) - 1) for i in range(n)]
+        return [step[i % columns] * ((upper[i] - 128) * 2**low + bits[i]) for i in range(n)]
 
     def weight(self, a, h, i, j):
         """One weight of a causal attention by the formulas of the page."""
@@ -153,7 +158,7 @@ def test_what_is_read_is_what_was_recorded(name, tmp_path):
                 )
             assert max(b.error) <= 1e-3
             assert b.figures == a.figures
-            assert torch.allclose(a.overview, b.overview, atol=1e-3, rtol=1e-3)
+            assert torch.allclose(a.overview, b.overview, atol=1e-6, rtol=0.0045)
 
 
 def test_grouped_heads_store_keys_and_values_once():
@@ -165,7 +170,7 @@ def test_grouped_heads_store_keys_and_values_once():
     assert [len(arrays[n]) for n in "qkv"] == [6, 2, 2]
 
 
-@given(st.integers(0, 40), st.integers(1, 9), st.sampled_from(["f32", "f16", "i32", "i16", "u8", "bit", "s16", "s32"]))
+@given(st.integers(0, 40), st.integers(1, 9), st.sampled_from(["f32", "f16", "i32", "i16", "u8", "bit", "step"]))
 def test_arrays_are_read_back(T, K, kind):
     draw = torch.Generator().manual_seed(T * 100 + K)
     x = torch.randn(T, K, generator=draw)
@@ -174,17 +179,21 @@ def test_arrays_are_read_back(T, K, kind):
     elif kind[0] in "iu":
         x = torch.randint(0, 200, (T, K), generator=draw)
     got = unpacked(packed(x, kind), kind, (T, K))
-    if kind in ("s16", "s32"):
+    if kind == "step":
         size = x.square().mean(0).sqrt() if T else torch.ones(K)
-        assert bool(((got - x).abs() <= size / 128 * 1.001 + 1e-6).all())
+        assert bool(((got - x).abs() <= size / 64 * 1.001 + 1e-6).all())
     else:
         assert torch.equal(got.to(x.dtype), x.half().to(x.dtype) if kind == "f16" else x)
 
 
 def test_steps_are_kept_exactly():
-    x = torch.randint(-3000, 3000, (50, 4)).float()
-    step = torch.tensor([0.5, 0.25, 2.0, 1.0])
-    assert torch.equal(unpacked(packed_with(x * step, step), "s16", (50, 4)), x * step)
+    for most in (3, 100, 3000, 1 << 22):  # without low bits, and with many
+        x = torch.randint(-most, most, (50, 4)).float()
+        x[3, 1] = 5 * most  # one that is far from all others
+        step = torch.tensor([0.5, 0.25, 2.0, 1.0])
+        assert torch.equal(
+            unpacked(stepped(x.clamp(max=1 << 22) * step, step), "step", (50, 4)), x.clamp(max=1 << 22) * step
+        )
 
 
 def test_sharp_heads_are_stored_more_finely_and_none_moves_by_more_than_a_thousandth():
@@ -196,9 +205,9 @@ def test_sharp_heads_are_stored_more_finely_and_none_moves_by_more_than_a_thousa
         error = encoded.header["recordings"][0]["attentions"][0]["error"]
         again = decode(to_bytes(encoded))
         worst = max(float((trace.weights(0, h) - again.weights(0, h)).abs().max()) for h in range(3))
-        assert worst <= 1.3e-3 and max(error) <= 1e-3
+        assert worst <= 1e-3 + 5e-6 and abs(worst - max(error)) < 5e-6
         moved = float((again.recordings[0].attentions[0].q - q).abs().max() / q.square().mean().sqrt())
-        assert moved <= 1 / 64
+        assert moved <= 1 / 16
 
 
 def test_damaged_files_are_refused_and_nothing_else_happens(tmp_path):
@@ -230,6 +239,15 @@ def test_a_newer_version_and_a_bomb_are_refused():
         unpacked(zlib.compress(bytes(1 << 24)), "f32", (4,))
 
 
+def read_letters(text):
+    """Bytes that are written in letters, read as the page on the format says."""
+    letters = [chr(c) for c in range(32, 127) if chr(c) not in '"&<\\']
+    number = 0
+    for n in range(0, len(text), 2):
+        number |= (letters.index(text[n]) + 91 * letters.index(text[n + 1])) << (13 * (n // 2))
+    return number.to_bytes(len(text) * 13 // 16, "little")
+
+
 class _Scripts(HTMLParser):
     def __init__(self):
         super().__init__()
@@ -255,13 +273,14 @@ def test_elements_of_a_page_hold_the_trace_and_no_text_ends_them():
     header = json.loads(page.found["trace"])
     assert header == json.loads(encoded.document) and header["recordings"][0]["sequences"][0]["text"] == evil
     for n, block in enumerate(encoded.blocks):
-        coded = page.found[f"block-{n}"].strip()
-        assert base64.b64decode(coded) == block
+        assert read_letters(page.found[f"block-{n}"].rstrip("\n"))[: len(block)] == block
     array = header["recordings"][0]["attentions"][0]["arrays"]["q"][1]
-    coded = page.found[f"block-{array['block']}"].strip()
-    cut = coded[array["at"] // 3 * 4 : math.ceil((array["at"] + array["bytes"]) / 3) * 4]
-    alone = base64.b64decode(cut + "=" * (-len(cut) % 4))[: array["bytes"]]
-    assert alone == encoded.blocks[array["block"]][array["at"] : array["at"] + array["bytes"]]
+    coded = page.found[f"block-{array['block']}"]
+    cut = coded[array["at"] // 13 * 16 : math.ceil((array["at"] + array["bytes"]) / 13) * 16]
+    assert (
+        read_letters(cut)[: array["bytes"]]
+        == encoded.blocks[array["block"]][array["at"] : array["at"] + array["bytes"]]
+    )
     assert encoded.page_size == sum(len(x.encode()) for x in encoded.elements())
 
 
@@ -391,6 +410,40 @@ def test_traces_are_small_enough(heads, T, times, limit):
     torch.manual_seed(0)
     q, k, v = (torch.randn(heads, T, 64) * 1.3 for _ in range(3))
     assert times * encode(Trace([made_up(q, k, v)])).page_size <= limit
+
+
+def test_heads_from_even_to_sharp_take_little_room():
+    """Twelve layers of them have to be a twentieth of the 106.7 MB that bertviz's model view takes."""
+    torch.manual_seed(0)
+    spread = torch.linspace(math.log(0.5), math.log(6), 12).exp().sqrt()[:, None, None]
+    q, k, v = (torch.randn(12, 128, 64) * s for s in (spread, spread, 1.0))
+    encoded = encode(Trace([made_up(q, k, v, causal=False)]))
+    assert 12 * encoded.page_size <= 106.7e6 / 20 - 150e3  # less the script and the style
+    assert max(encoded.header["recordings"][0]["attentions"][0]["error"]) <= 1e-3
+
+
+def test_a_share_that_a_sink_takes_stays_taken():
+    """Rows that sum to less than one, as those of models with sinks, do so still when they are stored."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 40, 16) * s for s in (2.0, 2.0, 1.0))
+    made = made_up(q, k, v)
+    made.attentions[0].n = torch.logaddexp(made.attentions[0].n, torch.tensor([3.0, 8.0])[:, None])
+    made.attentions[0].n[0, 7] = -torch.inf  # a row that sees nothing
+    again = decode(to_bytes(encode(Trace([made])))).recordings[0]
+    for head in range(2):
+        exact, got = made.weights(0, head), again.weights(0, head)
+        assert float((exact - got).abs().max()) <= 1e-3 + 1e-6
+        assert torch.allclose(exact.sum(1), got.sum(1), atol=1e-5) and float(exact.sum(1).mean()) < 0.97
+    assert not again.weights(0, 0, [7]).any()
+
+
+def test_values_that_are_not_numbers_are_kept():
+    """A key that is hidden from all may hold anything."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 9, 8) for _ in range(3))
+    v[0, 8] = torch.nan
+    again = decode(to_bytes(encode(Trace([made_up(q, k, v)])))).recordings[0].attentions[0]
+    assert again.v[0, 8].isnan().all() and torch.equal(again.v[0, :8], v[0, :8])
 
 
 def test_an_encoder_may_look_both_ways():

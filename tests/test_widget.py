@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import inspect
 import re
-import shutil
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ import torch
 from regard.errors import ExtraMissingError, OptionError
 from regard.lens import decode, widget
 from regard.lens.widget import show
-
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
 def made():
@@ -33,16 +30,6 @@ def made():
 @pytest.fixture(scope="module")
 def trace():
     return made()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        yield browser
-        browser.close()
 
 
 def opened(chromium, path):

@@ -50,6 +50,9 @@ def _cell(cell: Mapping[str, Any], path: Path, folded: bool) -> Iterator[str]:
             yield f'??? success "{name}"\n\n' + indent(_fence("python", source), "    ")
         else:
             yield _fence('python title="Exercise"' if "exercise" in tags else "python", source)
+        if "lens-page" in tags:
+            yield "*In the notebook the lens stands here, to click through; these pages run no scripts.*"
+            return
         for output in cell["outputs"]:
             yield from _output(output, path)
 

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from regard.cli.models import HELP, opened
+from regard.cli.models import labels as label_heads
 from regard.cli.show import console
-from regard.errors import OptionError
-from regard.lens.heads import examine
 from regard.lens.server import Desk, required
 from regard.lens.server import serve as run
 from regard.lens.small_model import shipped, shipped_text
@@ -30,15 +29,9 @@ def serve(
 ) -> None:
     """Show a model on a local page: type a text and see it, let it go on and watch where it looks."""
     required()
-    screen = console(stderr=True)
-    with screen.status("loading"):
+    with console(stderr=True).status("loading"):
         subject = opened(model or str(shipped()), device, seed=seed, download=download)
-        found = None
-        if labels and subject.reads_text:
-            try:
-                found = examine(subject, None, seed)[0]["heads"]
-            except OptionError as error:  # such as letters that a small vocabulary lacks
-                screen.print(f"no labels: {error}", soft_wrap=True)
+        found = label_heads(subject, seed) if labels else None
     desk = Desk(subject, found) if model else Desk(subject, found, shipped_text())
     with suppress(KeyboardInterrupt):  # the usual way to end it
         run(desk, port, lambda address: _ready(address, subject.card.name))

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli.models import HELP, opened
+from regard.cli.models import labels as label_heads
 from regard.cli.show import console
 from regard.errors import OptionError
 from regard.lens import Trace, encode, load
-from regard.lens.heads import examine
-from regard.lens.models import Subject
+from regard.lens.models import GGUF
 from regard.lens.page import write_page
 from regard.lens.small_model import shipped, shipped_text
 
@@ -48,17 +48,18 @@ def view(
     traces = []
     for name in (model, *(beside or ())):
         with screen.status(f"reading with {name}"):
-            if Path(name).is_file():
+            if _is_trace(name):
                 traces.append(load(name))
                 continue
             if text is None:
                 raise OptionError(f'{name} needs a text: regard view {name} "The dog ran"')
             subject = opened(name, device, seed=seed, download=download)
             trace = subject.record(text, text_b, **asked)
-            if labels and subject.reads_text:
-                _label(subject, trace, seed)
+            found = label_heads(subject, seed) if labels else None
+            for recording in trace.recordings:
+                recording.labels = found
         traces.append(trace)
-    if text is not None and all(Path(name).is_file() for name in (model, *(beside or ()))):
+    if text is not None and all(map(_is_trace, (model, *(beside or ())))):
         raise OptionError(f"{model} is a trace and has its text already; leave the text out, or name a model")
     encoded = encode(Trace.joined(*traces))
     size = encoded.page_size
@@ -67,14 +68,8 @@ def view(
     console().print(f"{out} shows it: open it in a browser", soft_wrap=True)
 
 
-def _label(subject: Subject, trace: Trace, seed: int) -> None:
-    try:
-        found, _ = examine(subject, None, seed)
-    except OptionError as error:  # such as letters that a small vocabulary lacks: the text itself was read
-        console(stderr=True).print(f"no labels: {error}", soft_wrap=True)
-        return
-    for recording in trace.recordings:
-        recording.labels = found["heads"]
+def _is_trace(name: str) -> bool:
+    return Path(name).is_file() and not name.endswith(GGUF)
 
 
 def _counted(traces: list[Trace]) -> str:

@@ -1,7 +1,7 @@
 """Arrays as a trace keeps them: shuffled byte by byte and deflated, so that a browser's own decoder reads them.
 
 Of n numbers the lowest bytes come first, then the second, and so on: upper bytes are alike and shrink, while the last
-bytes of a mantissa are noise that no coder shrinks. So Huffman coding and runs do nearly all that can be done.
+bytes of a mantissa are noise that no coder shrinks. Each plane of bytes has a Huffman code of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from regard.errors import RegardError
 
-LARGEST = {"s16": 32000, "s32": 1 << 23}  # whole numbers that steps are counted in
-MIDDLE = 128  # added to them, so that small ones of either sign share their upper bytes
-PARTS = 64  # steps in the root mean square of a column, at least
-_WHOLE = {"s16": "<i2", "s32": "<i4"}
+PARTS = 32  # steps in the root mean square of a column, at least
+LARGEST = 1 << 23  # whole numbers that steps are counted in
+FINE = 64  # steps are powers of 2 to the 1/FINE
+MIDDLE = 128  # added to upper parts, so that small ones of either sign share their upper bytes
+SAMPLE = 1 << 14  # numbers by which the low bits are chosen
 TYPES = {"f32": "<f4", "f16": "<f2", "i32": "<i4", "i16": "<i2", "u8": "u1"}
 
 
@@ -30,44 +31,68 @@ class TraceError(RegardError, ValueError):
 
 def packed(x: Tensor, kind: str) -> bytes:
     """The bytes of an array of a type that docs/trace-format.md lists."""
-    if kind in LARGEST:
-        return packed_with(x, steps(x), kind)
+    if kind == "step":
+        return stepped(x, steps(x))
     if kind == "bit":
         return _deflated(np.packbits(x.cpu().numpy().astype(bool), axis=-1, bitorder="little").tobytes())
-    return _deflated(_shuffled(x.detach().cpu().numpy().astype(TYPES[kind])))
+    return _deflated(*_planes(x.detach().cpu().numpy().astype(TYPES[kind])))
 
 
-def packed_with(x: Tensor, step: Tensor, kind: str = "s16") -> bytes:
-    """The bytes of an array of type s16 or s32 with given steps."""
-    largest = LARGEST[kind]
-    whole = (x.detach().float() / step).round().clamp(-largest, largest).cpu().numpy().astype(_WHOLE[kind]) + MIDDLE
-    return _deflated(step.cpu().numpy().astype("<f4").tobytes(), _shuffled(whole.astype(_WHOLE[kind])))
+def stepped(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
+    """The bytes of an array of type step with given steps, which are such as `steps` or `coarser` make.
+
+    A whole number is cut in two. Its low bits are noise and stand as they are, bit behind bit; what is left is small,
+    and Huffman coding does nearly all that can be done.
+    """
+    whole = (x.detach().float() / step).round().clamp(-LARGEST, LARGEST).int().cpu().numpy()
+    low = _low(whole)
+    upper = ((whole >> low) + MIDDLE).astype("<i2")
+    noise = np.unpackbits(
+        (whole & ((1 << low) - 1)).astype("<u4").reshape(-1, 1).view("u1"), axis=-1, count=low, bitorder="little"
+    )
+    exponent = (step.double().log2() * FINE).round().cpu().numpy().astype("<i2")
+    return _deflated(bytes([low]), *_planes(exponent), *_planes(upper), np.packbits(noise, bitorder="little").tobytes())
+
+
+def _low(whole: np.ndarray) -> int:
+    """How many low bits are best kept apart: so many that the rest and they take fewest bits together."""
+    sample = whole.reshape(-1)[:: -(-whole.size // SAMPLE) or 1]
+    most = max(0, int(np.abs(sample).max(initial=0)).bit_length() - 7)
+    least = max(0, int(np.abs(whole).max(initial=0)).bit_length() - 15)  # what is left has 16 bits
+    return min(range(least, max(least, most) + 1), key=lambda low: _entropy(sample >> low) + low)
+
+
+def _entropy(x: np.ndarray) -> float:
+    """Bits a number, coded one by one."""
+    share = np.unique(x, return_counts=True)[1] / max(1, x.size)
+    return float(-(share * np.log2(share)).sum())
 
 
 def unpacked(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array") -> Tensor:
     """What `packed` was given, as far as its type keeps it; an error names the place where bytes are missing."""
-    if kind not in (*TYPES, *LARGEST, "bit") or min(shape, default=0) < 0:
+    if kind not in (*TYPES, "step", "bit") or min(shape, default=0) < 0:
         raise TraceError(f"{place}: type {kind!r} and shape {list(shape)} are no array; record the trace again")
     size, columns = math.prod(shape), shape[-1] if shape else 1
-    special = {
-        "s16": 4 * columns + 2 * size,
-        "s32": 4 * columns + 4 * size,
-        "bit": size // max(columns, 1) * -(-columns // 8),
-    }
-    want = special[kind] if kind in special else size * np.dtype(TYPES[kind]).itemsize
     try:
-        data = zlib.decompressobj().decompress(raw, want + 1)  # never more than was announced
-    except zlib.error as error:
+        coder = zlib.decompressobj()
+        low = coder.decompress(raw, 1)[0] if kind == "step" else 0
+        want = {"step": 2 * columns + 2 * size - (-size * low // 8), "bit": size // max(columns, 1) * -(-columns // 8)}
+        bytes_ = want[kind] if kind in want else size * np.dtype(TYPES[kind]).itemsize
+        data = coder.decompress(coder.unconsumed_tail or raw, bytes_ + 1)  # never more than was announced
+    except (zlib.error, IndexError) as error:
         raise TraceError(f"{place} is damaged ({error}); copy or record the trace again") from None
-    if len(data) != want:
-        raise TraceError(f"{place}: {len(data)} bytes of type {kind!r}, expected {want} for shape {list(shape)}")
+    if len(data) != bytes_:
+        raise TraceError(f"{place}: {len(data)} bytes of type {kind!r}, expected {bytes_} for shape {list(shape)}")
     if kind == "bit":
         bits = np.frombuffer(data, "u1").reshape(*shape[:-1], -1)
         return torch.from_numpy(np.unpackbits(bits, axis=-1, count=columns, bitorder="little").astype(bool))
-    if kind in LARGEST:
-        step = np.frombuffer(data[: 4 * columns], "<f4")
-        whole = _ordered(data[4 * columns :], _WHOLE[kind], shape) - MIDDLE
-        return torch.from_numpy(whole.astype("<f4") * step)
+    if kind == "step":
+        exponent = _ordered(data[: 2 * columns], "<i2", (columns,))
+        upper = _ordered(data[2 * columns : 2 * (columns + size)], "<i2", shape).astype("<i4") - MIDDLE
+        bits = np.unpackbits(np.frombuffer(data[2 * (columns + size) :], "u1"), count=size * low, bitorder="little")
+        noise = bits.reshape(*shape, low) @ (1 << np.arange(low, dtype="<i4"))
+        whole = torch.from_numpy((upper << low) + noise.astype("<i4"))
+        return whole.float() * grid(torch.from_numpy(exponent))
     return torch.from_numpy(_ordered(data, TYPES[kind], shape))
 
 
@@ -77,17 +102,28 @@ def rounded(x: Tensor, step: Tensor) -> Tensor:
 
 
 def steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
-    """A step a column: a part of its root mean square, and no smaller than 16 bits can count."""
+    """A step a column: a part of its root mean square, and no smaller than can be counted."""
     x = x.detach().float()
     if x.shape[-2] == 0:
         return torch.ones_like(x.sum(-2))
-    step = torch.maximum(x.square().mean(-2).sqrt() / PARTS, x.abs().amax(-2) / (LARGEST["s16"] - 1))
-    return torch.where(step > 0, step, 1.0)
+    return on_grid(torch.maximum(x.square().mean(-2).sqrt() / PARTS, x.abs().amax(-2) / (LARGEST / 2)))
 
 
-def _shuffled(x: np.ndarray) -> bytes:
+def on_grid(step: Tensor) -> Tensor:
+    """The next smaller steps that can be stored; 1 where a column is nothing but zeros."""
+    exponent = (step.double().log2() * FINE).floor()
+    return grid(exponent.masked_fill(step <= 0, 0).clamp(-120 * FINE, 120 * FINE))
+
+
+def grid(exponent: Tensor) -> Tensor:
+    """Steps by their exponents."""
+    return torch.exp2(exponent.double() / FINE).float()
+
+
+def _planes(x: np.ndarray) -> list[bytes]:
+    """The lowest bytes of all numbers, the second ones, and so on."""
     x = np.ascontiguousarray(x)
-    return x.view("u1").reshape(x.size, x.itemsize).T.tobytes() if x.size else b""
+    return [plane.tobytes() for plane in x.view("u1").reshape(x.size, x.itemsize).T] if x.size else []
 
 
 def _ordered(data: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
@@ -97,5 +133,7 @@ def _ordered(data: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
 
 
 def _deflated(*parts: bytes) -> bytes:
-    coder = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
-    return b"".join([*(coder.compress(part) for part in parts), coder.flush()])
+    """A zlib stream in which each part has a code of its own."""
+    coder = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
+    coded = [coder.compress(part) + coder.flush(zlib.Z_BLOCK) for part in parts if part]
+    return b"".join([*coded, coder.flush()])

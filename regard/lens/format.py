@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from torch import Tensor
 
 import regard
 from regard.data.files import staged
-from regard.lens.arrays import TraceError, packed, packed_with, unpacked
+from regard.lens.arrays import TraceError, packed, stepped, unpacked
 from regard.lens.formulas import MAPS, Dense, Feature, OneHot, Softmax
+from regard.lens.letters import ALIGN, length, spelled
 from regard.lens.precision import kept
 from regard.lens.rules import Rules
 from regard.lens.tokens import Tokens
@@ -24,7 +24,6 @@ from regard.lens.trace import Attended, Card, Recording, Trace
 
 MAGIC = b"REGARD\x01\n"
 VERSION = 1
-ALIGN = 12  # so that the base64 of one array can be decoded alone
 _PLAIN = {"n": "f32", "sign": "f32", "choice": "i32", "w": "f32", "cq": "f32", "ck": "f32", "slopes": "f32"}
 _PLAIN |= {"offsets": "f32"}
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -50,7 +49,8 @@ class Encoded:
     @property
     def page_size(self) -> int:
         """Bytes that the trace takes in a page."""
-        return sum(len(element.encode()) for element in self.elements())
+        blocks = (len(_block(n, "")) + length(len(block)) for n, block in enumerate(self.blocks))
+        return len(self._head().encode()) + sum(blocks)
 
     def write(self, path: str | Path) -> None:
         """Writes a .trace file; an earlier one stays until this one is on disk."""
@@ -65,10 +65,17 @@ class Encoded:
 
     def elements(self) -> Iterator[str]:
         """The inert script elements of a page."""
-        document = self.document.decode().translate(_ESCAPED)
-        yield f'<script type="application/json" id="trace">{document}</script>\n'
+        yield self._head()
         for number, block in enumerate(self.blocks):
-            yield f'<script type="text/plain" id="block-{number}">{base64.b64encode(block).decode()}</script>\n'
+            yield _block(number, spelled(block))
+
+    def _head(self) -> str:
+        document = self.document.decode().translate(_ESCAPED)
+        return f'<script type="application/json" id="trace">{document}</script>\n'
+
+
+def _block(number: int, text: str) -> str:
+    return f'<script type="text/plain" id="block-{number}">{text}</script>\n'
 
 
 def to_bytes(encoded: Encoded) -> bytes:
@@ -174,21 +181,22 @@ def _attention(recording: Recording, attended: Attended, blocks: list[bytearray]
     here = len(blocks) - 1
 
     def put(x: Tensor, kind: str, step: Tensor | None = None) -> dict[str, Any]:
-        raw = packed(x, kind) if step is None else packed_with(x, step, kind)
+        raw = packed(x, kind) if step is None else stepped(x, step)
         return _put(blocks, here, raw, kind, tuple(x.shape))
 
-    arrays: dict[str, Any] = {
-        name: put(x, kind) for name, kind in _PLAIN.items() if (x := getattr(attended, name)) is not None
-    }
+    arrays: dict[str, Any] = {}
     error = [0.0] * attended.heads
     if attended.q is not None and attended.k is not None:
-        ways = kept(recording, attended)
-        arrays["q"] = [put(x, *way) for x, way in zip(attended.q, ways.q, strict=True)]
-        arrays["k"] = [put(x, *way) for x, way in zip(attended.k, ways.k, strict=True)]
-        error = ways.error
+        found = kept(recording, attended)
+        arrays["q"] = [put(x, *way) for x, way in zip(found.q, found.ways_q, strict=True)]
+        arrays["k"] = [put(x, *way) for x, way in zip(found.k, found.ways_k, strict=True)]
+        attended, error = replace(attended, n=found.n), found.error
+    for name, kind in _PLAIN.items():
+        if (x := getattr(attended, name)) is not None:
+            arrays[name] = put(x, kind)
     for name in ("v", "g"):
         if (x := getattr(attended, name)) is not None:
-            arrays[name] = [put(y, "s16") for y in x]
+            arrays[name] = [put(y, "step" if bool(y.isfinite().all()) else "f32") for y in x]
     if attended.rules.hidden is not None:
         arrays["hidden"] = put(attended.rules.hidden, "bit")
     if isinstance(attended.formula, Dense):
@@ -204,9 +212,14 @@ def _attention(recording: Recording, attended: Attended, blocks: list[bytearray]
         "mask": attended.rules.as_dict(),
         "bias": [name for name in ("slopes", "offsets") if getattr(attended, name) is not None],
         "arrays": arrays,
-        "overview": _put(blocks, 0, packed(attended.overview, small), small, shape),
+        "overview": _put(blocks, 0, packed(_short(attended.overview), small), small, shape),
         "error": error,
     }
+
+
+def _short(x: Tensor) -> Tensor:
+    """Half precision of which 7 bits of the fraction are kept: a picture has no more shades."""
+    return ((x.half().view(torch.int16) + 4) & -8).view(torch.half) if float(x.abs().amax()) < 6e4 else x
 
 
 def _tiles(attended: Attended, dense: Dense, recording: Recording, blocks: list[bytearray]) -> list[Any]:

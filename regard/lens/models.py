@@ -1,9 +1,11 @@
-"""Which model is meant: a folder of regard's or of Hugging Face's, a name on the hub, or an untrained twin of one."""
+"""Models: a folder of regard's or of Hugging Face's, a name on the hub, a GGUF file, or an untrained twin."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 
 from regard import hub
 from regard.data.tokenizers import Bytes
-from regard.errors import OptionError
+from regard.errors import ExtraMissingError, OptionError
+from regard.hub.attention import transformers
+from regard.hub.foreign import quiet
 from regard.lens.foreign_models import described as described_foreign
 from regard.lens.foreign_models import limit
 from regard.lens.record import Text, record
@@ -20,6 +24,7 @@ from regard.lens.trace import Card, Recording, Trace
 from regard.models import Model, Seq2Seq, Stack, load
 
 RANDOM = "random:"
+GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ def opened(name: str | Path, device: torch.device | str = "cpu", *, seed: int = 
     name = name.removeprefix(RANDOM)
     if Path(name).is_dir() and not hub.is_foreign(name):
         return _own(name, twin, device, seed)
+    if name.endswith(GGUF) and Path(name).is_file():
+        return _unpacked(Path(name), twin, device, seed)
     if twin:
         found = hub.untrained(name, seed, device, download)
     elif Path(name).is_dir() or not _is_path(name):
@@ -101,6 +108,28 @@ def _own(folder: str, twin: bool, device: torch.device | str, seed: int) -> Subj
             model = cls(model.config).to(device).eval()
         model.tokenizer = tokenizer
     return Subject(model, model.tokenizer, described(model, f"{RANDOM}{name}" if twin else name, not twin))
+
+
+def _unpacked(path: Path, twin: bool, device: torch.device | str, seed: int) -> Subject:
+    """The language model of a GGUF file, its weights unpacked to float32."""
+    missing = [part for part in ("gguf", "accelerate") if find_spec(part) is None]
+    if missing:
+        raise ExtraMissingError(f"{path} needs `{'` and `'.join(missing)}`: pip install {' '.join(missing)}")
+    library = transformers()
+    given: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    try:
+        with quiet(library), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            tokenizer = library.AutoTokenizer.from_pretrained(path.parent, **given)
+            if twin:
+                config = library.AutoConfig.from_pretrained(path.parent, **given)
+                model = library.AutoModelForCausalLM.from_config(config)
+            else:
+                model = library.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
+    except (ValueError, KeyError, IndexError, OSError, RuntimeError, struct.error) as error:
+        raise hub.HubError(f"{path} cannot be read as a language model: {error}") from None
+    card = described_foreign(model, f"{RANDOM}{path.stem}" if twin else path.stem, not twin)
+    return Subject(model.to(device).eval(), tokenizer, card)
 
 
 def _is_path(name: str) -> bool:

@@ -12,7 +12,7 @@ SIDE = 32  # rows and columns of an overview, at most
 
 
 def overview(recording: Recording, attended: Attended) -> None:
-    """Fills in `overview` and `figures`."""
+    """Fills in `overview` and `figures`, and normalisers where they are not known yet."""
     queries, keys = recording.read(attended)
     T, S, H = len(queries), len(keys), attended.heads
     r, c = min(T, SIDE), min(S, SIDE)

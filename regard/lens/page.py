@@ -19,13 +19,16 @@ from regard.lens.format import Encoded, encode
 from regard.lens.trace import Trace
 
 _START = 'regardLens.mount(document.getElementById("lens"),regardLens.embedded(document),{address:true});'
-_AROUND = "html{background:#f4f5f7}body{margin:0}@media(prefers-color-scheme:dark){html{background:#12151a}}"
+AROUND = (
+    "html{background:#f4f5f7}body{margin:0}#lens{min-height:100vh}"
+    "@media(prefers-color-scheme:dark){html{background:#12151a}}"
+)
 
 
 def page(encoded: Encoded, title: str) -> Iterator[str]:
     """The document, some of it at a time: a long text has hundreds of megabytes."""
     script = _static("lens.js") + _START
-    style = _AROUND + _static("lens.css")
+    style = AROUND + _static("lens.css")
     header, overviews, *blocks = encoded.elements()
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

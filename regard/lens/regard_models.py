@@ -24,7 +24,7 @@ from regard.lens.maps import evaluating
 from regard.lens.overview import overview
 from regard.lens.rules import Rules
 from regard.lens.tokens import read
-from regard.lens.trace import CELLS, Attended, Card, Recording, normalise
+from regard.lens.trace import CELLS, Attended, Card, Recording
 from regard.mechanisms import Mechanism
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.base import exact
@@ -285,8 +285,6 @@ def _attended(ear: _Ear, recording: Recording) -> Attended:
     mask = mask.but(visible=None, extent=(len(recording.sequences[asking]), v.shape[2]))
     with torch.no_grad(), exact(v):
         made.formula = _formula(made, mechanism, q, k, v, mask, crossing)
-    if isinstance(made.formula, Softmax | Feature):
-        normalise(made, *recording.read(made))
     return made
 
 

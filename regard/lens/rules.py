@@ -28,7 +28,7 @@ class Rules:
         p, other = queries.places[rows][:, None], keys.places[None, :]
         found = torch.zeros(len(rows), len(keys), dtype=torch.int8)
         if self.hidden is not None:
-            found[self.hidden[rows]] = 5
+            found[self.hidden[rows, : len(keys)]] = 5
         if self.chunk is not None:
             found[p // self.chunk != other // self.chunk] = 4
         if self.window is not None:
@@ -37,6 +37,13 @@ class Rules:
             found[other >= p + queries.seen[rows][:, None].long()] = 2
         found[:, ~keys.seen] = 1
         return found
+
+    def reach(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> int:
+        """How many keys, from the first, hold all that these queries may see; at least one."""
+        if not self.causal or not len(rows):
+            return len(keys)
+        near = (keys.places <= queries.places[rows].amax()).nonzero()
+        return int(near[-1]) + 1 if len(near) else min(1, len(keys))
 
     def seen(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R S"]:
         """Which cells may be seen."""

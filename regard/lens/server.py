@@ -30,7 +30,7 @@ from regard.errors import ExtraMissingError, LengthError, OptionError, RegardErr
 from regard.generate import Settings
 from regard.lens.format import encode, to_bytes
 from regard.lens.models import Subject
-from regard.lens.page import policy
+from regard.lens.page import AROUND, policy
 from regard.lens.steps import Step, generates, pieces, room, steps, vocabulary
 from regard.lens.trace import Trace
 
@@ -45,7 +45,6 @@ _START = (
     'regardLens.live(document.getElementById("lens"),document.getElementById("talk"),'
     'JSON.parse(document.getElementById("about").textContent));'
 )
-_AROUND = "html{background:#f4f5f7}body{margin:0}@media(prefers-color-scheme:dark){html{background:#12151a}}"
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -72,6 +71,11 @@ class Desk:
     """A model that several tabs ask in turn."""
 
     def __init__(self, subject: Subject, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE) -> None:
+        if not subject.reads_text:
+            raise OptionError(
+                f"{subject.card.name} reads no text but {subject.model.main_input_name}: record it with regard.record "
+                "and write its page with regard.lens.page.write_page"
+            )
         self.subject, self.labels, self.example = subject, labels, example
         self._lock = Lock()
 
@@ -184,7 +188,7 @@ def document(desk: Desk) -> tuple[str, str]:
     """The page, and the policy that lets a browser run its one script and reach this server alone."""
     static = files("regard.lens").joinpath("static")
     script = static.joinpath("lens.js").read_text("utf-8") + _START
-    style = _AROUND + static.joinpath("lens.css").read_text("utf-8")
+    style = AROUND + static.joinpath("lens.css").read_text("utf-8")
     about = json.dumps(desk.about(), ensure_ascii=False)
     for sign in "<>&\u2028\u2029":
         about = about.replace(sign, f"\\u{ord(sign):04x}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.data.tokenizers import Tokenizer
 
+_LISTS = ("tokens", "starts", "ends", "words", "special", "visible", "positions")
 _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
@@ -56,6 +57,10 @@ class Tokens:
     def seen(self) -> Bool[Tensor, " T"]:
         """Which tokens are no padding."""
         return torch.tensor(self.visible, dtype=torch.bool)
+
+    def until(self, n: int) -> Tokens:
+        """The first n tokens, as far as masks and biases care."""
+        return self if n == len(self) else replace(self, **{name: getattr(self, name)[:n] for name in _LISTS}, ids=None)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

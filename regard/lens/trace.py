@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from regard.errors import OptionError
 from regard.lens.arrays import TraceError
@@ -129,7 +130,7 @@ class Recording:
             raise OptionError("no gradient was recorded; ask for it with record(…, gradient=True)")
         at = self._rows(found, rows)
         h = _head(found, head)
-        products = found.g[h][at] @ _of(found.v, [h], found.heads)[0].T
+        products = found.g[h][at] @ of_heads(found.v, [h], found.heads)[0].T
         return products * found.rules.seen(*self.read(found), at)
 
     def reason(self, layer: int, i: int, j: int, *, kind: str = "self", side: str | None = None) -> str | None:
@@ -150,11 +151,28 @@ class Recording:
     def tiles(
         self, attended: Attended, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[Int[Tensor, " R"], Float[Tensor, "h R S"]]]:
-        """All weights, some rows at a time."""
+        """All weights, some rows at a time. A pass over all heads fills in normalisers that are not known yet."""
         chosen = list(range(attended.heads)) if heads is None else list(heads)
+        S = len(self.sequences[attended.keys])
+        fills = heads is None and attended.n is None and isinstance(attended.formula, Softmax | Feature)
+        found: list[tuple[Tensor, Tensor | None]] = []
+        for rows in self.spans(attended, len(chosen)):
+            if fills:
+                weights, n, sign = weighed(attended, *self.read(attended), chosen, rows)
+                weights = functional.pad(weights, (0, S - weights.shape[2]))
+                found.append((n, sign))
+            else:
+                weights = self.cells(attended, chosen, rows)
+            yield rows, weights
+        if found:
+            attended.n = torch.cat([n for n, _ in found], 1)
+            attended.sign = torch.cat([x for _, x in found if x is not None], 1) if attended.signed else None
+
+    def spans(self, attended: Attended, heads: int) -> tuple[Int[Tensor, " R"], ...]:
+        """All queries, as many together as may be looked at for so many heads."""
         T, S = (len(x) for x in self.read(attended))
-        for rows in torch.arange(T).split(max(1, CELLS // max(1, len(chosen) * S))):
-            yield rows, self.cells(attended, chosen, rows)
+        together: tuple[Tensor, ...] = torch.arange(T).split(max(1, CELLS // max(1, heads * S)))
+        return together
 
     def _rows(self, attended: Attended, rows: Iterable[int] | None) -> Int[Tensor, " R"]:
         T = len(self.sequences[attended.queries])
@@ -240,15 +258,35 @@ def cells(
         column = attended.choice[list(heads)][:, rows, None]
         made = torch.zeros(len(heads), len(rows), S).scatter_(2, column.clamp(min=0), 1.0)
         return made.masked_fill(column < 0, 0)
-    assert attended.n is not None
+    weights = weighed(attended, queries, keys, heads, rows)[0]
+    return functional.pad(weights, (0, S - weights.shape[2]))
+
+
+def weighed(
+    attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
+) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
+    """Weights of softmax or kernel attention, the logarithm of each row's normaliser, and its sign where it has one.
+
+    The normaliser is the one that was recorded, or else the sum of the row. Keys behind all that these rows may see are
+    left out: s is the reach of the rows.
+    """
+    keys = keys.until(attended.rules.reach(queries, keys, rows))
     a, e = terms(attended, queries, keys, heads, rows)
-    n = attended.n[list(heads)][:, rows, None].to(e.dtype)
-    hidden = ~attended.rules.seen(queries, keys, rows) | (n == float("-inf"))
-    weights = torch.exp((e - n).masked_fill(hidden, float("-inf")))
-    weights = weights if a is None else a * weights
-    if attended.sign is not None:
-        weights = weights * attended.sign[list(heads)][:, rows, None]
-    return weights.float()
+    e = e.expand(len(heads), len(rows), len(keys)).masked_fill(~attended.rules.seen(queries, keys, rows), -torch.inf)
+    if attended.n is not None:
+        n, sign = (None if x is None else x[list(heads)][:, rows] for x in (attended.n, attended.sign))
+        assert n is not None
+        share = torch.exp((e - n[..., None].to(e.dtype)).masked_fill_(n[..., None] == -torch.inf, -torch.inf))
+        weights = share if a is None else a * share
+        return (weights if sign is None else weights * sign[..., None]).float(), n, sign
+    peak = e.amax(-1, keepdim=True)
+    peak = peak.masked_fill(peak == -torch.inf, 0)
+    share = torch.exp(e - peak)
+    share = share if a is None else a * share
+    total = share.sum(-1)
+    n = (total.abs().log() + peak[..., 0]).float()
+    weights = (share / total.masked_fill(total == 0, 1)[..., None]).float()
+    return weights, n, total.sign().float() if attended.signed else None
 
 
 def terms(
@@ -256,16 +294,22 @@ def terms(
 ) -> tuple[Tensor | None, Tensor]:
     """(a, e) of each cell, hidden or not: a weight is a·exp(e) over the sum of its row. a None means 1."""
     assert attended.q is not None and attended.k is not None
-    q, k = attended.q[list(heads)][:, rows], _of(attended.k, heads, attended.heads)
+    q, k = attended.q[list(heads)][:, rows], of_heads(attended.k, heads, attended.heads)[:, : len(keys)]
     if isinstance(attended.formula, Softmax):
-        return None, attended.formula.scores(q, k) + bias(attended, queries, keys, heads, rows)
+        scores = attended.formula.scores(q, k)
+        return None, scores if plain(attended) else scores + bias(attended, queries, keys, heads, rows)
     assert isinstance(attended.formula, Feature)
     a, cq, ck = attended.formula.similar(q, k, attended.w)
     cq = attended.cq[list(heads)][:, rows].double() if attended.cq is not None else cq
-    ck = _of(attended.ck, heads, attended.heads).double() if attended.ck is not None else ck
+    ck = of_heads(attended.ck, heads, attended.heads)[:, : len(keys)].double() if attended.ck is not None else ck
     e = torch.zeros(len(heads), len(rows), len(keys), dtype=torch.float64)
     e = e if cq is None else e + cq[:, :, None]
     return a, e if ck is None else e + ck[:, None, :]
+
+
+def plain(attended: Attended) -> bool:
+    """Whether nothing is added to scores."""
+    return attended.slopes is None and attended.offsets is None
 
 
 def bias(
@@ -282,28 +326,9 @@ def bias(
     return total
 
 
-def normalise(attended: Attended, queries: Tokens, keys: Tokens) -> None:
-    """Fills in n and, where weights may be negative, sign: the sum of each row, some rows at a time."""
-    heads, T, S = list(range(attended.heads)), len(queries), len(keys)
-    found, signs = [], []
-    for rows in torch.arange(T).split(max(1, CELLS // max(1, len(heads) * S))):
-        a, e = terms(attended, queries, keys, heads, rows)
-        hidden = ~attended.rules.seen(queries, keys, rows)
-        e = e.expand(len(heads), len(rows), S).masked_fill(hidden, float("-inf"))
-        peak = e.amax(-1, keepdim=True)
-        peak = peak.masked_fill(peak == float("-inf"), 0)
-        share = torch.exp(e - peak)
-        total = (share if a is None else a * share).sum(-1)
-        found.append((total.abs().log() + peak[..., 0]).float())
-        signs.append(total.sign())
-    attended.n = torch.cat(found, 1)
-    if attended.signed:
-        attended.sign = torch.cat(signs, 1).float()
-
-
-def _of(x: Tensor, heads: Sequence[int], H: int) -> Tensor:
+def of_heads(x: Tensor, heads: Sequence[int], H: int) -> Tensor:
     """The key/value heads that query heads use."""
-    return x[[h * x.shape[0] // H for h in heads]]
+    return x if list(heads) == list(range(x.shape[0])) == list(range(H)) else x[[h * x.shape[0] // H for h in heads]]
 
 
 def _head(attended: Attended, head: int) -> int:

@@ -42,6 +42,7 @@ export default { render({ model, el }) {
     if (["r", "a", "h", "i", "j", "fixed"].some((key) => state[key] !== before[key])) told(state);
   });
   told(app.store.state);
+  return () => app.unmount();
 } };
 """
 
@@ -67,7 +68,7 @@ def framed(trace: Trace, height: int) -> str:
             f"the page of this trace has {encoded.page_size / 1e6:.0f} MB, a notebook takes {LARGEST / 1e6:.0f}; "
             "write it to a file with regard.lens.page.write_page, or record a shorter text"
         )
-    document = html.escape("".join(page(encoded, "regard")), quote=True)
+    document = html.escape("".join(page(encoded, "regard")), quote=False).replace('"', "&quot;")
     return (
         f'<iframe title="What the model attends to" sandbox="{_SANDBOX}" width="100%" height="{int(height)}" '
         f'frameborder="0" srcdoc="{document}"></iframe>'

@@ -9,16 +9,25 @@ export interface Pair {
   b: [number, number] | null;
 }
 
-/** All tokens of both, in order. Tokens share a pair where they share characters; what shares none stands alone. */
+/** All tokens of both, in order. Tokens share a pair where they share characters; what shares none stands alone.
+ * The space before a word is no reason to pair two words: it counts where a token is nothing but space. */
 export function aligned(a: Sequence, b: Sequence): Pair[] {
   if ((!a.text || !b.text) && a.tokens.length && b.tokens.length) return aligned(lettered(a), lettered(b));
-  const partner = characters(letters(a), letters(b));
+  const [x, y] = [letters(a), letters(b)];
+  const partner = characters(x, y);
+  const back = new Int32Array(y.length).fill(-1);
+  partner.forEach((d, c) => d >= 0 && (back[d] = c));
+  const [inA, inB] = [inks(a, x, partner), inks(b, y, back)];
   const ofB = owners(b);
   // links[t]: the tokens of b that token t of a shares characters with.
   const links = a.tokens.map((_, t) => {
     const found = new Set<number>();
-    for (let c = Math.max(0, a.starts[t]); c < a.ends[t]; c++)
-      if (partner[c] >= 0 && ofB[partner[c]] >= 0) found.add(ofB[partner[c]]);
+    for (let c = Math.max(0, a.starts[t]); c < a.ends[t]; c++) {
+      const u = partner[c] >= 0 ? ofB[partner[c]] : -1;
+      const blank = SPACE.test(x[c]);
+      if (u >= 0 && (!blank || (inA[t] !== "lost" && inB[u] !== "lost" && (inA[t] === "none" || inB[u] === "none"))))
+        found.add(u);
+    }
     return found;
   });
   specials(a, b, links);
@@ -47,6 +56,17 @@ export function aligned(a: Sequence, b: Sequence): Pair[] {
   }
   for (; next < b.tokens.length; next++) pairs.push({ a: null, b: [next, next + 1] });
   return pairs;
+}
+
+const SPACE = /\s/;
+
+/** Whether each token has letters, and whether the other side has any of them. */
+function inks(sequence: Sequence, text: string[], partner: Int32Array): ("none" | "lost" | "met")[] {
+  return sequence.tokens.map((_, t) => {
+    const places = Array.from({ length: Math.max(0, sequence.ends[t] - sequence.starts[t]) }, (_, n) => sequence.starts[t] + n);
+    const ink = places.filter((c) => c >= 0 && !SPACE.test(text[c]));
+    return !ink.length ? "none" : ink.some((c) => partner[c] >= 0) ? "met" : "lost";
+  });
 }
 
 /** Where there is no text, each token stands for one sign of its own: equal tokens get equal signs. */

@@ -50,7 +50,10 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   const wrong = h("p", { class: "wrong", role: "alert", hidden: true });
   const bar = h("header", { class: "bar" });
   const main = h("main", { tabindex: -1 });
+  const over = new AbortController(); // ends all listening
+  const { signal } = over;
   let view: View | null = null;
+  let waiting = 0; // to write the address
 
   const app: App = {
     store,
@@ -61,6 +64,12 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       wrong.hidden = false;
       wrong.textContent = error instanceof Error ? error.message : String(error);
       console.error(error);
+    },
+    unmount() {
+      over.abort();
+      clearTimeout(waiting);
+      view?.destroy?.();
+      root.replaceChildren();
     },
   };
   const keys = help();
@@ -180,7 +189,6 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     }
   }
 
-  let waiting = 0;
   clamp();
   store.listen((state, before) => {
     update(state, before);
@@ -190,24 +198,26 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     }
   });
   if (address) {
-    window.addEventListener("hashchange", () => {
+    const went = () => {
       store.go(location.hash);
       clamp();
-    });
+    };
+    window.addEventListener("hashchange", went, { signal });
   }
-  dark.addEventListener("change", () => view?.redraw());
+  dark.addEventListener("change", () => view?.redraw(), { signal });
   let width = 0;
-  new ResizeObserver(() => {
+  const room = new ResizeObserver(() => {
     const now = main.clientWidth;
     if (width && Math.abs(now - width) > 8) view?.redraw();
     width = now;
-  }).observe(main);
+  });
+  room.observe(main);
+  signal.addEventListener("abort", () => room.disconnect());
   root.classList.add("lens");
   root.replaceChildren(bar, wrong, main, keys, saving.node);
-  root.addEventListener("keydown", (event) => pressed(event));
-  document.addEventListener("keydown", (event) => {
-    if (event.target === document.body) pressed(event);
-  });
+  root.addEventListener("keydown", pressed, { signal });
+  const lost = (event: KeyboardEvent) => event.target === document.body && pressed(event);
+  document.addEventListener("keydown", lost, { signal });
 
   function pressed(event: KeyboardEvent): void {
     const on = event.target as HTMLElement;

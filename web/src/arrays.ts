@@ -3,7 +3,8 @@
 import type { ArrayRef } from "./format";
 import type { Source } from "./source";
 
-const MIDDLE = 128; // what is added to the whole numbers of an s16 or s32, so that small ones of either sign share a byte
+const MIDDLE = 128; // what is added to the upper parts of whole numbers, so that small ones of either sign share a byte
+const FINE = 64; // a step is a power of 2 to the 1/FINE
 
 export async function numbers(source: Source, ref: ArrayRef): Promise<Float32Array> {
   const raw = await inflated(await source.bytes(ref));
@@ -27,19 +28,9 @@ export async function numbers(source: Source, ref: ArrayRef): Promise<Float32Arr
     case "u8":
       out.set(raw.subarray(0, size));
       break;
-    case "s16":
-    case "s32": {
-      const steps = new Float32Array(raw.slice(0, 4 * columns).buffer);
-      const low = 4 * columns;
-      const wide = ref.type === "s32";
-      for (let n = 0, d = 0; n < size; n++, d = d + 1 === columns ? 0 : d + 1) {
-        const at = low + n;
-        const bottom = raw[at] | (raw[at + size] << 8);
-        const whole = wide ? bottom | (raw[at + 2 * size] << 16) | (raw[at + 3 * size] << 24) : (bottom << 16) >> 16;
-        out[n] = (whole - MIDDLE) * steps[d];
-      }
+    case "step":
+      steps(raw, columns, size, out);
       break;
-    }
     case "bit": {
       const stride = Math.ceil(columns / 8);
       for (let n = 0; n < size; n++) {
@@ -53,6 +44,25 @@ export async function numbers(source: Source, ref: ArrayRef): Promise<Float32Arr
       throw new Error(`an array of type ${String(ref.type)}, which this page cannot read: make it with a newer regard`);
   }
   return out;
+}
+
+/** Whole numbers of steps, a step for each column: upper parts of 16 bits, then the low bits, one behind the other. */
+function steps(raw: Uint8Array, columns: number, size: number, out: Float32Array): void {
+  const low = raw[0];
+  const at = 1 + 2 * columns;
+  const step = Float32Array.from(
+    { length: columns },
+    (_, d) => 2 ** ((((raw[1 + d] | (raw[1 + columns + d] << 8)) << 16) >> 16) / FINE),
+  );
+  let place = at + 2 * size;
+  let [bits, have] = [0, 0];
+  for (let n = 0, d = 0; n < size; n++, d = d + 1 === columns ? 0 : d + 1) {
+    for (; have < low; have += 8) bits |= raw[place++] << have;
+    const upper = (((raw[at + n] | (raw[at + size + n] << 8)) << 16) >> 16) - MIDDLE;
+    out[n] = (upper * 2 ** low + (bits & ((1 << low) - 1))) * step[d];
+    bits >>>= low;
+    have -= low;
+  }
 }
 
 async function inflated(bytes: Uint8Array<ArrayBuffer>): Promise<Uint8Array<ArrayBuffer>> {

@@ -1,6 +1,6 @@
 // The header of a trace, as docs/trace-format.md describes it.
 
-export type ArrayType = "f32" | "f16" | "i32" | "i16" | "u8" | "s16" | "s32" | "bit";
+export type ArrayType = "f32" | "f16" | "i32" | "i16" | "u8" | "step" | "bit";
 
 export interface ArrayRef {
   block: number;

@@ -26,6 +26,8 @@ export interface Options {
   pooling?(pool: Pool): void;
 }
 
+/** What there is before anything is shown; `update` brings the cells. */
+const START: Options = { label: "", cells: null as never, scale: "head", pool: "max", mode: "light" };
 const WIDEST = 46; // of one cell
 const LEFT = 118;
 const TOP = 92; // room for words; numbers need less
@@ -54,13 +56,16 @@ export class Matrix {
   private angle = 0; // of the words above
   private hides = false; // some cells have nothing
 
-  constructor(public options: Options) {
+  options: Options;
+
+  constructor(options: Partial<Options>) {
+    this.options = { ...START, ...options };
     this.stage.append(this.canvas, this.over);
     Object.entries({
       role: "application",
       tabindex: "0",
       "aria-roledescription": "matrix",
-      "aria-label": options.label,
+      "aria-label": this.options.label,
     }).forEach(([k, v]) => this.stage.setAttribute(k, v));
     this.node = h(
       "div",

@@ -1,6 +1,7 @@
 // Where the bytes of a trace come from. A page holds them as inert text; other homes may fetch or be handed them.
 
 import { checked, type ArrayRef, type Header } from "./format";
+import { bytes } from "./letters";
 
 export interface Source {
   readonly header: Header;
@@ -8,15 +9,13 @@ export interface Source {
   bytes(ref: ArrayRef): Promise<Uint8Array<ArrayBuffer>>;
 }
 
-/** The trace inside a page: the header in #trace, blocks in #block-0, #block-1 … as base64. */
+/** The trace inside a page: the header in #trace, blocks in #block-0, #block-1 … as letters. */
 export function embedded(page: Document): Source {
   const header = checked(JSON.parse(page.getElementById("trace")!.textContent!) as Header);
   return {
     header,
     async bytes(ref) {
-      const text = (await block(page, ref.block)).textContent!;
-      const part = text.slice((ref.at / 3) * 4, Math.ceil((ref.at + ref.bytes) / 3) * 4);
-      return fromBase64(part).subarray(0, ref.bytes);
+      return bytes((await block(page, ref.block)).textContent!, ref.at, ref.bytes);
     },
   };
 }
@@ -33,9 +32,9 @@ export function opened(file: ArrayBuffer): Source {
   const header = checked(JSON.parse(new TextDecoder().decode(all.subarray(16, 16 + length))) as Header);
   const starts: number[] = [];
   let at = 16 + length;
-  for (const bytes of header.blocks) {
+  for (const size of header.blocks) {
     starts.push(at);
-    at += bytes;
+    at += size;
   }
   if (at > file.byteLength) throw new Error("the trace file is shorter than its header says: copy it again");
   return {
@@ -58,13 +57,4 @@ function block(page: Document, n: number): Promise<Element> {
     };
     look();
   });
-}
-
-function fromBase64(text: string): Uint8Array<ArrayBuffer> {
-  const native = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
-  if (native) return native.call(Uint8Array, text);
-  const raw = atob(text);
-  const bytes = new Uint8Array(raw.length);
-  for (let n = 0; n < raw.length; n++) bytes[n] = raw.charCodeAt(n);
-  return bytes;
 }

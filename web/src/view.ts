@@ -14,6 +14,8 @@ export interface App {
   current(): Seen;
   /** Says something that went wrong. */
   fail(error: unknown): void;
+  /** Takes the lens away again, with all that listens to the page. */
+  unmount(): void;
 }
 
 /** What can be saved of a view. */

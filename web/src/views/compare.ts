@@ -39,11 +39,6 @@ export function compareView(app: App): View {
 
   const side = (n: 0 | 1) =>
     new Matrix({
-      label: "",
-      cells: null as never,
-      scale: "head",
-      pool: "max",
-      mode: "light",
       side: 400,
       describe: (I, J) => (cells ? sentence(cells[n], I, J) : ""),
       hovered: (cell) => link(n, cell),
@@ -51,11 +46,6 @@ export function compareView(app: App): View {
     });
   const matrices = [side(0), side(1)];
   const third = new Matrix({
-    label: "",
-    cells: null as never,
-    scale: "head",
-    pool: "max",
-    mode: "light",
     side: 560,
     describe: (I, J) => told(I, J),
     hovered: (cell) => point(cell),
@@ -205,7 +195,7 @@ export function compareView(app: App): View {
     });
     const matched = d.queries.length - d.unaligned;
     says.textContent = matched
-      ? `${counted(matched, "unit")} stand for the same characters on both sides${d.unaligned ? `; ${d.unaligned} have no partner and are hatched` : ""}.`
+      ? `${counted(matched, "unit")} ${matched === 1 ? "stands" : "stand"} for the same characters on both sides${d.unaligned ? `; ${d.unaligned} ${d.unaligned === 1 ? "has no partner and is" : "have no partner and are"} hatched` : ""}.`
       : "No token of one side stands for the same characters as one of the other: there is nothing to subtract.";
     drawApart(d);
     point(pinned(state));

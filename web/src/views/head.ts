@@ -42,11 +42,6 @@ export function headView(app: App): View {
   let drawn = 0;
 
   const matrix = new Matrix({
-    label: "",
-    cells: null as never,
-    scale: "head",
-    pool: "max",
-    mode: "light",
     describe: (I, J) => (cells ? sentence(cells, I, J) : ""),
     hovered: (cell) =>
       app.store.set({

@@ -34,11 +34,6 @@ export function masksView(app: App): View {
   let head: Head | null = null;
   let cells: MaskCells | null = null;
   const matrix = new Matrix({
-    label: "",
-    cells: null as never,
-    scale: "head",
-    pool: "max",
-    mode: "light",
     side: 560,
     describe: (I, J) => {
       const why = REASONS[head!.reason(I, J)];

@@ -28,11 +28,6 @@ export function positionsView(app: App): View {
   let profiles: Profile[] = [];
   let turn = 0;
   const matrix = new Matrix({
-    label: "",
-    cells: null as never,
-    scale: "head",
-    pool: "max",
-    mode: "light",
     side: 420,
     axes: ["head", "distance"],
     describe: (n, d) => `head ${n}, ${away(profiles[n].offsets[d])}: mean weight ${number(profiles[n].means[d])}`,

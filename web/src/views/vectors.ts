@@ -221,7 +221,7 @@ export function vectorsView(app: App): View {
     replace(
       twice,
       h("h3", {}, "The same token in another context"),
-      h("p", { class: "quiet" }, `Here: ${context(seen, state.a, i)}. Bars: here, marks: there.`),
+      h("p", { class: "quiet" }, `Bars: here, ${context(seen, state.a, i)} Marks: there.`),
       select("there", places.slice(0, 200), chosen, (elsewhere) => app.store.set({ elsewhere })),
       ...parts,
     );
