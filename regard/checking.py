@@ -20,7 +20,7 @@ from regard.laws import LAWS, Case, DoesNotApply, Finding, Law, SameAs, Subject,
 from regard.laws.case import DTYPES
 from regard.mechanisms import mechanisms
 from regard.models import Model
-from regard.models.laws import MODEL_LAWS, ModelLaw, ModelSubject
+from regard.models.laws import MODEL_LAWS, ModelLaw, ModelSubject, Trial
 
 Status = Literal["holds", "broken", "does not apply"]
 DRAWS = 24
@@ -48,6 +48,28 @@ class Verdict:
             return f"✗ {self.subject} breaks '{self.law}': {self.claim}\n  {self.detail}: {size}"
         mark = "✓" if self.status == "holds" else "–"
         return f"{mark} {self.subject}, '{self.law}': {self.claim if mark == '✓' else self.detail}"
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of whole models: which things are of it, how one is put on trial, and its laws, with where these are."""
+
+    fits: Callable[[Any], bool]
+    trial: Callable[..., Trial]
+    laws: dict[str, ModelLaw]
+    names: tuple[str, str, str]  # module, table of laws, class of trials
+    share: int = 4  # one trial for so many draws: a trial asks more than a case does
+    precisions: tuple[str, ...] = ("float64", "float32")  # which take turns unless one is asked for
+
+
+MODEL_KINDS = [
+    ModelKind(
+        lambda thing: isinstance(thing, Model),
+        ModelSubject,
+        MODEL_LAWS,
+        ("regard.models.laws", "MODEL_LAWS", "ModelSubject"),
+    )
+]
 
 
 class Verdicts(Sequence[Verdict]):
@@ -106,14 +128,14 @@ def check(
     **options: Any,
 ) -> Verdicts:
     """The laws of attention, asked of a mechanism (name, class, instance), a function f(q, k, v, causal=True), an
-    nn.Module, a whole regard model, or of every registered mechanism.
+    nn.Module, a whole model of regard or Hugging Face, or of every registered mechanism.
 
     `only` names laws; without `dtype` float64 and float32 take turns; `causal=False` says that it never claims to be.
     `like`, anything that can be checked, adds the law `same`: the thing gives what that gives.
     """
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
-    if isinstance(thing, Model):
+    if any(kind.fits(thing) for kind in MODEL_KINDS):
         if like is not None:
             raise OptionError("like: whole models have laws of their own; compare mechanisms, functions or modules")
         return check_model(thing, only=only, dtype=dtype, device=device, draws=draws, seed=seed, progress=progress)
@@ -162,7 +184,7 @@ def usable(device: str) -> str:
 
 
 def check_model(
-    model: Model[Any],
+    model: nn.Module,
     *,
     only: Sequence[str] = (),
     dtype: str | None = None,
@@ -173,34 +195,41 @@ def check_model(
     source: str = "model  # the one that was checked",
 ) -> Verdicts:
     """The laws of whole models: looks ahead, cache = whole pass, padding, batch, prompts of unequal length."""
+    kind = next(kind for kind in MODEL_KINDS if kind.fits(model))
     label, verdicts = type(model).__name__, []
-    precisions = ["float64", "float32"] if dtype is None else [precision(dtype)]
+    precisions = kind.precisions if dtype is None else (precision(dtype),)
     model = deepcopy(model).to(usable(device))  # the one handed in stays where it is
-    for name, law in _chosen(only, MODEL_LAWS).items():
+    for name, law in _chosen(only, kind.laws).items():
         if progress is not None:
             progress(label, name)
-        trials = [(seed + i, DTYPES[precisions[i % len(precisions)]]) for i in range(max(1, draws // 4))]
-        verdicts.append(_judge_model(model, label, source, name, law, trials))
+        trials = [(seed + i, DTYPES[precisions[i % len(precisions)]]) for i in range(max(1, draws // kind.share))]
+        verdicts.append(_judge_model(kind, model, label, source, name, law, trials))
     return Verdicts(verdicts)
 
 
 def _judge_model(
-    model: Model[Any], label: str, source: str, name: str, law: ModelLaw, trials: list[tuple[int, torch.dtype]]
+    kind: ModelKind,
+    model: nn.Module,
+    label: str,
+    source: str,
+    name: str,
+    law: ModelLaw,
+    trials: list[tuple[int, torch.dtype]],
 ) -> Verdict:
     claim, closest = (law.__doc__ or "").strip(), None
     for asked, (seed, dtype) in enumerate(trials, 1):
-        try:
-            found = law(ModelSubject(model, seed, dtype))
-        except DoesNotApply as reason:
-            return Verdict(label, name, claim, "does not apply", str(reason), 0)
+        found = _tried(kind, model, law, seed, dtype)
+        if isinstance(found, str):
+            return Verdict(label, name, claim, "does not apply", found, 0)
         if found.broken:
-            B, T, found = _smallest_model_trial(model, law, seed, dtype, found)
+            B, T, found = _smallest_model_trial(kind, model, law, seed, dtype, found)
+            module, laws, trial = kind.names
             lines = [
                 "import regard, torch",
-                "from regard.models.laws import MODEL_LAWS, ModelSubject",
+                f"from {module} import {laws}, {trial}",
                 f"model = {source}",
-                f"trial = ModelSubject(model, seed={seed}, dtype={dtype}, B={B}, T={T})",
-                f"print(MODEL_LAWS[{name!r}](trial))",
+                f"trial = {trial}(model, seed={seed}, dtype={dtype}, B={B}, T={T})",
+                f"print({laws}[{name!r}](trial))",
             ]
             shown = "\n".join(lines)
             return Verdict(label, name, claim, "broken", found.what, asked, found.error, found.limit, None, shown)
@@ -210,18 +239,27 @@ def _judge_model(
 
 
 def _smallest_model_trial(
-    model: Model[Any], law: ModelLaw, seed: int, dtype: torch.dtype, found: Finding
+    kind: ModelKind, model: nn.Module, law: ModelLaw, seed: int, dtype: torch.dtype, found: Finding
 ) -> tuple[int, int, Finding]:
     """The fewest sequences and tokens that still break the law."""
     for T in range(2, 12):
         for B in (1, 2, 3):
-            try:
-                again = law(ModelSubject(model, seed, dtype, B=B, T=T))
-            except DoesNotApply:
-                continue
-            if again.broken:
+            again = _tried(kind, model, law, seed, dtype, B=B, T=T)
+            if isinstance(again, Finding) and again.broken:
                 return B, T, again
     return 3, 11, found
+
+
+def _tried(
+    kind: ModelKind, model: nn.Module, law: ModelLaw, seed: int, dtype: torch.dtype, **size: int
+) -> Finding | str:
+    """A finding, or the reason why the law does not apply."""
+    try:
+        return law(kind.trial(model, seed, dtype, **size))
+    except DoesNotApply as reason:
+        return str(reason)
+    except Exception as error:  # whatever the model raises on ordinary input is a finding of its own
+        return Finding(math.inf, 0.0, f"{type(error).__name__}: {error}")
 
 
 def _chosen(only: Sequence[str], laws: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,10 @@ class OptionError(RegardError, TypeError):
     """An option that does not exist or is missing."""
 
 
+class HubError(RegardError, RuntimeError):
+    """A Hugging Face model, or something that it asks for, that regard cannot work with."""
+
+
 class ExtraMissingError(RegardError, ImportError):
     """A feature needs an optional dependency."""
 

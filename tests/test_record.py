@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from regard.data.tokenizers import BPE, Bytes, Characters
-from regard.errors import LengthError, OptionError
+from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import generate
 from regard.kernels import plain
 from regard.lens import attention_maps, record
+from regard.lens import models as lens_models
 from regard.lens.models import opened
 from regard.lens.tokens import read
 from regard.mechanisms import Pairwise, mechanisms, register
@@ -462,11 +463,22 @@ def test_models_are_found_by_folder_and_as_untrained_twins(tmp_path):
             opened(name)
 
 
+def test_a_gguf_file_says_what_it_needs_or_what_is_wrong_with_it(tmp_path, monkeypatch):
+    path = tmp_path / "small.gguf"
+    path.write_bytes(b"GGUF, but no more")
+    monkeypatch.setattr(lens_models, "find_spec", lambda name: None)
+    with pytest.raises(ExtraMissingError, match="needs `gguf` and `accelerate`: pip install gguf accelerate"):
+        opened(path)
+    monkeypatch.setattr(lens_models, "find_spec", lambda name: True)
+    with pytest.raises(RegardError, match=r"small\.gguf cannot be read as a language model"):
+        opened(path)
+
+
 def test_weights_in_a_pickle_are_refused(tmp_path):
     model = family("llama")
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(Exception, match="cannot be loaded"):
+    with pytest.raises(Exception, match=r"pytorch_model\.bin is a pickle"):
         opened(tmp_path)
 
 

@@ -14,9 +14,13 @@ from rich.text import Text
 
 from regard.checking import DRAWS, Verdict, Verdicts, check_model, plugin
 from regard.checking import check as run_laws
+from regard.cli.models import HELP as MODEL
+from regard.cli.models import opened
 from regard.cli.show import console, print_json, table
-from regard.errors import OptionError
-from regard.models import load
+from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean
+from regard.lens.models import RANDOM
+from regard.mechanisms import mechanisms
+from regard.models import Model
 from regard.train.run import model_folder
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "does not apply": ("–", "dim")}
@@ -25,17 +29,22 @@ _MARK = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "does not app
 def check(
     thing: Annotated[
         str | None,
-        typer.Argument(help="A mechanism, or a model folder, run or experiment; none: all mechanisms."),
+        typer.Argument(help=f"A mechanism, or a model: {MODEL[0].lower()}{MODEL[1:]} None: all mechanisms."),
     ] = None,
     plugin_file: Annotated[
         str | None,
         typer.Option("--plugin", help="file.py[:name] with a function f(q, k, v, causal=True) or an nn.Module."),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp64, fp32, bf16 or fp16; none: fp64 and fp32 in turn.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp64, fp32, bf16 or fp16; none: fp64 and fp32 in turn (Hugging Face: fp32).")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this law; may be repeated.")] = None,
     device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
     draws: Annotated[int, typer.Option(help="Cases a law.")] = DRAWS,
     seed: Annotated[int, typer.Option(help="Where the drawing of cases starts.")] = 0,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a Hugging Face model that is not here yet.")
+    ] = False,
     not_causal: Annotated[bool, typer.Option("--not-causal", help="The plugin never claims to be causal.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -43,11 +52,11 @@ def check(
     if thing is not None and plugin_file is not None:
         raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
     subject = plugin(plugin_file, causal=not not_causal) if plugin_file is not None else thing
-    folder = str(model_folder(thing)) if thing is not None and Path(thing).is_dir() else None
+    model = None if thing is None or (thing in mechanisms() and not Path(thing).is_dir()) else _model(thing, download)
     with _progress() as progress:
         asked: dict[str, Any] = {"only": only or (), "dtype": dtype, "device": device, "draws": draws, "seed": seed}
-        if folder is not None:
-            verdicts = check_model(load(folder), progress=progress, source=f"regard.load({folder!r})", **asked)
+        if model is not None:
+            verdicts = check_model(model, progress=progress, source=_source(thing or "", model), **asked)
         else:
             verdicts = run_laws(subject, progress=progress, **asked)
     if json:
@@ -55,6 +64,28 @@ def check(
     else:
         _print(verdicts)
     raise typer.Exit(0 if verdicts.ok else 1)
+
+
+def _model(name: str, download: bool) -> Any:
+    """The model of that name; a name that could be a mechanism's is said to be neither."""
+    try:
+        return opened(name, download=download).model
+    except HubError:
+        if Path(name).is_dir() or name.startswith(RANDOM) or "/" in name or download:
+            raise
+        raise UnknownNameError(
+            f"no mechanism is called '{name}'.{did_you_mean(name, mechanisms())} And no model: expected a folder, a "
+            f"name that was downloaded before (or --download), or random:{name}"
+        ) from None
+
+
+def _source(name: str, model: Any) -> str:
+    """The line of Python that makes the model again."""
+    bare = name.removeprefix(RANDOM)
+    folder = str(model_folder(bare)) if Path(bare).is_dir() else bare
+    if isinstance(model, Model):
+        return f"regard.load({folder!r})" if bare == name else "model  # the untrained twin that was checked"
+    return f"regard.hub.{'fetch' if bare == name else 'untrained'}({folder!r}).model"
 
 
 @contextmanager

@@ -6,17 +6,15 @@ from typing import Annotated
 
 import typer
 
-from regard.checking import usable
+from regard.cli.models import loaded as opened
 from regard.cli.show import console, print_json
 from regard.errors import OptionError
 from regard.generate import Choice, Settings, stream
 from regard.generate import generate as run
-from regard.models import load
-from regard.train.run import model_folder
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A model folder, run or experiment.")],
+    model: Annotated[str, typer.Argument(help="A run, a model folder, or a Hugging Face folder or name.")],
     prompt: Annotated[str, typer.Argument(help="What to continue; for an encoder-decoder, what to read.")],
     max_tokens: Annotated[int, typer.Option("--max", help="At most so many tokens.")] = 100,
     temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1 prefers likely ones.")] = None,
@@ -36,6 +34,7 @@ def generate(
     ] = False,
     streaming: Annotated[bool, typer.Option("--stream", help="Print text as it comes (one output, no beams).")] = False,
     device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
+    download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Continue a prompt with a model: greedy, unless a temperature, top-k, top-p, min-p or beams are asked for."""
@@ -53,7 +52,7 @@ def generate(
         seed=seed,
         slide=slide,
     )
-    loaded = load(model_folder(model), usable(device))
+    loaded = opened(model, device, download=download)
     if loaded.tokenizer is None:
         raise OptionError(f"{model} has no tokenizer.json, so it cannot read text; use regard.generate with token ids")
     if streaming and not json and beams is None and n == 1:

@@ -66,6 +66,12 @@ class Tokenizer(ABC):
         """The id of the special token with that role (end, start, pad, unknown, mask), or None."""
         return next((self.id(name) for name in ROLES[role] if name in self.special), None)
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The ids that end a text."""
+        end = self.role("end")
+        return frozenset() if end is None else frozenset({end})
+
     def pieces(self) -> Pieces:
         """Decodes one id at a time, for streaming."""
         return Pieces(self)
@@ -234,17 +240,23 @@ class _BytePieces(Pieces):
 
 
 class BPE(Tokenizer):
-    """Byte-pair encoding by the `tokenizers` library. Its tokenizer.json is that library's own, also from elsewhere."""
+    """Byte-pair encoding by the `tokenizers` library. Its tokenizer.json is that library's own, also from elsewhere.
+
+    `ends`: the ids that end a text, where their names do not tell.
+    """
 
     kind = "bpe"
 
-    def __init__(self, document: str) -> None:
+    def __init__(self, document: str, ends: Iterable[int] | None = None) -> None:
         try:
             self._inner = _library().Tokenizer.from_str(document)
         except ExtraMissingError:
             raise
         except Exception as error:  # the library raises nothing more particular
             raise TokenizerFileError(f"not a file of the `tokenizers` library: {error}") from None
+        self._inner.no_padding()  # a file may ask for one length for all texts
+        self._inner.no_truncation()
+        self._ends = None if ends is None else frozenset(ends)
         added = self._inner.get_added_tokens_decoder()
         self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
 
@@ -271,7 +283,10 @@ class BPE(Tokenizer):
         return int(self._inner.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(text).ids
+        try:
+            ids: list[int] = self._inner.encode(text).ids
+        except Exception as error:  # the library raises nothing more particular
+            raise TextError(f"a text that this tokenizer cannot take: {error}") from None
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -284,9 +299,13 @@ class BPE(Tokenizer):
     def id(self, special: str) -> int | None:
         return int(self._inner.token_to_id(special)) if special in self.special else None
 
+    @property
+    def ends(self) -> frozenset[int]:
+        return super().ends if self._ends is None else self._ends
+
     def as_json(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self._inner.to_str())
-        return document
+        return document if self._ends is None else {**document, "ends": sorted(self._ends)}
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -302,7 +321,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not isinstance(document, dict):
         raise TokenizerFileError(f"{path}: expected an object with the keys of a tokenizer")
     if "kind" not in document:
-        return BPE(text)
+        ends = document.pop("ends", None)  # the library knows no such key
+        return BPE(text) if ends is None else BPE(json.dumps(document, ensure_ascii=False), ends)
     if document.get("format_version") != FORMAT:
         raise TokenizerFileError(
             f"{path} has format_version {document.get('format_version')!r}, this regard knows {FORMAT}; update regard"

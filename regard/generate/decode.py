@@ -272,10 +272,9 @@ def _limit(model: Decoder[Any], ids: list[int], settings: Settings) -> int:
 
 
 def _stop_tokens(settings: Settings, tokenizer: Tokenizer | None) -> frozenset[int]:
-    end = None if tokenizer is None else tokenizer.role("end")
     if settings.stops and tokenizer is None:
         raise PromptError("stop texts need a tokenizer: set model.tokenizer, or use stop_tokens")
-    return frozenset(settings.stop_tokens) | (frozenset() if end is None else {end})
+    return frozenset(settings.stop_tokens) | (frozenset() if tokenizer is None else tokenizer.ends)
 
 
 def _decoder(model: Model[Any], settings: Settings) -> Decoder[Any]:

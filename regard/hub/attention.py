@@ -1,56 +1,38 @@
 """The one file that talks to transformers' attention interface.
 
-A function of ours takes the place of the model's attention for a while. It hands each call on to the `eager` function
-of the model's own file, some queries at a time, so that what is computed is exactly what that file says, and shows what
-went in and what weights came out to a listener. Rows of attention do not depend on each other, so cutting them changes
-nothing, and no matrix over all tokens is held.
+A function of ours takes the place of the model's attention. Where mechanisms of ours are in use (`using`), it computes
+them, and hands every other layer on to the function that it had. While someone listens (`listening`), it hands each
+call on to the `eager` function of the model's own file, some queries at a time, so that what is computed is exactly
+what that file says, and shows what went in and what weights came out. Rows of attention do not depend on each other, so
+cutting them changes nothing, and no matrix over all tokens is held.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.errors import ExtraMissingError, RegardError
+from regard.errors import ExtraMissingError
+from regard.errors import HubError as HubError
+from regard.hub.calls import Call as Call
+from regard.hub.calls import Used, attended
+from regard.hub.masks import Seen, answered, truth_values
 
 NAME = "regard_listening"
+OVER = "regard_over_"  # and behind it the implementation of the layers that stay as they are
+PART = "regard"  # what a used mechanism is called in its layer
 CELLS = 1 << 22  # weights computed together
-
-
-class HubError(RegardError, RuntimeError):
-    """A Hugging Face model that cannot be loaded or listened to."""
-
-
-@dataclass(eq=False)
-class Call:
-    """One attention call: q [B,H,T,K], k and v [B,G,S,·], what may be seen, and what else the function was given."""
-
-    module: nn.Module
-    name: str
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None  # True may be seen, or numbers that are added; [B|1,1|H,T,S]
-    scaling: float
-    cross: bool
-    more: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def seen(self) -> Tensor | None:
-        """[T,S] of the first row of the batch: which cells may be seen."""
-        if self.mask is None:
-            return None
-        mask = self.mask[0, 0] if self.mask.dtype == torch.bool else self.mask[0, 0] > _hidden(self.mask.dtype) / 2
-        return mask[..., : self.k.shape[2]].expand(self.q.shape[2], -1)
 
 
 @runtime_checkable
@@ -75,8 +57,7 @@ def transformers() -> Any:
 def listening(model: Any, ear: Ear) -> Iterator[None]:
     """Every attention call of the model is heard, for a while; afterwards the model is as it was."""
     library = transformers()
-    from transformers.masking_utils import AttentionMaskInterface
-
+    masks = _mask_interface()
     names = {module: name for name, module in model.named_modules()}
 
     def attention(
@@ -89,13 +70,14 @@ def listening(model: Any, ear: Ear) -> Iterator[None]:
         **more: Any,
     ) -> tuple[Tensor, None]:
         scale = _scale(module, query, scaling)
-        cross = _crosses(module, names.get(module, ""))
+        cross = crosses(module, names.get(module, ""))
         call = Call(module, names.get(module, ""), query, key, value, attention_mask, scale, cross, more)
-        return _heard(call, ear, _eager(module)), None
+        used = used_in(module)
+        return _heard(call, ear, _eager(module) if used is None else partial(_with_weights, used)), None
 
     before = _implementations(model)
     library.AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, _boolean_mask)
+    masks.register(NAME, truth_values)
     try:
         _set(model, NAME)
         yield
@@ -103,7 +85,111 @@ def listening(model: Any, ear: Ear) -> Iterator[None]:
         for config, implementation in before:
             config._attn_implementation_internal = implementation
         _forget(library.AttentionInterface)
-        _forget(AttentionMaskInterface)
+        _forget(masks)
+
+
+def using(model: Any) -> None:
+    """From now on the layers with a mechanism of ours in them run it, and the others what they ran before."""
+    library, masks = transformers(), _mask_interface()
+    for config in _configs(model):
+        base = config._attn_implementation_internal or "eager"
+        if not base.startswith(OVER):
+            library.AttentionInterface.register(OVER + base, partial(_answer, base=base))
+            masks.register(OVER + base, answered)
+            config._attn_implementation_internal = OVER + base
+
+
+def unused(model: Any) -> None:
+    """The opposite of `using`."""
+    for config in _configs(model):
+        name = config._attn_implementation_internal
+        if name is not None and name.startswith(OVER):
+            config._attn_implementation_internal = name.removeprefix(OVER)
+
+
+def answers(module: nn.Module) -> bool:
+    """Whether the module's attention comes to regard now, and not to a listener or to what it had before."""
+    return str(getattr(getattr(module, "config", None), "_attn_implementation", "")).startswith(OVER)
+
+
+def calls_interface(module: nn.Module) -> bool:
+    """Whether a module is attention that asks the interface which function to call: its code names it."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def used_in(module: nn.Module) -> Used | None:
+    """The mechanism of ours in a layer, if there is one."""
+    found = module._modules.get(PART)
+    return found if isinstance(found, Used) else None
+
+
+def _answer(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    *,
+    base: str,
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention by the layer's mechanism of ours, or by the function `base` where it has none."""
+    used = used_in(module)
+    more["output_attentions"] = more.get("output_attentions") or _weights_wanted()
+    if used is None:
+        causal = {} if is_causal is None else {"is_causal": is_causal}
+        return _own(base, module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **causal, **more)
+    used.asked = True
+    call = Call(
+        module, used.name, query, key, value, attention_mask, _scale(module, query, scaling), used.cross, dict(more)
+    )
+    # Without any mask the eager functions show everything; the fused one asks the module.
+    causal_by_default = base != "eager" and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    return attended(used, call, float(dropout or 0.0), causal_by_default)
+
+
+def _own(
+    base: str, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The layer's own attention, with the mask that it would have had."""
+    if more.get("output_attentions"):
+        base = "eager"  # the others give no weights
+    if isinstance(mask, Seen):
+        mask = mask.made(base)
+    elif mask is not None and mask.dtype == torch.bool and base == "eager":
+        mask = _lowered(mask, q.dtype)
+    if base == "eager":
+        more["scaling"] = _scale(module, q, more["scaling"])
+    function = _eager(module) if base == "eager" else transformers().AttentionInterface()[base]
+    out, weights = function(module, q, k, v, mask, **more)
+    return out, weights
+
+
+def _weights_wanted() -> bool:
+    """Whether the model collects weights in this pass: not every layer hands on that it was asked for them."""
+    from transformers.utils import output_capturing
+
+    collector: Any = output_capturing._active_collector
+    return any(name.endswith("attentions") for name in collector.get() or ())
+
+
+def _with_weights(
+    used: Used, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
+) -> tuple[Tensor, Tensor | None]:
+    """A mechanism of ours, as the listener wants it: with its weights."""
+    scaling = more.pop("scaling")
+    call = Call(module, used.name, q, k, v, mask, scaling, used.cross, more | {"output_attentions": True})
+    return attended(used, call, 0.0, False)
+
+
+def _mask_interface() -> Any:
+    from transformers.masking_utils import AttentionMaskInterface
+
+    return AttentionMaskInterface
 
 
 def _heard(call: Call, ear: Ear, eager: Callable[..., Any]) -> Tensor:
@@ -157,19 +243,12 @@ def _added(call: Call, start: int, stop: int) -> Tensor | None:
         return None
     rows = mask[:, :, start:stop] if mask.shape[-2] > 1 else mask
     rows = rows[..., : call.k.shape[2]]
-    return torch.where(rows, 0.0, _hidden(dtype)).to(dtype) if rows.dtype == torch.bool else rows
+    return _lowered(rows, dtype) if rows.dtype == torch.bool else rows
 
 
-def _hidden(dtype: torch.dtype) -> float:
-    return float(torch.finfo(dtype).min)
-
-
-def _boolean_mask(*given: Any, **named: Any) -> Tensor | None:
-    """What may be seen, as truth values: the rule shows in them. It must be registered, or padding would be ignored."""
-    from transformers.masking_utils import sdpa_mask
-
-    found: Tensor | None = sdpa_mask(*given, **named | {"allow_is_causal_skip": False})
-    return found
+def _lowered(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Truth values as numbers to add: as low as can be where nothing may be seen."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def _eager(module: nn.Module) -> Callable[..., Any]:
@@ -191,7 +270,7 @@ def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
 _CROSS = re.compile(r"cross|encoder_attn|EncDec", re.I)
 
 
-def _crosses(module: nn.Module, name: str) -> bool:
+def crosses(module: nn.Module, name: str) -> bool:
     """Whether the keys are those of another sequence: what the module is called tells, or says itself."""
     own = getattr(module, "is_cross_attention", None)
     return bool(own) or _CROSS.search(name) is not None

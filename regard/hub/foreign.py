@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
+from regard.errors import RegardError
 from regard.hub.attention import HubError, transformers
+from regard.hub.safety import config_of, located
+from regard.hub.weights import Weights
+
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+_TOKENIZERS = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
 
 
 @dataclass(frozen=True)
@@ -44,41 +50,77 @@ def titled(name: str | Path) -> str:
     return f"{path.parent.name}/{path.name}" if dull else path.name
 
 
-def fetch(name: str | Path, device: torch.device | str = "cpu", download: bool = False) -> Foreign:
-    """The model of a folder, or of a name on the hub that was downloaded before; `download` fetches it if need be."""
+def fetch(
+    name: str | Path, device: torch.device | str = "cpu", download: bool = False, classes: Sequence[str] = ()
+) -> Foreign:
+    """The model of a folder, or of a name on the hub that was downloaded before; `download` fetches it if need be.
+
+    `classes`: as a classifier of whole texts with classes of these names, whose head is random where the file has none.
+    """
     library = transformers()
-    with _quiet(library), _explained(name, download):
-        where = {"local_files_only": not download, "trust_remote_code": False}
-        config = library.AutoConfig.from_pretrained(name, **where)
-        cls = _class(library, config)
+    folder = located(name, download)
+    config_of(folder)
+    with Weights(folder):  # opening them tells of damage by the name of the file
+        pass
+    with quiet(library), _explained(folder):
+        config = library.AutoConfig.from_pretrained(folder, **_LOCAL)
+        cls = _classifier(library, config, classes) if classes else _class(library, config)
         model, info = cls.from_pretrained(
-            name, config=config, use_safetensors=True, output_loading_info=True, local_files_only=not download
+            folder,
+            config=config,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # a head for other classes may differ; the rest is told of below
         )
+    for key, got, want in sorted(info["mismatched_keys"]):
+        if not classes or key.startswith(model.base_model_prefix):
+            raise HubError(f"{folder}: {key} is {list(got)} in the file, but config.json asks for {list(want)}")
     missing = sorted(n for n in info["missing_keys"] if "pooler" not in n)
+    if classes:
+        missing = [n for n in missing if n.startswith(model.base_model_prefix)]
     if missing:
         warnings.warn(
             f"{name}: {missing[0]} and {len(missing) - 1} more are not in the file, so they are random", stacklevel=2
         )
-    return Foreign(model.to(device).eval(), _tokenizer(library, name, download), titled(name), True)
+    return Foreign(model.to(device).eval(), _tokenizer(library, folder), titled(name), True)
+
+
+def store(model: Any, tokenizer: Any, folder: str | Path) -> None:
+    """Writes a folder that transformers' AutoModel and AutoTokenizer load: one file of safetensors, and no code."""
+    with quiet(transformers()):
+        model.save_pretrained(folder, max_shard_size=1 << 60)
+        tokenizer.save_pretrained(folder)
 
 
 def untrained(name: str | Path, seed: int = 0, device: torch.device | str = "cpu", download: bool = False) -> Foreign:
     """A twin that has learned nothing: the config of a model, or of a kind such as 'gpt2', and random weights."""
     library = transformers()
-    tokenizer = None
-    with _quiet(library):
-        if not Path(name).is_dir() and str(name) in library.CONFIG_MAPPING:
-            config = library.CONFIG_MAPPING[str(name)]()
-        else:
-            with _explained(name, download):
-                config = library.AutoConfig.from_pretrained(
-                    name, local_files_only=not download, trust_remote_code=False
-                )
-            tokenizer = _tokenizer(library, name, download)
+    with quiet(library):
+        config, folder = _config(library, name, download)
+        tokenizer = None if folder is None else _tokenizer(library, folder)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = _class(library, config)(config)
     return Foreign(model.to(device).eval(), tokenizer, f"random:{titled(name)}", False)
+
+
+def outline(name: str | Path, download: bool = False) -> Any:
+    """A model without its numbers, on the device "meta": of any size, from its config or its kind alone."""
+    library = transformers()
+    with quiet(library), torch.device("meta"):
+        config, _ = _config(library, name, download)
+        return _class(library, config)(config).eval()
+
+
+def _config(library: Any, name: str | Path, download: bool) -> tuple[Any, Path | None]:
+    """The config of a kind such as 'gpt2', or of a model, with its folder."""
+    if not Path(name).is_dir() and str(name) in library.CONFIG_MAPPING:
+        return library.CONFIG_MAPPING[str(name)](), None
+    folder = located(name, download)
+    config_of(folder)
+    with _explained(folder):
+        return library.AutoConfig.from_pretrained(folder, **_LOCAL), folder
 
 
 def _class(library: Any, config: Any) -> Any:
@@ -93,29 +135,45 @@ def _class(library: Any, config: Any) -> Any:
     raise HubError(f"transformers has no model for a {type(config).__name__}")
 
 
-def _tokenizer(library: Any, name: str | Path, download: bool) -> Any:
+def _classifier(library: Any, config: Any, classes: Sequence[str]) -> Any:
+    """The class that judges whole texts, with the config told what its classes are."""
+    mapping = library.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if type(config) not in mapping:
+        raise HubError(f"transformers has no classifier for a {type(config).__name__}; expected an encoder, e.g. BERT")
+    config.id2label = dict(enumerate(classes))
+    config.label2id = {name: n for n, name in enumerate(classes)}
+    config.problem_type = None
+    return mapping[type(config)]
+
+
+def _tokenizer(library: Any, folder: Path) -> Any:
+    """The tokenizer of a folder; None where it has no files of one, as the model is given token ids, or an image."""
+    if not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
+        return None
     try:
-        return library.AutoTokenizer.from_pretrained(name, local_files_only=not download, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError):
-        return None  # a model without one is given token ids, or an image
+        return library.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+    except Exception as error:  # a damaged file, a library that is not there: each has a class of its own
+        raise HubError(
+            f"the tokenizer of {folder} cannot be read: {type(error).__name__}: {_first_line(error)}"
+        ) from error
 
 
 @contextmanager
-def _explained(name: str | Path, download: bool) -> Iterator[None]:
+def _explained(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, ImportError) as error:
-        if not download and not Path(name).exists():
-            raise HubError(
-                f"{name} is no folder, and no model of that name was downloaded before; expected a folder with "
-                "config.json and model.safetensors, or ask for a download (--download)"
-            ) from error
-        first = str(error).strip().partition("\n")[0]
-        raise HubError(f"{name} cannot be loaded as a Hugging Face model: {first}") from error
+    except RegardError:
+        raise
+    except Exception as error:  # of transformers, safetensors and huggingface_hub: they share no class
+        raise HubError(f"{folder} cannot be loaded as a Hugging Face model: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @contextmanager
-def _quiet(library: Any) -> Iterator[None]:
+def quiet(library: Any) -> Iterator[None]:
     """Without the library's notes and bars for a while."""
     log = library.utils.logging
     before, bars = log.get_verbosity(), log.is_progress_bar_enabled()

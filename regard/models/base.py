@@ -48,12 +48,18 @@ class Model(nn.Module, Generic[C]):
 
         save(self, folder)
 
-    def summary(self, T: int | None = None, S: int | None = None) -> Summary:
-        """A table of parameters, FLOPs and state bytes; print it. `T`: the sequence length that is counted; `S`: that
-        of a source, T unless said."""
+    def restore(self, folder: str | Path) -> None:
+        """Takes the weights that `save` wrote of a model of this shape."""
+        from regard.models.folder import load
+
+        self.load_state_dict(load(folder).state_dict())
+
+    def summary(self, T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
+        """A table of parameters, FLOPs and state bytes; print it. `T`: the length of the B sequences that are counted;
+        `S`: that of a source, T unless said."""
         from regard.models.summary import summarize
 
-        return summarize(self, T, S)
+        return summarize(self, T, S, B)
 
     @property
     def device(self) -> torch.device:

@@ -10,7 +10,11 @@ from regard.config import ConfigError, Section
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(Section):
-    """The attention layer. `groups`: key/value heads, None for as many as `heads`; widths None: width / heads."""
+    """The attention layer. `groups`: key/value heads, None for as many as `heads`; widths None: width / heads.
+
+    `bias`: of queries, keys and values; `out_bias`: of the output; None: the block's. `qk_norm`: the block's norm, over
+    each head's queries and keys.
+    """
 
     place = "model.attention"
 
@@ -21,6 +25,9 @@ class AttentionConfig(Section):
     merge: str = "concatenate"
     merge_options: dict[str, Any] = field(default_factory=dict)
     window: int | None = None
+    bias: bool | None = None
+    out_bias: bool | None = None
+    qk_norm: bool = False
     dropout: float = 0.0
 
 

@@ -1,8 +1,9 @@
 """Around the mechanism: the attention layer, positions, merges of heads, and the block they form."""
 
 from regard.nn.attention import Attention
-from regard.nn.block import MLPS, NORMS, Block, BlockState
+from regard.nn.block import MLPS, Block, BlockState
 from regard.nn.merges import MERGES, LooksAheadError, Merge
+from regard.nn.norms import NORMS
 from regard.nn.positions import (
     POSITIONS,
     Positions,

@@ -14,6 +14,7 @@ from regard.errors import OptionError, ShapeError
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State, fitted
 from regard.nn.merges import MERGES, LooksAheadError
+from regard.nn.norms import NORMS
 from regard.nn.positions import Rotation, rotate
 from regard.nn.projection import Projection
 from regard.shapes import Mask, Size
@@ -27,7 +28,9 @@ class Attention(nn.Module):
 
     `mechanism` is a name with its `options`, or one already built. `source` is the width of another sequence to attend
     to (cross-attention); without it the layer attends to its own tokens. `rules` holds window, slopes and softcap.
-    `dropout` is that of the attention, `residual_dropout` that of the output. Outputs at invisible tokens are zero.
+    `bias`: of queries, keys and values; `out_bias`: of the output, as `bias` unless said. `qk_norm` names a norm that
+    each head's queries and keys go through before they are positioned. `dropout` is that of the attention,
+    `residual_dropout` that of the output. Outputs at invisible tokens are zero.
     """
 
     def __init__(
@@ -46,6 +49,9 @@ class Attention(nn.Module):
         merge_options: Mapping[str, Any] | None = None,
         rules: Mask = Mask(),
         bias: bool = True,
+        out_bias: bool | None = None,
+        qk_norm: str | None = None,
+        eps: float = 1e-5,
         dropout: float = 0.0,
         residual_dropout: float = 0.0,
         **options: Any,
@@ -72,8 +78,9 @@ class Attention(nn.Module):
         own, other = (self.widths, []) if source is None else (self.widths[:1], self.widths[1:])
         self.project = Projection(D, sum(own), bias=bias)
         self.project_source = Projection(source, sum(other), bias=bias) if source is not None else None
+        self.query_norm, self.key_norm = (_norm(qk_norm, K, eps, self.mechanism) for _ in "qk")
         self.merge = MERGES.build(merge, {}, **(merge_options or {}))
-        self.out = Projection(H * V, D, bias=bias)
+        self.out = Projection(H * V, D, bias=bias if out_bias is None else out_bias)
 
     def forward(
         self,
@@ -138,19 +145,41 @@ class Attention(nn.Module):
 
     def cost(self, T: int, S: int, face: Face = "parallel", B: int = 1) -> Cost:
         """Declared cost with its projections. Recurrent: T new tokens, S in all; or T that read S already written."""
-        crossing, own = self.source is not None, self.size
-        size = Size(B, T, S, own.H, own.G, own.K, own.V, own.causal, self.out.weight.dtype)
-        flops = 2 * B * T * (self.project.weight.numel() + self.out.weight.numel())
-        if not crossing:
-            cost = self.mechanism.cost(replace(size, causal=own.causal or face == "recurrent"), face)
-        elif face == "recurrent":  # reading only: all of cross-attention less the writing, which T = 0 leaves
+        crossing, size = self.source is not None, self._sized(T, S, B)
+        if crossing and face == "recurrent":  # reading only: cross-attention less the writing, which T = 0 leaves
             cost, written = (self.mechanism.cost(replace(size, T=t), "parallel") for t in (T, 0))
-            flops -= written.matmul
-        else:
-            cost = self.mechanism.cost(size, face)
-            assert self.project_source is not None
-            flops += 2 * B * S * self.project_source.weight.numel()
-        return replace(cost, matmul=cost.matmul + flops, useful=cost.useful + flops)
+            cost = replace(
+                cost,
+                matmul=cost.matmul - written.matmul,
+                useful=cost.useful - written.useful,
+                elementwise=cost.elementwise - written.elementwise,
+                bytes=cost.bytes - written.bytes + cost.state,
+            )
+            return cost + self._projected(T, 0, B)
+        cost = self.mechanism.cost(replace(size, causal=size.causal or face == "recurrent"), face)
+        if face == "recurrent":  # new keys and values are written, and then read with all others
+            cost = replace(cost, bytes=cost.bytes + size.e * B * T * sum(self.widths["q" in self.needs :]))
+        return cost + self._projected(T, S if crossing else 0, B)
+
+    def gradient_cost(self, T: int, S: int, B: int = 1) -> Cost:
+        """What the gradients of a whole sequence cost beside it: two products for each projection, and the mechanism's
+        own."""
+        own, size = self._projected(T, S if self.source is not None else 0, B), self._sized(T, S, B)
+        doubled = Cost(2 * own.matmul, 2 * own.useful, 2 * own.elementwise, 2 * own.bytes, 0)
+        return doubled + self.mechanism.gradient_cost(size)
+
+    def _sized(self, T: int, S: int, B: int) -> Size:
+        own = self.size
+        return Size(B, T, S, own.H, own.G, own.K, own.V, own.causal, self.out.weight.dtype)
+
+    def _projected(self, T: int, S: int, B: int) -> Cost:
+        """Cost of projecting T tokens, and S of another sequence: weights and inputs read, outputs written. What lies
+        between projection and mechanism is counted with the mechanism."""
+        parts = [(self.project, T), (self.out, T)] + ([(self.project_source, S)] if S else [])
+        flops = sum(2 * B * n * part.weight.numel() for part, n in parts if part is not None)
+        weights = sum(x.numel() for part, _ in parts if part is not None for x in part.parameters())
+        e = self.out.weight.dtype.itemsize
+        return Cost(flops, flops, 0, e * (weights + B * (2 * T * self.width + S * (self.source or 0))), 0)
 
     def extra_repr(self) -> str:
         s = self.size
@@ -158,18 +187,22 @@ class Attention(nn.Module):
 
     def _own(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
         *others, v = map(_split, self.project(x).split_with_sizes(self.widths, -1), self.heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            others = [norm(x) for norm, x in zip((self.query_norm, self.key_norm), others, strict=True)]
         if rotation is not None:
             others = [rotate(x, rotation) for x in others]
         q, k = [*others, None, None][:2]
         return q, k, v
 
     def _queries(self, x: Tensor) -> Tensor:
-        return _split(self.project(x), self.size.H)
+        q = _split(self.project(x), self.size.H)
+        return q if self.query_norm is None else self.query_norm(q)
 
     def _keys(self, source: Tensor) -> tuple[Tensor, Tensor]:
         assert self.project_source is not None
         k, v = self.project_source(source).split(self.widths[1:], -1)
-        return _split(k, self.size.G), _split(v, self.size.G)
+        k, v = _split(k, self.size.G), _split(v, self.size.G)
+        return k if self.key_norm is None else self.key_norm(k), v
 
     def _output(self, heads: Tensor, visible: Tensor | None) -> Tensor:
         out: Tensor = self.out(self.merge(heads, visible))
@@ -194,6 +227,13 @@ def _mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str, Any
             f"options {', '.join(options)} were given beside a mechanism already built; build it with them"
         )
     return mechanism
+
+
+def _norm(name: str | None, K: int, eps: float, mechanism: Mechanism) -> nn.Module | None:
+    """The norm of each head's queries or keys."""
+    if name is not None and mechanism.needs != "qkv":
+        raise OptionError(f"{mechanism.name} has no queries and keys of its own, so qk_norm has nothing to act on")
+    return None if name is None else NORMS.build(name, {"D": K, "eps": eps})
 
 
 def _check(D: int, H: int, G: int, K: int | None) -> None:

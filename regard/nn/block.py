@@ -17,24 +17,12 @@ from torch.nn import functional
 from regard.kernels.dropout import dropout
 from regard.mechanisms import State
 from regard.nn.attention import Attention, Seen, Tokens
+from regard.nn.norms import NORMS
 from regard.nn.positions import Rotation
 from regard.nn.projection import Projection
 from regard.nn.registry import Registry
 
-NORMS: Registry[nn.Module] = Registry("norm")
 MLPS: Registry[nn.Module] = Registry("MLP")
-
-
-@NORMS.add("layer")
-def layer_norm(D: int, eps: float = 1e-5, bias: bool = True) -> nn.Module:
-    """(x − mean)/√(variance + ε) · weight + bias."""
-    return nn.LayerNorm(D, eps, bias=bias)
-
-
-@NORMS.add("rms")
-def rms_norm(D: int, eps: float = 1e-5) -> nn.Module:
-    """x/√(mean of squares + ε) · weight."""
-    return nn.RMSNorm(D, eps)
 
 
 class MLP(nn.Module):

@@ -4,8 +4,9 @@ Learned and sinusoidal positions are added to the embeddings; rotary ones turn q
 
 Sinusoidal:  PE[t, 2i] = sin(t·ωᵢ),  PE[t, 2i+1] = cos(t·ωᵢ),  ωᵢ = 10000^(−2i/d). A pair shares one frequency, so
 moving by one position turns each pair: p_{t+s} = Mˢ p_t with M = diag([[cos ωᵢ, sin ωᵢ], [−sin ωᵢ, cos ωᵢ]]).
-Rotary:  the pairs (xᵢ, x_{i+K/2}) of a query or key at position t are turned by the angle t·base^(−2i/K), so that q·k
-depends on the difference of the positions only.
+Rotary:  the pairs (xᵢ, x_{i+K/2}) of a query or key at position t are turned by the angle t·ωᵢ, ωᵢ = base^(−2i/K), so
+that q·k depends on the difference of the positions only. For longer texts than it learned from, a model turns more
+slowly: each ωᵢ is divided by `factor`, or only those of long waves (see `stretched`).
 """
 
 from __future__ import annotations
@@ -90,6 +91,16 @@ def frequencies(d: int, base: float = 10000.0) -> Float[Tensor, " d2"]:
     return base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
 
 
+def stretched(
+    omega: Float[Tensor, " d2"], factor: float, low: float, high: float, original: int
+) -> Float[Tensor, " d2"]:
+    """Llama 3's rule: waves that fit `original` positions fewer than `low` times get `factor` times as long, those that
+    fit more than `high` times stay, and those between are mixed: ω·((1 − s)/factor + s), s = (n − low)/(high − low)."""
+    fits = original * omega / (2 * math.pi)
+    stay = ((fits - low) / (high - low)).clamp(0, 1)
+    return omega * ((1 - stay) / factor + stay)
+
+
 def sinusoids(length: int, d: int) -> Float[Tensor, "length d"]:
     """The table of sinusoidal positions in float64; for odd d, that of d + 1 less its last column."""
     angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(d + d % 2)
@@ -133,15 +144,31 @@ class Sinusoidal(Positions):
 
 @POSITIONS.add("rotary")
 class Rotary(Positions):
-    """Turns the two halves of queries and keys, as Llama does."""
+    """Turns the two halves of queries and keys, as Llama does; `factor` times as slowly. With `original`, the length
+    that the model learned from, Llama 3's rule says how much each frequency slows down, between `low` and `high`."""
 
-    def __init__(self, K: int, base: float = 10000.0) -> None:
+    def __init__(
+        self,
+        K: int,
+        base: float = 10000.0,
+        factor: float = 1.0,
+        original: int | None = None,
+        low: float = 1.0,
+        high: float = 4.0,
+    ) -> None:
         super().__init__()
         if K % 2:
             raise OptionError(f"rotary positions turn pairs: the key width K = {K} must be even")
+        if base <= 0 or factor <= 0 or low >= high or (original is not None and original < 1):
+            raise OptionError(
+                f"rotary positions: base {base}, factor {factor}, low {low}, high {high}, original {original}; "
+                "expected base, factor and original above 0 and low below high"
+            )
 
         def compute(length: int) -> Tensor:
-            angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(K, base).repeat(2)
+            omega = frequencies(K, base)
+            omega = omega / factor if original is None else stretched(omega, factor, low, high, original)
+            angles = torch.arange(length, dtype=torch.float64)[:, None] * omega.repeat(2)
             return torch.cat([angles.cos(), angles.sin()], -1)
 
         self.table = Table(compute)

@@ -1,0 +1,229 @@
+"""Llama and its kin: Mistral, Qwen 2, Qwen 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from regard.hub.families.base import Family, Part, attention_of, kinds, projections, widths
+from regard.hub.keys import Keys
+from regard.models import GPT, GPTConfig
+
+_LLAMA3 = {
+    "factor": "factor",
+    "low_freq_factor": "low",
+    "high_freq_factor": "high",
+    "original_max_position_embeddings": "original",
+}
+_ROTARY: dict[str, Any] = {"base": 10000.0, "factor": 1.0, "original": None, "low": 1.0, "high": 4.0}
+
+
+class Llama(Family):
+    """Llama: rotary positions, RMS norms before, SwiGLU, key/value heads in groups."""
+
+    model_type = "llama"
+    model = GPT
+    prefix = "model."
+    heads: ClassVar[Mapping[str, str]] = {"LlamaForCausalLM": "words", "LlamaModel": "words"}
+    default: ClassVar[Mapping[str, Any]] = {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10000.0,
+    }
+    spare = (".rotary_emb.inv_freq",)
+    qk_norm: ClassVar[bool] = False
+
+    def read(self, keys: Keys, head: str) -> GPTConfig:
+        width, heads = keys.size("hidden_size", "width"), keys.size("num_attention_heads", "heads")
+        layers = keys.size("num_hidden_layers", "layers")
+        key_width = keys.size("head_dim", "key_width", width // heads or 1)
+        keys.name("hidden_act", {"silu": "silu", "swish": "silu"})
+        bias, out_bias, mlp_bias = self._biases(keys, width, heads)
+        return GPTConfig(
+            vocabulary=keys.size("vocab_size", "vocabulary"),
+            tied=keys.flag("tie_word_embeddings"),
+            width=width,
+            layers=layers,
+            length=keys.size("max_position_embeddings", "length"),
+            position="rotary",
+            position_options=read_rotary(keys),
+        ).but(
+            attention=attention_of(heads, keys.size("num_key_value_heads", "groups", heads), key_width, bias, out_bias)
+            | {
+                "dropout": keys.number("attention_dropout"),
+                "window": self._window(keys, layers),
+                "qk_norm": self.qk_norm,
+            },
+            block={
+                "norm": "rms",
+                "before": True,
+                "final_norm": True,
+                "eps": keys.number("rms_norm_eps"),
+                "mlp": "swiglu",
+                "hidden": keys.size("intermediate_size", "hidden"),
+                "bias": mlp_bias,
+            },
+        )
+
+    def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
+        """Of queries, keys and values; of the output of attention; of the MLP."""
+        if width % heads:
+            raise keys.refuse("num_attention_heads", f"a Llama's hidden_size = {width} must divide into its heads")
+        attention = keys.flag("attention_bias", False)
+        return attention, attention, keys.flag("mlp_bias", False)
+
+    def _window(self, keys: Keys, layers: int) -> int | None:
+        return None
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        a, theta, scaling = config.attention, *write_rotary(config.position_options)
+        return {
+            "vocab_size": config.vocabulary,
+            "hidden_size": config.width,
+            "intermediate_size": config.block.hidden,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": a.heads,
+            "num_key_value_heads": a.groups,
+            "head_dim": a.key_width,
+            "hidden_act": "silu",
+            "max_position_embeddings": config.length,
+            "rms_norm_eps": config.block.eps,
+            "rope_theta": theta,
+            "rope_scaling": scaling,
+            "attention_dropout": a.dropout,
+            "tie_word_embeddings": config.tied,
+            **self._more(config),
+        }
+
+    def _more(self, config: GPTConfig) -> dict[str, Any]:
+        return {"attention_bias": config.attention.bias, "mlp_bias": config.block.bias}
+
+    def parts(self, config: GPTConfig, document: Mapping[str, Any]) -> Iterator[Part]:
+        a, hidden = config.attention, config.block.hidden or 0
+        yield Part("embedding.weight", ("embed_tokens.weight",))
+        for n in range(config.layers):
+            ours, theirs = f"stack.blocks.{n}", f"layers.{n}"
+            yield Part(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",))
+            yield Part(f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight",))
+            for kind in ("weight", "bias") if a.bias else ("weight",):
+                names = tuple(f"{theirs}.self_attn.{x}_proj.{kind}" for x in "qkv")
+                yield Part(f"{ours}.attention.project.{kind}", names, widths(config))
+            yield from projections(f"{ours}.attention.out", f"{theirs}.self_attn.o_proj", *kinds(a.out_bias))
+            for kind in kinds(config.block.bias):
+                names = tuple(f"{theirs}.mlp.{x}_proj.{kind}" for x in ("gate", "up"))
+                yield Part(f"{ours}.mlp.into.{kind}", names, (hidden, hidden))
+            yield from projections(f"{ours}.mlp.out", f"{theirs}.mlp.down_proj", *kinds(config.block.bias))
+            for kind in ("query", "key") if a.qk_norm else ():
+                yield Part(f"{ours}.attention.{kind}_norm.weight", (f"{theirs}.self_attn.{kind[0]}_norm.weight",))
+        yield Part("stack.final_norm.weight", ("norm.weight",))
+        if not config.tied:
+            yield Part("head.weight", ("lm_head.weight",))
+
+    def copies(self, config: GPTConfig) -> dict[str, str]:
+        return {"lm_head.weight": "embed_tokens.weight"} if config.tied else {}
+
+
+class Mistral(Llama):
+    """Mistral: a Llama without biases, whose queries may see only a window of keys."""
+
+    model_type = "mistral"
+    heads: ClassVar[Mapping[str, str]] = {"MistralForCausalLM": "words", "MistralModel": "words"}
+    default: ClassVar[Mapping[str, Any]] = {**Llama.default, "max_position_embeddings": 131072, "sliding_window": 4096}
+
+    def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
+        return False, False, False
+
+    def _window(self, keys: Keys, layers: int) -> int | None:
+        return None if keys.take("sliding_window") is None else keys.size("sliding_window", "window")
+
+    def _more(self, config: GPTConfig) -> dict[str, Any]:
+        return {"sliding_window": config.attention.window}
+
+
+class Qwen2(Llama):
+    """Qwen 2: a Llama whose queries, keys and values are biased; all of its layers may have a window, or none."""
+
+    model_type = "qwen2"
+    heads: ClassVar[Mapping[str, str]] = {"Qwen2ForCausalLM": "words", "Qwen2Model": "words"}
+    default: ClassVar[Mapping[str, Any]] = {
+        **Llama.default,
+        "max_position_embeddings": 32768,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    }
+
+    def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
+        return True, False, False
+
+    def _window(self, keys: Keys, layers: int) -> int | None:
+        on, first, kinds = keys.flag("use_sliding_window"), keys.take("max_window_layers"), keys.take("layer_types")
+        window, key = keys.take("sliding_window"), "max_window_layers" if kinds is None else "layer_types"
+        if kinds is None and isinstance(first, int):
+            kinds = ["sliding_attention" if on and n >= first else "full_attention" for n in range(layers)]
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise keys.refuse(key, f"expected {'a whole number' if kinds is None else f'{layers} names'}")
+        if kinds == ["full_attention"] * layers:
+            return None
+        if kinds != ["sliding_attention"] * layers or not on or window is None:
+            raise keys.refuse(key, "regard's models have one window for all layers, or none")
+        return keys.size("sliding_window", "window")
+
+    def _more(self, config: GPTConfig) -> dict[str, Any]:
+        window = config.attention.window
+        return {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
+
+
+class Qwen3(Qwen2):
+    """Qwen 3: a Llama with an RMS norm over each head's queries and keys."""
+
+    model_type = "qwen3"
+    heads: ClassVar[Mapping[str, str]] = {"Qwen3ForCausalLM": "words", "Qwen3Model": "words"}
+    default: ClassVar[Mapping[str, Any]] = {**Qwen2.default, "head_dim": 128}
+    qk_norm = True
+
+    def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
+        bias = keys.flag("attention_bias", False)
+        return bias, bias, False
+
+    def _more(self, config: GPTConfig) -> dict[str, Any]:
+        return {**super()._more(config), "attention_bias": config.attention.bias}
+
+
+def read_rotary(keys: Keys) -> dict[str, Any]:
+    """The options of our rotary positions: in `rope_parameters`, or in `rope_theta` and `rope_scaling` as of old."""
+    theta, scaling, given = keys.take("rope_theta"), keys.take("rope_scaling", None), keys.take("rope_parameters", None)
+    key = "rope_scaling" if given is None else "rope_parameters"
+    found = (scaling if given is None else given) or {}
+    if not isinstance(found, Mapping):
+        raise keys.refuse(key, "expected a section of keys and values")
+    rope = {"rope_theta": theta, **found}
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    wanted = {"default": {}, "linear": {"factor": "factor"}, "llama3": _LLAMA3}
+    if not isinstance(kind, str) or kind not in wanted:
+        raise keys.refuse(key, f"regard's rotary positions know the types {', '.join(wanted)}, not '{kind}'")
+    keys.must("partial_rotary_factor", None, 1.0)
+    if rope.get("partial_rotary_factor") in (None, 1.0):
+        rope.pop("partial_rotary_factor", None)
+    names = {"rope_theta": "base", **wanted[kind]}
+    if kind == "llama3":
+        rope.setdefault("original_max_position_embeddings", keys.take("max_position_embeddings"))
+    wrong = sorted(set(rope) ^ set(names))
+    if wrong:
+        raise keys.refuse(key, f"{'no' if wrong[0] in names else 'unknown'} '{wrong[0]}' for the type '{kind}'")
+    for name, value in rope.items():
+        if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise keys.refuse(key, f"{name} = {value!r}: expected a number above zero")
+    return {names[name]: value for name, value in rope.items() if value != _ROTARY[names[name]]}
+
+
+def write_rotary(options: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """rope_theta and rope_scaling, which transformers of every version reads."""
+    full = {**_ROTARY, **options}
+    if full["original"] is not None:
+        return full["base"], {"rope_type": "llama3", **{theirs: full[ours] for theirs, ours in _LLAMA3.items()}}
+    return full["base"], None if full["factor"] == 1 else {"rope_type": "linear", "factor": full["factor"]}

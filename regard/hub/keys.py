@@ -1,0 +1,121 @@
+"""A Hugging Face config, key by key: a key that changes what is computed is honoured, or refused by its name.
+
+Nothing is taken for granted: whoever builds a model asks for the keys that it knows, and what is then left over must be
+among those that change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.config import MOST
+from regard.errors import HubError
+
+# Keys that leave the numbers of a model as they are: who wrote it, how it was initialised, how to generate with it.
+INERT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
+    attn_implementation begin_suppress_tokens bad_words_ids bos_token_id chunk_size_feed_forward cls_token_id
+    decoder_start_token_id directionality diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size
+    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initializer_factor initializer_range is_llama_config keys_to_ignore_at_inference
+    label2id language length_penalty mask_token_id max_length min_length model_type n_ctx n_special no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type predict_special_tokens prefix pretraining_tp remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate sentence_transformers sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_last_hidden_states tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
+    transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()  # noqa: SIM905
+)
+# Keys of any model that are honoured only where they are switched off.
+OFF: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "per_layer_config": (None, {}),
+    "problem_type": (None, "single_label_classification"),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "rope_interleaved": (False,),
+    "tie_encoder_decoder": (False,),
+    "use_mrope": (False,),
+}
+_MISSING = object()
+
+
+class Keys:
+    """The keys of a config.json. `default`: what transformers takes where a key is not there. `ignore`: keys that the
+    user says change nothing."""
+
+    def __init__(
+        self, path: Path, document: Mapping[str, Any], default: Mapping[str, Any], ignore: Collection[str] = ()
+    ) -> None:
+        self.path, self.document, self.default = path, document, default
+        self.left = set(document) - INERT - set(ignore)
+        self.ignore = ignore
+
+    def refuse(self, key: str, why: str) -> HubError:
+        """The error for a key that cannot be honoured."""
+        value = self.document.get(key, self.default.get(key))
+        return HubError(f"{self.path}: {key} = {value!r:.120}: {why}")
+
+    def take(self, key: str, otherwise: Any = _MISSING) -> Any:
+        """A value, which counts as honoured."""
+        self.left.discard(key)
+        found = self.document.get(key, self.default.get(key, otherwise))
+        if found is _MISSING:
+            raise HubError(f"{self.path} has no '{key}', which says how the model is built")
+        return found
+
+    def size(self, key: str, ours: str, otherwise: Any = _MISSING) -> int:
+        """A whole number from 1 to the most that regard allows there; `otherwise` stands for null too."""
+        value = self.take(key, otherwise)
+        value = otherwise if value is None and otherwise is not _MISSING else value
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST[ours]:
+            raise self.refuse(key, f"expected a whole number from 1 to {MOST[ours]}")
+        return value
+
+    def number(self, key: str, otherwise: Any = _MISSING) -> float:
+        """A number of zero or more, such as a dropout or an epsilon."""
+        value = self.take(key, otherwise)
+        if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise self.refuse(key, "expected a number of zero or more")
+        return float(value)
+
+    def flag(self, key: str, otherwise: Any = _MISSING) -> bool:
+        value = self.take(key, otherwise)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "expected true or false")
+        return value
+
+    def name(self, key: str, known: Mapping[str, str]) -> str:
+        """What a name stands for in regard."""
+        value = self.take(key)
+        if not isinstance(value, str) or value not in known:
+            raise self.refuse(key, f"regard's models have {', '.join(known)} there")
+        return known[value]
+
+    def must(self, key: str, *allowed: Any) -> None:
+        """A key that regard's models honour with these values only."""
+        if key not in self.ignore and self.take(key, allowed[0]) not in allowed:
+            raise self.refuse(key, f"regard's models can only hold {allowed[0]!r} there")
+
+    def finish(self) -> None:
+        """An error where a key is left that nobody asked for."""
+        for key, allowed in OFF.items():
+            self.must(key, *allowed)
+        left = sorted(key for key in self.left if self.document[key] is not None)
+        if left:
+            raise self.refuse(
+                left[0],
+                f"regard does not know what this key of a '{self.document.get('model_type')}' changes, so it will not "
+                f"leave it out unasked{_more(left)}. Where it changes nothing: hub.load(…, ignore={left!r})",
+            )
+
+
+def _more(left: list[str]) -> str:
+    return f" (nor {', '.join(left[1:6])})" if len(left) > 1 else ""

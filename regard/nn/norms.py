@@ -1,0 +1,21 @@
+"""Norms by name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from regard.nn.registry import Registry
+
+NORMS: Registry[nn.Module] = Registry("norm")
+
+
+@NORMS.add("layer")
+def layer_norm(D: int, eps: float = 1e-5, bias: bool = True) -> nn.Module:
+    """(x − mean)/√(variance + ε) · weight + bias."""
+    return nn.LayerNorm(D, eps, bias=bias)
+
+
+@NORMS.add("rms")
+def rms_norm(D: int, eps: float = 1e-5) -> nn.Module:
+    """x/√(mean of squares + ε) · weight."""
+    return nn.RMSNorm(D, eps)
