@@ -18,6 +18,8 @@ from regard.cli.app import app
 from regard.config import Section
 from regard.data.notices import NoticesConfig, notices
 from regard.data.pairs import write_pairs
+from regard.data.reviews import ReviewsConfig, reviews
+from regard.data.sentences import write_sentences
 from regard.data.tokenizers import Characters
 from regard.data.tokens import write_tokens
 from regard.lab import LABS
@@ -103,6 +105,8 @@ def things(tmp_path_factory):
     for name, pairs in notices(NoticesConfig(people=60, held_out=10))._asdict().items():
         write_pairs(here / f"{name}.jsonl", pairs)
         names[f"{name}.jsonl"] = f"{name}.jsonl"
+    write_sentences(here / "sentences.tsv", reviews(ReviewsConfig(sentences=200)).train)
+    names["sentences.tsv"] = "sentences.tsv"
     made = {name: str(here / path) for name, path in (names | data | {"LM": "lm", "ASKED": "asked"}).items()}
     return made | {name: str(ROOT / "examples" / name) for name in ("keys.csv", "query.csv")}
 

@@ -33,7 +33,7 @@ def model():
 def painted(monkeypatch, draw):
     """What a function puts on its figure: the axes, after drawing."""
     kept = []
-    whole = paper._figure
+    whole = paper.figure_file
 
     def figure(path, size):
         manager = whole(path, size)
@@ -46,7 +46,7 @@ def painted(monkeypatch, draw):
         manager.__class__ = type("Kept", (manager.__class__,), {"__enter__": lambda self: entered()})
         return manager
 
-    monkeypatch.setattr(paper, "_figure", figure)
+    monkeypatch.setattr(paper, "figure_file", figure)
     draw()
     return kept[0].axes
 

@@ -9,7 +9,24 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli import check, data, design, generate, heads, mechanisms, plot, serve, summarize, train, view
+from regard.cli import (
+    bench,
+    check,
+    convert,
+    cost,
+    data,
+    design,
+    export,
+    generate,
+    heads,
+    mechanisms,
+    plot,
+    serve,
+    summarize,
+    sweep,
+    train,
+    view,
+)
 from regard.cli.show import console, error_line, warning_line
 from regard.errors import RegardError
 from regard.train import Interrupted
@@ -30,6 +47,7 @@ app.command("evaluate")(train.evaluate)
 app.command("predict")(train.predict)
 app.command("generate")(generate.generate)
 app.command("summarize")(summarize.summarize)
+app.command("sweep", cls=sweep.Spread)(sweep.sweep)
 app.command("runs")(train.runs)
 app.command("report")(train.report)
 app.command("world")(data.world)
@@ -37,6 +55,10 @@ app.add_typer(data.data, name="data")
 app.command("design")(design.design)
 app.command("check")(check.check)
 app.command("mechanisms")(mechanisms.mechanisms)
+app.command("cost")(cost.cost)
+app.command("bench")(bench.bench)
+app.command("convert")(convert.convert)
+app.command("export")(export.export)
 app.command("view")(view.view)
 app.command("serve")(serve.serve)
 app.command("heads")(heads.heads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import torch
@@ -26,9 +27,13 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.tokens import write_tokens
 from regard.data.world import WorldConfig, make_world
 from regard.errors import OptionError, UnknownNameError, did_you_mean
+from regard.train.sentiment import inspected
+from regard.train.sentiment_model import Classifier
+from regard.train.sentiment_task import Sentiment, SentimentData
 
 DEFAULT = WorldConfig()
 SHOWN = {"names": "question⁇answer⁇, loss on the answer", "corruption": "prefix⁇suffix⁇span, loss on all of it"}
+SENTIMENT = "sentiment"
 NO_LOSS = "·"
 
 data = typer.Typer(help="Look at data, and turn texts into files of tokens.", no_args_is_help=True)
@@ -96,17 +101,21 @@ def world(
 
 @data.command()
 def show(
-    what: Annotated[str, typer.Argument(help="names (questions) or corruption (documents).")],
+    what: Annotated[str, typer.Argument(help="names (questions), corruption (documents) or sentiment (a batch).")],
     n: Annotated[int, typer.Option("--n", help="So many examples.")] = 5,
     documents: Annotated[Path | None, typer.Option(help="One document a line; none: an invented world.")] = None,
     questions: Annotated[Path | None, typer.Option(help="Question, tab, answer; none: an invented world.")] = None,
+    sentences: Annotated[Path | None, typer.Option(help="Sentence, tab, 0 or 1; none: generated ones.")] = None,
+    model: Annotated[str, typer.Option(help="The encoder whose tokenizer reads sentences.")] = "",
     block: Annotated[int, typer.Option(help="Tokens of a row.")] = 128,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same cuts and spans.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same cuts, spans and rows.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Print examples as a model gets them: x, and y at each place of x."""
+    if what == SENTIMENT:
+        return _batch(sentences, model, n, block, seed, json)
     if what not in SHOWN:
-        raise UnknownNameError(f"no data '{what}' to show.{did_you_mean(what, SHOWN)}")
+        raise UnknownNameError(f"no data '{what}' to show.{did_you_mean(what, (*SHOWN, SENTIMENT))}")
     invented = make_world(WorldConfig(seed=seed)) if documents is None or questions is None else None
     texts = read_documents(documents) if documents is not None else invented.documents if invented else []
     asked = read_questions(questions, answers=True) if questions is not None else invented.train if invented else []
@@ -124,6 +133,25 @@ def show(
     console(stderr=True).print(f"{what}: {SHOWN[what]}; {PAD} padding, {NO_LOSS} no loss here\n", style="dim")
     for x, y in lines:
         print(f"x: {x}\ny: {y}\n")
+
+
+def _batch(sentences: Path | None, model: str, n: int, length: int, seed: int, json: bool) -> None:
+    """The batch of the first step of a classifier: its tensors, and its rows as text."""
+    encoder = Classifier(name=model)
+    asked = SentimentData(train="" if sentences is None else str(sentences), length=length)
+    with TemporaryDirectory() as folder:  # for what is generated
+        task = Sentiment(asked, seed, torch.device("cpu"), Path(folder), encoder.tokenizer)
+    found = inspected(task, n, n)
+    if json:
+        return print_json(found)
+    tensors = table("tensor", "type", "dtype", "shape", "what it holds")
+    for row in found["tensors"]:
+        tensors.add_row(row["name"], row["type"], row["dtype"], str(row["shape"]), row["what"])
+    rows = table("row, decoded", "label", "tokens", "padding")
+    for row in found["rows"]:
+        rows.add_row(row["text"], row["label"], str(row["tokens"]), str(row["padding"]))
+    for made in (tensors, rows):
+        console().print(made)
 
 
 def _lines(tokenizer: Tokenizer, batch: Batch) -> list[tuple[str, str]]:

@@ -12,8 +12,10 @@ import typer
 from regard.checking import usable
 from regard.cli.progress import shown
 from regard.cli.show import console, print_json, table
-from regard.data.questions import MARK, read_questions, write_predictions
+from regard.data.questions import MARK, Question, read_questions, write_predictions
+from regard.data.sentences import read_sentences
 from regard.errors import OptionError, did_you_mean
+from regard.hub import is_foreign
 from regard.lab import LABS
 from regard.lab import base as lab
 from regard.models import Decoder, load
@@ -25,6 +27,8 @@ from regard.train.recipe import load as load_recipe
 from regard.train.reports import compare
 from regard.train.run import RunError, find_runs, model_folder, stamped
 from regard.train.runs import described
+from regard.train.sentiment_model import Classifier
+from regard.train.sentiment_task import positive
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
@@ -112,14 +116,19 @@ def train(
 
 def evaluate(
     model: Model,
-    data: Annotated[Path, typer.Option(help="Questions with answers: question, tab, answer.")],
+    data: Annotated[Path, typer.Option(help="Question, tab, answer; of a classifier: sentence, tab, 0 or 1.")],
     predictions: Annotated[Path | None, typer.Option(help="Write the answers here, one a line.")] = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Ask a model questions and count its right answers."""
-    questions = read_questions(data, answers=True)
-    said = [a.text for a in answer(_answering(model, device), questions)]
+    """Ask a model questions, or for the labels of sentences, and count its right answers."""
+    judge = _classifier(model, device)
+    if judge is None:
+        questions = read_questions(data, answers=True)
+        said = [a.text for a in answer(_answering(model, device), questions)]
+    else:
+        questions = [Question(s.text, str(s.label)) for s in read_sentences(data)]
+        said = [str(int(p > 0.5)) for p in positive(judge, [q.text for q in questions])]
     if predictions is not None:
         write_predictions(predictions, said)
     found = score(said, questions)
@@ -133,13 +142,18 @@ def evaluate(
 
 def predict(
     model: Model,
-    input: Annotated[Path, typer.Option(help="Questions, one a line; answers are not looked at.")],
+    input: Annotated[Path, typer.Option(help="Questions or sentences, one a line; answers are not looked at.")],
     out: Annotated[Path, typer.Option(help="Write the answers here, one a line, in the order of the questions.")],
     device: Device = None,
 ) -> None:
-    """Write a model's answers to questions."""
+    """Write a model's answers to questions, or the labels of sentences and how likely each is positive."""
+    judge = _classifier(model, device)
     questions = read_questions(input, answers=False)
-    write_predictions(out, [a.text for a in answer(_answering(model, device), questions)])
+    if judge is None:
+        said = [a.text for a in answer(_answering(model, device), questions)]
+    else:
+        said = [f"{int(p > 0.5)}\t{p:.4f}" for p in positive(judge, [q.text for q in questions])]
+    write_predictions(out, said)
     console().print(f"{len(questions)} answers in {out}", soft_wrap=True)
 
 
@@ -219,6 +233,12 @@ def _answering(model: str, device: str | None) -> Decoder[Any]:
     if loaded.tokenizer is None or loaded.tokenizer.id(MARK) is None:
         raise OptionError(f"{model} never learned to answer; expected what `regard run knowledge` trains")
     return loaded
+
+
+def _classifier(model: str, device: str | None) -> Classifier | None:
+    """The model where it judges sentences, None where it answers questions."""
+    folder = model_folder(model)
+    return Classifier(name=str(folder)).to(usable(device or "cpu")).eval() if is_foreign(folder) else None
 
 
 def _alone(*others: Any) -> None:

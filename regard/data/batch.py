@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -30,6 +31,13 @@ class Batch(NamedTuple):
     def rows(self, start: int, stop: int) -> Batch:
         """Some of its rows."""
         return Batch(*(None if t is None else t[start:stop] for t in self))  # type: ignore[arg-type]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device; a GPU copies it while the host goes on."""
+        own: list[Tensor | None] = [None if t is None else t.contiguous() for t in self]
+        if device.type == "cuda":
+            own = [None if t is None else t.pin_memory() for t in own]
+        return Batch(*(None if t is None else t.to(device, non_blocking=True) for t in own))  # type: ignore[arg-type]
 
     def columns(self, stop: int) -> Batch:
         """Only its first columns; a source stays as it is."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regard.report.canvas import draw
 from regard.report.markup import Markup, number, short
 from regard.report.palette import CARD, Style
-from regard.report.plots import Point, at_ends, in_numbers, in_percent
+from regard.report.plots import Point, at_ends, in_decades, in_numbers, in_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,8 @@ _DASH = (0, (4, 2.5))
 
 class Line(NamedTuple):
     """One series. `band` holds the lower and the upper end at each point; `fitted` is drawn instead of a line through
-    the points; `predicted` is drawn dashed. `marked` is False where there are too many points to tell apart."""
+    the points; `predicted` is drawn dashed. `floor` is thin, below the line: what cannot be undercut. `marked` is False
+    where there are too many points to tell apart."""
 
     name: str
     points: Sequence[Point]
@@ -28,6 +29,7 @@ class Line(NamedTuple):
     fitted: Sequence[Point] = ()
     predicted: Sequence[Point] = ()
     marked: bool = True
+    floor: Sequence[Point] = ()
 
 
 class Axis(NamedTuple):
@@ -40,7 +42,7 @@ class Axis(NamedTuple):
     shares: bool = False
 
 
-def chart(lines: Sequence[Line], x: Axis, y: Axis, values: bool = False) -> Markup:
+def chart(lines: Sequence[Line], x: Axis, y: Axis, values: bool = False, height: float = 2.9) -> Markup:
     """The lines with their names at their ends; `values`: with the last value below each name.
 
     What is zero cannot stand on a logarithmic axis and is left out.
@@ -67,7 +69,7 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, values: bool = False) -> Mark
         f"{_said(one.points[-1][1], y)} at {number(one.points[-1][0])}"
         for one in lines
     )
-    return draw(paint, f"{y.name} against {x.name}. {said}")
+    return draw(paint, f"{y.name} against {x.name}. {said}", height=height)
 
 
 def _above_zero(one: Line) -> Line:
@@ -87,6 +89,8 @@ def _drawn(ax: Axes, one: Line) -> None:
         ax.fill_between(xs, low, high, color=colour, alpha=0.14, linewidth=0)
     if one.predicted:
         ax.plot(*zip(*one.predicted, strict=True), color=colour, linestyle=_DASH, linewidth=1.1)
+    if one.floor:
+        ax.plot(*zip(*one.floor, strict=True), color=colour, linestyle=_DASH, linewidth=0.8, alpha=0.75)
     line: Any = {"color": colour, "linestyle": dash, "linewidth": 1.6}
     if one.fitted:
         ax.plot(*zip(*one.fitted, strict=True), **line)
@@ -97,16 +101,17 @@ def _drawn(ax: Axes, one: Line) -> None:
 
 
 def _settled(ax: Axes, x: Axis, y: Axis) -> None:
-    from matplotlib.ticker import FixedLocator, LogLocator
+    from matplotlib.ticker import FixedLocator
 
     for which, axis in ((x, ax.xaxis), (y, ax.yaxis)):
         if which.shares:
             in_percent(ax, "x" if which is x else "y")
         else:
-            in_numbers(axis, which.log)
             low, high = axis.get_view_interval()
             if which.log and high > 1e3 * low:
-                axis.set_major_locator(LogLocator(numticks=7))
+                in_decades(axis)
+            else:
+                in_numbers(axis, which.log)
         if which.ticks:
             axis.set_major_locator(FixedLocator(list(which.ticks)))
 

@@ -35,7 +35,7 @@ SERIES = (
 SHADES = (INK, MUTED, RULE, CARD, PAGE, WASH, *SERIES)
 
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
-_MARKERS = "osD^vP"
+_MARKERS = "osD^vPXh*<>p"
 
 
 class Style(NamedTuple):
@@ -47,9 +47,9 @@ class Style(NamedTuple):
 
 
 def style(n: int) -> Style:
-    """The n-th style: when the colours are used up, the next dash begins."""
+    """The n-th style: when the colours are used up, the next dash and other markers begin."""
     rounds, place = divmod(n, len(SERIES))
-    return Style(SERIES[place].light, _DASHES[rounds % len(_DASHES)], _MARKERS[place])
+    return Style(SERIES[place].light, _DASHES[rounds % len(_DASHES)], _MARKERS[n % len(_MARKERS)])
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:

@@ -67,7 +67,7 @@ def masks(path: str | Path, size: tuple[float, float] = (7.0, 4.3), length: int 
     """Who may see whom under each kind of mask, and why not: a row a query, a column a key."""
     if not 4 <= length <= 64:
         raise OptionError(f"length = {length}: expected 4 to 64 tokens")
-    with _figure(path, size) as made:
+    with figure_file(path, size) as made:
         from matplotlib.colors import to_rgb
         from matplotlib.patches import Patch
 
@@ -141,7 +141,7 @@ def positions(path: str | Path, size: tuple[float, float] = (7.0, 4.6), length: 
     if not 8 <= length <= 4096 or not 4 <= width <= 512 or width % 2:
         raise OptionError(f"length = {length}, width = {width}: expected 8 to 4096, and an even width of 4 to 512")
     offset = -max(1, length // 8)
-    with _figure(path, size) as made:
+    with figure_file(path, size) as made:
         axes = made.subplots(2, 3)
         table = sinusoids(length, width)
         _matrix(made, axes[0, 0], table, "sinusoidal positions", "dimension", "position", signed=True)
@@ -205,7 +205,7 @@ def weights(
         )
     single = len(rows) * len(columns) == 1
     size = size or ((4.2, 3.9) if single else (7.0, 0.5 + 6.6 * len(rows) / max(len(columns), 3)))
-    with _figure(path, size) as made:
+    with figure_file(path, size) as made:
         axes = made.subplots(len(rows), len(columns), squeeze=False)
         shown: Any = None
         for line, attended in zip(axes, rows, strict=True):
@@ -291,7 +291,7 @@ def _lines(ax: Axes, title: str, across: str, lines: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def _figure(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
+def figure_file(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
     """A figure to draw on, written to a file at the end; an earlier file stays until this one is on disk."""
     path = Path(path)
     kind = path.suffix.removeprefix(".").lower()

@@ -277,3 +277,11 @@ def in_numbers(axis: Axis, log: bool = False) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8) if log else MaxNLocator(5))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
+
+
+def in_decades(axis: Axis) -> None:
+    """Powers of ten, as numbers, where a logarithmic axis spans many of them."""
+    from matplotlib.ticker import LogLocator
+
+    in_numbers(axis, log=True)
+    axis.set_major_locator(LogLocator(numticks=7))

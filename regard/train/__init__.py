@@ -1,11 +1,14 @@
 """Training: recipes, tasks, the loop, checkpoints and runs; and the experiments that are made of them."""
 
 from regard.train import (  # they register what recipes name
+    distil,
     heads,
     knowledge,
     knowledge_tasks,
     lm,
     repeats,
+    sentiment,
+    sentiment_task,
     summarize,
     summarize_task,
 )
@@ -25,12 +28,15 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "TrainingError",
+    "distil",
     "heads",
     "knowledge",
     "knowledge_tasks",
     "lm",
     "repeats",
     "resume",
+    "sentiment",
+    "sentiment_task",
     "summarize",
     "summarize_task",
     "task",

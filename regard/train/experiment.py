@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import tomli_w
+import torch
 
 from regard.checking import usable
 from regard.config import ConfigError, Section
@@ -17,7 +19,7 @@ from regard.errors import RegardError, did_you_mean
 from regard.train import recipe as recipes
 from regard.train import stage
 from regard.train.progress import Progress
-from regard.train.recipe import SECTIONS, SWEEP, overlaid
+from regard.train.recipe import SECTIONS, SWEEP, flat, overlaid
 from regard.train.run import CONFIG, RESULTS, Run, RunError, claim, find_runs, write_text
 
 S = TypeVar("S", bound=Section)
@@ -62,9 +64,27 @@ class Experiment:
             return stage.resume(path, self.device, progress)
         return stage.train(recipe, path, self.device, progress)
 
+    @property
+    def command(self) -> str:
+        """What to type to get these results again."""
+        words = ["regard", "run", self.name, *(f"{key}={_toml(x)}" for key, x in sorted(flat(self.asked)))]
+        words += [] if self.variant is None else ["--variant", self.variant]
+        return shlex.join([*words, *([] if self.device == "cpu" else ["--device", self.device])])
+
+    @property
+    def machine(self) -> str:
+        """The device in words."""
+        if self.device.startswith("cuda"):
+            return torch.cuda.get_device_name(self.device)
+        return f"{self.device}, {torch.get_num_threads()} threads"
+
     def write(self, results: Mapping[str, Any]) -> None:
         """Writes results.json."""
         write_text(self.out / RESULTS, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+def _toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 Does = Callable[[Experiment], Mapping[str, Any]]
@@ -115,6 +135,9 @@ def run(
     data = asked.get("data", {})
     absolute = {key: str(Path(data[key]).resolve()) for key in known.files if isinstance(data.get(key), str)}
     asked = overlaid(asked, {"data": absolute} if absolute else {})
+    encoder = asked.get("model", {}).get("name")
+    if isinstance(encoder, str) and Path(encoder).is_dir():  # and no id of the hub
+        asked = overlaid(asked, {"model": {"name": str(Path(encoder).resolve())}})
     path = claim(out, ASKED, RESULTS)
     if find_runs(path):
         raise RunError(f"{path} holds runs already: choose another --out")

@@ -7,10 +7,8 @@ pair by pair, and what is larger than the noise of another seed can be told.
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from pathlib import Path
@@ -225,7 +223,7 @@ def _results(
     return {
         "experiment": this.name,
         "run": Setting(data.positions[0], data.merges[0]).folder(rows[0]["seed"]),
-        "command": _command(this),
+        "command": this.command,
         "device": this.device,
         "threads": torch.get_num_threads(),
         "versions": versions(),
@@ -313,22 +311,3 @@ def _outcome(rows: Sequence[Mapping[str, Any]], data: HeadsData) -> dict[str, An
                     cells = [f"{exp(min(mean(one[key] for one in losses), 700.0)):,.4g}" for key in MEASURES]
                     table.append([position, merge + note, f"{mean(dev):.3f}{spread}", *cells])
     return {"columns": ["positions", "merge", "dev loss", *(f"ppl {key}" for key in MEASURES)], "rows": table}
-
-
-def _command(this: Experiment) -> str:
-    """What to type to get these results again."""
-    words = ["regard run", this.name, *(shlex.quote(f"{key}={_toml(x)}") for key, x in sorted(_flat(this.asked)))]
-    words += [f"--variant {this.variant}"] if this.variant else []
-    return " ".join([*words, *([] if this.device == "cpu" else [f"--device {this.device}"])])
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _toml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -76,7 +76,7 @@ def _results(this: Experiment, files: Files, sets: dict[str, list[Question]], ru
     results: dict[str, Any] = {
         "experiment": this.name,
         "run": FOLDERS[WITH],
-        "device": _device(this.device),
+        "device": this.machine,
         "versions": versions(),
         "seed": runs[WITH].config["train"]["seed"],
         "world": _world(files, sets),
@@ -180,7 +180,3 @@ def _world(files: Files, sets: Mapping[str, Sequence[Question]]) -> dict[str, An
         "example_documents": documents[:5],
         "example_questions": [[q.text, q.answer] for q in sets["train"][:5]],
     }
-
-
-def _device(name: str) -> str:
-    return torch.cuda.get_device_name(name) if name.startswith("cuda") else f"{name}, {torch.get_num_threads()} threads"

@@ -104,9 +104,7 @@ class LanguageModel(Task):
         return "byte", len(self.tokenizer.decode(i for row in targets for i in row).encode()) / sum(map(len, targets))
 
     def _here(self, batch: Batch) -> Batch:
-        if self.device.type != "cuda":
-            return Batch(batch.x.to(self.device), batch.y.to(self.device))
-        return Batch(*(t.contiguous().pin_memory().to(self.device, non_blocking=True) for t in batch[:2]))
+        return batch.to(self.device)
 
 
 def spaced(tokens: Ids, length: int, most: int) -> Iterator[Batch]:

@@ -21,7 +21,7 @@ from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.data.seeds import derive, seed_default
 from regard.errors import RegardError
-from regard.models import Model, load
+from regard.models import Model
 from regard.train import checkpoint, optimizer
 from regard.train.graph import GraphStep
 from regard.train.progress import Meter, Progress
@@ -84,7 +84,7 @@ class Trainer:
         self.total = config.total(task.rows, task.period)
         optimizer.schedule(config.schedule, 0, self.total)  # an error about it comes before the first step
         self.dtype = precision(config.precision, self.device)
-        how = compilation(config.compile, self.device)
+        how = compilation(config.compile, self.device, task.varies)
         graphs = how in ("graph", "both") and self.dtype is not torch.float16  # its scaler decides on the host
         self.optimizer = optimizer.build(config.optimizer, model, config.lr, graphs)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
@@ -271,7 +271,7 @@ class Trainer:
 
     def _take_weights(self, place: Path) -> None:
         with torch.random.fork_rng([]):  # building a model draws numbers
-            self.model.load_state_dict(load(place).state_dict())
+            self.model.restore(place)
 
 
 def precision(name: str, device: torch.device) -> torch.dtype | None:
@@ -281,11 +281,12 @@ def precision(name: str, device: torch.device) -> torch.dtype | None:
     return None if name == "float32" else getattr(torch, name)
 
 
-def compilation(name: str, device: torch.device) -> str:
-    """How steps are compiled; "auto": on a GPU as one graph, on a CPU not at all."""
-    if name in ("graph", "both") and device.type != "cuda":
-        raise ConfigError(f"train.compile = {name!r} needs a CUDA device; expected auto, off or inductor here")
-    return name if name != "auto" else "graph" if device.type == "cuda" else "off"
+def compilation(name: str, device: torch.device, varies: bool = False) -> str:
+    """How steps are compiled; "auto": on a GPU as one graph, on a CPU or where batches vary in shape not at all."""
+    if name in ("graph", "both") and (varies or device.type != "cuda"):
+        needs = "batches of one shape, and this task's vary" if varies else "a CUDA device"
+        raise ConfigError(f"train.compile = {name!r} needs {needs}; expected auto, off or inductor here")
+    return name if name != "auto" else "graph" if device.type == "cuda" and not varies else "off"
 
 
 @contextlib.contextmanager

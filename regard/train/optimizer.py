@@ -21,6 +21,8 @@ OPTIMIZERS: dict[str, type[optim.Optimizer]] = {
     for name, cls in inspect.getmembers(optim, inspect.isclass)
     if issubclass(cls, optim.Optimizer) and cls is not optim.Optimizer and name.lower() not in _OTHERS
 }
+# A fused step of Adagrad on CUDA is newer than the oldest torch that regard runs on.
+_FUSED: dict[type[optim.Optimizer], tuple[str, ...]] = {optim.Adagrad: ("cpu",)}
 
 
 def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = False) -> optim.Optimizer:
@@ -40,7 +42,7 @@ def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = Fa
             raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
     options = {"lr": lr, **config.options}
     device = next(model.parameters()).device.type
-    if "fused" in takes and not {"fused", "foreach"} & set(options) and device in ("cpu", "cuda"):
+    if "fused" in takes and not {"fused", "foreach"} & set(options) and device in _FUSED.get(cls, ("cpu", "cuda")):
         options["fused"] = True
     if graph and "capturable" in takes:
         options |= {"capturable": True, "lr": torch.tensor(lr, device=next(model.parameters()).device)}

@@ -15,12 +15,13 @@ from typing import Any
 
 from regard.config import ConfigError, Section
 from regard.errors import did_you_mean
-from regard.models import Model
-from regard.models.folder import MODELS
+from regard.models import Model, folder
+from regard.train.sentiment_model import Classifier
 from regard.train.settings import TrainConfig
 from regard.train.task import TASKS
 
 SECTIONS = ("data", "model", "train")
+MODELS: dict[str, type[Model[Any]]] = {**folder.MODELS, "Classifier": Classifier}
 SWEEP = "sweep"  # what an experiment varies; a single training has no use for it
 
 
@@ -132,6 +133,13 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
             below, value = ({"name": x} if isinstance(x, str) else x for x in (below, value))
         made[key] = overlaid(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return made
+
+
+def flat(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested tables as pairs of `section.key` and value."""
+    if not isinstance(table, Mapping):
+        return [(prefix, table)]
+    return [pair for key, value in table.items() for pair in flat(value, f"{prefix}.{key}" if prefix else key)]
 
 
 def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:

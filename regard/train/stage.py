@@ -18,6 +18,7 @@ from regard.train.loop import Process, Trainer
 from regard.train.progress import Progress, Several, logs
 from regard.train.recipe import Recipe
 from regard.train.run import Run, model_folder, run_of
+from regard.train.sentiment_model import Classifier, ClassifierConfig
 from regard.train.task import TASKS, Task
 
 
@@ -62,6 +63,9 @@ def _absolute(recipe: Recipe) -> Recipe:
 def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any] | None:
     """The model to start from, if any, with changes that leave its weights as they are, e.g. to its dropout."""
     init = recipe.train.init
+    kind, config = recipes.model_config(recipe.model)
+    if kind is Classifier:
+        return _pretrained(recipe, config, device)
     if not init:
         return None
     with torch.random.fork_rng([]):  # building a model draws numbers
@@ -83,11 +87,21 @@ def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any
     return changed
 
 
+def _pretrained(recipe: Recipe, config: ClassifierConfig, device: str) -> Classifier:
+    """A Hugging Face encoder; a head that its file lacks depends on the seed alone."""
+    if recipe.train.init:
+        raise ConfigError(f"train.init = {recipe.train.init}: a Hugging Face encoder is named by model.name instead")
+    with torch.random.fork_rng([]):
+        torch.manual_seed(derive(recipe.train.seed, "model"))
+        return Classifier(config).to(device)
+
+
 def _following(recipe: Recipe, start: Model[Any]) -> Recipe:
     """The recipe with the model that it starts from, and that run's settings of data: its files too, where no others
     are named."""
     recipe = replace(recipe, model={"class": type(start).__name__, **start.config.as_dict()})
-    asked, run = recipe.asked.get("data", {}), run_of(model_folder(recipe.train.init))
+    asked, init = recipe.asked.get("data", {}), recipe.train.init
+    run = run_of(model_folder(init)) if init else None
     if run is None:
         return recipe
     ours, files = recipe.data.as_dict(), {"world", *TASKS[recipe.task].files}
@@ -118,5 +132,6 @@ def _trainer(
             model = cls(config)
         model.tokenizer = task.tokenizer
         model.to(device)
+    task.prepare(model)
     shown = [progress or Progress(), *logs(recipe.train.saving.log, run)]
     return Trainer(model, task, recipe.train, run, Several(shown), Process.here())

@@ -7,9 +7,8 @@ of the facts that it states are true.
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,8 +168,8 @@ def _results(
     results: dict[str, Any] = {
         "experiment": this.name,
         "run": best[0]["run"],
-        "command": _command(this, trials[0].recipe.train.seed),
-        "device": _device(this.device),
+        "command": this.command,
+        "device": this.machine,
         "versions": versions(),
         "seed": trials[0].recipe.train.seed,
         "data": _data(trials[0].recipe, pairs, k),
@@ -188,21 +187,6 @@ def _results(
     results["attention"] = _attention(model, pairs.test, texts[best[0]["name"]]["test"])
     results["outcome"] = _outcome(results)
     return results
-
-
-def _command(this: Experiment, seed: int) -> str:
-    """What to type for the same again."""
-    changes = [f"{key}={value}" for key, value in _flat(this.asked) if key != "train.seed"]
-    variant = [] if this.variant is None else ["--variant", this.variant]
-    return shlex.join(["regard", "run", this.name, *changes, *variant, "--seed", str(seed)])
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _judging(pairs: Split) -> dict[str, list[Pair]]:
@@ -359,7 +343,3 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
         rows.append([name, losses.get(name, "–"), *shown])
     rows += [[name, loss, "–", "–", "–", "–"] for name, loss in losses.items() if name not in results["best"]]
     return {"columns": columns, "rows": rows}
-
-
-def _device(name: str) -> str:
-    return torch.cuda.get_device_name(name) if name.startswith("cuda") else f"{name}, {torch.get_num_threads()} threads"

@@ -26,13 +26,14 @@ class Task(ABC):
 
     The batch of a step is a pure function of (seed, step): a resumed run sees what it would have seen. `metric` is what
     the best checkpoint is chosen by, "" for the last; `highest` says whether more of it is better. `files` are the keys
-    of its config that name files.
+    of its config that name files. `varies`: batches differ in shape.
     """
 
     Config: ClassVar[type[Any]]
     metric: ClassVar[str] = ""
     highest: ClassVar[bool] = True
     files: ClassVar[tuple[str, ...]] = ()
+    varies: ClassVar[bool] = False
 
     tokenizer: Tokenizer
     rows: int  # in an epoch
@@ -55,6 +56,9 @@ class Task(ABC):
     def given(self) -> dict[str, Any]:
         """What the data decide about a new model's config."""
         return {"vocabulary": self.tokenizer.size, "length": self.length}
+
+    def prepare(self, model: Model[Any]) -> None:  # noqa: B027
+        """Called once before training: the place to say what is not learned."""
 
     def logits(self, model: Model[Any], batch: Batch) -> Tensor:
         """The model's logits at each place of a batch."""

@@ -1,0 +1,65 @@
+"""Races of all mechanisms and their peers, dated, and the picture of them in the README.
+
+    python benchmarks/race.py run FILE [--device cuda] [--peers FOLDER]     # measures; FILE: results/race-….json
+    python benchmarks/race.py draw                                          # docs/images/race.png from the results
+
+On a GPU: bf16, 16 heads, 32,768 tokens in all; on a CPU: float32, 8 heads, one sequence, all cores that PyTorch takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from regard.lab.bench import Race, race
+from regard.report.bench import picture
+
+RESULTS = Path(__file__).parent / "results"
+IMAGE = Path(__file__).parents[1] / "docs" / "images" / "race.png"
+DRAWN = ("softmax", "elu", "quadratic", "performer", "fourier", "SDPA", "fla", "fla + features", "performer-pytorch")
+PEERS = ("SDPA", "fla", "fla + features", "performer-pytorch")
+# The laws of the kernels are asked by `make gpu-test`: so many small shapes would take longer to compile than the race.
+GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768, "heads": 16, "groups": 16}
+GPU |= {"dtype": "bfloat16", "seconds": 0.1, "draws": 0}
+
+
+def measured(device: str, peers: str | None) -> dict[str, object]:
+    if peers:
+        sys.path.insert(0, peers)
+    config = Race(device=device, **(GPU if device.startswith("cuda") else {}))
+    return race(config, peers=PEERS, say=lambda text: print(text, file=sys.stderr))
+
+
+def drawn() -> None:
+    """The last race of each device, without those whose lines would only hide others'."""
+    last = {}
+    for file in sorted(RESULTS.glob("race-*.json")):
+        found = json.loads(file.read_text())
+        found["rows"] = [row for row in found["rows"] if row["what"] in DRAWN]
+        last[found["config"]["device"]] = found
+    picture([last[name] for name in sorted(last, reverse=True)], IMAGE)
+    print(IMAGE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("do", choices=("run", "draw"))
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--peers", help="a folder with the peers unpacked")
+    options = parser.parse_args()
+    if options.do == "draw":
+        drawn()
+        return
+    if options.file is None:
+        parser.error("run needs a FILE to write")
+    found = measured(options.device, options.peers)
+    command = f"python benchmarks/race.py run {options.file.name} --device {options.device}"
+    options.file.write_text(json.dumps({"lab": "bench", "command": command, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`regard convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.models import loaded
+from regard.cli.progress import shown
+from regard.cli.show import console, print_json, table
+from regard.errors import OptionError
+from regard.train import Interrupted
+from regard.train.convert import ConvertConfig
+from regard.train.convert import convert as run
+from regard.train.convert import resume as go_on
+from regard.train.experiment import Shown
+from regard.train.recipe import parse
+from regard.train.run import model_folder, stamped
+
+
+def convert(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A run, a model folder, a Hugging Face folder or name.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=1e-4, distil.train.lr=1e-3, data.mix=1."),
+    ] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="So many key/value heads, pooled from those there are.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help="Another mechanism, e.g. performer.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Only in these layers, e.g. 2,3; all unless said.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of the mechanism, e.g. features=256; repeatable.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 text to read; what its run read unless said.")] = None,
+    steps: Annotated[int, typer.Option(help="Of distillation.")] = ConvertConfig.steps,
+    uptrain: Annotated[
+        float | None,
+        typer.Option(help="Steps of the whole model afterwards; below 1, a share of those of its run. A tenth."),
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Also train as many steps without distillation.")
+    ] = True,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/convert-<time> unless said.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with one that was stopped.")] = None,
+    seed: Annotated[int, typer.Option(help="Of batches and dropout.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; cpu unless said.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Convert a trained model: pool its key/value heads, or give it another mechanism, and teach it what it was."""
+    screen = console(stderr=True)
+    how = Shown(lambda said: screen.print(said, soft_wrap=True), shown)
+    folder = resume or out or stamped("convert")
+    try:
+        if resume is not None:
+            given = (model, overrides, kv_heads, mechanism, layers, option, text, out, uptrain)
+            if any(x is not None and x != [] for x in given):
+                raise OptionError("--resume goes on with what was asked for: give nothing beside it but --device")
+            results = go_on(resume, device, how)
+        else:
+            if model is None:
+                raise OptionError("which model? E.g. regard convert runs/lm-… --kv-heads 1")
+            config = ConvertConfig(
+                kv_heads=kv_heads,
+                mechanism=mechanism,
+                only=_numbers(layers),
+                options=parse(option or (), sections=False),
+                text="" if text is None else str(text),
+                steps=steps,
+                uptrain=uptrain,
+                control=control,
+                seed=seed,
+            )
+            where = device or "cpu"
+            results = run(loaded(model, where, download=download), model, folder, config, overrides or (), where, how)
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(f"stopped; what was done is saved. Go on with: regard convert --resume {folder}") from None
+    if json:
+        print_json(results)
+        return
+    made = table(*results["outcome"]["columns"])
+    for row in results["outcome"]["rows"]:
+        made.add_row(*row)
+    console().print(made)
+    console().print(f"\nModel: {model_folder(folder).resolve()}", soft_wrap=True)
+    console().print(f"Report: {(folder / 'report.html').resolve()}", soft_wrap=True)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise OptionError(f"--layers {text}: expected numbers of layers, counted from 0, such as 2,3")
+    return tuple(map(int, parts))

@@ -1,0 +1,211 @@
+"""Generated sentences about films: what they say depends on the order of words, not on the words alone.
+
+Each clause praises or blames one thing with one adjective. A sentence is of one of six kinds, and of each kind half are
+positive:
+
+    plain       the editing is graceful
+    negated     the editing is anything but clumsy
+    decoy       nobody can deny that the editing is graceful     (a negation that turns nothing round)
+    contrast    the music is dull, but the editing is graceful   (the main clause counts)
+    mixed       a contrast with a negation in it
+    reported    critics called the editing clumsy; we found it graceful
+
+So an adjective occurs as often in praise as in blame, but for the plain ones. Some adjectives are kept out of training:
+what they mean, a model has to know beforehand. No sentence occurs twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from regard.config import ConfigError, Section
+from regard.data.draws import Draws, quotas
+from regard.data.sentences import Sentence, Split
+
+
+def _words(text: str, between: str | None = None) -> list[str]:
+    return text.split(between)
+
+
+GOOD = _words(
+    """graceful gripping witty tender inventive moving clever honest charming radiant precise lively subtle rousing
+    elegant funny thoughtful vivid wonderful delightful brilliant touching convincing beautiful superb
+    enchanting heartfelt captivating exquisite refreshing hilarious masterful"""
+)
+BAD = _words(
+    """clumsy tedious shallow lifeless predictable awkward muddled dull pompous hollow tasteless sloppy dreary
+    silly forced stale terrible annoying pathetic boring unconvincing ugly pointless messy dismal insufferable
+    laughable wooden bland atrocious lazy incoherent"""
+)
+THINGS = _words(
+    "the acting|the plot|the script|the editing|the camera work|the music|the ending|the opening|the dialogue|"
+    "the direction|the second act|the lead actor|the narration|the whole film|this sequel|the love story|the villain|"
+    "the sound design|the last scene|the title song",
+    "|",
+)
+PLAIN = (
+    "{thing} is {adverb}{adjective}",
+    "{thing} feels {adverb}{adjective}",
+    "{thing} turns out to be {adverb}{adjective}",
+    "{thing} strikes me as {adverb}{adjective}",
+    "i found {thing} {adverb}{adjective}",
+    "{thing} remains {adverb}{adjective} from start to finish",
+)
+NEGATED = (
+    "{thing} is not {adjective}",
+    "{thing} is never {adjective}",
+    "{thing} is far from {adjective}",
+    "{thing} is anything but {adjective}",
+    "{thing} is by no means {adjective}",
+    "nobody would call {thing} {adjective}",
+    "there is nothing {adjective} about {thing}",
+    "i would not say that {thing} is {adjective}",
+    "{thing} does not feel {adjective} for a minute",
+    "it would be wrong to call {thing} {adjective}",
+)
+DECOY = (
+    "nobody can deny that {thing} is {adjective}",
+    "{thing} is nothing if not {adjective}",
+    "there is no doubt that {thing} is {adjective}",
+    "never before have i seen anything so {adjective} as {thing}",
+    "it is not wrong to call {thing} {adjective}",
+    "{thing} could not be more {adjective}",
+    "{thing} never stops being {adjective}",
+    "far from losing its way, {thing} is {adjective}",
+)
+CONTRAST = (
+    "{other}, but {main}",
+    "although {other}, {main}",
+    "{main}, even though {other}",
+    "while {other}, in the end {main}",
+    "{other}; all the same, {main}",
+    "granted, {other}, yet {main}",
+)
+REPORTED = (
+    "critics called {thing} {opposite}; we found it {adjective}",
+    "i expected {thing} to be {opposite}, and it is {adjective}",
+    "my friends think {thing} is {opposite}, and they are wrong",
+    "i expected {thing} to be {opposite}, and it is not",
+    "i expected {thing} to be {adjective}, and it is",
+    "my friends think {thing} is {adjective}, and they are right",
+    "the poster promises something {opposite}; {thing} is {adjective}",
+    "those who say that {thing} is {opposite} have not seen it",
+)
+ADVERBS = ("", "", "", "really ", "quite ", "deeply ", "utterly ", "rather ")
+OPENINGS = (
+    "on second viewing, ",
+    "in the original version, ",
+    "on a large screen, ",
+    "after two hours, ",
+    "in this new cut, ",
+    "as in the novel, ",
+    "judging by the first half, ",
+    "with a cast of twelve, ",
+)
+OPENED = 0.25  # share of sentences that begin with one of these, which say nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewsConfig(Section):
+    """How many sentences to learn from, how many are held out for dev (and as many for test), and the share of
+    adjectives that occur only there."""
+
+    place: ClassVar[str] = "data.reviews"
+
+    sentences: int = 1000
+    held_out: int = 300
+    unseen: float = 0.25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("sentences", "held_out"):
+            if not 2 <= getattr(self, name) <= MOST:
+                raise ConfigError(f"{self.place}.{name} = {getattr(self, name)}: expected 2 to {MOST:,}")
+        if not 0 <= self.unseen <= 0.75:
+            raise ConfigError(f"{self.place}.unseen = {self.unseen}: expected 0 to 0.75")
+
+
+MOST = 20_000
+
+
+class _Writer:
+    """Writes clauses and sentences with some of the adjectives; `label` 1 is praise."""
+
+    def __init__(self, draws: Draws, good: Sequence[str], bad: Sequence[str]) -> None:
+        self.draws, self.adjectives = draws, (bad, good)
+
+    def clause(self, forms: Sequence[str], label: int, turned: bool = False, thing: str | None = None) -> str:
+        """One clause; `turned`: the form turns its adjective round."""
+        pick = self.draws.pick
+        return pick(forms).format(
+            thing=thing or pick(THINGS),
+            adverb=pick(ADVERBS),
+            adjective=pick(self.adjectives[1 - label if turned else label]),
+            opposite=pick(self.adjectives[1 - label]),
+        )
+
+    def plain(self, label: int) -> str:
+        return self.clause(PLAIN, label)
+
+    def negated(self, label: int) -> str:
+        return self.clause(NEGATED, label, turned=True)
+
+    def decoy(self, label: int) -> str:
+        return self.clause(DECOY, label)
+
+    def reported(self, label: int) -> str:
+        return self.clause(REPORTED, label)
+
+    def contrast(self, label: int) -> str:
+        return self._contrast(label, [False, False])
+
+    def mixed(self, label: int) -> str:
+        return self._contrast(label, self.draws.pick([[True, False], [False, True], [True, True]]))
+
+    def _contrast(self, label: int, turned: Sequence[bool]) -> str:
+        things = self.draws.some(THINGS, 2)
+        main, other = (
+            self.clause(NEGATED if turn else PLAIN, value, turn, thing)
+            for value, turn, thing in zip((label, 1 - label), turned, things, strict=True)
+        )
+        return self.draws.pick(CONTRAST).format(main=main, other=other)
+
+
+KINDS: dict[str, tuple[float, Callable[[_Writer, int], str]]] = {
+    "plain": (4, _Writer.plain),
+    "negated": (2, _Writer.negated),
+    "decoy": (1, _Writer.decoy),
+    "contrast": (2, _Writer.contrast),
+    "mixed": (2, _Writer.mixed),
+    "reported": (1, _Writer.reported),
+}
+
+
+def reviews(config: ReviewsConfig | None = None) -> Split:
+    """Sentences of a config: the same seed gives the same ones on every machine."""
+    config = config or ReviewsConfig()
+    draws = Draws(config.seed, "reviews")
+    known = [draws.some(words, round(len(words) * (1 - config.unseen))) for words in (GOOD, BAD)]
+    seen: set[str] = set()
+    train = _written(_Writer(draws, *known), config.sentences, seen)
+    held = _Writer(draws, GOOD, BAD)
+    return Split(train, _written(held, config.held_out, seen), _written(held, config.held_out, seen))
+
+
+def _written(writer: _Writer, n: int, seen: set[str]) -> list[Sentence]:
+    """n sentences that were not written before, as many of each kind as its share says, half of each positive."""
+    draws = writer.draws
+    made: list[Sentence] = []
+    for (kind, (_, write)), count in zip(KINDS.items(), quotas([w for w, _ in KINDS.values()], n), strict=True):
+        for _ in range(count):
+            label = len(made) % 2
+            text = ""
+            while not text or text in seen:
+                text = (draws.pick(OPENINGS) if draws.chance(OPENED) else "") + write(writer, label)
+            seen.add(text)
+            made.append(Sentence(text, label, kind))
+    draws.shuffle(made)
+    return made

@@ -1,0 +1,83 @@
+r"""Sentences with a label in files: `text\t0` or `text\t1`, one a line, UTF-8, read exactly.
+
+Nothing is quoted: a quote in a text is a quote. Only "\n" ends a line (or "\r\n"), so a text may hold any other
+character. A first line whose label is the word `label` names the columns and is skipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.data import pairs
+from regard.data.files import DataError, read_lines, write_lines
+
+CLASSES = ("negative", "positive")
+HEADER = "label"
+
+
+class Sentence(NamedTuple):
+    """A text, its label (0 or 1), and of a generated one what kind of sentence it is."""
+
+    text: str
+    label: int
+    kind: str = ""
+
+
+class Split(NamedTuple):
+    """Sentences to learn from, to choose by, and to judge by."""
+
+    train: list[Sentence]
+    dev: list[Sentence]
+    test: list[Sentence]
+
+
+def read_sentences(path: str | Path) -> list[Sentence]:
+    """All sentences in the order of the file; a line that is none is an error that names it."""
+    found: list[Sentence] = []
+    expected = "expected text, tab, 0 or 1"
+    for number, line in enumerate(read_lines(path, "one sentence a line: text, tab, 0 or 1"), 1):
+        text, *rest = line.split("\t")
+        if number == 1 and len(rest) == 1 and rest[0].strip().lower() == HEADER:
+            continue
+        if len(rest) != 1:
+            raise DataError(f"{path}, line {number}: {len(rest)} tabs, {expected}: {line!r:.60}")
+        if rest[0].strip() not in ("0", "1"):
+            raise DataError(f"{path}, line {number}: the label is {rest[0]!r:.20}, {expected}")
+        if not text.strip():
+            raise DataError(f"{path}, line {number}: an empty text, {expected}")
+        found.append(Sentence(text, int(rest[0])))
+    if not found:
+        raise DataError(f"{path} has a first line and no sentence below it; {expected}")
+    return found
+
+
+def write_sentences(path: str | Path, sentences: Iterable[Sentence]) -> None:
+    """Writes what `read_sentences` reads; kinds are not written."""
+
+    def line(sentence: Sentence) -> str:
+        if "\t" in sentence.text or not sentence.text.strip():
+            raise DataError(f"{path}: {sentence.text!r:.60} is empty or holds a tab, which is what divides the two")
+        return f"{sentence.text}\t{sentence.label}"
+
+    write_lines(path, map(line, sentences))
+
+
+def cut(sentences: Sequence[Sentence], share: float, parts: Sequence[str]) -> dict[str, list[Sentence]]:
+    """Sentences divided into those that are kept ("train") and `share` of them for each of `parts`, by their text
+    alone: the same text is never on two sides."""
+    made = pairs.cut([pairs.Pair(s.text, str(s.label)) for s in sentences], share, parts)
+    return {name: [Sentence(p.article, int(p.summary or 0)) for p in part] for name, part in made.items()}
+
+
+def seen_before(train: Iterable[Sentence], others: Iterable[Sentence]) -> int:
+    """How many of the others have a text that stands in train too."""
+    known = {sentence.text for sentence in train}
+    return sum(sentence.text in known for sentence in others)
+
+
+def majority(sentences: Sequence[Sentence]) -> int:
+    """The label that occurs most often; of two as frequent the first to occur."""
+    return Counter(sentence.label for sentence in sentences).most_common(1)[0][0]

@@ -1,0 +1,149 @@
+"""The page of a sweep: the best trial, all of them at a glance, which settings mattered, and how each trial learned.
+
+Its results are plain data: recipe, metric, maximize, parameters [{key, values, log}], trials [{trial, folder, state,
+value, settings, step, seconds, error}], counts {state: n}, importance {key: share}, best (a trial's number or None),
+command, again, curves {trial: [[step, value]]}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
+from typing import Any
+
+from regard.report.markup import Markup, code, counted, duration, join, number, strong, tag
+from regard.report.page import Page, details, facts, figure, heading, listing, paragraph, share, table, told
+from regard.report.parallel import Setting, Tried, faint, parallel, slices
+
+Results = Mapping[str, Any]
+SHOWN = 40  # trials in the table; the others unfold
+
+
+def sweep_page(results: Results) -> Page:
+    """The page of what a sweep has found so far."""
+    page = Page(f"Sweep of {results['recipe']}", told("trials", _lead, results, __name__))
+    for key, build in {"best": _best, "trials": _pictures, "importance": _importance, "curves": _curves}.items():
+        page.add(*told(key, build, results, __name__))
+    page.add(*told("trials", _trials, results, __name__))
+    return page
+
+
+def _done(results: Results) -> list[Mapping[str, Any]]:
+    """The trials that have a value, best first."""
+    sign = -1 if results["maximize"] else 1
+    return sorted((t for t in results["trials"] if t["state"] == "finished"), key=lambda t: sign * t["value"])
+
+
+def _lead(results: Results) -> Markup:
+    keys = [p["key"] for p in results["parameters"]]
+    over = " and ".join([", ".join(keys[:-1]), keys[-1]] if len(keys) > 1 else keys)
+    counts = ", ".join(f"{n:,} {state}" for state, n in results["counts"].items())
+    parts: list[object] = [f"{counted(len(results['trials']), 'trial')} over {over}: {counts}."]
+    done = _done(results)
+    if done:
+        which = "higher" if results["maximize"] else "lower"
+        parts += [f" Best by {results['metric']} ({which} is better): ", strong(done[0]["folder"]), " with "]
+        parts += [strong(number(done[0]["value"])), "."]
+    return join(*parts)
+
+
+def _best(results: Results) -> Iterator[Markup]:
+    yield heading("The best trial")
+    done = _done(results)
+    if not done:
+        yield paragraph(f"No trial has ended well yet. `{results['again']}` goes on.", quiet=True)
+        return
+    best = done[0]
+    yield facts({**best["settings"], results["metric"]: strong(number(best["value"]))})
+    yield paragraph("Its run is in the folder ", code(best["folder"]), ". This trains it again:")
+    yield listing(" \\\n    ".join(wrap(results["command"], 84, break_long_words=False, break_on_hyphens=False)))
+
+
+def _pictures(results: Results) -> Iterator[Markup]:
+    ended = [t for t in results["trials"] if t["state"] in ("finished", "failed") and t["settings"]]
+    if not _done(results):
+        return
+    settings = [Setting(p["key"], p["values"], p["log"]) for p in results["parameters"]]
+    tried = [Tried([t["settings"][s.name] for s in settings], t["value"]) for t in ended]
+    asked = settings, tried, results["metric"], results["maximize"]
+    yield heading("All trials at a glance")
+    dashed = " Dashed: trials that failed." if results["counts"].get("failed") else ""
+    yield figure(
+        parallel(*asked),
+        "A line a trial, from its settings to what came of it. The bold one is the best, the fainter the worse; on the "
+        "last axis the best stands highest. Lines through the same value stand side by side, better ones above."
+        f"{dashed}",
+    )
+    yield figure(
+        slices(*asked),
+        "A dot a trial: what came of it against one setting at a time. The diamond is the best trial.",
+        "Each setting by itself",
+    )
+
+
+def _importance(results: Results) -> Iterator[Markup]:
+    if len(results["parameters"]) < 2 or not _done(results):
+        return
+    yield heading("Which settings mattered")
+    if not results["importance"]:
+        yield paragraph("Left out: this needs at least eight finished trials whose values differ.", quiet=True)
+        return
+    rows = [[code(key), share(value)] for key, value in results["importance"].items()]
+    n = len(_done(results))
+    yield table(
+        rows,
+        ["setting", "share"],
+        f"How far the settings of the best quarter of {n} trials differ from those of all (PED-ANOVA), as shares of "
+        "their sum. A setting whose values do equally well has little. Of few trials it is a hint, not a measurement.",
+    )
+
+
+def _curves(results: Results) -> Iterator[Markup]:
+    curves = {int(n): curve for n, curve in results["curves"].items() if curve}
+    if not curves:
+        return
+    best = results["best"]
+    name = next((t["folder"] for t in results["trials"] if t["trial"] == best), "")
+    failed = {t["trial"] for t in results["trials"] if t["state"] == "failed"}
+    yield heading("How they learned")
+    yield figure(
+        faint(
+            [curve for n, curve in curves.items() if n not in failed and n != best],
+            curves.get(best, []),
+            [curve for n, curve in curves.items() if n in failed],
+            results["metric"],
+            name,
+            results["maximize"],
+        ),
+        f"{results['metric']} over the steps of {counted(len(curves), 'trial')}. Bold: the best trial, with a dot at "
+        f"its best.{' Dashed: those that failed.' if failed & set(curves) else ''}",
+    )
+
+
+def _trials(results: Results) -> Iterator[Markup]:
+    yield heading("The trials")
+    keys = [p["key"] for p in results["parameters"]]
+    done, failed = _done(results), [t for t in results["trials"] if t["state"] == "failed"]
+    rest = [t for t in results["trials"] if t["state"] == "running"]
+    rows = [
+        [_name(t), *(number(t["settings"].get(k)) for k in keys), t["value"], t["step"], duration(t["seconds"])]
+        for t in done
+    ]
+    last = [key.rpartition(".")[2] for key in keys]
+    names = [code(short if last.count(short) == 1 else key) for key, short in zip(keys, last, strict=True)]
+    columns = ["trial", *names, results["metric"], "at step", "time"]
+    if done:
+        yield table(rows[:SHOWN], columns, "Best first.", highlight=[0])
+    if rows[SHOWN:]:
+        yield details(f"{counted(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, "Best first."))
+    if failed:
+        told_of = [[_name(t), *(number(t["settings"].get(k)) for k in keys), t["error"] or ""] for t in failed]
+        yield table(told_of, ["trial", *names, "error"], "Failed. Each folder's error.txt tells more.")
+    if rest or results["counts"].get("waiting"):
+        waiting = results["counts"].get("waiting", 0)
+        at_it = ", ".join(t["folder"] for t in rest) or "none"
+        yield paragraph(f"Running: {at_it}. Waiting: {waiting:,}. ", code(results["again"]), " goes on.", quiet=True)
+
+
+def _name(trial: Mapping[str, Any]) -> Markup:
+    return tag("span", trial["folder"], style="white-space:nowrap")

@@ -1,0 +1,197 @@
+"""The race: what takes part, what is measured, what is left out and why, and what is shown of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import regard
+from regard import cost
+from regard.checking import plugin
+from regard.cli.app import app
+from regard.config import ConfigError
+from regard.lab import bench, peers
+from regard.lab.base import page_again
+from regard.lab.bench import Race, race
+from regard.lab.memory import free, peak
+from regard.report.bench import bench_page, picture
+
+CPU = torch.device("cpu")
+NAMES = [peer.name for peer in peers.PEERS]
+SMALL: dict[str, Any] = {
+    "tokens": (16, 32),
+    "seconds": 0.001,
+    "draws": 1,
+    "heads": 2,
+    "groups": 2,
+    "width": 8,
+    "features": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return {"lab": "bench", "command": "regard bench"} | race(
+        Race(**SMALL), ("softmax", "elu", "performer"), peers=NAMES
+    )
+
+
+def of(found: dict[str, Any], what: str, passing: str) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if row["what"] == what and row["pass"] == passing]
+
+
+def test_everyone_is_measured_at_every_size_in_every_pass(found: dict[str, Any]) -> None:
+    for name in ("softmax", "elu", "performer"):
+        for passing in bench.PASSES:
+            rows = of(found, name, passing)
+            assert [row["N"] for row in rows] == [16, 32]
+            for row in rows:
+                low, middle, high = row["seconds"]
+                assert 0 < low <= middle <= high
+                assert row["repeats"] >= 3
+    assert [row["N"] for row in of(found, "SDPA", "training")] == [16, 32]
+    assert not of(found, "SDPA", "decode")
+
+
+def test_work_and_floor_are_those_of_the_cost_model(found: dict[str, Any]) -> None:
+    config, device = Race(**SMALL), cost.device("cpu")
+    for row in found["rows"]:
+        size = config.size(row["N"], row["pass"])
+        face: Any = "recurrent" if row["pass"] == "decode" else "parallel"
+        options = {"features": 8} if row["like"] == "performer" else {}
+        work = cost.of(row["like"], size, face, training=row["pass"] == "training", **options)
+        assert (row["flops"], row["bytes"]) == (work.useful, work.bytes)
+        assert row["floor"] == pytest.approx(cost.floor(work, device, torch.float32))
+
+
+def test_peers_that_cannot_run_here_are_named_with_the_reason(found: dict[str, Any]) -> None:
+    why = {one["what"]: one["why"] for one in found["absent"] if one["pass"] == "forward"}
+    assert "GPU" in why["fla"]
+    assert {peer.name for peer in peers.PEERS if peer.like in ("softmax", "elu", "performer")} == {
+        *why, *(row["what"] for row in found["rows"] if row["peer"])
+    }  # fmt: skip
+
+
+def test_who_breaks_a_law_does_not_start() -> None:
+    leaky = plugin(str(Path(__file__).parents[1] / "examples" / "leaky_performer.py"))
+    found = race(Race(**SMALL | {"passes": ("forward",), "draws": 6}), plugins=[leaky])
+    assert not found["rows"]
+    assert "'looks-ahead'" in found["absent"][0]["why"]
+
+
+def test_a_stranger_who_keeps_the_laws_races_without_a_floor(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "def mine(q, k, v, causal=True):\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)\n"
+    )
+    asked = Race(**SMALL | {"passes": ("forward", "decode")})
+    found = race(asked, ("elu",), [plugin(str(file))])
+    assert [row["N"] for row in of(found, "mine", "forward")] == [16, 32]
+    assert all("floor" not in row for row in of(found, "mine", "forward"))
+    assert not of(found, "mine", "decode")
+    bench_page({"command": "regard bench", **found})
+
+
+def test_a_size_that_would_take_too_long_is_left_out_and_said() -> None:
+    found = race(Race(**SMALL | {"tokens": (16, 8192), "passes": ("forward",), "patience": 0.2}), ("softmax",))
+    assert [row["N"] for row in found["rows"]] == [16]
+    assert found["absent"][0]["N"] == 8192
+    assert "patience = 0.2 s" in found["absent"][0]["why"]
+
+
+def test_a_size_that_would_take_too_much_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "free", lambda device: 1 << 20)
+    found = race(Race(**SMALL | {"tokens": (16, 4096), "passes": ("forward",)}), ("argmax",))
+    assert [row["N"] for row in found["rows"]] == [16]
+    assert "GiB can be spared" in found["absent"][0]["why"]
+
+
+def test_one_that_fails_does_not_end_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(size: Any, features: int) -> Any:
+        raise torch.OutOfMemoryError("tried to allocate more than there is")
+
+    one = peers.Peer("SDPA", "softmax", broken)
+    monkeypatch.setattr(bench, "PEERS", (one,))
+    found = race(Race(**SMALL | {"passes": ("forward",)}), ("softmax",), peers=NAMES)
+    assert [row["what"] for row in found["rows"]] == ["softmax", "softmax"]
+    assert found["absent"] == [
+        {"what": "SDPA", "pass": "forward", "N": 16, "why": "OutOfMemoryError: tried to allocate more than there is"}
+    ]
+
+
+def test_interrupted_it_keeps_what_was_measured() -> None:
+    def stop(text: str) -> None:
+        if text == "training, 16 tokens":
+            raise KeyboardInterrupt
+
+    found = race(Race(**SMALL), ("elu",), say=stop)
+    assert found["interrupted"]
+    assert [(row["pass"], row["N"]) for row in found["rows"]] == [("forward", 16), ("forward", 32)]
+
+
+def test_peaks_are_those_of_tensors_alive_together() -> None:
+    x = torch.randn(100, 100)
+    assert peak(lambda: x @ x, CPU) == x.nbytes
+    assert peak(lambda: (x @ x) @ x, CPU) == 2 * x.nbytes
+    assert peak(lambda: [x + n for n in range(5)], CPU) == 5 * x.nbytes
+    plain = regard.kernels.plain(regard.mechanism("softmax"))
+    q = torch.randn(1, 1, 256, 4)
+    assert peak(lambda: plain(q, q, q), CPU) >= 256 * 256 * 4
+    assert free(CPU) > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tokens": ()}, "rising order"),
+        ({"tokens": (32, 16)}, "rising order"),
+        ({"passes": ("forwards",)}, "forward"),
+        ({"groups": 3}, "divisor"),
+        ({"patience": 0.0}, "more than zero"),
+    ],
+)
+def test_bad_settings_are_named(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Race(**SMALL | asked)
+
+
+def test_the_command_writes_results_page_and_pictures(tmp_path: Path) -> None:
+    out = tmp_path / "race"
+    asked = [
+        "bench",
+        "elu",
+        "softmax",
+        "--quick",
+        "--tokens",
+        "16,32",
+        "--heads",
+        "2",
+        "--width",
+        "8",
+        "--device",
+        "cpu",
+    ]
+    done = CliRunner().invoke(app, [*asked, "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert sorted(file.name for file in out.iterdir()) == ["bench.html", "bench.png", "bench.svg", "results.json"]
+    assert "times the floor" in done.output
+    results = json.loads((out / "results.json").read_text())
+    assert {row["what"] for row in results["rows"]} == {"elu", "softmax"}
+    assert page_again([out]) == out / "report.html"
+    again = CliRunner().invoke(app, [*asked, "-o", str(out)])
+    assert "holds results already" in str(again.exception)
+
+
+def test_the_page_shows_times_floors_and_what_is_missing(found: dict[str, Any], tmp_path: Path) -> None:
+    page = bench_page(found).write(tmp_path / "page.html").read_text()
+    for said in ("Forward and backward", "One more token", "Left out", "fla", "times the floor", "The roofline"):
+        assert said in page
+    picture([found, found], tmp_path / "two.svg")
+    assert "softmax" in (tmp_path / "two.svg").read_text()
