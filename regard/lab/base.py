@@ -24,6 +24,7 @@ import regard
 from regard.config import ConfigError, Section
 from regard.data.files import staged
 from regard.errors import RegardError, UnknownNameError, did_you_mean
+from regard.report.bench import bench_page
 from regard.report.canvas import available
 from regard.report.page import Page
 
@@ -69,6 +70,8 @@ class Lab(NamedTuple):
 
 
 LABS: dict[str, Lab] = {}
+# Pages of results that are made by a command of their own.
+PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {"bench": bench_page}
 
 
 def lab(
@@ -92,15 +95,14 @@ def run(
     one = LABS[name]
     config = one.Config().but(**(overrides or {}))
     available()
-    versions = {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    path = _claimed(Path(out), {"lab": name, "versions": versions, name: config.as_dict()})
+    path = _claimed(Path(out), {"lab": name, "versions": versions(), name: config.as_dict()})
     began = time.monotonic()
     try:
         found = one.measure(config, say)
     except BaseException:
         (path / CONFIG).unlink()  # nothing was found: the folder is free for another try
         raise
-    made = {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1), "versions": versions}
+    made = {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1), "versions": versions()}
     results = {"lab": name, "command": _command(name, config), "config": config.as_dict(), **made, **found}
     with staged(path / RESULTS) as file:
         file.write(json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
@@ -113,8 +115,8 @@ def page_again(folders: Sequence[Path], out: Path | None = None) -> Path | None:
     if len(folders) != 1 or not (folders[0] / RESULTS).is_file():
         return None
     results = json.loads((folders[0] / RESULTS).read_text(encoding="utf-8"))
-    name = results.get("lab")
-    return LABS[name].page(results).write(out or folders[0] / REPORT) if name in LABS else None
+    page = ({name: one.page for name, one in LABS.items()} | PAGES).get(results.get("lab"))
+    return None if page is None else page(results).write(out or folders[0] / REPORT)
 
 
 def _command(name: str, config: LabConfig) -> str:
@@ -136,6 +138,11 @@ def _claimed(path: Path, config: Mapping[str, Any]) -> Path:
     except OSError as error:
         raise LabError(f"cannot write into {path}: {error.strerror}; choose another --out") from error
     return path
+
+
+def versions() -> dict[str, str]:
+    """What results depend on beside their settings."""
+    return {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def normal(draw: torch.Generator, *shape: int) -> Tensor:
