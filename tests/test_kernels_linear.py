@@ -57,7 +57,6 @@ COMPILED = """
 import interpreted
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-import regard.kernels.linear_ops  # before a counter is made: it copies the formulas that it knows
 from regard.kernels import fast
 from regard.mechanisms import mechanism
 from regard.shapes import Mask, Size
@@ -144,7 +143,7 @@ def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatc
     assert out.isfinite().all()
     assert [r.message for r in caplog.records] == [
         "performer runs its reference instead of the kernel 'triton': torch.float32, F = 600, K = 4, V = 4 exceed its "
-        "limits: F ≤ 512, K and V ≤ 256"
+        "limits: F ≤ 512, K and V ≤ 256; float32 and float16 only by name, K ≤ 128"
     ]
     with pytest.raises(KernelError, match=r"F = 600.*F ≤ 512"):
         fast(performer, "triton")(q, q, q, Mask(causal=True))
@@ -163,3 +162,13 @@ def test_what_the_kernel_does_not_know_is_refused(monkeypatch):
     for reason, (mechanism, x, mask) in refusals.items():
         with pytest.raises(KernelError, match=reason):
             fast(mechanism, "triton")(x, x, x, mask)
+
+
+def test_what_was_not_proven_on_a_gpu_is_not_chosen_but_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(linear, "_device", lambda x: True)
+    half, wide = torch.randn(1, 1, 4, 3, dtype=torch.bfloat16), torch.randn(1, 1, 4, 3)
+    chosen = [(Elu(), half), (Elu(), wide), (AnyFeatures(), wide), (Performer(), half)]
+    assert all(linear._when(m, x, x, x, Mask(causal=True)) is None for m, x in chosen)
+    for mechanism, x in ((Performer(), wide), (Fourier(features=4), half)):
+        assert "only by name" in linear._when(mechanism, x, x, x, Mask(causal=True))
+        assert linear._when(fast(mechanism, "triton"), x, x, x, Mask(causal=True)) is None

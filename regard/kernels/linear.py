@@ -6,7 +6,6 @@ Sums, totals and peaks are kept in float32. Products are of bfloat16 where the i
 
 from __future__ import annotations
 
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,16 +21,19 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOST_FEATURES, _WIDEST = 512, 256
 _MAPS: dict[type[Linear], str] = {Elu: "elu", Performer: "performer", Fourier: "fourier", AnyFeatures: "given"}
 _SIZES = f"F ≤ {_MOST_FEATURES}, K and V ≤ {_WIDEST}"
-_LIMITS = {cls: f"bfloat16, {_SIZES}" if cls is Fourier else _SIZES for cls in _MAPS}
+_LIMITS: dict[type[Linear], str] = {
+    Elu: _SIZES,
+    AnyFeatures: _SIZES,
+    Performer: f"{_SIZES}; float32 and float16 only by name, K ≤ {_WIDEST // 2}",
+    Fourier: f"bfloat16, {_SIZES}; only by name",
+}
 
 
-@lru_cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+_TRITON = find_spec("triton") is not None  # found now: a compiled model cannot look
 
 
 def _device(x: Tensor) -> bool:
-    return x.is_cuda and _has_triton()
+    return x.is_cuda and _TRITON
 
 
 def _refuses(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -46,10 +48,12 @@ def _refuses(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return "there is nothing to attend to"
     K, V, F = k.shape[3], v.shape[3], mechanism.feature_count(k.shape[3])
     too_precise = isinstance(mechanism, Fourier) and v.dtype != torch.bfloat16  # features cancel: sums need float64
-    if too_precise or F > _MOST_FEATURES or max(K, V) > _WIDEST:
+    too_wide = isinstance(mechanism, Performer) and v.dtype != torch.bfloat16 and K > _WIDEST // 2
+    if too_precise or too_wide or F > _MOST_FEATURES or max(K, V) > _WIDEST:
         return f"{v.dtype}, F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
-    if mechanism.use == "auto":  # its tests on a GPU have not all run: `make gpu-test`
-        return "it runs where it is asked for by name, fast(model, 'triton')"
+    proven = not isinstance(mechanism, Fourier) and (not isinstance(mechanism, Performer) or v.dtype == torch.bfloat16)
+    if mechanism.use == "auto" and not proven:  # changed since its tests on a GPU last ran: `make gpu-test`
+        return f"{v.dtype} is beyond what it is chosen for: {_LIMITS[type(mechanism)]}"
     return None
 
 

@@ -7,19 +7,36 @@ added up in an order that could change: the same inputs give the same bits.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
+from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.kernels import triton_linear, triton_linear_backward
-from regard.kernels.linear_plan import LOG2E, Plan, launch, padded, planned, run
+from regard.kernels.linear_plan import CHUNK, LOG2E, Plan, launch, planned, run
 from regard.mechanisms.linear import linear_flops
 from regard.shapes import Size
 
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+class Results(NamedTuple):
+    """What forward finds: the output; the state after the last token, where asked for; and what the gradient needs."""
+
+    out: Tensor  # [B,H,T,V]
+    sums: Tensor  # [B,G,F,V+1]
+    peak: Tensor  # [B,G]
+    inverses: Tensor  # of the totals of the rows
+    peaks: Tensor  # and their peaks
+    states: Tensor  # sums before each segment, [S, Z] side by side, and their peaks
+    tops: Tensor
+    local: Tensor  # sums before each chunk in its segment, [·,F,V]; marks: their Z and peak, [·,F+1]
+    marks: Tensor
+    lifts_q: Tensor
+    lifts: Tensor
+    c: Tensor
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
@@ -30,54 +47,54 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
-def _directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """w [K,F] in the units of the programs, and what rounding took from it."""
+def _directions(plan: Plan, w: Tensor | None, x: Tensor) -> Tensor:
+    """w [F,K] in the units of the programs; for bfloat16 in parts, one after the other. Kept while w is."""
     if w is None:
-        return x, x
-    unit = plan.K**-0.25 * (LOG2E if plan.map == "performer" else 1 / math.tau)
-    w = w.float().mT * (unit if x.dtype != torch.bfloat16 else unit * 2**6)
-    w = (torch.cat([w, w], 1) if plan.map == "fourier" else w).contiguous()
-    if x.dtype != torch.bfloat16:
-        return w, w
-    high = w.half()
-    return high, (w - high.float()).half() if plan.map == "fourier" else high
+        return x
+    which = (None if w.is_inference() else w._version, plan.map, x.dtype)
+    known: tuple[Any, Tensor] | None = _KEPT.get(w)
+    if known is not None and known[0] == which:
+        return known[1]
+    made: Tensor = w.detach().float() * (plan.K**-0.25 * (LOG2E if plan.map == "performer" else 1 / math.tau))
+    if x.dtype == torch.bfloat16:
+        parts = []
+        for _ in range(2 if plan.map == "performer" else 3):
+            parts.append(made.bfloat16())
+            made = made - parts[-1].float()
+        made = torch.cat(parts)
+    made = made.contiguous()
+    if which[0] is not None and not (w.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _KEPT[w] = which, made
+    return made
 
 
-def _crests(plan: Plan, x: Tensor, high: Tensor, keys: bool) -> tuple[Tensor, Tensor]:
-    """Lift and c of each vector, [B,N,T]; where there are none, anything. A query's c cancels in the ratio."""
-    if not plan.peaked:
-        return x, x
+_KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _crests(
+    plan: Plan, x: Tensor, w: Tensor, visible: Tensor | None, lifts: Tensor, c: Tensor, tops: Tensor, keys: bool
+) -> None:
+    """Lift and c of each vector, [B,N,T], and the largest c of each chunk of keys."""
     B, N, T = x.shape[:3]
-    if plan.signed and not keys:
-        return torch.zeros(B, N, T, dtype=torch.float32, device=x.device), x
-    lifts, c = (torch.empty(B, N, T, dtype=torch.float32, device=x.device) for _ in range(2))
-    run(triton_linear.crests, B * N, -(-T // 64), plan, (x, high, lifts, c), *_strides(x), T, N)
-    return lifts, c
-
-
-def _merged(parts: Tensor, out: Tensor, dens: Tensor | None = None, den: Tensor | None = None) -> None:
-    """out = Σ parts / Σ dens, [P,B,H,T,W] and [P,B,H,T]."""
-    P, B, H, T, W = parts.shape
-    numbers = (*_strides(out), H, T, P, B * H * T)
-    launch(
-        (triton_linear.merge, "merge", out.device, out.dtype, W, numbers, dens is None), triton_linear.merge,
-        (B * H, -(-T // 64), 1), (parts, parts if dens is None else dens, out, parts if den is None else den), numbers,
-        lambda: {"W": W, "WP": padded(W), "C": 64, "DIVIDE": dens is not None}, lambda: [{"num_warps": 4}],
+    seen = x if visible is None else visible
+    run(
+        triton_linear.crests, (B * N * -(-T // CHUNK), 1), plan, (x, w, seen, lifts, c, tops),
+        *_strides(x), T, N, B * N, 1, KEYS=keys, MASKED=visible is not None,
     )  # fmt: skip
 
 
 def _combined(
-    plan: Plan,
-    sums: Tensor,
-    tops: Tensor,
-    peaks: Tensor,
-    filled: int,
-    edge: tuple[Tensor, Tensor | None] | None,
+    plan: Plan, sums: Tensor, tops: Tensor, peaks: Tensor, edge: tuple[Tensor, Tensor | None] | None, causal: bool,
     back: bool,
-) -> None:
-    """Running totals in place of the sums of `filled` segments, and their peaks. `edge`: sums and peak of what comes
-    from outside."""
+) -> None:  # fmt: skip
+    """Running totals in place of the sums of the segments, and their peaks. `edge`: sums and peak of what comes from
+    outside."""
     rows, slots, N = sums.shape
+    if slots == 2 and edge is None:  # one segment is all, and nothing comes from outside
+        if causal:
+            sums[:, int(back)].zero_()
+            tops[:, int(back)].fill_(-math.inf)
+        return
     if edge is not None:
         slot = slots - 1 if back else 0
         state = edge[0].float().flatten(0, 1)
@@ -85,7 +102,7 @@ def _combined(
         if edge[1] is not None:
             tops[:, slot] = edge[1].flatten()
     outside = int(edge is None)
-    first, last = (0, slots - outside) if back else (outside, filled + 1)
+    first, last = (0, slots - outside) if back else (outside, slots)
     numbers, flags = (slots, first, last, N), {"PEAKED": plan.peaked, "BACK": back}
     launch(
         (triton_linear.combine, "combine", sums.device, numbers, *flags.values()), triton_linear.combine,
@@ -95,22 +112,23 @@ def _combined(
 
 
 def _as_state(plan: Plan, flat: Tensor, B: int) -> Tensor:
-    """S and Z side by side, [B,G,F,V+1]."""
+    """S and Z side by side, [B,N,F,V+1]."""
     S, Z = flat[:, : plan.F * plan.V], flat[:, plan.F * plan.V :]
-    return torch.cat([S.view(B, plan.G, plan.F, plan.V), Z.reshape(B, plan.G, plan.F, 1)], -1)
+    return torch.cat([S.view(B, -1, plan.F, plan.V), Z.reshape(B, -1, plan.F, 1)], -1)
 
 
 @torch.library.custom_op("regard::linear_attention", mutates_args=())
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, sums: Tensor | None,
     peak: Tensor | None, map: str, causal: bool, final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """out; the state after the last token, its sums and peak, where `final`; and what the gradient needs: totals and
-    peaks of the rows, sums before each segment and their peaks.
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:  # fmt: skip
+    """All of `Results`.
 
     map: "given" (q and k are features), "elu", "performer", "fourier". w: its directions [F,K]. sums, peak: a state to
     start from."""
-    return _forward(q, k, v, w, visible, sums, peak, map, causal, final)
+    return (*_forward(q, k, v, w, visible, sums, peak, map, causal, final),)
 
 
 def _forward(
@@ -119,39 +137,48 @@ def _forward(
 ) -> Results:  # fmt: skip
     q, k, v = _rows(q), _rows(k), _rows(v)
     plan = planned(q, k, v, w, map)
-    out, state, top, den, peaks, states, tops = _room(plan, q, v, sums, causal, final)
+    r = _room(plan, q, v, sums, causal, final)
     (B, H, T, _), S, rows = q.shape, k.shape[2], q.shape[0] * plan.G
-    high, low = _directions(plan, w, v)
-    (lifts_q, _), (lifts, c) = _crests(plan, q, high, False), _crests(plan, k, high, True)
-    seen = v if visible is None else visible.contiguous()
-    masked = visible is not None
-    if states.numel():
-        raw = torch.empty_like(tops)
-        wanted = plan.keys_slots - (1 if final or not causal else 2)  # nothing starts from the last segment
-        if wanted:
-            run(
-                triton_linear.sums, rows, wanted, plan, (k, v, high, low, seen, lifts, c, v, v, states, raw),
-                *_strides(k, v), S, 1, S, plan.keys_span, plan.keys_slots, 1, plan.G,
-                GROUP=1, MASKED=masked, BACK=False,
-            )  # fmt: skip
+    ws = _directions(plan, w, v)
+    visible = None if visible is None else visible.contiguous()
+    rises = r.c.new_empty(rows, -(-S // CHUNK) if plan.peaked else 0)
+    if plan.peaked:
+        _crests(plan, k, ws, visible, r.lifts, r.c, rises, True)
+        if plan.map == "performer":  # a query's c cancels in the ratio, but sizes ψ
+            _crests(plan, q, ws, None, r.lifts_q, r.c, rises, False)
+        else:
+            r.lifts_q.zero_()
+    seen = v if visible is None else visible
+    flags = {"MASKED": visible is not None, "LOCAL": r.local.numel() > 0, "STATES": r.states.numel() > 0}
+    raw = r.tops if plan.keys_slots == 2 and sums is None else torch.empty_like(r.tops)
+    if flags["LOCAL"] or flags["STATES"]:
+        _summed(
+            plan, rows, (k, v, ws, seen, r.lifts, rises, v, v, r.local, r.marks, r.states, raw), *_strides(k, v), S,
+            plan.keys_span, plan.keys_slots, 1, plan.G, BACK=False, **flags,
+        )  # fmt: skip
+    if flags["STATES"]:
         edge = None if sums is None else (sums, None if peak is None else plan.inward(peak))
-        _combined(plan, states, raw, tops, wanted, edge, False)
-    blocks = plan.blocks[0]
-    parts, dens = out[None], den
-    if blocks > 1:
-        parts, dens = den.new_empty(blocks, B, H, T, plan.V), den.new_empty(blocks, B, H, T)
+        _combined(plan, r.states, raw, r.tops, edge, causal, False)
+    narrow = plan.mode == "half" and max(plan.K, plan.V) <= 64
+    chunk = 2 * CHUNK if narrow and not causal else CHUNK  # without pairs there is room for more tokens
     run(
-        triton_linear.scan, B * H, plan.queries_slots - 1, plan,
-        (q, k, v, high, low, seen, lifts_q, lifts, c, states, tops, parts, dens, peaks),
-        *_strides(q, k, v), parts.stride(0), *_strides(parts[0]), T, plan.queries_span, plan.keys_slots, H,
-        GROUP=H // plan.G, MASKED=masked, CAUSAL=causal, STATES=states.numel() > 0,
+        triton_linear.outputs, (B * H * plan.blocks[1] * -(-T // chunk), 1), plan,
+        (q, k, v, ws, seen, r.lifts_q, r.lifts, r.c, r.local, r.marks, r.states, r.tops, r.out, r.inverses, r.peaks),
+        *_strides(q, k, v, r.out), T, plan.keys_span, plan.keys_slots, H, B * H, plan.blocks[1],
+        GROUP=H // plan.G, CAUSAL=causal, **flags, C=chunk,
     )  # fmt: skip
-    if blocks > 1:
-        _merged(parts, out, dens, den)
     if final:
-        state.copy_(_as_state(plan, states[:, -1], B))
-        top.copy_(plan.outward(tops[:, -1]).view_as(top)) if plan.peaked else top.fill_(-math.inf)
-    return out, state, top, den, peaks, states, tops
+        r.sums.copy_(_as_state(plan, r.states[:, -1], B))
+        r.peak.copy_(plan.outward(r.tops[:, -1]).view_as(r.peak)) if plan.peaked else r.peak.fill_(-math.inf)
+    return r
+
+
+def _summed(plan: Plan, rows: int, tensors: tuple[Tensor, ...], *numbers: int, **flags: Any) -> None:
+    """Sums of x and y, the first two tensors, before each chunk and of each segment."""
+    features, values = plan.blocks
+    segments = (plan.queries_slots if flags["BACK"] else plan.keys_slots) - 1
+    grid = (rows * features * values, segments)
+    run(triton_linear.states, grid, plan, tensors, *numbers, features * values, values, **flags)
 
 
 @linear_attention.register_fake
@@ -159,7 +186,7 @@ def _fake(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, sums: Tensor | None,
     peak: Tensor | None, map: str, causal: bool, final: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return _room(planned(q, k, v, w, map), q, v, sums, causal, final)
+    return tuple(_room(planned(q, k, v, w, map), q, v, sums, causal, final))
 
 
 def _room(plan: Plan, q: Tensor, v: Tensor, sums: Tensor | None, causal: bool, final: bool) -> Results:
@@ -167,91 +194,109 @@ def _room(plan: Plan, q: Tensor, v: Tensor, sums: Tensor | None, causal: bool, f
     B, H, T = q.shape[:3]
     wide: dict[str, Any] = {"dtype": torch.float32, "device": v.device}
     slots = plan.keys_slots if final or sums is not None or not causal or plan.keys_slots > 2 else 0
-    return (
+    rows, S = B * plan.G, v.shape[2]
+    chunks = -(-S // CHUNK) if causal and min(S, plan.keys_span) > CHUNK else 0
+    return Results(
         torch.empty(B, T, H, plan.V, dtype=torch.float32 if plan.signed else v.dtype, device=v.device).transpose(1, 2),
         torch.empty(B, plan.G, plan.F if final else 0, plan.V + 1, **wide),
         torch.empty(B, plan.G if final else 0, **wide),
         torch.empty(B, H, T, **wide),
         torch.empty(B, plan.G, T if plan.peaked and causal else 0, **wide),
-        torch.empty(B * plan.G, slots, plan.numbers, **wide),
-        torch.empty(B * plan.G, slots, **wide),
+        torch.empty(rows, slots, plan.numbers, **wide),
+        torch.empty(rows, slots, **wide),
+        torch.empty(rows, chunks, plan.F * plan.V, dtype=plan.kept, device=v.device),
+        torch.empty(rows, chunks, plan.F + 1, **wide),
+        torch.empty(B, H, T if plan.peaked else 0, **wide),
+        torch.empty(B, plan.G, S if plan.peaked else 0, **wide),
+        torch.empty(B, plan.G, S if plan.peaked else 0, **wide),
     )
 
 
 @torch.library.custom_op("regard::linear_attention_backward", mutates_args=())
 def linear_attention_backward(
     d_out: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None,
-    peak: Tensor | None, out: Tensor, den: Tensor, peaks: Tensor, states: Tensor, tops: Tensor, map: str,
-    causal: bool, started: bool,
+    peak: Tensor | None, out: Tensor, inverses: Tensor, peaks: Tensor, states: Tensor, tops: Tensor, local: Tensor,
+    marks: Tensor, lifts_q: Tensor, lifts: Tensor, c: Tensor, map: str, causal: bool, started: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and, where it `started` from a state, of the sums of that state."""
-    return _gradients(d_out, d_state, q, k, v, w, visible, peak, out, den, peaks, states, tops, map, causal, started)
+    r = Results(out, out, out, inverses, peaks, states, tops, local, marks, lifts_q, lifts, c)
+    return _gradients(d_out, d_state, q, k, v, w, visible, peak, r, map, causal, started)
 
 
 def _gradients(
     d_out: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None,
-    peak: Tensor | None, out: Tensor, den: Tensor, peaks: Tensor, states: Tensor, tops: Tensor, map: str,
-    causal: bool, started: bool,
+    peak: Tensor | None, r: Results, map: str, causal: bool, started: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v, d_out = _rows(q), _rows(k), _rows(v), _rows(d_out)
     plan = planned(q, k, v, w, map)
-    (B, H, T, _), S, rows = q.shape, k.shape[2], q.shape[0] * plan.G
-    high, low = _directions(plan, w, v)
-    (lifts_q, _), (lifts, c) = _crests(plan, q, high, False), _crests(plan, k, high, True)
+    (B, H, T, _), S, values = q.shape, k.shape[2], plan.blocks[1]
+    group = H // plan.G
+    ws = _directions(plan, w, v)
     seen = v if visible is None else visible.contiguous()
-    flags = {"GROUP": H // plan.G, "MASKED": visible is not None, "CAUSAL": causal}
+    flags = {"GROUP": group, "MASKED": visible is not None, "CAUSAL": causal}
     dq, dk, dv, d_sums = _gradient_room(plan, q, k, v, started)
-    dq_parts, dk_parts, dv_parts = _parts(plan.shares, dq), _parts(plan.shares, dk), _parts(plan.blocks[0], dv)
-    delta = den.new_empty(plan.blocks[1], B, H, T)
+    dq_parts, dk_parts, dv_parts = _parts(values, dq), _parts(values * group, dk), _parts(group, dv)
+    delta = r.inverses.new_empty(values, B, H, T)
+    sizes = r.inverses.new_empty(B, H, T if plan.peaked else 0)
+    falls = r.inverses.new_empty(B * H, -(-T // CHUNK) if plan.peaked else 0)
     run(
-        triton_linear_backward.queries, B * H, plan.queries_slots - 1, plan,
-        (q, k, v, high, low, seen, lifts_q, lifts, c, states, tops, out, den, peaks, d_out, dq_parts, delta),
-        *_strides(q, k, v, out, d_out), dq_parts.stride(0), *_strides(dq_parts[0]),
-        T, plan.queries_span, plan.keys_slots, H, **flags, STATES=states.numel() > 0,
+        triton_linear_backward.queries, (B * H * values * -(-T // CHUNK), 1), plan,
+        (q, k, v, ws, seen, r.lifts_q, r.lifts, r.c, r.local, r.marks, r.states, r.tops, r.out, r.inverses, r.peaks,
+         d_out, dq_parts, delta, sizes, falls),
+        *_strides(q, k, v, r.out, d_out), dq_parts.stride(0), *_strides(dq_parts[0]),
+        T, plan.keys_span, plan.keys_slots, H, B * H, values,
+        **flags, LOCAL=r.local.numel() > 0, STATES=r.states.numel() > 0,
     )  # fmt: skip
-    delta = delta[0] if delta.shape[0] == 1 else delta.sum(0)
-    back, sunk = _back_sums(plan, q, d_out, d_state, high, low, lifts_q, den, delta, peaks, tops, causal, started)
+    delta = delta[0] if values == 1 else delta.sum(0)
+    found = (sizes, falls, r.inverses, delta)
+    back, sunk, local, marks = _back_sums(plan, (q, d_out, ws), d_state, found, r.tops, causal, started)
     run(
-        triton_linear_backward.keys_values, rows, plan.keys_slots - 1, plan,
-        (q, k, v, high, low, seen, lifts_q, lifts, c, back, sunk, den, peaks, d_out, delta, dk_parts, dv_parts),
+        triton_linear_backward.keys_values, (B * H * values * -(-S // CHUNK), 1), plan,
+        (q, k, v, ws, seen, r.lifts_q, r.lifts, r.c, local, marks, back, sunk, r.inverses, r.peaks, d_out, delta,
+         dk_parts, dv_parts),
         *_strides(q, k, v, d_out), dk_parts.stride(0), *_strides(dk_parts[0]), dv_parts.stride(0),
-        *_strides(dv_parts[0]), S, plan.keys_span, plan.queries_slots, plan.G, **flags, STATES=back.numel() > 0,
+        *_strides(dv_parts[0]), S, plan.queries_span, plan.queries_slots, H, B * H, values,
+        **flags, LOCAL=local.numel() > 0, STATES=back.numel() > 0,
     )  # fmt: skip
     for parts, whole in ((dq_parts, dq), (dk_parts, dk), (dv_parts, dv)):
         if parts.shape[0] > 1:
-            _merged(parts, whole)
+            whole.copy_(parts.sum(0))
     if started:
-        d_sums.copy_(_as_state(plan, back[:, 0], B))
-        if plan.peaked and peak is not None:
-            d_sums.mul_(torch.exp2(plan.inward(peak) + sunk[:, 0].view_as(peak))[..., None, None])
+        d_sums.copy_(_as_state(plan, back[:, 0], B).unflatten(1, (plan.G, group)).sum(2))
+        if plan.peaked and peak is not None:  # heads of a group have the same peaks
+            d_sums.mul_(torch.exp2(plan.inward(peak) + sunk[:, 0].view(B, plan.G, group)[..., 0])[..., None, None])
     return dq, dk, dv, d_sums
 
 
 def _back_sums(
-    plan: Plan, q: Tensor, d_out: Tensor, d_state: Tensor | None, high: Tensor, low: Tensor, lifts: Tensor,
-    den: Tensor, delta: Tensor, peaks: Tensor, tops: Tensor, causal: bool, started: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Running totals of R and ρ from the end, and their peaks."""
-    B, H, T = q.shape[:3]
-    slots = plan.queries_slots
-    if slots == 2 and causal and d_state is None and not started:
-        return den.new_empty(0), den.new_empty(0)
-    back = den.new_empty(B * plan.G, slots, plan.numbers)
-    raw = den.new_empty(B * plan.G, slots)
-    row_peaks, strides = (peaks, (T, 1)) if causal or not plan.peaked else (tops[:, -1:], (tops.shape[1], 0))
-    run(
-        triton_linear.sums, B * plan.G, slots - 1, plan,
-        (q, d_out, high, low, q, lifts, row_peaks, den, delta, back, raw),
-        *_strides(q, d_out), *strides, T, plan.queries_span, slots, 0, plan.G,
-        GROUP=H // plan.G, MASKED=False, BACK=True,
+    plan: Plan, inputs: tuple[Tensor, Tensor, Tensor], d_state: Tensor | None, found: tuple[Tensor, ...], tops: Tensor,
+    causal: bool, started: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """R and ρ of each query head from the end: running totals over the segments, their peaks, and sums at chunks.
+    inputs: q, ∂out and directions; found: sizes, falls and δ of `queries`, and the inverses."""
+    q, d_out, ws = inputs
+    (B, H, T), group = q.shape[:3], q.shape[1] // plan.G
+    slots = plan.queries_slots if plan.queries_slots > 2 or not causal or d_state is not None or started else 0
+    chunks = -(-T // CHUNK) if causal and min(T, plan.queries_span) > CHUNK else 0
+    back, raw = tops.new_empty(B * H, slots, plan.numbers), tops.new_empty(B * H, slots)
+    local = q.new_empty(B * H, chunks, plan.F * plan.V, dtype=plan.kept)
+    marks = raw.new_empty(B * H, chunks, plan.F + 1)
+    sunk = raw if slots == 2 and d_state is None else torch.empty_like(raw)
+    if not slots and not chunks:
+        return back, sunk, local, marks
+    _summed(
+        plan, B * H, (q, d_out, ws, q, *found, local, marks, back, raw), *_strides(q, d_out), T,
+        plan.queries_span, plan.queries_slots, 0, H, BACK=True, MASKED=False, LOCAL=chunks > 0, STATES=slots > 0,
     )  # fmt: skip
-    edge = None
-    if d_state is not None:
-        last = tops[:, -1]
-        edge = (d_state, torch.where(last == -math.inf, last, -last) if plan.peaked else None)
-    sunk = torch.empty_like(raw)
-    _combined(plan, back, raw, sunk, slots - 1, edge, True)
-    return back, sunk
+    if slots:
+        edge = None
+        if d_state is not None:  # of all heads of a group, so it counts for the first
+            first = d_state.new_zeros(B, plan.G, group, *d_state.shape[2:])
+            first[:, :, 0] = d_state
+            last = tops[:, -1:].expand(-1, group)
+            edge = first.flatten(1, 2), torch.where(last == -math.inf, last, -last) if plan.peaked else None
+        _combined(plan, back, raw, sunk, edge, causal, True)
+    return back, sunk, local, marks
 
 
 def _gradient_room(plan: Plan, q: Tensor, k: Tensor, v: Tensor, started: bool) -> tuple[Tensor, ...]:
@@ -268,25 +313,28 @@ def _parts(shares: int, x: Tensor) -> Tensor:
 @linear_attention_backward.register_fake
 def _fake_backward(
     d_out: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None,
-    peak: Tensor | None, out: Tensor, den: Tensor, peaks: Tensor, states: Tensor, tops: Tensor, map: str,
-    causal: bool, started: bool,
+    peak: Tensor | None, out: Tensor, inverses: Tensor, peaks: Tensor, states: Tensor, tops: Tensor, local: Tensor,
+    marks: Tensor, lifts_q: Tensor, lifts: Tensor, c: Tensor, map: str, causal: bool, started: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     return _gradient_room(planned(q, k, v, w, map), _rows(q), _rows(k), _rows(v), started)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, w, visible, sums, peak, ctx.map, ctx.causal, _ = inputs
-    out, _, _, den, peaks, states, tops = output
+    out, _, _, *rest = output
     ctx.started = sums is not None
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, w, visible, peak, out, den, peaks, states, tops)
+    ctx.save_for_backward(q, k, v, w, visible, peak, out, *rest)
 
 
 def _backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, w, visible, peak, out, *rest = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
-    way: Any = linear_attention_backward if _watched() else _gradients
-    dq, dk, dv, d_sums = way(d_out, d_state, q, k, v, w, visible, peak, out, *rest, ctx.map, ctx.causal, ctx.started)
+    inputs, options = (d_out, d_state, q, k, v, w, visible, peak), (ctx.map, ctx.causal, ctx.started)
+    if _watched():
+        dq, dk, dv, d_sums = linear_attention_backward(*inputs, out, *rest, *options)
+    else:
+        dq, dk, dv, d_sums = _gradients(*inputs, Results(out, out, out, *rest), *options)
     return dq, dk, dv, None, None, d_sums if ctx.started else None, None, None, None, None
 
 
@@ -297,27 +345,37 @@ class _Attend(torch.autograd.Function):
     """The operator without PyTorch's dispatcher, which costs more time than the device needs for short sequences."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Results:
-        return _forward(*inputs)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        results = _forward(*inputs)
+        _setup(ctx, inputs, results)
+        return results[:3]
 
-    setup_context = staticmethod(_setup)
     backward = staticmethod(_backward)
 
 
 def _watched() -> bool:
     """Whether someone looks at operators: a compiler, or a mode such as the FLOP counter."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return False
+    # A counter copies the formulas that are known when it is made, which may have been before this file was read.
+    for counter in (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack()):
+        if isinstance(counter, FlopCounterMode):
+            for operator in (torch.ops.regard.linear_attention, torch.ops.regard.linear_attention_backward):
+                counter.flop_registry.setdefault(operator, flop_registry[operator])
+    return True
 
 
 def attended(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, sums, peak) by the shortest way: arguments as of `linear_attention`."""
     if _watched():
-        results: Results = linear_attention(*inputs)
+        results: tuple[Tensor, ...] = linear_attention(*inputs)
     elif torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
         results = _Attend.apply(*inputs)  # type: ignore[no-untyped-call]
     else:
         results = _forward(*inputs)
-    return results[:3]
+    return results[0], results[1], results[2]
 
 
 def _flops(q: Any, k: Any, v: Any, w: Any, map: str, causal: bool, per_vector: int | None = None) -> int:
@@ -336,8 +394,9 @@ def _forward_flops(
 
 @register_flop_formula(torch.ops.regard.linear_attention_backward)
 def _backward_flops(
-    d_out: Any, d_state: Any, q: Any, k: Any, v: Any, w: Any, visible: Any, peak: Any, out: Any, den: Any, peaks: Any,
-    states: Any, tops: Any, map: str, causal: bool, *_: Any, **__: Any,
+    d_out: Any, d_state: Any, q: Any, k: Any, v: Any, w: Any, visible: Any, peak: Any, out: Any, inverses: Any,
+    peaks: Any, states: Any, tops: Any, local: Any, marks: Any, lifts_q: Any, lifts: Any, c: Any, map: str,
+    causal: bool, *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     """Two products for each one forward, but one for a projection: its directions have no gradient."""
     return _flops(q, k, v, w, map, causal) + _flops(q, k, v, w, map, causal, 0)

@@ -14,15 +14,15 @@ from triton.runtime.errors import OutOfResources
 from regard.errors import KernelError
 
 LOG2E = 1.4426950408889634
-PROGRAMS = 4  # of a scan, for each processor: enough of them hide each other's waiting
 SLOTS = 128  # of running totals at the most
-GRAIN = 128  # tokens: a segment is a multiple of it, and so of every chunk
-STATE = 1 << 13  # numbers of S that a program keeps in registers
+CHUNK = 64  # tokens; a segment is a multiple of it
+BLOCK = 64  # features made at a time
+WIDEST = 128  # values of a program
 
 
 class Plan(NamedTuple):
-    """How one call is cut up: blocks of features and of values, segments of keys and of queries, each with one slot
-    more for what comes from outside."""
+    """How one call is cut up: blocks of values, and segments of keys and of queries, each with one slot more for what
+    comes from outside."""
 
     map: str
     mode: str
@@ -32,7 +32,6 @@ class Plan(NamedTuple):
     K: int
     V: int
     F: int
-    features: int  # of a block
     values: int  # of a block
     keys_span: int
     keys_slots: int
@@ -51,18 +50,17 @@ class Plan(NamedTuple):
     @property
     def blocks(self) -> tuple[int, int]:
         """Blocks of features, blocks of values."""
-        return -(-self.F // self.features), -(-self.V // self.values)
-
-    @property
-    def shares(self) -> int:
-        """Programs that each find a share of ∂q and ∂k; features that are not mixed have columns of their own."""
-        features, values = self.blocks
-        return features * values if self.peaked else values
+        return -(-self.F // BLOCK), -(-self.V // self.values)
 
     @property
     def numbers(self) -> int:
         """Numbers in S and Z."""
         return self.F * self.V + self.F
+
+    @property
+    def kept(self) -> torch.dtype:
+        """Of the sums at each chunk: what the products make of them anyway."""
+        return torch.bfloat16 if self.mode == "half" else torch.float32
 
     def inward(self, peak: Tensor) -> Tensor:
         """A state's peak in powers of two. The programs leave performer's 1/√F out of c."""
@@ -87,19 +85,20 @@ def _planned(
     B: int, H: int, T: int, K: int, G: int, S: int, V: int, F: int, map: str, dtype: torch.dtype, values: torch.dtype,
     device: torch.device,
 ) -> Plan:  # fmt: skip
-    features = min(padded(F), 64 if map in ("performer", "fourier") else 128)
-    columns = min(padded(V), STATE // features)
     # The rounding of many features averages out, that of few does not, nor where features cancel.
     averages = values == torch.bfloat16 and F >= 32 and map != "fourier"
     mode = "tf32" if values == torch.float32 else "half" if averages else "split"
-    programs = B * G * -(-F // features) * -(-V // columns)
-    wanted = max(1, PROGRAMS * _processors(device) // programs)
-    return Plan(map, mode, dtype, H, G, K, V, F, features, columns, *_cut(S, wanted), *_cut(T, wanted))
+    mixed = map in ("performer", "fourier")
+    columns = min(padded(V), WIDEST // 2 if mixed and mode != "half" else WIDEST)
+    at_once = 3 if mixed else 4  # programs of `states` on a processor: segments for one round
+    wanted = at_once * _processors(device) // (-(-F // BLOCK) * -(-V // columns) * B)
+    cuts = (*_cut(S, wanted // G), *_cut(T, wanted // H))
+    return Plan(map, mode, dtype, H, G, K, V, F, columns, *cuts)
 
 
 def _cut(tokens: int, wanted: int) -> tuple[int, int]:
     """Tokens of a segment, and the number of slots."""
-    span = -(-tokens // (GRAIN * min(wanted, SLOTS - 1))) * GRAIN
+    span = -(-tokens // (CHUNK * max(1, min(wanted, SLOTS - 1)))) * CHUNK
     return span, -(-tokens // span) + 1
 
 
@@ -114,18 +113,16 @@ def padded(n: int) -> int:
 
 
 def run(
-    program: Any, rows: int, segments: int, plan: Plan, tensors: tuple[Tensor, ...], *numbers: int, **flags: Any
+    program: Any, grid: tuple[int, int], plan: Plan, tensors: tuple[Tensor, ...], *numbers: int, **flags: Any
 ) -> None:
-    """A program of the plan, one for each row, block and segment."""
-    key = (program, plan, tensors[0].device, numbers, *flags.values())
-    features, values = plan.blocks
+    """A program of the plan. The last two of its numbers are rows of it or blocks, and blocks of values."""
     launch(
-        key, program, (rows * features * values, segments, 1), tensors, (*numbers, features * values, values),
+        (program, plan, tensors[0].device, numbers, *flags.values()), program, (*grid, 1), tensors, numbers,
         lambda: {
-            "K": plan.K, "V": plan.V, "F": plan.F, "KP": padded(plan.K), "FB": plan.features, "VB": plan.values,
+            "K": plan.K, "V": plan.V, "F": plan.F, "KP": padded(plan.K), "FB": BLOCK, "VB": plan.values, "C": CHUNK,
             "MAP": plan.map, "MODE": plan.mode, "PEAKED": plan.peaked, "MAPPED": plan.peaked, **flags,
         },
-        lambda: _ways(program, plan),
+        lambda: _ways(program, plan, flags),
     )  # fmt: skip
 
 
@@ -134,15 +131,16 @@ def launch(
     numbers: tuple[int, ...], constants: Callable[[], dict[str, Any]], ways: Callable[[], list[dict[str, int]]],
 ) -> None:  # fmt: skip
     """Runs a program in the first way that fits the device. What was compiled is kept under its key and where its
-    tensors are aligned: Triton's own look-up takes longer than most of these programs run."""
+    tensors are aligned: Triton's own look-up, also of each tensor, takes longer than most of these programs run."""
     device = tensors[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current one
         with torch.cuda.device(device):
             return launch(key, program, grid, tensors, numbers, constants, ways)
-    key = (*key, sum((x.data_ptr() % 16 != 0) << n for n, x in enumerate(tensors)))
+    pointers = [x.data_ptr() for x in tensors]
+    key = (*key, *[n & 15 for n in pointers])
     ready = _READY.get(key)
     if ready is not None:
-        ready[0][grid](*tensors, *numbers, *ready[1])
+        ready[0][grid](*pointers, *numbers, *ready[1])
         return
     fixed = constants()
     for way in ways():
@@ -159,8 +157,21 @@ def launch(
 _READY: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
 
-def _ways(program: Any, plan: Plan) -> list[dict[str, int]]:
-    """Chunk, warps and stages to try, the best first: measured on an H200; the rest are for smaller devices."""
-    ahead = program.__name__ in ("scan", "sums")
-    best = (1 if ahead else 2) if plan.peaked else (3 if ahead else 2)
-    return [{"C": 64, "num_warps": 4, "num_stages": stages} for stages in range(best, 0, -1)]
+def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int]]:
+    """Warps, stages and registers to try, the best first: measured on an H200; the last is for smaller devices."""
+    outside, causal = bool(flags.get("STATES")), bool(flags.get("CAUSAL"))  # there are sums from outside the segment
+    best: dict[str, tuple[int, int | None]]
+    if plan.mode != "half":
+        best = {"outputs": (1, None), "keys_values": (1, None)}
+    elif plan.peaked:
+        best = {
+            "states": (3, None) if flags.get("LOCAL") else (2, 128),
+            "outputs": (1, 168) if causal else (2, None),
+            "queries": (1, 168),
+            "keys_values": ((1 if outside else 3), None) if causal else (1, 168),
+        }
+    else:
+        best = {"outputs": (2, 168), "queries": (2, 128), "states": (2, 128), "keys_values": (2, 168)}
+    stages, registers = best.get(program.__name__, (2, None))
+    first = {"num_warps": 4, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
+    return [first, {"num_warps": 4, "num_stages": 1}]

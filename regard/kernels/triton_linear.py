@@ -1,9 +1,9 @@
-"""The Triton programs of linear attention: sums of segments, their running totals, and the scan within each segment.
+"""The Triton programs of linear attention: features, sums at each chunk, and the outputs of each chunk.
 
-A sequence is cut into segments, so that even one sequence fills the device. `sums` adds up the keys of each segment,
-`combine` turns these sums into what each segment starts from, and `scan` goes through a segment chunk by chunk: pairs
-within a chunk, the sums for all before it. Features are made where they are needed and never touch memory. A program
-has a block of FB features and a block of VB values; what several of them find of one number, `merge` adds up.
+A sequence is cut into segments, so that even one sequence fills the device, and these into chunks of C tokens.
+`states` goes through a segment and leaves behind, for each chunk, the sums of what came before it in its segment;
+`combine` makes running totals over the segments; `outputs` then does all chunks at once: pairs within the chunk, the
+sums for all before it. Features are made block by block where they are needed and never touch memory.
 
 Exponents and peaks (the running maximum m of c) are powers of two. They only scale: no gradient passes through them.
 """
@@ -15,22 +15,23 @@ import triton
 import triton.language as tl
 
 TAU: tl.constexpr = tl.constexpr(6.283185307179586)
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-SCALE: tl.constexpr = tl.constexpr(2.0**-6)  # of inputs in float16, and its inverse of w
+WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # adding it rounds a float32 to a whole number
 ZERO: tl.constexpr = tl.constexpr(2.0**-103)  # a smaller total has lost digits to underflow: tiny / eps of float32
 
 
 @triton.jit
 def dot(a, b, acc, MODE: tl.constexpr):
-    """acc + a b, as precise as the mode says: bfloat16, three products of bfloat16, or three of tf32."""
+    """acc + a b, as precise as the mode says: bfloat16, three products of bfloat16, or three of tf32. What is bfloat16
+    already needs no second part."""
     if MODE == "half":
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
     elif MODE == "split":
-        a, b = a.to(tl.float32), b.to(tl.float32)
         a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        acc = tl.dot((a - a_high.to(tl.float32)).to(tl.bfloat16), b_high, acc)
-        acc = tl.dot(a_high, (b - b_high.to(tl.float32)).to(tl.bfloat16), acc)
+        if a.dtype != tl.bfloat16:
+            acc = tl.dot((a.to(tl.float32) - a_high.to(tl.float32)).to(tl.bfloat16), b_high, acc)
+        if b.dtype != tl.bfloat16:
+            acc = tl.dot(a_high, (b.to(tl.float32) - b_high.to(tl.float32)).to(tl.bfloat16), acc)
         return tl.dot(a_high, b_high, acc)
     else:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="tf32x3")
@@ -57,48 +58,15 @@ def finite(peak):
 
 
 @triton.jit
-def place(P, NV):
-    """(row, block of features, block of values) of this program; the blocks of a row run side by side."""
+def higher_of(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def place(rows, NV):
+    """(chunk, row, block of values) of this program."""
     at = tl.program_id(0)
-    return at // P, (at % P) // NV, at % NV
-
-
-@triton.jit
-def directions(w, low, block, K: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr):
-    """A block of the directions of random features, [KP,FB], and what rounding took from it."""
-    if MAP == "performer" or MAP == "fourier":
-        kk, ff = tl.arange(0, KP), block * FB + tl.arange(0, FB)
-        there = (kk[:, None] < K) & (ff[None, :] < F)
-        at = kk[:, None] * F + ff[None, :]
-        high = tl.load(w + at, mask=there, other=0.0)
-        return high, tl.load(low + at, mask=there, other=0.0) if MAP == "fourier" else 0.0
-    else:
-        return 0.0, 0.0
-
-
-@triton.jit
-def project(x, w, low, MAP: tl.constexpr):
-    """x w. Inputs in bfloat16 are exact in float16 (scaled, for its range); w has 11 bits, or 22 where phases need it:
-    an error below that of rounding ψ."""
-    if x.dtype == tl.bfloat16:
-        x = (x.to(tl.float32) * SCALE).to(tl.float16)
-        if MAP == "fourier":
-            return tl.dot(x, w, tl.dot(x, low))
-        else:
-            return tl.dot(x, w)
-    else:
-        return tl.dot(x.to(tl.float32), w, input_precision="tf32x3")
-
-
-@triton.jit
-def sine(turns):
-    """sin(2π·turns) in plain multiplications, correct to a few units in the last place of float32."""
-    r = turns - tl.floor(turns + 0.5)
-    r = tl.where(r > 0.25, 0.5 - r, tl.where(r < -0.25, -0.5 - r, r))
-    x = r * TAU
-    s = x * x
-    p = -1 / 6 + s * (1 / 120 + s * (-1 / 5040 + s * (1 / 362880 - s * (1 / 39916800))))
-    return x + x * s * p
+    return at // NV // rows, (at // NV) % rows, at % NV
 
 
 @triton.jit
@@ -111,130 +79,203 @@ def vectors(x, stride, there, block, K: tl.constexpr, KP: tl.constexpr, FB: tl.c
 
 
 @triton.jit
-def features(
-    x, there, lift, w, low, block, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr
+def directions(
+    w, block, K: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr
 ):  # fmt: skip
-    """A block of (ψ, ∂ψ) of a tile of vectors; ∂ψ with respect to x, or to its projections. ψ comes 2⁻ˡⁱᶠᵗ as large."""
-    ff = block * FB + tl.arange(0, FB)
-    if MAP == "given":
-        psi, slope = x.to(tl.float32), 1.0
-    elif MAP == "elu":
-        wide = x.to(tl.float32)
-        slope = tl.exp2(tl.minimum(wide, 0.0) * LOG2E)
-        psi = tl.where(wide > 0, wide + 1, slope)
+    """A block of the directions of random features, [FB,KP], and for bfloat16 what rounding took from them: one more
+    part for 16 bits, two more for 24 where phases need them. Sines and cosines have the same directions."""
+    if MAP == "performer" or MAP == "fourier":
+        N: tl.constexpr = F if MAP == "performer" else F // 2
+        ff, kk = block * FB + tl.arange(0, FB), tl.arange(0, KP)
+        at = (ff % N)[:, None] * K + kk[None, :]
+        there = kk[None, :] < K
+        high = tl.load(w + at, mask=there, other=0.0)
+        if w.dtype.element_ty != tl.bfloat16:
+            return high, high, high
+        elif MAP == "performer":
+            return high, tl.load(w + N * K + at, mask=there, other=0.0), high
+        else:
+            return (
+                high,
+                tl.load(w + N * K + at, mask=there, other=0.0),
+                tl.load(w + 2 * N * K + at, mask=there, other=0.0),
+            )
+    else:
+        return 0.0, 0.0, 0.0
+
+
+@triton.jit
+def project(x, ws, MAP: tl.constexpr):
+    """x wᵀ for a block of directions; or x itself where features are not mixed."""
+    if MAP == "given" or MAP == "elu":
+        return x
+    elif x.dtype != tl.bfloat16:
+        return tl.dot(x.to(tl.float32), tl.trans(ws[0]), input_precision="tf32x3")
     elif MAP == "performer":
-        psi = tl.exp2(project(x, w, low, MAP) - lift[:, None])
-        slope = psi * LN2
+        return tl.dot(x, tl.trans(ws[0]), tl.dot(x, tl.trans(ws[1])))
     else:
-        p = (
-            project(x, w, low, MAP) + tl.where(ff < F // 2, 0.0, 0.25)[None, :]
-        )  # the second half of the sines are cosines
-        size = tl.exp2(-lift)[:, None] * (2 / F) ** 0.5
-        psi, slope = sine(p) * size, sine(p + 0.25) * (size * TAU)
-    psi = tl.where(there[:, None] & (ff[None, :] < F), psi, 0.0)
-    if MODE == "half":
-        return psi.to(tl.bfloat16), slope
+        return tl.dot(x, tl.trans(ws[0]), tl.dot(x, tl.trans(ws[1]), tl.dot(x, tl.trans(ws[2]))))
+
+
+@triton.jit
+def project_across(x, ws, MAP: tl.constexpr):
+    """The transpose of `project`, features by tokens."""
+    if x.dtype != tl.bfloat16:
+        return tl.dot(ws[0], tl.trans(x.to(tl.float32)), input_precision="tf32x3")
+    elif MAP == "performer":
+        return tl.dot(ws[0], tl.trans(x), tl.dot(ws[1], tl.trans(x)))
     else:
-        return psi, slope
+        return tl.dot(ws[0], tl.trans(x), tl.dot(ws[1], tl.trans(x), tl.dot(ws[2], tl.trans(x))))
+
+
+@triton.jit
+def cosine(turns):
+    """cos(2π·turns) in plain multiplications, correct to a few units in the last place of float32."""
+    whole = (turns + WHOLE) - WHOLE
+    x = (0.25 - tl.abs(turns - whole)) * TAU
+    s = x * x
+    p = -1 / 6 + s * (1 / 120 + s * (-1 / 5040 + s * (1 / 362880 - s * (1 / 39916800))))
+    return x + x * s * p
+
+
+@triton.jit
+def features(p, lift, ff, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr):
+    """(ψ, ∂ψ) of projections, or of vectors; ∂ψ but for a factor. ff are the features along p, ψ comes 2⁻ˡⁱᶠᵗ as
+    large."""
+    p = p.to(tl.float32)
+    if MAP == "given":
+        psi, slope = p, 1.0
+    elif MAP == "elu":
+        slope = tl.exp2(tl.minimum(p, 0.0) * LOG2E)
+        psi = tl.where(p > 0, p + 1, slope)
+    elif MAP == "performer":
+        psi = tl.exp2(p - lift)
+        slope = psi
+    else:
+        p = p - tl.where(ff < F // 2, 0.25, 0.0)  # the first half are sines
+        size = tl.exp2(-lift) * (2 / F) ** 0.5
+        psi, slope = cosine(p) * size, cosine(p + 0.25) * size
+    if F % FB != 0:
+        psi = tl.where(ff < F, psi, 0.0)
+    return psi, slope
+
+
+@triton.jit
+def rounded(x, MODE: tl.constexpr):
+    """x as the products of the mode take it: done once where several do."""
+    return x.to(tl.bfloat16) if MODE == "half" else x
+
+
+@triton.jit
+def short(psi, MAP: tl.constexpr, MODE: tl.constexpr):
+    """ψ with the 8 bits of bfloat16, still as float32: what the sums of v have of it, those of 1 must have too. Adding
+    2¹⁶ψ rounds it."""
+    if MAP == "performer" and MODE == "half":
+        return (psi + psi * 65536.0) - psi * 65536.0
+    else:
+        return rounded(psi, MODE).to(tl.float32)
 
 
 @triton.jit
 def crests(
-    x, w, lifts, peaks, x_b, x_h, x_t, T, H, P, NV,
+    x, w, visible, lifts, peaks, tops, x_b, x_h, x_t, T, H, rows, NV,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, MAPPED: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """c of each vector, rounded up to a whole number: scaling by 2ᶜ is exact then. And the lift that sizes ψ."""
-    if tl.program_id(0) % P > 0:  # one block of each row finds the maximum over all of them
-        return
-    row, t = (tl.program_id(0) // P).to(tl.int64), tl.program_id(1) * C + tl.arange(0, C)
+    """c of each key, rounded up to a whole number, so that scaling by 2ᶜ is exact; the lift that sizes its ψ, less c;
+    and the largest c of the chunk. Of queries, for which c cancels, the lift alone."""
+    n, row, _ = place(rows, NV)
+    far, row, t = n.to(tl.int64) * C, row.to(tl.int64), n * C + tl.arange(0, C)
     there = t < T
-    base = x + (row // H) * x_b + (row % H) * x_h + tl.program_id(1).to(tl.int64) * C * x_t
-    xs = tile(base, x_t, there, tl.arange(0, KP), K)
+    if MASKED:
+        there = there & (tl.load(visible + (row // H) * T + t, mask=there, other=0) != 0)
+    xs = tile(x + (row // H) * x_b + (row % H) * x_h + far * x_t, x_t, there, tl.arange(0, KP), K)
     wide = xs.to(tl.float32)
-    squares = tl.sum(wide * wide, 1) * (0.5 * K**-0.5 * LOG2E)
+    rest = tl.sum(wide * wide, 1) * (0.5 * K**-0.5 * LOG2E)
     if MAP == "performer":
-        top = tl.full([C], float("-inf"), tl.float32)
-        for i in tl.static_range((F + FB - 1) // FB):
-            kk, ff = tl.arange(0, KP), i * FB + tl.arange(0, FB)
-            ws = tl.load(w + kk[:, None] * F + ff[None, :], mask=(kk[:, None] < K) & (ff[None, :] < F), other=0.0)
-            top = tl.maximum(top, tl.max(tl.where(ff[None, :] < F, project(xs, ws, ws, MAP), float("-inf")), 1))
-        c = tl.ceil(top - squares)
-        lift = c + squares
+        c = tl.full([C], float("-inf"), tl.float32)
+        for block in range((F + FB - 1) // FB):
+            ws = directions(w, block, K, F, KP, FB, MAP)[0]  # a few bits will do: it is rounded up to a whole number
+            if xs.dtype == tl.bfloat16:
+                along = tl.dot(xs, tl.trans(ws))
+            else:
+                along = tl.dot(xs.to(tl.float32), tl.trans(ws), input_precision="tf32x3")
+            if F % FB != 0:
+                along = tl.where((block * FB + tl.arange(0, FB))[None, :] < F, along, float("-inf"))
+            c = tl.maximum(c, tl.max(along, 1))
+        c = tl.ceil(c - rest)
     else:
-        c = tl.ceil(squares)
-        lift = c - squares
-    tl.store(lifts + row * T + t, lift, mask=there)
-    tl.store(peaks + row * T + t, c, mask=there)
+        c, rest = tl.ceil(rest), -rest
+    if KEYS:
+        tl.store(lifts + row * T + t, rest, mask=there)
+        tl.store(peaks + row * T + t, c, mask=there)
+        tl.store(tops + row * tl.cdiv(T, C) + n, tl.max(tl.where(there, c, float("-inf")), 0))
+    else:
+        tl.store(lifts + row * T + t, c + rest, mask=there)
 
 
 @triton.jit
-def kept(sums, slot, block, part, V: tl.constexpr, F: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr):
-    """A block of S, [FB,VB], and of Z, [FB], of one slot."""
-    here = sums + slot.to(tl.int64) * (F * V + F)
-    ff, vv = block * FB + tl.arange(0, FB), part * VB + tl.arange(0, VB)
-    S = tl.load(here + ff[:, None] * V + vv[None, :], mask=(ff[:, None] < F) & (vv[None, :] < V), other=0.0)
-    return S, tl.load(here + F * V + ff, mask=ff < F, other=0.0)
-
-
-@triton.jit
-def sums(
-    x, y, w, low, visible, lifts, c, den, delta, out, tops,
-    x_b, x_h, x_t, y_b, y_h, y_t, c_row, c_t, T, span, slots, first, G, P, NV,
+def states(
+    x, y, w, visible, lifts, rises, inverses, delta, local, marks, out, tops,
+    x_b, x_h, x_t, y_b, y_h, y_t, T, span, slots, first, N, P, NV,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, MAPPED: tl.constexpr,
-    GROUP: tl.constexpr, MASKED: tl.constexpr, BACK: tl.constexpr,
+    MASKED: tl.constexpr, BACK: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
-    """Σ 2ᶜ⁻ᵐ ψ(x) [y, 1]ᵀ of one segment and one block of y's columns.
+    """Σ 2ᶜ⁻ᵐ ψ(x) [y, 1]ᵀ over one segment, for one block of features and one of y's columns: before each chunk but the
+    first (LOCAL), and of all (STATES). The lifts are less c, and `rises` are the peaks of the chunks.
 
-    Forward, x and y are keys and values. Backward, they are queries and ∂out / total, of all heads of a group; δ takes
-    the place of the one, and −m that of c."""
-    row, block, part = place(P, NV)
+    Forward, x and y are keys and values. Backward, from the end, they are queries and ∂out, divided by the totals (in
+    the lifts where there are any); −∂out·out takes the place of the one, and −m that of c."""
+    at = tl.program_id(0)
+    row, block, part = (at // P).to(tl.int64), (at % P) // NV, at % NV
     segment = tl.program_id(1)
-    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
-    vv = part * VB + tl.arange(0, VB)
-    high, rest = directions(w, low, block, K, F, KP, FB, MAP)
+    b, h = row // N, row % N
+    ff, vv = block * FB + tl.arange(0, FB), part * VB + tl.arange(0, VB)
+    inside = (ff[:, None] < F) & (vv[None, :] < V)
+    ws = directions(w, block, K, F, KP, FB, MAP)
     start = segment * span
-    end = tl.minimum(start + span, T)
+    chunks = tl.cdiv(tl.minimum(start + span, T) - start, C)
     S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
     m = tl.full((), float("-inf"), tl.float32)
-    for r in range(GROUP):
-        head = row.to(tl.int64) * GROUP + r
-        x_head = x + b * x_b + (g * GROUP + r) * x_h
-        y_head = y + b * y_b + (g * GROUP + r) * y_h
-        for at in range(start, end, C):
-            far, t = tl.cast(at, tl.int64), at + tl.arange(0, C)
-            there = t < end
-            if MASKED:
-                there = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
-            xs = vectors(x_head + far * x_t, x_t, there, block, K, KP, FB, MAPPED)
-            ys = tile(y_head + far * y_t, y_t, there, vv, V)
-            one = tl.where(there, 1.0, 0.0)
-            lift = tl.load(lifts + head * T + t, mask=there, other=0.0) if PEAKED else 0.0
+    for step in range(chunks):
+        n = start // C + (chunks - 1 - step if BACK else step)
+        slot = row * tl.cdiv(T, C) + n
+        if LOCAL:
+            more = step > 0  # nothing comes before the first: its slot is not read
+            tl.store(local + slot * (F * V) + ff[:, None] * V + vv[None, :], S, mask=inside & more)
+            tl.store(marks + slot * (F + 1) + ff, Z, mask=(ff < F) & more & (part == 0))
+            tl.store(marks + slot * (F + 1) + F, m, mask=more & (at % P == 0))
+        far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
+        there = t < T
+        if MASKED:
+            there = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+        xs = vectors(x + b * x_b + h * x_h + far * x_t, x_t, there, block, K, KP, FB, MAPPED)
+        ys = tile(y + b * y_b + h * y_h + far * y_t, y_t, there, vv, V)
+        one = tl.load(delta + row * T + t, mask=there, other=0.0) if BACK else tl.where(there, 1.0, 0.0)
+        if PEAKED:  # features by tokens, as the sum over tokens wants them
+            m_new = tl.maximum(m, tl.load(rises + slot))
+            fade = tl.exp2(m - finite(m_new))
+            S, Z, m = S * fade, Z * fade, m_new
+            lift = tl.load(lifts + row * T + t, mask=there, other=float("inf")) + finite(m)
+            psi = features(project_across(xs, ws, MAP), lift[None, :], ff[:, None], F, FB, MAP)[0]
+            if BACK and MAP == "fourier":
+                psi = psi * tl.where(tl.load(inverses + row * T + t, mask=there, other=0.0) < 0, -1.0, 1.0)[None, :]
+            psi = psi if BACK else short(psi, MAP, MODE)
+            S = dot(psi, ys, S, MODE)
+            Z += tl.sum(psi * one[None, :] if BACK else psi, 1)
+        else:
+            psi = features(xs, 0.0, ff[None, :], F, FB, MAP)[0]
             if BACK:
-                total = tl.load(den + head * T + t, mask=there, other=0.0)
-                ys = ys.to(tl.float32) * tl.where(total == 0, 0.0, 1 / total)[:, None]
-                one = tl.load(delta + head * T + t, mask=there, other=0.0)
-            fade = 1.0
-            if PEAKED:
-                higher = tl.load(c + row.to(tl.int64) * c_row + t * c_t, mask=there, other=float("-inf"))
-                if BACK:
-                    higher = tl.where(higher == float("-inf"), higher, -higher)
-                m_new = tl.maximum(m, tl.max(higher, 0))
-                fade, share = tl.exp2(m - finite(m_new)), tl.exp2(higher - finite(m_new))
-                ys, one = ys.to(tl.float32) * share[:, None], one * share
-                m = m_new
-            psi = features(xs, there, lift, high, rest, block, F, FB, MAP, MODE)[0]
-            S = dot(tl.trans(psi), ys, S * fade, MODE)
-            Z = Z * fade + tl.sum(psi.to(tl.float32) * one[:, None], 0)
-    slot = row * slots + first + segment
-    here = out + slot.to(tl.int64) * (F * V + F)
-    ff = block * FB + tl.arange(0, FB)
-    tl.store(here + ff[:, None] * V + vv[None, :], S, mask=(ff[:, None] < F) & (vv[None, :] < V))
-    if part == 0:
-        tl.store(here + F * V + ff, Z, mask=ff < F)
-        if block == 0:
-            tl.store(tops + slot, m)
+                psi = psi * tl.load(inverses + row * T + t, mask=there, other=0.0)[:, None]
+            S = dot(tl.trans(rounded(psi, MODE)), ys, S, MODE)
+            Z += tl.sum(short(psi, MAP, MODE) * one[:, None], 0)
+    if STATES:
+        slot = row * slots + first + segment
+        tl.store(out + slot * (F * V + F) + ff[:, None] * V + vv[None, :], S, mask=inside)
+        tl.store(out + slot * (F * V + F) + F * V + ff, Z, mask=(ff < F) & (part == 0))
+        tl.store(tops + slot, m, mask=at % P == 0)
 
 
 @triton.jit
@@ -262,97 +303,100 @@ def combine(
 
 
 @triton.jit
-def scan(
-    q, k, v, w, low, visible, lifts_q, lifts, c, states, tops, out, den, peaks,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_p, o_b, o_h, o_t, T, span, slots, H, P, NV,
-    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
-    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, MAPPED: tl.constexpr,
-    GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, STATES: tl.constexpr,
+def peak_of(
+    marks, tops, near, slot, more, F: tl.constexpr, PEAKED: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr
 ):  # fmt: skip
-    """out = ψ(q)ᵀS / ψ(q)ᵀZ for the queries of one segment and one head; with several blocks of features, the parts of
-    both that `merge` will add up and divide."""
-    row, block, part = place(P, NV)
-    segment = tl.program_id(1)
-    b, h = (row // H).to(tl.int64), (row % H).to(tl.int64)
-    g = h // GROUP
-    row_k, row_q = (row // GROUP).to(tl.int64), row.to(tl.int64)
-    vv = part * VB + tl.arange(0, VB)
-    high, rest = directions(w, low, block, K, F, KP, FB, MAP)
+    """The peak of all that a chunk reads; and what its two parts, of the segment and from outside, scale by."""
     m = tl.full((), float("-inf"), tl.float32)
-    S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
-    if STATES:
-        slot = row_k * slots + (segment if CAUSAL else slots - 1)
-        S, Z = kept(states, slot, block, part, V, F, FB, VB)
-        if PEAKED:
-            m = tl.load(tops + slot)
-    start = segment * span
-    for at in range(start, tl.minimum(start + span, T), C):
-        far, t = tl.cast(at, tl.int64), at + tl.arange(0, C)
-        there = t < T
-        qs = vectors(q + b * q_b + h * q_h + far * q_t, q_t, there, block, K, KP, FB, MAPPED)
-        lift = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0) if PEAKED else 0.0
-        psi_q = features(qs, there, lift, high, rest, block, F, FB, MAP, MODE)[0]
-        result = dot(psi_q, S, tl.zeros([C, VB], tl.float32), MODE)
-        total = tl.sum(psi_q.to(tl.float32) * Z[None, :], 1)
-        if CAUSAL:
-            seen = there
-            if MASKED:
-                seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
-            ks = vectors(k + b * k_b + g * k_h + far * k_t, k_t, seen, block, K, KP, FB, MAPPED)
-            values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
-            lift_k = tl.load(lifts + row_k * T + t, mask=seen, other=0.0) if PEAKED else 0.0
-            psi_k = features(ks, seen, lift_k, high, rest, block, F, FB, MAP, MODE)[0]
-            pairs = dot(psi_q, tl.trans(psi_k), tl.zeros([C, C], tl.float32), MODE)
-            before = tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]
-            added, one = values, tl.where(seen, 1.0, 0.0)
-            if PEAKED:
-                higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
-                c_seen = tl.where(before, higher[None, :], float("-inf"))
-                m_row = tl.maximum(tl.max(c_seen, 1), m)
-                pairs = pairs * tl.exp2(c_seen - finite(m_row)[:, None])
-                past = tl.exp2(m - finite(m_row))
-                result, total = result * past[:, None], total * past
-                if (tl.program_id(0) % P == 0) & (h % GROUP == 0):
-                    tl.store(peaks + row_k * T + t, m_row, mask=there)
-                m_new = tl.maximum(m, tl.max(higher, 0))
-                fade, one = tl.exp2(m - finite(m_new)), tl.exp2(higher - finite(m_new))
-                added = values.to(tl.float32) * one[:, None]
-                S, Z = S * fade, Z * fade
-                m = m_new
-            else:
-                pairs = tl.where(before, pairs, 0.0)
-            if MODE == "half":
-                pairs = pairs.to(tl.bfloat16)
-            result = dot(pairs, values, result, MODE)
-            total += tl.sum(pairs.to(tl.float32), 1)
-            S = dot(tl.trans(psi_k), added, S, MODE)
-            Z += tl.sum(psi_k.to(tl.float32) * one[:, None], 0)
-        if FB >= F:
-            total = tl.where(tl.abs(total) < ZERO, 0.0, total)
-            result = result * tl.where(total == 0, 0.0, 1 / total)[:, None]
-        put(out + block * o_p + b * o_b + h * o_h + far * o_t, o_t, there, vv, result, V)
-        if part == 0:
-            rows = tl.num_programs(0) // P
-            tl.store(den + (block * rows + row).to(tl.int64) * T + t, total, mask=there)
+    if PEAKED:
+        inner = tl.load(marks + near * (F + 1) + F, mask=more, other=float("-inf")) if LOCAL else m
+        outer = tl.load(tops + slot) if STATES else m
+        m = tl.maximum(inner, outer)
+        return m, tl.exp2(inner - finite(m)), tl.exp2(outer - finite(m))
+    else:
+        return m, 1.0, 1.0
 
 
 @triton.jit
-def merge(
-    parts, dens, out, den, o_b, o_h, o_t, H, T, P, far,
-    W: tl.constexpr, WP: tl.constexpr, C: tl.constexpr, DIVIDE: tl.constexpr,
+def kept(
+    local, marks, states, near, slot, more, fades, block, part, V: tl.constexpr, F: tl.constexpr,
+    FB: tl.constexpr, VB: tl.constexpr, PEAKED: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
-    """Σ parts over the first of [P,B,H,T,W], in its order; divided by Σ dens, [P,B,H,T], which is kept."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1).to(tl.int64) * C
-    t, ww = at + tl.arange(0, C), tl.arange(0, WP)
+    """A block of S, [FB,VB], and of Z, [FB], of all that a chunk reads."""
+    ff, vv = block * FB + tl.arange(0, FB), part * VB + tl.arange(0, VB)
+    inside = (ff[:, None] < F) & (vv[None, :] < V)
+    at = ff[:, None] * V + vv[None, :]
+    if LOCAL:
+        S = tl.load(local + near * (F * V) + at, mask=inside & more, other=0.0)
+        Z = tl.load(marks + near * (F + 1) + ff, mask=(ff < F) & more, other=0.0)
+    else:
+        S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
+    if STATES:
+        here = states + slot * (F * V + F)
+        S_out = tl.load(here + at, mask=inside, other=0.0)
+        Z_out = tl.load(here + F * V + ff, mask=ff < F, other=0.0)
+        S, Z = S.to(tl.float32) * fades[0] + S_out * fades[1], Z * fades[0] + Z_out * fades[1]
+    return S, Z
+
+
+@triton.jit
+def outputs(
+    q, k, v, w, visible, lifts_q, lifts, c, local, marks, states, tops, out, inverses, peaks,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, slots, H, rows, NV,
+    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
+    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, MAPPED: tl.constexpr,
+    GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
+):  # fmt: skip
+    """out = ψ(q)ᵀS / ψ(q)ᵀZ for the queries of one chunk and one head, and one block of values."""
+    n, row, part = place(rows, NV)
+    row_q, row_k = row.to(tl.int64), (row // GROUP).to(tl.int64)
+    b, h = row_q // H, row_q % H
+    g = h // GROUP
+    far, t, vv = n.to(tl.int64) * C, n * C + tl.arange(0, C), part * VB + tl.arange(0, VB)
     there = t < T
-    result, total = tl.zeros([C, WP], tl.float32), tl.zeros([C], tl.float32)
-    for p in range(P):
-        result += tile(parts + p * far * W + (row * T + at) * W, W, there, ww, W)
-        if DIVIDE:
-            total += tl.load(dens + p * far + row * T + t, mask=there, other=0.0)
-    if DIVIDE:
-        total = tl.where(tl.abs(total) < ZERO, 0.0, total)
-        result = result * tl.where(total == 0, 0.0, 1 / total)[:, None]
-        tl.store(den + row * T + t, total, mask=there)
-    put(out + (row // H) * o_b + (row % H) * o_h + at * o_t, o_t, there, ww, result, W)
+    near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
+    slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
+    m, inner, outer = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
+    seen = there
+    if MASKED and CAUSAL:
+        seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+    lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0)[:, None] if PEAKED else 0.0
+    lift_k = 0.0
+    if PEAKED and CAUSAL:
+        higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
+        lift_k = (tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher))[:, None]
+    result, total = tl.zeros([C, VB], tl.float32), tl.zeros([C], tl.float32)
+    pairs = tl.zeros([C, C], tl.float32)
+    for block in range((F + FB - 1) // FB):
+        qs = vectors(q_at, q_t, there, block, K, KP, FB, MAPPED)
+        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP)
+        psi_q = features(project(qs, ws, MAP), lift_q, ff, F, FB, MAP)[0]
+        if LOCAL or STATES:
+            S, Z = kept(
+                local, marks, states, near, slot, more, (inner, outer), block, part, V, F, FB, VB, PEAKED, LOCAL, STATES
+            )
+            result = dot(psi_q, S, result, MODE)
+            total += tl.sum(short(psi_q, MAP, MODE) * Z[None, :], 1)
+        if CAUSAL:
+            ks = vectors(k_at, k_t, seen, block, K, KP, FB, MAPPED)
+            psi_k = features(project(ks, ws, MAP), lift_k, ff, F, FB, MAP)[0]
+            pairs = dot(psi_q, tl.trans(rounded(psi_k, MODE)), pairs, MODE)
+    if CAUSAL:
+        before = (tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]) & seen[None, :]
+        if PEAKED:
+            higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
+            m_row = tl.maximum(tl.associative_scan(higher, 0, higher_of), m)
+            pairs = pairs * tl.exp2(tl.where(before, higher[None, :], float("-inf")) - finite(m_row)[:, None])
+            past = tl.exp2(m - finite(m_row))
+            result, total = result * past[:, None], total * past
+            tl.store(peaks + row_k * T + t, m_row, mask=there & (part == 0) & (h % GROUP == 0))
+        else:
+            pairs = tl.where(before, pairs, 0.0)
+        pairs = rounded(pairs, MODE)
+        values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
+        result = dot(pairs, values, result, MODE)
+        total += tl.sum(pairs.to(tl.float32), 1)
+    inverse = tl.where(tl.abs(total) < ZERO, 0.0, 1 / total)
+    put(out + b * o_b + h * o_h + far * o_t, o_t, there, vv, result * inverse[:, None], V)
+    tl.store(inverses + row_q * T + t, inverse, mask=there & (part == 0))
