@@ -18,7 +18,8 @@ from regard.data.bag import BagOfWords
 from regard.data.batch import IGNORE
 from regard.data.files import DataError
 from regard.data.reviews import ADVERBS, BAD, GOOD, KINDS, OPENINGS, THINGS, ReviewsConfig, reviews
-from regard.data.sentences import Sentence, cut, majority, read_sentences, write_sentences
+from regard.data.sentences import Sentence, majority, read_sentences, write_sentences
+from regard.data.splits import cut
 from regard.hub import HubError
 from regard.models import token_loss
 from regard.train import experiment, recipe, stage

@@ -17,8 +17,9 @@ from regard.config import ConfigError
 from regard.data.batch import IGNORE
 from regard.data.files import DataError
 from regard.data.notices import NoticesConfig, judge, notice, notices, stated
-from regard.data.pairs import Pair, cut, read_articles, read_pairs, write_pairs
+from regard.data.pairs import Pair, read_articles, read_pairs, write_pairs
 from regard.data.rouge import bootstrap, copying, lead, rouge
+from regard.data.splits import cut
 from regard.data.tokenizers import BPE
 from regard.generate import Settings
 from regard.lens import attention_maps

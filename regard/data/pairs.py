@@ -9,9 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,19 +76,6 @@ def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
 def squeezed(text: str) -> str:
     """The text with one space wherever it has white space of any kind."""
     return " ".join(text.split())
-
-
-def cut(pairs: Sequence[Pair], share: float, parts: Sequence[str]) -> dict[str, list[Pair]]:
-    """Pairs divided into those that are kept ("train") and `share` of them for each of `parts`.
-
-    Where a pair goes depends on its article alone: the same article is never on two sides, whatever the file's order.
-    """
-    made: dict[str, list[Pair]] = {"train": [], **{name: [] for name in parts}}
-    for pair in pairs:
-        place = int.from_bytes(blake2b(pair.article.encode(), digest_size=8).digest(), "big") / 2**64
-        name = parts[int(place / share)] if share > 0 and place / share < len(parts) else "train"
-        made[name].append(pair)
-    return made
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

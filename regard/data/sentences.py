@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data import pairs
 from regard.data.files import DataError, read_lines, write_lines
 
 CLASSES = ("negative", "positive")
@@ -63,13 +62,6 @@ def write_sentences(path: str | Path, sentences: Iterable[Sentence]) -> None:
         return f"{sentence.text}\t{sentence.label}"
 
     write_lines(path, map(line, sentences))
-
-
-def cut(sentences: Sequence[Sentence], share: float, parts: Sequence[str]) -> dict[str, list[Sentence]]:
-    """Sentences divided into those that are kept ("train") and `share` of them for each of `parts`, by their text
-    alone: the same text is never on two sides."""
-    made = pairs.cut([pairs.Pair(s.text, str(s.label)) for s in sentences], share, parts)
-    return {name: [Sentence(p.article, int(p.summary or 0)) for p in part] for name, part in made.items()}
 
 
 def seen_before(train: Iterable[Sentence], others: Iterable[Sentence]) -> int:

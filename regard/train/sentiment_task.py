@@ -18,7 +18,8 @@ from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError, read_lines
 from regard.data.reviews import ReviewsConfig, reviews
-from regard.data.sentences import Sentence, Split, cut, read_sentences, seen_before, write_sentences
+from regard.data.sentences import Sentence, Split, read_sentences, seen_before, write_sentences
+from regard.data.splits import completed
 from regard.data.tokenizers import Tokenizer
 from regard.errors import did_you_mean
 from regard.models import Model, token_loss
@@ -73,16 +74,7 @@ def split(config: SentimentData, folder: Path) -> Split:
             raise ConfigError(f"data.{named} is given without data.train: say which sentences to learn from")
         return _generated(config.reviews, folder / "data")
     sets = {name: read_sentences(path) for name, path in given.items() if path}
-    missing = [name for name in ("dev", "test") if name not in sets]
-    if missing:
-        whole = len(sets["train"])
-        sets |= cut(sets["train"], config.held_out, missing)
-        empty = next((name for name in ("train", *missing) if not sets[name]), None)
-        if empty is not None:
-            raise DataError(
-                f"{config.train} has {whole} sentences: too few to cut {config.held_out:.0%} off for {empty}; "
-                f"give data.{missing[0]}=FILE, or raise data.held_out"
-            )
+    sets = completed(sets, config.held_out, config.train, "sentences")
     if len({sentence.label for sentence in sets["train"]}) < 2:
         raise DataError(f"{config.train}: every label is {sets['train'][0].label}; expected sentences of both, 0 and 1")
     for name in ("dev", "test"):

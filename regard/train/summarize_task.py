@@ -16,8 +16,9 @@ from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError, read_lines, staged
 from regard.data.notices import NoticesConfig, notices
-from regard.data.pairs import Pair, Split, cut, read_pairs, write_pairs
+from regard.data.pairs import Pair, Split, read_pairs, write_pairs
 from regard.data.seeds import generator
+from regard.data.splits import completed
 from regard.data.tokenizers import BPE, Bytes, Characters, Tokenizer, load_tokenizer
 from regard.data.tokens import KINDS
 from regard.errors import did_you_mean
@@ -84,16 +85,7 @@ def split(config: SummarizeData, folder: Path) -> Split:
     sets = {
         name: _usable(read_pairs(path, config.article, config.summary), path) for name, path in given.items() if path
     }
-    missing = [name for name in ("dev", "test") if name not in sets]
-    if missing:
-        whole = len(sets["train"])
-        sets |= cut(sets["train"], config.held_out, missing)
-        empty = next((name for name in ("train", *missing) if not sets[name]), None)
-        if empty is not None:
-            raise DataError(
-                f"{config.train} has {whole} pairs: too few to cut {config.held_out:.0%} off for {empty}; "
-                f"give data.{missing[0]}=FILE, or raise data.held_out"
-            )
+    sets = completed(sets, config.held_out, config.train, "pairs")
     return Split(**sets)
 
 
