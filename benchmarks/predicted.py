@@ -161,7 +161,7 @@ def tables() -> dict[str, str]:
     for kind in ("parallel", "training", "recurrent", "step"):
         rows = ([f"`{n}`", *formula(fitted(n, size), kind).values()] for n in regard.mechanisms())
         made[kind] = markdown(["", *QUANTITIES], rows).replace("--:", "---")
-    orders = ([f"`{n}`", m.order, m.memory, m.kept] for n, m in regard.mechanisms().items())
+    orders = ([f"`{n}`", m.order, m.memory, m.training_memory] for n, m in regard.mechanisms().items())
     made["orders"] = markdown(["", "time", "state of a decoder", "memory in training"], orders).replace("--:", "---")
     head = ["", "measured, ms", "floor", "predicted", "measured / predicted"]
     cpu = newest("predicted-cpu")

@@ -175,7 +175,7 @@ def test_memory_in_training_grows_as_the_order_says(name):
         return sum(saved(lambda: mechanism(q, k, v, Mask(causal=True)))[1].values())
 
     power = torch.tensor(kept(2048) / kept(1024)).log2().item()
-    assert power == pytest.approx(2 if "N²" in regard.mechanisms()[name].kept else 1, abs=0.1)
+    assert power == pytest.approx(2 if "N²" in regard.mechanisms()[name].training_memory else 1, abs=0.1)
 
 
 @pytest.mark.parametrize("G", [1, 2, 6])

@@ -167,7 +167,9 @@ def _right(made: Table, first: int) -> Table:
 def _numbers(asked: Asked, names: list[str], decode: int | None, json: bool) -> None:
     """All mechanisms side by side."""
     found = {name: asked.cost(name) for name in names}
-    order = {n: {"time": known()[n].order, "state": known()[n].memory, "training": known()[n].kept} for n in names}
+    order = {
+        n: {"time": known()[n].order, "state": known()[n].memory, "training": known()[n].training_memory} for n in names
+    }
     layers = _layers(asked, decode) if decode is not None else {}
     if json:
         rows = [{"name": n, "order": order[n]} | _row(asked, c) for n, c in found.items()]
@@ -229,13 +231,13 @@ def _card(asked: Asked, name: str, json: bool) -> None:
         found = _at(asked, name, kind)
         for quantity, written in formula(built, kind, asked.size.causal).items():
             rows.append({"face": kind, "quantity": quantity, "formula": written, "number": getattr(found, quantity)})
-    orders = {"time": cls.order, "state": cls.memory, "training": cls.kept}
+    orders = {"time": cls.order, "state": cls.memory, "training": cls.training_memory}
     if json:
         print_json({"name": name, "order": orders, "size": asdict(asked.size), "rows": rows})
         return
     out = console()
     out.print(f"{name}: {cls.formula}\n")
-    out.print(f"time O({cls.order}), state O({cls.memory}), memory in training O({cls.kept})\n")
+    out.print(f"time O({cls.order}), state O({cls.memory}), memory in training O({cls.training_memory})\n")
     made = table("", "", "formula", "here")
     for n, row in enumerate(rows):
         number = bytes_of(row["number"]) if row["quantity"] in ("bytes", "state") else amount(row["number"])

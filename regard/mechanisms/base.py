@@ -72,7 +72,7 @@ class Mechanism(nn.Module, ABC):
     formula: ClassVar[str] = ""
     order: ClassVar[str] = ""  # time of a whole sequence
     memory: ClassVar[str] = ""  # state of a decoder
-    kept: ClassVar[str] = ""  # memory of a whole sequence in training, on the plain reference
+    training_memory: ClassVar[str] = ""  # memory of a whole sequence in training, on the plain reference
     needs: ClassVar[str] = "qkv"
     crosses: ClassVar[bool] = True  # can attend to another sequence
     signed: ClassVar[bool] = False  # weights may be negative

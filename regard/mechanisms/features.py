@@ -28,7 +28,7 @@ class Elu(Linear):
     formula = "φ(x) = elu(x) + 1"
     order = "N·K·V"
     memory = "G·K·(V+1)"
-    kept = "N·K+K·V"
+    training_memory = "N·K+K·V"
 
     def features(self, x: Tensor) -> tuple[Tensor, None]:
         return functional.elu(x) + 1, None
@@ -42,7 +42,7 @@ class Quadratic(Linear):
     formula = "(q·k + 1)²"
     order = "N·K²·V"
     memory = "G·K²/2·(V+1)"
-    kept = "N·K²+K²·V"
+    training_memory = "N·K²+K²·V"
     letters: ClassVar[dict[str, str]] = {"feature_count": "F"}
     accumulate = torch.float64  # (q·k + 1)² near zero is a small difference of large products
 

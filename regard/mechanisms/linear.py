@@ -53,7 +53,7 @@ class Linear(Mechanism):
 
     order = "N·F·(K+V)"
     memory = "G·F·(V+1)"
-    kept = "N·F+F·V"
+    training_memory = "N·F+F·V"
     accumulate: ClassVar[torch.dtype] = torch.float32  # features and sums are at least this precise
     feature_work: ClassVar[int] = 3  # element-wise FLOPs behind a feature
     pair_work: ClassVar[int] = 2  # and behind a pair within a chunk: mask and sum

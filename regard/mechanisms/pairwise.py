@@ -52,7 +52,7 @@ class Pairwise(Mechanism):
 
     order = "N²·max(K,V)"
     memory = "N·G·(K+V)"
-    kept = "N²+N·(K+V)"
+    training_memory = "N²+N·(K+V)"
 
     @property
     def learns(self) -> bool:

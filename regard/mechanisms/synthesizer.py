@@ -111,7 +111,7 @@ class Synthesizer(Positional):
 class RandomSynthesizer(Positional):
     formula = "softmax(R) XV, R learned or fixed"
     needs = "v"
-    kept = "N²+N·V"
+    training_memory = "N²+N·V"
     letters: ClassVar[dict[str, str]] = {"rank": "r"}
 
     def __init__(self, heads: int, length: int, rank: int | None = None, learned: bool = True) -> None:
