@@ -441,7 +441,7 @@ def test_it_learns_what_words_alone_do_not_say(tmp_path):
 def done(roberta, tmp_path_factory):
     out = tmp_path_factory.mktemp("sentiment") / "out"
     results = experiment.run(
-        "sentiment", out, [f"model.name={roberta}", *TOY, "sweep.rates.sgd=0.02", "sgd.train.batch=10"]
+        "sentiment", out, [f"model.name={roberta}", *TOY, "compare.rates.sgd=0.02", "sgd.train.batch=10"]
     )
     return out, results
 
@@ -490,7 +490,7 @@ def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):
 
 def test_a_stopped_experiment_goes_on(done, roberta, tmp_path):
     _, results = done
-    changes = [f"model.name={roberta}", *TOY, "sweep.rates.sgd=0.02", "sgd.train.batch=10"]
+    changes = [f"model.name={roberta}", *TOY, "compare.rates.sgd=0.02", "sgd.train.batch=10"]
 
     def progress(name):
         return StopAt(3) if name == "adagrad" else StopAt(-1)
@@ -510,12 +510,12 @@ def test_judging_by_hand():
     assert [row["probability"] for row in _wrong(made, 1)] == [0.1]
 
 
-def test_sweeps_that_cannot_be(roberta, tmp_path):
+def test_comparisons_that_cannot_be(roberta, tmp_path):
     for change, words in {
-        "sweep.optimizers=[]": "at least one",
-        'sweep.optimizers=["adamm"]': "Did you mean 'adam'",
-        "sweep.rates.sgd=0": "above 0",
-        "sweep.rows=0": "1 or more",
+        "compare.optimizers=[]": "at least one",
+        'compare.optimizers=["adamm"]': "Did you mean 'adam'",
+        "compare.rates.sgd=0": "above 0",
+        "compare.rows=0": "1 or more",
     }.items():
         with pytest.raises(ConfigError, match=words):
             experiment.run("sentiment", tmp_path / "a", [f"model.name={roberta}", change])
@@ -537,7 +537,7 @@ def typed(monkeypatch, capsys):
 
 
 def test_the_command(roberta, tmp_path, typed):
-    words = [f"model.name={roberta}", *TOY, 'sweep.optimizers=["adagrad"]']
+    words = [f"model.name={roberta}", *TOY, 'compare.optimizers=["adagrad"]']
     code, printed, _ = typed("run", "sentiment", *words, "--out", tmp_path / "out")
     assert code == 0 and "adagrad" in printed and "bag of words" in printed and "report.html" in printed
     assert isinstance(Classifier(name=str(tmp_path / "out")).tokenizer, HubTokenizer)  # an experiment's best model

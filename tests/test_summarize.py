@@ -46,7 +46,7 @@ PEOPLE = [
 WIDTHS = [f"model.{part}.{key}" for part in ("encoder", "decoder") for key in ("width=16", "attention.heads=2")]
 TINY = [*PEOPLE, *WIDTHS, "model.decoder.block.hidden=16", "train.batch=4", "train.saving.every=5"]
 TINY += ["train.evaluation.every=6", "train.steps=12"]
-TOY = [*TINY, "sweep.rates=[1e-2]", "sweep.features=[8]", "sweep.examples=2"]
+TOY = [*TINY, "compare.rates=[1e-2]", "compare.features=[8]", "compare.examples=2"]
 
 
 # Pairs in files
@@ -328,9 +328,9 @@ def test_real_pairs_with_dev_and_test_cut_off(tmp_path):
         (["data.notices.told=2"], "data.notices.told = 2: expected 0 to 1"),
         (["data.notices.people=3"], "data.notices: data.world.people = 3|data.world.people = 3"),
         (["train.smoothing=2"], "train.smoothing = 2: expected 0 to 1"),
-        (["sweep.rates=[]"], "sweep.rates = \\[\\]: expected at least one"),
-        (["sweep.n=9"], "sweep.n = 9 summaries of sweep.beams = 4"),
-        (["sweep.rats=[1]"], "no key 'rats' in sweep. Did you mean 'rates'"),
+        (["compare.rates=[]"], "compare.rates = \\[\\]: expected at least one"),
+        (["compare.n=9"], "compare.n = 9 summaries of compare.beams = 4"),
+        (["compare.rats=[1]"], "no key 'rats' in compare. Did you mean 'rates'"),
     ],
 )
 def test_experiments_that_cannot_begin(changes, words, tmp_path):
@@ -403,7 +403,7 @@ def test_the_experiment_goes_on_after_a_crash(whole, tmp_path):
 
 
 def test_a_rate_that_was_asked_for_is_the_only_one(tmp_path):
-    with pytest.raises(ConfigError, match=r"sweep.rates = \[-1\]"):
+    with pytest.raises(ConfigError, match=r"compare.rates = \[-1\]"):
         experiment.run("summarize", tmp_path / "x", [*PEOPLE, "train.lr=-1"])
 
 

@@ -2,7 +2,7 @@
 
 `summarize_page(results)` takes plain data, as JSON has it:
 
-    command, device, seed, seconds, versions {name: version}, sweep {rates, features, …}, model {summary}
+    command, device, seed, seconds, versions {name: version}, compare {rates, features, …}, model {summary}
     data      generated, pairs {split: n}, words {articles, summaries}, k, vocabulary, source, target, cut [articles,
               summaries], examples [[article, summary]]
     models    [name, run, base, mechanism, features, rate, parameters, steps, seconds, best_step, dev {loss, perplexity,
@@ -138,7 +138,7 @@ def _outcome(results: Results) -> Iterable[Markup]:
     yield figures(*pictures)
 
 
-def _sweep(results: Results) -> Iterable[Markup]:
+def _compared(results: Results) -> Iterable[Markup]:
     drawn, rows = _drawn(results), results["models"]
     kinds = list(dict.fromkeys(map(_kind, rows)))
     rates = sorted({row["rate"] for row in rows})
@@ -311,7 +311,7 @@ def _made(results: Results) -> Iterable[Markup]:
 
 SECTIONS: tuple[tuple[str, str, Callable[[Results], Iterable[Markup]]], ...] = (
     ("Outcome", "scores", _outcome),
-    ("Softmax against performer", "models", _sweep),
+    ("Softmax against performer", "models", _compared),
     ("True, confused and invented", "facts", _facts),
     ("Copying and length", "scores", _copying),
     ("Side by side", "examples", _examples),

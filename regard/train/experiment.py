@@ -19,7 +19,7 @@ from regard.errors import RegardError, did_you_mean
 from regard.train import recipe as recipes
 from regard.train import stage
 from regard.train.progress import Progress
-from regard.train.recipe import SECTIONS, SWEEP, flat, overlaid
+from regard.train.recipe import COMPARE, SECTIONS, flat, overlaid
 from regard.train.run import CONFIG, RESULTS, Run, RunError, claim, find_runs, write_text
 
 S = TypeVar("S", bound=Section)
@@ -52,10 +52,10 @@ class Experiment:
         tables = recipes.merged(recipes.document(file), self.variant, file)
         return recipes.resolve(file, tables, asked)
 
-    def sweep(self, file: str, kind: type[S]) -> S:
-        """What is varied: the section `sweep` of a recipe, and what was asked of it."""
+    def compare(self, file: str, kind: type[S]) -> S:
+        """What is varied: the section `compare` of a recipe, and what was asked of it."""
         tables = recipes.merged(recipes.document(file), self.variant, file)
-        return kind().but(**tables.get(SWEEP, {})).but(**self.asked.get(SWEEP, {}))
+        return kind().but(**tables.get(COMPARE, {})).but(**self.asked.get(COMPARE, {}))
 
     def train(self, recipe: recipes.Recipe, folder: str, title: str) -> Run:
         """Trains a stage, or goes on with it, or leaves it where it has ended."""
@@ -92,24 +92,24 @@ Does = Callable[[Experiment], Mapping[str, Any]]
 
 class Known(NamedTuple):
     """An experiment that can be run, the names of its stages (changes may stand under them), data keys of files, and
-    whether it has settings of its own, the section `sweep`."""
+    whether it has settings of its own, the section `compare`."""
 
     does: Does
     stages: tuple[str, ...]
     files: tuple[str, ...]
-    sweeps: bool
+    compares: bool
 
 
 EXPERIMENTS: dict[str, Known] = {}
 
 
 def experiment(
-    name: str, stages: Sequence[str], files: Sequence[str] = (), sweeps: bool = False
+    name: str, stages: Sequence[str], files: Sequence[str] = (), compares: bool = False
 ) -> Callable[[Does], Does]:
     """Registers an experiment."""
 
     def add(function: Does) -> Does:
-        EXPERIMENTS[name] = Known(function, tuple(stages), tuple(files), sweeps)
+        EXPERIMENTS[name] = Known(function, tuple(stages), tuple(files), compares)
         return function
 
     return add
@@ -125,7 +125,7 @@ def run(
 ) -> Mapping[str, Any]:
     """Runs an experiment into a new folder; its results."""
     known = _known(name, "")
-    asked, allowed = recipes.parse(overrides), (*SECTIONS, *known.stages, *([SWEEP] if known.sweeps else []))
+    asked, allowed = recipes.parse(overrides), (*SECTIONS, *known.stages, *([COMPARE] if known.compares else []))
     for key in asked:
         if key not in allowed:
             raise ConfigError(f"'{key}': no such section or stage in {name}.{did_you_mean(key, allowed)}")

@@ -22,7 +22,7 @@ from regard.train.task import TASKS
 
 SECTIONS = ("data", "model", "train")
 MODELS: dict[str, type[Model[Any]]] = {**folder.MODELS, "Classifier": Classifier}
-SWEEP = "sweep"  # what an experiment varies; a single training has no use for it
+COMPARE = "compare"  # what an experiment varies; a single training has no use for it
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
         for table in (tables.get(key, {}), asked.get(key, {})):
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{name}: {key} = {table!r}: expected a section of keys and values")
-    unknown = set(tables) - {"task", "recipe", "versions", SWEEP, *SECTIONS}
+    unknown = set(tables) - {"task", "recipe", "versions", COMPARE, *SECTIONS}
     if unknown:
         raise ConfigError(f"{name} has an unknown section '{min(unknown)}'.{did_you_mean(min(unknown), SECTIONS)}")
     task = tables.get("task")

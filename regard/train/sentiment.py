@@ -26,7 +26,7 @@ from regard.report.canvas import available
 from regard.report.sentiment import sentiment_page
 from regard.train.experiment import Experiment, experiment
 from regard.train.optimizer import OPTIMIZERS
-from regard.train.recipe import SWEEP, Recipe, model_config, overlaid
+from regard.train.recipe import COMPARE, Recipe, model_config, overlaid
 from regard.train.run import MODEL, Run, versions
 from regard.train.sentiment_model import DISTRIBUTION, PACKAGE, Classifier
 from regard.train.sentiment_task import Rows, Sentiment, SentimentData, encoded, judged
@@ -39,11 +39,11 @@ WORDS, PAIRS = "bag of words", "words and pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(Section):
+class CompareConfig(Section):
     """The optimisers to compare, the learning rate of each (`rates`; train.lr for one that has none there), how many of
     the most wrong sentences are shown, and how many rows of the inspected batch."""
 
-    place = "sweep"
+    place = "compare"
 
     optimizers: tuple[str, ...] = OPTIMISERS
     rates: dict[str, float] = field(default_factory=dict)
@@ -53,17 +53,17 @@ class SweepConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.optimizers or len(set(self.optimizers)) < len(self.optimizers):
-            raise ConfigError(f"sweep.optimizers = {list(self.optimizers)}: expected at least one, and none twice")
+            raise ConfigError(f"compare.optimizers = {list(self.optimizers)}: expected at least one, and none twice")
         for name in (*self.optimizers, *self.rates):
             if name not in OPTIMIZERS:
-                raise ConfigError(f"sweep.optimizers: no '{name}' in torch.optim.{did_you_mean(name, OPTIMIZERS)}")
+                raise ConfigError(f"compare.optimizers: no '{name}' in torch.optim.{did_you_mean(name, OPTIMIZERS)}")
         for name, rate in self.rates.items():
             if not isinstance(rate, float | int) or rate <= 0:
-                raise ConfigError(f"sweep.rates.{name} = {rate!r}: expected a learning rate above 0")
+                raise ConfigError(f"compare.rates.{name} = {rate!r}: expected a learning rate above 0")
         # A change to one leaves the others as they are.
         object.__setattr__(self, "rates", RATES | dict(self.rates))
         if self.wrong < 0 or self.rows < 1:
-            raise ConfigError(f"sweep.wrong = {self.wrong}, sweep.rows = {self.rows}: expected 0 and 1 or more")
+            raise ConfigError(f"compare.wrong = {self.wrong}, compare.rows = {self.rows}: expected 0 and 1 or more")
 
 
 class Judged(NamedTuple):
@@ -77,20 +77,20 @@ class Judged(NamedTuple):
         return [(p > 0.5) == bool(s.label) for p, s in zip(self.positive, self.sentences, strict=True)]
 
 
-@experiment("sentiment", stages=OPTIMISERS, files=Split._fields, sweeps=True)
+@experiment("sentiment", stages=OPTIMISERS, files=Split._fields, compares=True)
 def sentiment(this: Experiment) -> Mapping[str, Any]:
     """Is a sentence positive? A Hugging Face encoder, fine-tuned by three optimisers, against what words alone say."""
     available()  # an error about a missing library comes before minutes of training
     began = time.perf_counter()
-    sweep = this.sweep(FILE, SweepConfig)
+    compare = this.compare(FILE, CompareConfig)
     probe = this.recipe(FILE, "", {})
     encoder = Classifier(model_config(probe.model)[1])
     assert isinstance(probe.data, SentimentData)
     task = Sentiment(probe.data, probe.train.seed, torch.device(this.device), this.out, encoder.tokenizer)
     this.shown.say(_plan(task, encoder))
-    recipes = {name: _recipe(this, name, sweep, task.rows) for name in sweep.optimizers}
+    recipes = {name: _recipe(this, name, compare, task.rows) for name in compare.optimizers}
     runs = {name: this.train(recipe, name, name) for name, recipe in recipes.items()}
-    results = _results(this, sweep, task, encoder, recipes, runs)
+    results = _results(this, compare, task, encoder, recipes, runs)
     earlier = sum(row["seconds"] for row in results["models"])
     results["seconds"] = round(max(time.perf_counter() - began, earlier), 1)
     this.write(results)
@@ -109,11 +109,11 @@ def _title(encoder: Classifier) -> str:
     return DISTRIBUTION if f"/{PACKAGE}/" in encoder.config.name else titled(encoder.config.name)
 
 
-def _recipe(this: Experiment, name: str, sweep: SweepConfig, rows: int) -> Recipe:
+def _recipe(this: Experiment, name: str, compare: CompareConfig, rows: int) -> Recipe:
     """One optimiser's recipe: its learning rate where none was asked for, and an evaluation after each epoch."""
     asked = overlaid(this.asked.get("train", {}), this.asked.get(name, {}).get("train", {}))
-    rated = name in this.asked.get(SWEEP, {}).get("rates", {})
-    lr = sweep.rates.get(name) if rated or "lr" not in asked else None
+    rated = name in this.asked.get(COMPARE, {}).get("rates", {})
+    lr = compare.rates.get(name) if rated or "lr" not in asked else None
     own: dict[str, Any] = {"optimizer": {"name": name, "options": OPTIONS.get(name, {})}}
     own |= {} if lr is None else {"lr": lr}
     recipe = this.recipe(FILE, name, {"train": own})
@@ -124,7 +124,7 @@ def _recipe(this: Experiment, name: str, sweep: SweepConfig, rows: int) -> Recip
 
 def _results(
     this: Experiment,
-    sweep: SweepConfig,
+    compare: CompareConfig,
     task: Sentiment,
     encoder: Classifier,
     recipes: Mapping[str, Recipe],
@@ -154,14 +154,14 @@ def _results(
             "limit": task.tokenizer.limit,
         },
         "data": _data(task),
-        "batch": inspected(task, recipes[best["name"]].train.batch, sweep.rows),
+        "batch": inspected(task, recipes[best["name"]].train.batch, compare.rows),
         "models": models,
         "best": best["name"],
         "baselines": [{"name": name, **_scores(found)} for name, found in baselines.items()],
         "confusion": _confusion(test),
         "kinds": _kinds({best["name"]: test} | {name: found["test"] for name, found in baselines.items()}),
         "calibration": _calibration(test),
-        "wrong": _wrong(test, sweep.wrong),
+        "wrong": _wrong(test, compare.wrong),
     }
     results["outcome"] = _outcome(results)
     return results

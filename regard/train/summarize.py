@@ -27,7 +27,7 @@ from regard.report.canvas import available
 from regard.report.summarize import summarize_page
 from regard.shapes import Mask
 from regard.train.experiment import Experiment, experiment
-from regard.train.recipe import SWEEP, Recipe, model_config
+from regard.train.recipe import COMPARE, Recipe, model_config
 from regard.train.run import MODEL, Run, versions
 from regard.train.summaries import judged, scored, summaries, writer
 from regard.train.summarize_task import (
@@ -48,11 +48,11 @@ BARE, RANDOM = "softmax", "performer"  # the stages
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(Section):
+class CompareConfig(Section):
     """Learning rates and numbers of random features to try; how summaries are searched for: `beams`, ranked by
     log p / length^`length_penalty`; of how many articles (`examples`) how many summaries (`n`) are shown."""
 
-    place = "sweep"
+    place = "compare"
 
     rates: tuple[float, ...] = (1e-3,)
     features: tuple[int, ...] = (64,)
@@ -64,11 +64,15 @@ class SweepConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rates or min(self.rates) <= 0:
-            raise ConfigError(f"sweep.rates = {list(self.rates)}: expected at least one learning rate above 0")
+            raise ConfigError(f"compare.rates = {list(self.rates)}: expected at least one learning rate above 0")
         if any(F < 1 for F in self.features):
-            raise ConfigError(f"sweep.features = {list(self.features)}: expected numbers of at least 1, or none at all")
+            raise ConfigError(
+                f"compare.features = {list(self.features)}: expected numbers of at least 1, or none at all"
+            )
         if not 1 <= self.n <= self.beams:
-            raise ConfigError(f"sweep.n = {self.n} summaries of sweep.beams = {self.beams}: expected 1 to {self.beams}")
+            raise ConfigError(
+                f"compare.n = {self.n} summaries of compare.beams = {self.beams}: expected 1 to {self.beams}"
+            )
 
     @property
     def search(self) -> Settings:
@@ -77,7 +81,7 @@ class SweepConfig(Section):
 
 
 class Tried(NamedTuple):
-    """One training of the sweep."""
+    """One training of the compare."""
 
     name: str
     folder: str
@@ -85,15 +89,15 @@ class Tried(NamedTuple):
     recipe: Recipe
 
 
-@experiment("summarize", stages=(BARE, RANDOM), files=FILES, sweeps=True)
+@experiment("summarize", stages=(BARE, RANDOM), files=FILES, compares=True)
 def summarize(this: Experiment) -> Mapping[str, Any]:
     """One line about an article: softmax against performer, judged by ROUGE, copying and invented facts."""
     available()  # errors about missing libraries come before minutes of training
     rouge.available()
     began = time.perf_counter()
-    sweep = this.sweep(FILE, SweepConfig)
-    if "lr" in this.asked.get("train", {}) and "rates" not in this.asked.get(SWEEP, {}):
-        sweep = sweep.but(rates=[this.asked["train"]["lr"]])
+    compare = this.compare(FILE, CompareConfig)
+    if "lr" in this.asked.get("train", {}) and "rates" not in this.asked.get(COMPARE, {}):
+        compare = compare.but(rates=[this.asked["train"]["lr"]])
     data = this.recipe(FILE, BARE, {}).data
     assert isinstance(data, SummarizeData)
     pairs = split(data, this.out)
@@ -101,9 +105,9 @@ def summarize(this: Experiment) -> Mapping[str, Any]:
         f"{'Pairs' if data.train else 'Generated pairs'}: {len(pairs.train):,} to learn from, {len(pairs.dev):,} to "
         f"choose by (dev), {len(pairs.test):,} to judge by (test)"
     )
-    trials = _trials(this, sweep, _files(data, pairs, this.out))
+    trials = _trials(this, compare, _files(data, pairs, this.out))
     runs = {trial.name: this.train(trial.recipe, trial.folder, trial.name) for trial in trials}
-    results = _results(this, sweep, pairs, trials, runs)
+    results = _results(this, compare, pairs, trials, runs)
     results["seconds"] = max(time.perf_counter() - began, sum(row["seconds"] for row in results["models"]))
     this.write(results)
     summarize_page(results).write(this.out / "report.html")
@@ -123,11 +127,11 @@ def _files(data: SummarizeData, pairs: Split, out: Path) -> dict[str, Any]:
     return named
 
 
-def _trials(this: Experiment, sweep: SweepConfig, files: Mapping[str, Any]) -> list[Tried]:
+def _trials(this: Experiment, compare: CompareConfig, files: Mapping[str, Any]) -> list[Tried]:
     """Every training, checked before the first begins."""
     made = []
-    for F in (None, *sweep.features):
-        for rate in sweep.rates:
+    for F in (None, *compare.features):
+        for rate in compare.rates:
             own: dict[str, Any] = {"data": dict(files), "train": {"lr": rate}}
             if F is not None:
                 part = {"mechanism": "performer", "options": {"features": F}}
@@ -145,7 +149,7 @@ def _trials(this: Experiment, sweep: SweepConfig, files: Mapping[str, Any]) -> l
 
 
 def _results(
-    this: Experiment, sweep: SweepConfig, pairs: Split, trials: Sequence[Tried], runs: Mapping[str, Run]
+    this: Experiment, compare: CompareConfig, pairs: Split, trials: Sequence[Tried], runs: Mapping[str, Run]
 ) -> dict[str, Any]:
     k = max(1, round(rouge.mean_words(pair.summary or "" for pair in pairs.train)))
     rows = [_row(trial, runs[trial.name]) for trial in trials]
@@ -158,7 +162,7 @@ def _results(
         this.shown.say(f"Summaries by {row['name']} …")
         models[row["name"]] = writer(load(this.out / row["run"] / MODEL, this.device), row["run"])
         texts[row["name"]] = {
-            key: [s.text for s in summaries(models[row["name"]], [p.article for p in part], sweep.search)]
+            key: [s.text for s in summaries(models[row["name"]], [p.article for p in part], compare.search)]
             for key, part in _judging(pairs).items()
         }
         for key, part in _judging(pairs).items():
@@ -173,7 +177,7 @@ def _results(
         "versions": versions(),
         "seed": trials[0].recipe.train.seed,
         "data": _data(trials[0].recipe, pairs, k),
-        "sweep": sweep.as_dict(),
+        "compare": compare.as_dict(),
         "models": rows,
         "best": [row["name"] for row in best],
         "baseline": baseline,
@@ -182,7 +186,7 @@ def _results(
     }
     model = models[best[0]["name"]]
     results["model"] = {"summary": str(model.summary(model.config.decoder.length, model.config.encoder.length))}
-    results["examples"] = _examples(sweep, pairs.test, texts, models)
+    results["examples"] = _examples(compare, pairs.test, texts, models)
     results["masks"] = _masks(model, pairs.test)
     results["attention"] = _attention(model, pairs.test, texts[best[0]["name"]]["test"])
     results["outcome"] = _outcome(results)
@@ -241,13 +245,13 @@ def _data(recipe: Recipe, pairs: Split, k: int) -> dict[str, Any]:
 
 
 def _examples(
-    sweep: SweepConfig,
+    compare: CompareConfig,
     pairs: Sequence[Pair],
     texts: Mapping[str, Mapping[str, Sequence[str]]],
     models: Mapping[str, Seq2Seq],
 ) -> list[dict[str, Any]]:
     """Some articles with their reference, the baseline, and several summaries by each model: beams and samples."""
-    places = [n * len(pairs) // min(sweep.examples, len(pairs)) for n in range(min(sweep.examples, len(pairs)))]
+    places = [n * len(pairs) // min(compare.examples, len(pairs)) for n in range(min(compare.examples, len(pairs)))]
     articles = [pairs[n].article for n in places]
     lead = next(iter(texts))
     made: list[dict[str, Any]] = [
@@ -255,8 +259,8 @@ def _examples(
         for n in places
     ]
     for name, model in models.items():
-        beams = summaries(model, articles, sweep.search.but(n=sweep.n))
-        drawn = summaries(model, articles, SAMPLED.but(n=sweep.n))
+        beams = summaries(model, articles, compare.search.but(n=compare.n))
+        drawn = summaries(model, articles, SAMPLED.but(n=compare.n))
         for row, found, others in zip(made, beams, drawn, strict=True):
             row["by"][name] = {
                 "beams": [[c.text, c.score] for c in found.choices],
