@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
-BEAT, SILENT = (
-    30.0,
-    300.0,
-)  # seconds between signs of life, and without one until a trial of another machine is given up
+BEAT = 30.0  # seconds between signs of life
+SILENT = 300.0  # without one, until a trial of another machine is given up
 DEATHS = 3  # times that a trial's process may die without a new checkpoint
 LOCKS = ".locks"
 
