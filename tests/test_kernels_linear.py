@@ -143,7 +143,7 @@ def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatc
     assert out.isfinite().all()
     assert [r.message for r in caplog.records] == [
         "performer runs its reference instead of the kernel 'triton': torch.float32, F = 600, K = 4, V = 4 exceed its "
-        "limits: F ≤ 512, K and V ≤ 256; float32 and float16 only by name, K ≤ 128"
+        "limits: F ≤ 512, K and V ≤ 256; float32 and float16: K ≤ 128"
     ]
     with pytest.raises(KernelError, match=r"F = 600.*F ≤ 512"):
         fast(performer, "triton")(q, q, q, Mask(causal=True))
@@ -164,11 +164,51 @@ def test_what_the_kernel_does_not_know_is_refused(monkeypatch):
             fast(mechanism, "triton")(x, x, x, mask)
 
 
-def test_what_was_not_proven_on_a_gpu_is_not_chosen_but_can_be_asked_for(monkeypatch):
+def test_wide_heads_run_the_reference_where_shared_memory_is_small(monkeypatch):
     monkeypatch.setattr(linear, "_device", lambda x: True)
-    half, wide = torch.randn(1, 1, 4, 3, dtype=torch.bfloat16), torch.randn(1, 1, 4, 3)
-    chosen = [(Elu(), half), (Elu(), wide), (AnyFeatures(), wide), (Performer(), half)]
-    assert all(linear._when(m, x, x, x, Mask(causal=True)) is None for m, x in chosen)
-    for mechanism, x in ((Performer(), wide), (Fourier(features=4), half)):
-        assert "only by name" in linear._when(mechanism, x, x, x, Mask(causal=True))
-        assert linear._when(fast(mechanism, "triton"), x, x, x, Mask(causal=True)) is None
+    narrow, wide = (torch.randn(1, 1, 4, n, dtype=torch.bfloat16) for n in (64, 65))
+    for bytes_, refused in ((99 << 10, True), (163 << 10, False)):
+        monkeypatch.setattr(linear, "_shared_memory", lambda device, n=bytes_: n)
+        assert linear._when(Elu(), narrow, narrow, narrow, Mask(causal=True)) is None
+        why = linear._when(Elu(), wide, wide, wide, Mask(causal=True))
+        assert (why is not None and "160 KiB of shared memory" in why) == refused
+
+
+def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
+    """The totals of all before a segment are bfloat16 beside bfloat16, else float32: two programs."""
+    from regard.kernels import linear_plan, linear_run, triton_linear
+
+    compiled = []
+
+    class Program:
+        arg_names = (
+            "sums",
+            "tops",
+            "outer",
+            "peaks",
+            "slots",
+            "first",
+            "last",
+            "N",
+            "SV",
+            "SP",
+            "BLOCK",
+            "PEAKED",
+            "BACK",
+        )
+
+        def __getitem__(self, grid):
+            def call(*args, **options):
+                compiled.append(args[2].dtype)
+                return self
+
+            return call
+
+    monkeypatch.setattr(triton_linear, "combine", Program())
+    monkeypatch.setattr(linear_plan, "_READY", {})
+    x = torch.randn(1, 1, 256, 8)
+    for dtype in (torch.float32, torch.bfloat16):
+        plan = linear_plan.planned(x.to(dtype), x.to(dtype), x.to(dtype), None, "elu")
+        sums, tops = torch.zeros(1, 3, 72), torch.zeros(1, 3)
+        linear_run._combined(plan, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), None, False)
+    assert compiled == [torch.float32, torch.bfloat16]

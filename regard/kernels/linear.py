@@ -19,17 +19,24 @@ from regard.shapes import Mask
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOST_FEATURES, _WIDEST = 512, 256
+_NARROW, _SHARED = 64, 160 << 10  # A100, H100 and later have that much; without it there is room for narrow heads
 _MAPS: dict[type[Linear], str] = {Elu: "elu", Performer: "performer", Fourier: "fourier", AnyFeatures: "given"}
 _SIZES = f"F ≤ {_MOST_FEATURES}, K and V ≤ {_WIDEST}"
 _LIMITS: dict[type[Linear], str] = {
     Elu: _SIZES,
     AnyFeatures: _SIZES,
-    Performer: f"{_SIZES}; float32 and float16 only by name, K ≤ {_WIDEST // 2}",
-    Fourier: f"bfloat16, {_SIZES}; only by name",
+    Performer: f"{_SIZES}; float32 and float16: K ≤ {_WIDEST // 2}",
+    Fourier: f"bfloat16, {_SIZES}",
 }
 
 
 _TRITON = find_spec("triton") is not None  # found now: a compiled model cannot look
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _shared_memory(device: torch.device) -> int:
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def _device(x: Tensor) -> bool:
@@ -51,9 +58,8 @@ def _refuses(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
     too_wide = isinstance(mechanism, Performer) and v.dtype != torch.bfloat16 and K > _WIDEST // 2
     if too_precise or too_wide or F > _MOST_FEATURES or max(K, V) > _WIDEST:
         return f"{v.dtype}, F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
-    proven = not isinstance(mechanism, Fourier) and (not isinstance(mechanism, Performer) or v.dtype == torch.bfloat16)
-    if mechanism.use == "auto" and not proven:  # changed since its tests on a GPU last ran: `make gpu-test`
-        return f"{v.dtype} is beyond what it is chosen for: {_LIMITS[type(mechanism)]}"
+    if max(K, V) > _NARROW and _shared_memory(v.device) < _SHARED:
+        return f"K = {K}, V = {V}: over {_NARROW} it needs {_SHARED >> 10} KiB of shared memory, {v.device} has less"
     return None
 
 

@@ -37,6 +37,7 @@ class Plan(NamedTuple):
     keys_slots: int
     queries_span: int
     queries_slots: int
+    parts: int = 0  # of the directions
 
     @property
     def peaked(self) -> bool:
@@ -46,6 +47,11 @@ class Plan(NamedTuple):
     def signed(self) -> bool:
         """Weights may be negative. Outputs can then be far larger than values, and the gradient needs all digits."""
         return self.map == "fourier"
+
+    @property
+    def narrow(self) -> bool:
+        """There is room for more tokens than a chunk."""
+        return self.mode == "half" and max(self.K, self.V) <= 64
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -120,7 +126,7 @@ def run(
         (program, plan, tensors[0].device, numbers, *flags.values()), program, (*grid, 1), tensors, numbers,
         lambda: {
             "K": plan.K, "V": plan.V, "F": plan.F, "KP": padded(plan.K), "FB": BLOCK, "VB": plan.values, "C": CHUNK,
-            "MAP": plan.map, "MODE": plan.mode, "PEAKED": plan.peaked, "MAPPED": plan.peaked, **flags,
+            "MAP": plan.map, "MODE": plan.mode, "PEAKED": plan.peaked, "PARTS": plan.parts, **flags,
         },
         lambda: _ways(program, plan, flags),
     )  # fmt: skip
@@ -160,18 +166,22 @@ _READY: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int]]:
     """Warps, stages and registers to try, the best first: measured on an H200; the last is for smaller devices."""
     outside, causal = bool(flags.get("STATES")), bool(flags.get("CAUSAL"))  # there are sums from outside the segment
+    cut = (plan.queries_slots if flags.get("BACK") else plan.keys_slots) > 2  # into as many as run at once
     best: dict[str, tuple[int, int | None]]
     if plan.mode != "half":
         best = {"outputs": (1, None), "keys_values": (1, None)}
     elif plan.peaked:
         best = {
-            "states": (3, None) if flags.get("LOCAL") else (2, 128),
-            "outputs": (1, 168) if causal else (2, None),
-            "queries": (1, 168),
-            "keys_values": ((1 if outside else 3), None) if causal else (1, 168),
+            "crests": (2, 128),
+            "states": (3, 168) if cut else (2, 128),  # three programs a processor, or four
+            "outputs": (1 if causal else 2, 168),
+            "queries": (1, 168) if causal else (2, None),
+            "keys_values": ((2 if outside else 3), None) if causal else (2, 168),
         }
+    elif plan.narrow:
+        best = {"outputs": (2, None), "queries": (2, 128), "states": (2, 128), "keys_values": (2, 168)}
     else:
-        best = {"outputs": (2, 168), "queries": (2, 128), "states": (2, 128), "keys_values": (2, 168)}
+        best = dict.fromkeys(("outputs", "queries", "states", "keys_values"), (1, None))
     stages, registers = best.get(program.__name__, (2, None))
     first = {"num_warps": 4, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
     return [first, {"num_warps": 4, "num_stages": 1}]

@@ -13,32 +13,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.triton_linear import (
-    TAU,
-    directions,
-    dot,
-    features,
-    finite,
-    kept,
-    peak_of,
-    place,
-    project,
-    put,
-    rounded,
-    tile,
-    vectors,
-)
-
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+from regard.kernels.triton_features import directions, dot, features, finite, project, put, rounded, tile, vectors
+from regard.kernels.triton_linear import kept, kept_totals, peak_of, place
 
 
 @triton.jit
-def unproject(d, ws, acc, MAP: tl.constexpr):
-    """acc + d w: the gradient of what was projected."""
+def unproject(d, ws, acc, MAP: tl.constexpr, PARTS: tl.constexpr):
+    """acc + d w: the gradient of what was projected, but for K^(−1/4)."""
     if ws[0].dtype != tl.bfloat16:
         return dot(d, ws[0], acc, "tf32")
     elif MAP == "fourier":  # of sines and cosines, which cancel
-        return dot(d, ws[0], tl.dot(d.to(tl.bfloat16), ws[1], acc), "split")
+        if PARTS > 1:
+            acc = tl.dot(d.to(tl.bfloat16), ws[1], acc)
+        return dot(d, ws[0], acc, "split")
     else:
         return dot(d, ws[0], acc, "half")
 
@@ -60,12 +47,12 @@ def after(at, at_q, c, peaks, inverses, seen, there, PEAKED: tl.constexpr):
 
 @triton.jit
 def queries(
-    q, k, v, w, visible, lifts_q, lifts, c, local, marks, states, tops, out, inverses, peaks, d_out, d_q, delta, sizes,
-    falls,
+    q, k, v, w, visible, lifts_q, lifts, c, local, marks, states, outer, tops, out, inverses, peaks, d_out, d_q,
+    delta, sizes, falls,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, d_b, d_h, d_t, g_p, g_b, g_h, g_t,
     T, span, slots, H, rows, NV,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
-    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, MAPPED: tl.constexpr,
+    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
     GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """∂q of one chunk and one head, from one block of values; and these values' share of δ."""
@@ -77,7 +64,7 @@ def queries(
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
-    m, inner, outer = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    m, near_by, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     q_grad = d_q + part.to(tl.int64) * g_p + b * g_b + h * g_h + far * g_t
     lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0) if PEAKED else tl.zeros([C], tl.float32)
@@ -110,39 +97,45 @@ def queries(
         else:
             d_pairs = tl.where(before, d_pairs, 0.0)
         d_pairs = rounded(d_pairs, MODE)
-    grad = rounded(grad, MODE)
+    grad_near, grad_far = rounded(grad * near_by, MODE), rounded(grad * far_by, MODE)
     dx = tl.zeros([C, KP], tl.float32)
     for block in range((F + FB - 1) // FB):
-        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP)
+        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP, PARTS)
         # Split vectors do not fit beside all else. This zero keeps the compiler from making them before the loop.
-        within = block >> 20 if MAPPED and MODE != "half" else 0
-        d_psi = tl.zeros([C, FB], tl.float32)
-        if LOCAL or STATES:
-            S, Z = kept(
-                local, marks, states, near, slot, more, (inner, outer), block, part, V, F, FB, VB, PEAKED, LOCAL, STATES
-            )
-            d_psi = dot(grad, tl.trans(S), along[:, None] * Z[None, :], MODE)
+        within = block >> 20 if PARTS and MODE != "half" else 0
+        if LOCAL:
+            S_near = kept(local, near, more, block, part, V, F, FB, VB)
+        if STATES:
+            S_far = kept(outer, slot, True, block, part, V, F, FB, VB)
         if CAUSAL:
-            ks = vectors(k_at + within, k_t, seen, block, K, KP, FB, MAPPED)
-            psi_k = features(project(ks, ws, MAP), lift_k, ff, F, FB, MAP)[0]
+            ks = vectors(k_at + within, k_t, seen, block, K, KP, FB, PARTS)
+        qs = vectors(q_at + within, q_t, there, block, K, KP, FB, PARTS)
+        Z = kept_totals(marks, states, near, slot, more, near_by, far_by, block, V, F, FB, LOCAL, STATES)
+        d_psi = along[:, None] * Z[None, :]
+        if LOCAL:
+            d_psi = dot(grad_near, tl.trans(S_near), d_psi, MODE)
+        if STATES:
+            d_psi = dot(grad_far, tl.trans(S_far), d_psi, MODE)
+        if CAUSAL:
+            psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)[0]
             d_psi = dot(d_pairs, psi_k, d_psi, MODE)
-        qs = vectors(q_at + within, q_t, there, block, K, KP, FB, MAPPED)
-        slope = features(project(qs, ws, MAP), lift_q[:, None], ff, F, FB, MAP)[1]
-        if MAPPED:
-            dx = unproject(d_psi * slope, ws, dx, MAP)
+        slope = features(project(qs, ws, K, MAP, PARTS), lift_q[:, None], ff, F, FB, MAP)[1]
+        if PARTS:
+            dx = unproject(d_psi * slope, ws, dx, MAP, PARTS)
         else:
             put(q_grad, g_t, there, block * FB + tl.arange(0, FB), d_psi * slope, K)
-    if MAPPED:  # a query's length cancels in the ratio
-        put(q_grad, g_t, there, tl.arange(0, KP), dx * (LN2 if MAP == "performer" else TAU), K)
+    if PARTS:  # a query's length cancels in the ratio
+        put(q_grad, g_t, there, tl.arange(0, KP), dx * K**-0.25, K)
 
 
 @triton.jit
 def keys_values(
-    q, k, v, w, visible, lifts_q, lifts, c, local, marks, states, tops, inverses, peaks, d_out, delta, d_k, d_v,
+    q, k, v, w, visible, lifts_q, lifts, c, local, marks, states, outer, tops, inverses, peaks, d_out, delta, d_k,
+    d_v,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_b, d_h, d_t, gk_p, gk_b, gk_h, gk_t, gv_p, gv_b, gv_h, gv_t,
     T, span, slots, H, rows, NV,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
-    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, MAPPED: tl.constexpr,
+    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
     GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """∂k and ∂v of one chunk, from one query head and one block of values; the sums are those of `states` BACK."""
@@ -157,18 +150,20 @@ def keys_values(
         seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
     near, more = row_q * tl.cdiv(T, C) + n, ((n + 1) * C % span > 0) & ((n + 1) * C < T)
     slot = row_q * slots + (n * C // span + 1 if CAUSAL else 0)
-    past_peak, inner, outer = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    past_peak, near_by, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     mine = tl.where(part == 0, 1.0, 0.0)  # δ and ρ belong to the first block of values
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     k_grad = d_k + (r * NV + part) * gk_p + b * gk_b + g * gk_h + far * gk_t
     values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
     lift_q, lift_k, past = 0.0, 0.0, tl.where(seen, 1.0, 0.0)
-    values_past = values
     if PEAKED:
         higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
         lift_k = (tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher))[:, None]
         past = tl.exp2(higher + past_peak)
-        values_past = rounded(values.to(tl.float32) * past[:, None], MODE)  # exactly: past is a power of two
+    values_near, values_far = values, values
+    if PEAKED:  # exactly: all of these are powers of two
+        values_near = rounded(values.to(tl.float32) * (past * near_by)[:, None], MODE)
+        values_far = rounded(values.to(tl.float32) * (past * far_by)[:, None], MODE)
     if CAUSAL:
         if PEAKED:
             lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0)[:, None]
@@ -180,25 +175,32 @@ def keys_values(
     pairs, dv = tl.zeros([C, C], tl.float32), tl.zeros([C, VB], tl.float32)
     dx, length = tl.zeros([C, KP], tl.float32), tl.zeros([C], tl.float32)
     for block in range((F + FB - 1) // FB):
-        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP)
+        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP, PARTS)
+        ks = vectors(k_at, k_t, seen, block, K, KP, FB, PARTS)
+        if CAUSAL:
+            qs = vectors(q_at, q_t, there, block, K, KP, FB, PARTS)
+        if LOCAL:
+            R_near = kept(local, near, more, block, part, V, F, FB, VB)
+        if STATES:
+            R_far = kept(outer, slot, True, block, part, V, F, FB, VB)
+        rho = kept_totals(marks, states, near, slot, more, near_by, far_by, block, V, F, FB, LOCAL, STATES)
         d_psi = tl.zeros([C, FB], tl.float32)
         if CAUSAL:
-            qs = vectors(q_at, q_t, there, block, K, KP, FB, MAPPED)
-            psi_q = rounded(features(project(qs, ws, MAP), lift_q, ff, F, FB, MAP)[0], MODE)
+            psi_q = rounded(features(project(qs, ws, K, MAP, PARTS), lift_q, ff, F, FB, MAP)[0], MODE)
             d_psi = dot(d_pairs, psi_q, d_psi, MODE)
-        ks = vectors(k_at, k_t, seen, block, K, KP, FB, MAPPED)
-        psi, slope = features(project(ks, ws, MAP), lift_k, ff, F, FB, MAP)
+        psi, slope = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)
         if CAUSAL:
             pairs = dot(psi, tl.trans(psi_q), pairs, MODE)
-        if LOCAL or STATES:
-            R, rho = kept(
-                local, marks, states, near, slot, more, (inner, outer), block, part, V, F, FB, VB, PEAKED, LOCAL, STATES
-            )
-            dv = dot(psi, R, dv, MODE)
-            d_psi = dot(values_past, tl.trans(R), d_psi + (mine * past)[:, None] * rho[None, :], MODE)
-        if MAPPED:
+        d_psi += (mine * past)[:, None] * rho[None, :]  # beside the products that it nearly cancels
+        if LOCAL:
+            dv = dot(psi * near_by, R_near, dv, MODE)
+            d_psi = dot(values_near, tl.trans(R_near), d_psi, MODE)
+        if STATES:
+            dv = dot(psi * far_by, R_far, dv, MODE)
+            d_psi = dot(values_far, tl.trans(R_far), d_psi, MODE)
+        if PARTS:
             length += tl.sum(d_psi * psi, 1)
-            dx = unproject(d_psi * slope, ws, dx, MAP)
+            dx = unproject(d_psi * slope, ws, dx, MAP, PARTS)
         else:
             d_psi = tl.where(seen[:, None], d_psi * slope, 0.0)
             put(k_grad, gk_t, there, block * FB + tl.arange(0, FB), d_psi, K)
@@ -209,7 +211,7 @@ def keys_values(
         dv = dot(pairs, grad, dv, MODE)
     v_grad = d_v + r * gv_p + b * gv_b + g * gv_h + far * gv_t
     put(v_grad, gv_t, there, vv, dv, V)
-    if MAPPED:
+    if PARTS:
         length = length * (K**-0.5 if MAP == "fourier" else -(K**-0.5))
-        dx = dx * (LN2 if MAP == "performer" else TAU) + length[:, None] * tile(k_at, k_t, seen, tl.arange(0, KP), K)
+        dx = dx * K**-0.25 + length[:, None] * tile(k_at, k_t, seen, tl.arange(0, KP), K)
         put(k_grad, gk_t, there, tl.arange(0, KP), tl.where(seen[:, None], dx, 0.0), K)

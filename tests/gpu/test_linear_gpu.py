@@ -93,3 +93,15 @@ def test_it_compiles_as_one_graph(name, options):
     assert torch.equal(whole(q, k, v), m(q, k, v, Mask(causal=True)))
     whole(q, k, v).sum().backward()
     assert q.grad is not None and q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["performer", "fourier"])
+def test_directions_of_a_bfloat16_model_are_taken_as_they_are(name):
+    """In one part, where float32 directions take two or three: the same law for both."""
+    for dtype in (torch.float32, torch.bfloat16):
+        m = mechanism(name, features=64, width=64).cuda().to(dtype)
+        assert m.w.dtype == dtype
+        q, k, v = (torch.randn(2, 2, 515, 64, device="cuda", dtype=torch.bfloat16) / 2 for _ in range(3))
+        got = fast(m, "triton")(q, k, v, Mask(causal=True)).double()
+        want = plain(m)(q.double(), k.double(), v.double(), Mask(causal=True))
+        assert (got - want).abs().max() <= 2**-6 * want.abs().max()
