@@ -23,14 +23,20 @@ DRAWN = ("softmax", "elu", "quadratic", "performer", "fourier", "SDPA", "fla", "
 PEERS = ("SDPA", "fla", "fla + features", "performer-pytorch")
 # The laws of the kernels are asked by `make gpu-test`: so many small shapes would take longer to compile than the race.
 GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768, "heads": 16, "groups": 16}
-GPU |= {"dtype": "bfloat16", "seconds": 0.1, "draws": 0}
+GPU |= {"dtype": "bfloat16", "seconds": 0.1, "patience": 0.2, "draws": 0}
 
 
-def measured(device: str, peers: str | None) -> dict[str, object]:
+def measured(file: Path, device: str, peers: str | None) -> None:
+    """Writes the file anew after each size: what was measured stays, however the race ends."""
     if peers:
         sys.path.insert(0, peers)
+    command = f"python benchmarks/race.py run {file.name} --device {device}"
+
+    def keep(found: dict[str, Any]) -> None:
+        file.write_text(json.dumps({"lab": "bench", "command": command, **found}, indent=1) + "\n")
+
     config = Race(device=device, **(GPU if device.startswith("cuda") else {}))
-    return race(config, peers=PEERS, say=lambda text: print(text, file=sys.stderr))
+    keep(race(config, peers=PEERS, say=lambda text: print(text, file=sys.stderr, flush=True), keep=keep))
 
 
 def drawn() -> None:
@@ -56,9 +62,7 @@ def main() -> None:
         return
     if options.file is None:
         parser.error("run needs a FILE to write")
-    found = measured(options.device, options.peers)
-    command = f"python benchmarks/race.py run {options.file.name} --device {options.device}"
-    options.file.write_text(json.dumps({"lab": "bench", "command": command, **found}, indent=1) + "\n")
+    measured(options.file, options.device, options.peers)
 
 
 if __name__ == "__main__":

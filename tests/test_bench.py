@@ -136,6 +136,22 @@ def test_interrupted_it_keeps_what_was_measured() -> None:
     assert [(row["pass"], row["N"]) for row in found["rows"]] == [("forward", 16), ("forward", 32)]
 
 
+def test_killed_it_has_kept_every_size_before() -> None:
+    def kill(text: str) -> None:
+        if text == "training, 16 tokens":
+            raise SystemExit
+
+    kept: list[list[tuple[str, int]]] = []
+    with pytest.raises(SystemExit):
+        race(
+            Race(**SMALL),
+            ("elu",),
+            say=kill,
+            keep=lambda found: kept.append([(row["pass"], row["N"]) for row in found["rows"]]),
+        )
+    assert kept == [[("forward", 16)], [("forward", 16), ("forward", 32)]]
+
+
 def test_peaks_are_those_of_tensors_alive_together() -> None:
     x = torch.randn(100, 100)
     assert peak(lambda: x @ x, CPU) == x.nbytes

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,9 +65,11 @@ def bench(
     asked |= {"patience": patience} if patience is not None else {}
     config = Race(**asked)
     folder = _folder(out)
+    head = {"lab": "bench", "command": f"regard {shlex.join(sys.argv[1:])}"}
     with _progress() as say:
-        found = race(config, mechanisms or (), [plugged(file) for file in plugin or ()], NAMES if peers else (), say)
-    found = {"lab": "bench", "command": f"regard {shlex.join(sys.argv[1:])}"} | found
+        strangers = [plugged(file) for file in plugin or ()]
+        kept = partial(_kept, folder, head)
+        found = head | race(config, mechanisms or (), strangers, NAMES if peers else (), say, kept)
     _written(found, folder)
     if json:
         print_json(found)
@@ -92,9 +95,13 @@ def _folder(out: Path | None) -> Path:
     return folder
 
 
-def _written(found: dict[str, Any], folder: Path) -> None:
+def _kept(folder: Path, head: dict[str, Any], found: dict[str, Any]) -> None:
     with staged(folder / RESULTS) as file:
-        file.write(json_format.dumps(found, indent=1, ensure_ascii=False).encode() + b"\n")
+        file.write(json_format.dumps(head | found, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _written(found: dict[str, Any], folder: Path) -> None:
+    _kept(folder, {}, found)
     if found["rows"]:
         shown.bench_page(found).write(folder / "bench.html")
         for ending in ("png", "svg"):

@@ -195,14 +195,29 @@ def race(
     plugins: Sequence[Subject] = (),
     peers: Sequence[str] = (),
     say: Say = lambda text: None,
+    keep: Callable[[Results], object] = lambda found: None,
 ) -> Results:
-    """Everything measured, as JSON has it. Interrupted, what was measured until then, and `interrupted` is true."""
+    """Everything measured, as JSON has it. Interrupted, what was measured until then, and `interrupted` is true; `keep`
+    gets the same after each size, for a race that is killed."""
     began = time.monotonic()
     rows: list[dict[str, Any]] = []
     absent: list[dict[str, Any]] = []
     strangers = {one.label: one for one in plugins}
     machine = cost.device(config.device)
-    interrupted = False
+
+    def found(interrupted: bool) -> Results:
+        return {
+            "config": config.as_dict(),
+            "device": _described(machine, config),
+            "threads": torch.get_num_threads(),
+            "seconds": round(time.monotonic() - began, 1),
+            "versions": versions(),
+            "date": time.strftime("%Y-%m-%d"),
+            "interrupted": interrupted,
+            "rows": rows,
+            "absent": absent,
+        }
+
     try:
         racing = []
         for one in entrants(names, config, plugins, peers):
@@ -218,19 +233,10 @@ def race(
             for N in config.tokens:
                 say(f"{passing}, {N:,} tokens")
                 _heat(config, passing, N, still, machine, rows, absent)
+                keep(found(True))
     except KeyboardInterrupt:
-        interrupted = True
-    return {
-        "config": config.as_dict(),
-        "device": _described(machine, config),
-        "threads": torch.get_num_threads(),
-        "seconds": round(time.monotonic() - began, 1),
-        "versions": versions(),
-        "date": time.strftime("%Y-%m-%d"),
-        "interrupted": interrupted,
-        "rows": rows,
-        "absent": absent,
-    }
+        return found(True)
+    return found(False)
 
 
 def _described(machine: cost.Device, config: Race) -> dict[str, Any]:
