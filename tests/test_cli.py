@@ -90,3 +90,34 @@ def test_importing_regard_loads_no_extra():
     code = f"import sys, regard; print([m for m in {extras} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_doctor_finds_nothing_wrong_here_and_says_what_is_absent(monkeypatch, tmp_path):
+    from regard.cli import doctor
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "_version", lambda name, real=doctor._version: None if name == "scipy" else real(name))
+    answer = run("doctor", "--json")
+    assert answer.exit_code == 0
+    lines = {line["what"]: line for line in json.loads(answer.stdout)}
+    assert {f"{name} on cpu" for name in regard.mechanisms()} <= lines.keys()
+    assert all(lines[f"{name} on cpu"]["fine"] for name in regard.mechanisms())
+    absent = lines["design of queries"]
+    assert absent["fine"] is None and absent["found"] == "without scipy" and absent["do"] == 'pip install "regard[lab]"'
+
+
+def test_the_doctor_fails_where_a_mechanism_breaks_its_laws(monkeypatch):
+    from regard.cli import doctor
+    from regard.laws import Finding
+
+    monkeypatch.setitem(doctor.LAWS, "weights", lambda subject, case: Finding(0.5, 1e-5, "output"))
+    answer = run("doctor")
+    assert answer.exit_code == 1
+    assert "regard check softmax --device cpu" in answer.output
+
+
+def test_the_doctor_fails_where_it_cannot_write(monkeypatch, tmp_path):
+    from regard.cli import doctor
+
+    line = doctor._writable(tmp_path / "nowhere")
+    assert line.fine is False and "No such file" in line.found and "--out" in line.do

@@ -16,6 +16,7 @@ from regard.cli import (
     cost,
     data,
     design,
+    doctor,
     export,
     generate,
     heads,
@@ -63,6 +64,7 @@ app.command("view")(view.view)
 app.command("serve")(serve.serve)
 app.command("heads")(heads.heads)
 app.add_typer(plot.plot, name="plot")
+app.command("doctor")(doctor.doctor)
 
 
 def _version(asked: bool) -> None:
