@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from regard import cost
 from regard.checking import plugin
 from regard.cli.app import app
 from regard.config import ConfigError
+from regard.cost import timing
 from regard.lab import bench, peers
 from regard.lab.base import page_again
 from regard.lab.bench import Race, race
@@ -150,6 +153,26 @@ def test_killed_it_has_kept_every_size_before() -> None:
             keep=lambda found: kept.append([(row["pass"], row["N"]) for row in found["rows"]]),
         )
     assert kept == [[("forward", 16)], [("forward", 16), ("forward", 32)]]
+
+
+def test_long_runs_leave_no_garbage_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Knot:
+        def __init__(self) -> None:
+            self.self = self
+
+    kept: list[weakref.ref[Knot]] = []
+
+    def run() -> None:
+        assert not any(knot() for knot in kept), "the knot of an earlier run is still there"
+        kept.append(weakref.ref(Knot()))
+
+    monkeypatch.setattr(timing, "LONG", 0.0)
+    gc.disable()
+    try:
+        timing.in_turn([run], torch.device("cpu"), seconds=0.0, rounds=4)
+    finally:
+        gc.enable()
+    assert len(kept) == 5
 
 
 def test_peaks_are_those_of_tensors_alive_together() -> None:

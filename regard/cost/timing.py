@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
 
+LONG = 0.2  # seconds beside which looking for garbage is short
 Run = Callable[[], object]
 Clock = Callable[[], float]
 
@@ -23,7 +25,10 @@ def timed(run: Run, device: torch.device, clock: Clock = perf_counter) -> float:
         return float(first.elapsed_time(last)) / 1e3
     start = clock()
     run()
-    return clock() - start
+    took = clock() - start
+    if took > LONG:  # tensors in a cycle of references would stay until Python happens to look, several runs' worth
+        gc.collect()
+    return took
 
 
 def in_turn(

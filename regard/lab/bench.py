@@ -7,6 +7,7 @@ took, is left out, and the reason is kept.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import time
@@ -264,6 +265,7 @@ def _heat(
     for one in list(still):
         work = one.cost(size, passing)
         before = [r for r in rows if r["what"] == one.name and r["pass"] == passing]
+        gc.collect()  # what the one before left behind is free, too
         why = _too_much(config, before, size, work, device)
         if why is None:
             try:
