@@ -9,8 +9,9 @@ import torch
 
 from regard.errors import KernelError
 from regard.kernels import fast, plain
+from regard.lab.memory import peak
 from regard.laws import LAWS, Case, subject
-from regard.mechanisms import Softmax
+from regard.mechanisms import Softmax, mechanism
 from regard.shapes import Mask, Size
 
 DECODE = """
@@ -96,3 +97,27 @@ def test_float16_on_a_cpu_is_summed_in_float32():
     case = Case(B=1, T=131, S=1, H=1, G=1, K=1, V=2, causal=False, padding="right", dtype="float16", seed=27966)
     found = LAWS["kernel"](subject("synthesizer-random", rank=2), case)
     assert not found.broken, found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("synthesizer", {"width": 16}),
+        ("synthesizer-random", {}),
+        ("synthesizer-random", {"rank": 4}),
+    ],
+)
+def test_a_step_of_a_synthesizer_copies_nothing_that_was_learned(name, options):
+    m = mechanism(name, heads=4, length=1025, **options)
+    x = torch.randn(2, 4, 1025, 16)
+    before, now = (lambda t: None if t is None else t[:, :, :-1]), (lambda t: None if t is None else t[:, :, -1:])
+    q = x if "q" in m.needs else None
+    size = Size(B=2, S=1025, H=4, G=4, K=16, V=16)
+    with torch.no_grad():
+        _, state = m.extend(before(q), None, before(x), m.empty(size))
+        want = plain(m)(q, None, x, Mask(causal=True))[:, :, -1:]
+        fast(m, "in-place")
+        got, _ = m.extend(now(q), None, now(x), state)
+        taken = peak(lambda: m.extend(now(q), None, now(x), state), torch.device("cpu"))
+    assert (got - want).abs().max() < 1e-5 * want.abs().max()
+    assert taken < 8 * 2 * 4 * 1025 * 4  # a few rows of scores for each head

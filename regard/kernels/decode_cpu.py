@@ -12,25 +12,32 @@ import torch
 from torch import Tensor
 
 from regard.kernels.registry import kernel
-from regard.mechanisms import Cache, Softmax
+from regard.mechanisms import Cache, Mechanism, Softmax
 from regard.mechanisms.pairwise import append
+
+
+def plain_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | None) -> str | None:
+    """Why this is not one more token of equally long rows, in full precision and without rules; or None."""
+    if v.shape[2] != 1 or visible is not None or not state.even:
+        return "it takes one visible token at a time, for rows equally long"
+    if v.dtype not in (torch.float32, torch.float64) or state.v.dtype != v.dtype:
+        return "it is for float32 and float64"
+    if mechanism.training and mechanism.dropout:
+        return "it has no dropout"
+    if state.rules.window is not None or state.rules.shapes_scores:
+        return "it knows no window, slopes or softcap"
+    return None
 
 
 def _when(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> str | None:
     """Why it cannot run, or None."""
-    if q.shape[2] != 1 or visible is not None or not state.even:
-        return "it takes one visible token at a time, for rows equally long"
-    if q.device.type != "cpu" or v.dtype not in (torch.float32, torch.float64) or state.v.dtype != v.dtype:
-        return "it is for float32 and float64 on a CPU"
+    if q.device.type != "cpu":
+        return "it is for a CPU"
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return "it has no gradient"
-    if mechanism.training and mechanism.dropout:
-        return "it has no dropout"
-    if state.rules.window is not None or state.rules.shapes_scores:
-        return "it knows no window, slopes or softcap"
-    return None
+    return plain_step(mechanism, v, state, visible)
 
 
 @kernel(Softmax, "extend", name="whole-room", when=_when, device="cpu")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.kernels.decode_cpu import plain_step
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, RandomSynthesizer, Synthesizer
 from regard.mechanisms.pairwise import append, mix
@@ -20,18 +21,11 @@ def _when(
     mechanism: Positional, q: Tensor | None, k: Tensor | None, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> str | None:
     """Why it cannot run, or None."""
-    if v.shape[2] != 1 or visible is not None or not state.even:
-        return "it takes one visible token at a time, for rows equally long"
-    learned = next(mechanism.parameters()).dtype
-    if learned not in (torch.float32, torch.float64) or not v.dtype == state.v.dtype == learned:
-        return "it is for float32 and float64"
     if torch.is_grad_enabled():
         return "it has no gradient"
-    if mechanism.training and mechanism.dropout:
-        return "it has no dropout"
-    if state.rules.window is not None or state.rules.shapes_scores:
-        return "it knows no window, slopes or softcap"
-    return None
+    if next(mechanism.parameters()).dtype != v.dtype:
+        return "it takes values of the dtype in which it has learned"
+    return plain_step(mechanism, v, state, visible)
 
 
 @kernel(Synthesizer, "extend", name="in-place", when=_when)
