@@ -212,3 +212,33 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
         sums, tops = torch.zeros(1, 3, 72), torch.zeros(1, 3)
         linear_run._combined(plan, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), None, False)
     assert compiled == [torch.float32, torch.bfloat16]
+
+
+def test_a_way_that_does_not_fit_gives_way_to_the_next():
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    from regard.kernels import linear_plan
+
+    class Program:
+        def __init__(self, *errors):
+            self.errors, self.tried = list(errors), []
+
+        def __getitem__(self, grid):
+            def call(*args, **options):
+                self.tried.append(options["num_stages"])
+                if self.errors:
+                    raise self.errors.pop(0)
+
+            return call
+
+    def launched(program):
+        ways = [{"num_stages": 3}, {"num_stages": 2}, {"num_stages": 1}]
+        linear_plan.launch((program, "a plan"), program, (1, 1, 1), (torch.zeros(1),), (), dict, lambda: ways)
+        return program.tried
+
+    few, small = PTXASError("too few registers"), OutOfResources(2, 1, "shared memory")
+    assert launched(Program()) == [3]
+    assert launched(Program(few, small)) == [3, 2, 1]
+    with pytest.raises(KernelError, match="a plan: it does not fit cpu") as caught:
+        launched(Program(few, small, small))
+    assert caught.value.__cause__ is small

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from regard.errors import KernelError
 
@@ -148,16 +148,17 @@ def launch(
     if ready is not None:
         ready[0][grid](*pointers, *numbers, *ready[1])
         return
-    fixed = constants()
+    fixed, why = constants(), None
     for way in ways():
         try:
             made = program[grid](*tensors, *numbers, **fixed, **way)
-        except OutOfResources:
+        except (OutOfResources, PTXASError) as error:  # too little shared memory, or too few registers for a product
+            why = error
             continue
         if made is not None:  # None where programs are interpreted
             _READY[key] = made, [(fixed | way)[n] for n in program.arg_names[len(tensors) + len(numbers) :]]
         return
-    raise KernelError(f"linear attention, {key[1]}: it does not fit {device}. Use plain(model).")
+    raise KernelError(f"linear attention, {key[1]}: it does not fit {device}. Use plain(model).") from why
 
 
 _READY: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
