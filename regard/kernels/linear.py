@@ -33,10 +33,13 @@ _LIMITS: dict[type[Linear], str] = {
 _TRITON = find_spec("triton") is not None  # found now: a compiled model cannot look
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _shared_memory(device: torch.device) -> int:
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler with regard.
+_shared_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _device(x: Tensor) -> bool:
