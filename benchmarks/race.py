@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from regard.data.files import staged
 from regard.lab.bench import Race, race
 from regard.report.bench import picture
 
@@ -33,7 +34,8 @@ def measured(file: Path, device: str, peers: str | None) -> None:
     command = f"python benchmarks/race.py run {file.name} --device {device}"
 
     def keep(found: dict[str, Any]) -> None:
-        file.write_text(json.dumps({"lab": "bench", "command": command, **found}, indent=1) + "\n")
+        with staged(file) as out:
+            out.write(json.dumps({"lab": "bench", "command": command, **found}, indent=1).encode() + b"\n")
 
     config = Race(device=device, **(GPU if device.startswith("cuda") else {}))
     keep(race(config, peers=PEERS, say=lambda text: print(text, file=sys.stderr, flush=True), keep=keep))

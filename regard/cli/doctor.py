@@ -46,7 +46,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead
     lines = []
     with console(stderr=True).status("looking") as status:
         for line in _all():
-            status.update(f"looking: {line.what} was fine" if line.fine else f"looking: {line.what}")
+            status.update(f"looking: {line.what}")
             lines.append(line)
     if json:
         print_json([line._asdict() for line in lines])

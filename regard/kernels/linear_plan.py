@@ -136,14 +136,14 @@ def launch(
     key: tuple[Any, ...], program: Any, grid: tuple[int, int, int], tensors: tuple[Tensor, ...],
     numbers: tuple[int, ...], constants: Callable[[], dict[str, Any]], ways: Callable[[], list[dict[str, int]]],
 ) -> None:  # fmt: skip
-    """Runs a program in the first way that fits the device. What was compiled is kept under its key and where its
-    tensors are aligned: Triton's own look-up, also of each tensor, takes longer than most of these programs run."""
+    """Runs a program in the first way that fits the device. What was compiled is kept under its key and the dtypes and
+    alignment of its tensors: Triton's own look-up takes longer than most of these programs run."""
     device = tensors[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current one
         with torch.cuda.device(device):
             return launch(key, program, grid, tensors, numbers, constants, ways)
     pointers = [x.data_ptr() for x in tensors]
-    key = (*key, *[n & 15 for n in pointers])
+    key = (*key, *[x.dtype for x in tensors], *[n & 15 for n in pointers])
     ready = _READY.get(key)
     if ready is not None:
         ready[0][grid](*pointers, *numbers, *ready[1])

@@ -103,7 +103,7 @@ def _combined(
     room = max(16, triton.next_power_of_2(slots))
     block = max(64, 4096 // room)
     launch(
-        (triton_linear.combine, "combine", sums.device, outer.dtype, numbers, *flags.values()), triton_linear.combine,
+        (triton_linear.combine, "combine", sums.device, numbers, *flags.values()), triton_linear.combine,
         (rows, -(-N // block), 1), (sums, tops, outer, peaks), numbers,
         lambda: {"SP": room, "BLOCK": block, **flags}, lambda: [{"num_warps": 4}],
     )  # fmt: skip

@@ -30,11 +30,8 @@ def dot(a, b, acc, MODE: tl.constexpr):
 
 @triton.jit
 def product(a, b, acc):
-    """acc + a b, of bfloat16 or in float32."""
-    if a.dtype == tl.bfloat16:
-        return tl.dot(a, b, acc)
-    else:
-        return tl.dot(a, b, acc, input_precision="tf32x3")
+    """acc + a b, of bfloat16 where they are, else in float32."""
+    return dot(a, b, acc, "half" if a.dtype == tl.bfloat16 else "tf32")
 
 
 @triton.jit
@@ -117,7 +114,6 @@ def project(x, ws, K: tl.constexpr, MAP: tl.constexpr, PARTS: tl.constexpr):
     if PARTS == 0:
         return x
     else:
-        x = x if x.dtype == tl.bfloat16 else x.to(tl.float32)
         p = tl.zeros([x.shape[0], ws[0].shape[0]], tl.float32)
         if PARTS > 2:
             p = product(x, tl.trans(ws[2]), p)
@@ -129,7 +125,7 @@ def project(x, ws, K: tl.constexpr, MAP: tl.constexpr, PARTS: tl.constexpr):
 @triton.jit
 def project_across(x, ws, K: tl.constexpr, MAP: tl.constexpr, PARTS: tl.constexpr):
     """The transpose of `project`, features by tokens."""
-    x = tl.trans(x if x.dtype == tl.bfloat16 else x.to(tl.float32))
+    x = tl.trans(x)
     p = tl.zeros([ws[0].shape[0], x.shape[1]], tl.float32)
     if PARTS > 2:
         p = product(ws[2], x, p)

@@ -64,7 +64,6 @@ def crests(
         there = there & (tl.load(visible + (row // H) * T + t, mask=there, other=0) != 0)
     xs = tile(x + (row // H) * x_b + (row % H) * x_h + far * x_t, x_t, there, tl.arange(0, KP), K)
     wide = xs.to(tl.float32)
-    xs = xs if xs.dtype == tl.bfloat16 else wide
     rest = tl.sum(wide * wide, 1) * (0.5 * K**-0.5 * LOG2E)
     if MAP == "performer":
         c = tl.full([C], float("-inf"), tl.float32)
