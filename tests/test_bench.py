@@ -116,6 +116,24 @@ def test_a_size_that_would_take_too_much_memory_is_left_out_and_said(monkeypatch
     assert "GiB can be spared" in found["absent"][0]["why"]
 
 
+def test_fewer_sequences_at_a_larger_size_are_expected_to_take_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"what": "argmax", "pass": "forward", "N": 16, "B": 256, "peak": 1 << 30, "seconds": [1.0, 1.0, 1.0]}
+    config = Race(**SMALL | {"tokens": (16, 64), "total": 4096, "patience": 5.0})
+    monkeypatch.setattr(bench, "free", lambda device: 8 << 30)
+    size, device = config.size(64, "forward"), torch.device("cpu")
+    assert size.B == 64
+    assert bench._too_much(config, [row], size, None, device) is None  # 16 times a sequence, a quarter of them
+    alone = bench._too_much(config, [row | {"B": 64}], size, None, device)
+    assert alone is not None and "16.0 GiB" in alone
+
+
+def test_what_would_be_learned_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "free", lambda device: 1 << 40)
+    found = race(Race(**SMALL | {"tokens": (1 << 20,), "passes": ("forward",)}), ("synthesizer-random",))
+    assert not found["rows"]
+    assert "GiB can be spared" in found["absent"][0]["why"]
+
+
 def test_one_that_fails_does_not_end_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(size: Any, features: int) -> Any:
         raise torch.OutOfMemoryError("tried to allocate more than there is")
@@ -131,7 +149,7 @@ def test_one_that_fails_does_not_end_the_race(monkeypatch: pytest.MonkeyPatch) -
 
 def test_interrupted_it_keeps_what_was_measured() -> None:
     def stop(text: str) -> None:
-        if text == "training, 16 tokens":
+        if text.startswith("training, 16 tokens"):
             raise KeyboardInterrupt
 
     found = race(Race(**SMALL), ("elu",), say=stop)
@@ -141,7 +159,7 @@ def test_interrupted_it_keeps_what_was_measured() -> None:
 
 def test_killed_it_has_kept_every_size_before() -> None:
     def kill(text: str) -> None:
-        if text == "training, 16 tokens":
+        if text.startswith("training, 16 tokens"):
             raise SystemExit
 
     kept: list[list[tuple[str, int]]] = []

@@ -260,6 +260,14 @@ def test_models_too_large_for_the_memory_are_counted_without_numbers():
 # Devices
 
 
+def test_mechanisms_too_large_for_the_memory_are_counted_without_numbers():
+    size = Size(1, 1 << 20, 1 << 20, 16, 16, 64, 64, True)  # 64 TiB of learned scores
+    assert cost.of("synthesizer-random", size, training=True).useful > 0
+    shown = CliRunner().invoke(app, ["cost", "synthesizer-random", "softmax", "--crossing"])
+    assert shown.exit_code == 0, shown.output
+    assert CliRunner().invoke(app, ["cost", "synthesizer-random", "--tokens", str(1 << 20)]).exit_code == 0
+
+
 def test_devices_are_found_by_the_names_that_drivers_give():
     names = {
         "NVIDIA A100-SXM4-80GB": 2.039e12,

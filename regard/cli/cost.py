@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, cast, get_args
@@ -19,7 +20,7 @@ from regard.cli.show import console, print_json, table
 from regard.cost.crossing import Crossing, Named, Point, measured, modelled
 from regard.cost.formulas import KINDS, LEGEND, QUANTITIES, Kind, formula, legend
 from regard.errors import OptionError
-from regard.mechanisms import Cost, Face, Mechanism, fitted, lookup
+from regard.mechanisms import Cost, Face, Mechanism, fitted, lookup, sketched
 from regard.mechanisms import mechanisms as known
 from regard.nn import Attention
 from regard.shapes import Size
@@ -36,11 +37,11 @@ class Asked:
     features: int | None
     layer: bool = False
 
-    def build(self, name: str, size: Size | None = None) -> Mechanism:
-        """A mechanism of these sizes."""
+    def build(self, name: str, size: Size | None = None, make: Callable[..., Mechanism] = sketched) -> Mechanism:
+        """A mechanism of these sizes; to run it, `make` is `fitted`."""
         cls = lookup(name)
         takes = self.features is not None and "features" in inspect.signature(cls).parameters
-        return fitted(cls, self.size if size is None else size, **({"features": self.features} if takes else {}))
+        return make(cls, self.size if size is None else size, **({"features": self.features} if takes else {}))
 
     def cost(self, name: str) -> Cost:
         """Of the mechanism alone, or of a layer as wide as its heads, without biases."""
@@ -313,7 +314,7 @@ def _crossings(asked: Asked, names: list[str], measure: bool, device: str, json:
 
 
 def _at_any_length(asked: Asked, name: str) -> Named:
-    return lambda size: asked.build(name, size)
+    return lambda size: asked.build(name, size, fitted)
 
 
 def _measured(asked: Asked, pair: tuple[Named, Named], device: str) -> Crossing:

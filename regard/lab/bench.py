@@ -30,7 +30,7 @@ from regard.lab.memory import free, peak
 from regard.lab.peers import PEERS
 from regard.laws import Subject
 from regard.laws.subjects import FunctionSubject, MechanismSubject
-from regard.mechanisms import Cost, Mechanism, fitted, lookup, mechanisms
+from regard.mechanisms import Cost, Mechanism, fitted, lookup, mechanisms, sketched
 from regard.shapes import Size
 
 Pass = Literal["forward", "training", "decode"]
@@ -116,9 +116,13 @@ def _options(name: str, config: Race) -> dict[str, Any]:
 
 def _ours(name: str, config: Race) -> Entrant:
     def built(size: Size) -> Mechanism:
-        with torch.random.fork_rng():
+        options, there = _options(name, config), SPARE * free(torch.device(size.device))
+        learned = sum(x.numel() * x.element_size() for x in sketched(name, size, **options).parameters())
+        if learned > there:
+            raise RegardError(f"what it learns is {_gib(learned)}; {_gib(there)} can be spared")
+        with torch.random.fork_rng(), torch.device(size.device):
             torch.manual_seed(config.seed)
-            return fitted(name, size, **_options(name, config))
+            return fitted(name, size, **options)
 
     def make(size: Size, passing: str) -> Run:
         face: Any = "recurrent" if passing == "decode" else "parallel"
@@ -232,8 +236,7 @@ def race(
         for passing in config.passes:
             still = [one for one in racing if passing in one.passes]
             for N in config.tokens:
-                say(f"{passing}, {N:,} tokens")
-                _heat(config, passing, N, still, machine, rows, absent)
+                _heat(config, passing, N, still, machine, rows, absent, say)
                 keep(found(True))
     except KeyboardInterrupt:
         return found(True)
@@ -258,11 +261,13 @@ def _heat(
     machine: cost.Device,
     rows: list[dict[str, Any]],
     absent: list[dict[str, Any]],
+    say: Say,
 ) -> None:
     """One size: who can, runs in turn; who cannot leaves `still`, with the reason."""
     size, device = config.size(N, passing), torch.device(config.device)
     ready: list[tuple[Entrant, Run, int | None, Cost | None]] = []
     for one in list(still):
+        say(f"{passing}, {N:,} tokens: {one.name}")
         work = one.cost(size, passing)
         before = [r for r in rows if r["what"] == one.name and r["pass"] == passing]
         gc.collect()  # what the one before left behind is free, too
@@ -282,6 +287,7 @@ def _heat(
             torch.cuda.empty_cache()
     if not ready:
         return
+    say(f"{passing}, {N:,} tokens: all in turn")
     times = in_turn([run for _, run, _, _ in ready], device, config.seconds * len(ready), rounds=3)
     for (one, _, most, work), seconds in zip(ready, times, strict=True):
         row: dict[str, Any] = {
@@ -302,9 +308,9 @@ def _heat(
 def _too_much(
     config: Race, before: Sequence[Mapping[str, Any]], size: Size, work: Cost | None, device: torch.device
 ) -> str | None:
-    """Why a size is not begun: what it should take, by the growth between the last two sizes. Where there was only one,
-    time grows like the declared FLOPs, or N² where none are declared, and memory like N², or N where there was less of
-    it than a matrix of weights takes."""
+    """Why a size is not begun: what it should take, by the growth of one sequence between the last two sizes. Where
+    there was only one, time grows like the declared FLOPs, or N² where none are declared, and memory like N², or N
+    where there was less of it than a matrix of weights takes."""
     there = SPARE * free(device)
     if not before:
         moved = 0 if work is None else work.bytes
@@ -312,17 +318,16 @@ def _too_much(
     last, past = before[-1], before[-2] if len(before) > 1 else None
     N, more = last["N"], size.S / last["N"]
 
-    def grown(now: float, earlier: float | None, guess: float) -> float:
-        if not earlier or past is None:
-            return now * guess
-        power = math.log(now / earlier) / math.log(N / past["N"])
-        return float(now * more ** min(max(power, 1.0), 2.0))
+    def grown(of: Callable[[Mapping[str, Any]], float], guess: float) -> float:
+        now, earlier = (of(row) / row["B"] if row else 0.0 for row in (last, past))
+        if earlier and past is not None:
+            guess = more ** min(max(math.log(now / earlier) / math.log(N / past["N"]), 1.0), 2.0)
+        return size.B * now * guess
 
-    most = last["peak"] or 0
-    dense = most >= last["B"] * size.H * N * N * size.e
-    slower = more**2 if work is None else max(work.useful / last["flops"], more)
-    seconds = grown(last["seconds"][1], past["seconds"][1] if past else None, slower)
-    memory = grown(most, past["peak"] if past else None, more**2 if dense else more)
+    dense = (last["peak"] or 0) >= last["B"] * size.H * N * N * size.e
+    slower = more**2 if work is None else max(work.useful / size.B / (last["flops"] / last["B"]), more)
+    seconds = grown(lambda row: row["seconds"][1], slower)
+    memory = grown(lambda row: row["peak"] or 0, more**2 if dense else more)
     if memory > there:
         return f"it should take {_gib(memory)}; {_gib(there)} can be spared"
     if seconds > config.patience:

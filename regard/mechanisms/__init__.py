@@ -16,6 +16,7 @@ from regard.mechanisms.base import (
     mechanism,
     mechanisms,
     register,
+    sketched,
 )
 from regard.mechanisms.features import AnyFeatures, Elu, Quadratic
 from regard.mechanisms.linear import Linear, Sums
@@ -50,4 +51,5 @@ __all__ = [
     "mix",
     "register",
     "scores",
+    "sketched",
 ]

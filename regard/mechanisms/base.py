@@ -265,6 +265,12 @@ def fitted(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism
     return mechanism(cls, **{n: x for n, x in known.items() if n in takes} | options)
 
 
+def sketched(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
+    """The same without the numbers it would learn, which may not fit into memory: for what follows from sizes alone."""
+    with torch.device("meta"):
+        return fitted(name, size, **options)
+
+
 def lookup(name: str | type[Mechanism]) -> type[Mechanism]:
     if isinstance(name, type):
         return name
