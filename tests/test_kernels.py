@@ -121,3 +121,23 @@ def test_a_step_of_a_synthesizer_copies_nothing_that_was_learned(name, options):
         taken = peak(lambda: m.extend(now(q), None, now(x), state), torch.device("cpu"))
     assert (got - want).abs().max() < 1e-5 * want.abs().max()
     assert taken < 4 * 2 * 4 * 1025 * 4  # scores and weights of each head, no keys
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("synthesizer", {"width": 16}), ("synthesizer-random", {}), ("synthesizer-random", {"rank": 3})],
+)
+def test_a_step_of_a_synthesizer_takes_rows_of_unequal_length(name, options, dtype):
+    torch.manual_seed(0)
+    m = mechanism(name, heads=4, length=24, **options).to(dtype)
+    q, v = torch.randn(3, 4, 21, 16).to(dtype), torch.randn(3, 2, 21, 16).to(dtype)
+    seen = torch.rand(3, 20) > 0.4
+    size = Size(B=3, S=24, H=4, G=2, K=16, V=16, dtype=dtype)
+    outs = []
+    with torch.no_grad():
+        for choose in (plain, lambda m: fast(m, "in-place")):
+            _, state = plain(m).extend(q[:, :, :20], None, v[:, :, :20], m.empty(size), seen)
+            outs.append(choose(m).extend(q[:, :, 20:], None, v[:, :, 20:], state)[0])
+    assert not state.even
+    assert (outs[1] - outs[0]).abs().max() <= (1e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps)

@@ -53,6 +53,45 @@ for name, options in (("elu", {}), ("performer", {"features": 70, "width": 5})):
 print("same")
 """
 
+STEPS = """
+import interpreted
+import torch
+from dataclasses import replace
+from regard.kernels import fast, plain
+from regard.mechanisms import mechanism
+from regard.shapes import Size
+
+# Token by token after a first piece, some of them hidden and made of NaN; the state before a step stays as it was.
+SIZE = Size(B=3, H=4, G=2, K=5, V=19)
+MAPS = (("elu", {}), ("linear", {}), ("performer", {"features": 20, "width": 5}), ("fourier", {"features": 20, "width": 5}))
+for name, options in MAPS:
+    for dtype, rounding in ((torch.float64, 1e-11), (torch.float32, 2e-5), (torch.bfloat16, 0.01)):
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(3, n, 40, w).to(dtype) * 0.7 for n, w in ((4, 5), (2, 5), (2, 19)))
+        seen = torch.rand(3, 40) > 0.3
+        seen[0, :33] = False  # the first step of a row without a past
+        seen[:, 39] = True
+        poisoned = [x.masked_fill(~seen[:, None, :, None], float("nan")) for x in (k, v)]
+        m = mechanism(name, **options).to(dtype)
+        _, first = plain(m).extend(*(x[:, :, :32] for x in (q, k, v)), m.empty(replace(SIZE, dtype=dtype)), seen[:, :32])
+        results = []
+        for choose, (keys, values) in ((plain, (k, v)), (lambda m: fast(m, "triton"), poisoned)):
+            choose(m)
+            state, outs = first, []
+            for t in range(32, 40):
+                here, before = slice(t, t + 1), [x.clone() for x in state]
+                visible = None if t == 39 else seen[:, here]
+                out, after = m.extend(q[:, :, here], keys[:, :, here], values[:, :, here], state, visible)
+                assert all(torch.equal(a, b) for a, b in zip(state, before)), "the state was changed"
+                outs, state = [*outs, out], after
+            results.append([torch.cat(outs, 2), state.sums, state.peak.clamp(min=-1e3), state.tokens])
+        for n, (want, got) in enumerate(zip(*results)):
+            assert got.dtype == want.dtype and got.shape == want.shape, (name, dtype, n)
+            far = (got.double() - want.double()).abs().max() / want.double().abs().max()
+            assert far <= rounding, (name, dtype, n, far)
+print("same")
+"""
+
 COMPILED = """
 import interpreted
 import torch
@@ -121,7 +160,7 @@ def test_programs_are_the_reference_for_all_masks_and_dtypes(part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [STATES, COMPILED], ids=["states", "compiled"])
+@pytest.mark.parametrize("program", [STATES, STEPS, COMPILED], ids=["states", "steps", "compiled"])
 def test_states_compilation_and_flops(program):
     interpreted(program)
 

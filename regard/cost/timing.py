@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 LONG = 0.2  # seconds beside which looking for garbage is short
-AHEAD = 2_000_000  # cycles, about a millisecond, that a GPU is kept waiting while Python launches what it is to do
+AHEAD = 8_000_000  # cycles, about four milliseconds, that a GPU is kept waiting while Python launches what it is to do
 Run = Callable[[], object]
 Clock = Callable[[], float]
 
@@ -36,11 +36,12 @@ def timed(run: Run, device: torch.device, clock: Clock = perf_counter) -> float:
 def in_turn(
     runs: Sequence[Run], device: torch.device, seconds: float = 0.3, rounds: int = 5, clock: Clock = perf_counter
 ) -> list[list[float]]:
-    """Times of each, run in turn for at least so many rounds and seconds; a first round is not counted."""
+    """Times of each, run in turn for at least so many rounds, and so many seconds; a first round is not counted."""
     for run in runs:
         timed(run, device)
     times: list[list[float]] = [[] for _ in runs]
-    while len(times[0]) < rounds or sum(map(sum, times)) < seconds:
+    until = perf_counter() + seconds
+    while len(times[0]) < rounds or perf_counter() < until:
         for one, run in zip(times, runs, strict=True):
             one.append(timed(run, device, clock))
     return times

@@ -17,11 +17,11 @@ from regard.mechanisms.pairwise import append
 
 
 def plain_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | None) -> str | None:
-    """Why this is not one more token of equally long rows, in full precision and without rules; or None."""
-    if v.shape[2] != 1 or visible is not None or not state.even:
-        return "it takes one visible token at a time, for rows equally long"
-    if v.dtype not in (torch.float32, torch.float64) or state.v.dtype != v.dtype:
-        return "it is for float32 and float64"
+    """Why this is not one more visible token without rules; or None."""
+    if v.shape[2] != 1 or visible is not None:
+        return "it takes one visible token at a time"
+    if state.v.dtype != v.dtype:
+        return "it takes values of the dtype in which they are kept"
     if mechanism.training and mechanism.dropout:
         return "it has no dropout"
     if state.rules.window is not None or state.rules.shapes_scores:
@@ -37,6 +37,10 @@ def _when(
         return "it is for a CPU"
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return "it has no gradient"
+    if not state.even:
+        return "it takes rows equally long"
+    if v.dtype not in (torch.float32, torch.float64):
+        return "it is for float32 and float64"
     return plain_step(mechanism, v, state, visible)
 
 

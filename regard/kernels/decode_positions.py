@@ -6,6 +6,8 @@ them. For one query that would move far more than the step reads.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, RandomSynthesizer, Synthesizer
 from regard.mechanisms.pairwise import append, mix
 from regard.mechanisms.synthesizer import Positional
-from regard.shapes import Mask
+from regard.shapes import wide
 
 
 def _when(
@@ -35,8 +37,7 @@ def synthesizer(
     mechanism.fits(q, mechanism.width)
     state = _written(mechanism, v, state)
     keys, offset = mechanism.keys[:, : state.used], mechanism.offset[:, None, : state.used]
-    scores = torch.baddbmm(offset, q[:, :, 0].relu().transpose(0, 1), keys.mT)
-    return _mixed(scores, state), state
+    return _mixed(_product(q[:, :, 0].relu().transpose(0, 1), keys) + offset, state), state
 
 
 @kernel(RandomSynthesizer, "extend", name="in-place", when=_when)
@@ -46,17 +47,30 @@ def random_synthesizer(
 ) -> tuple[Tensor, Cache]:  # fmt: skip
     mechanism.fits(q)
     state = _written(mechanism, v, state)
-    row = mechanism.left[:, state.used - 1 : state.used]
-    scores = row[:, :, : state.used] if mechanism.right is None else row @ mechanism.right[:, : state.used].mT
+    used, left, right = state.used, mechanism.left, mechanism.right
+    rows = left[:, used - 1 : used] if state.even else left.index_select(1, state.tokens - 1)
+    scores = wide(rows[:, :, :used]) if right is None else _product(rows, right[:, :used])
     return _mixed(scores.expand(-1, v.shape[0], -1), state), state
 
 
 def _written(mechanism: Positional, v: Tensor, state: Cache) -> Cache:
-    state = append(state, None, v, None)
-    mechanism.columns(state.used, Mask(), v.device)  # an error where it is longer than what was learned
-    return state
+    mechanism.reaches(state.used + 1)
+    return append(state, None, v, None)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a [H,B,K] times b [H,S,K], in float32 where they are in half precision."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.bmm(a, b.mT, out_dtype=torch.float32)
+    return wide(a) @ wide(b).mT
 
 
 def _mixed(scores: Tensor, state: Cache) -> Tensor:
-    """softmax(scores [H,B,S]) over the values written so far."""
-    return mix(scores.softmax(-1).transpose(0, 1)[:, :, None], state.v[:, :, : state.used])
+    """softmax(scores [H,B,S]) over the values that each row has written so far."""
+    values = state.v[:, :, : state.used]
+    if not state.even:
+        scores = scores.masked_fill(torch.arange(state.used, device=scores.device) >= state.tokens[:, None], -math.inf)
+    weights = scores.softmax(-1).transpose(0, 1)[:, :, None]
+    if values.is_cuda:
+        return mix(weights.to(values.dtype), values)
+    return mix(weights, wide(values)).to(values.dtype)  # a CPU may sum products of float16 in float16

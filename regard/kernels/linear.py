@@ -28,8 +28,8 @@ _LIMITS: dict[type[Linear], str] = {
     Performer: f"{_SIZES}; float32 and float16: K ≤ {_WIDEST // 2}",
     Fourier: f"bfloat16, {_SIZES}",
 }
-
-
+_NO_DEVICE = "it needs a CUDA device and triton"
+_NOT_STRICT = "it does not look for rows that sum to zero (strict=True)"
 _TRITON = find_spec("triton") is not None  # found now: a compiled model cannot look
 
 
@@ -49,11 +49,11 @@ def _device(x: Tensor) -> bool:
 def _refuses(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Why it cannot run, or None."""
     if not _device(q):
-        return "it needs a CUDA device and triton"
+        return _NO_DEVICE
     if v.dtype not in _DTYPES or q.dtype != v.dtype or k.dtype != v.dtype:
         return f"it takes {', '.join(str(d).split('.')[1] for d in _DTYPES)}, one of them for q, k and v"
     if mechanism.strict:
-        return "it does not look for rows that sum to zero (strict=True)"
+        return _NOT_STRICT
     if 0 in (*q.shape, *v.shape):
         return "there is nothing to attend to"
     K, V, F = k.shape[3], v.shape[3], mechanism.feature_count(k.shape[3])
@@ -75,9 +75,21 @@ def _when(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str
 def _when_extending(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None = None
 ) -> str | None:
-    if q.shape[2] == 1:
-        return "one token at a time is written and read without it"
-    return _refuses(mechanism, q, k, v)
+    return _refuses(mechanism, q, k, v) if q.shape[2] > 1 else _refuses_one(mechanism, q, k, v)
+
+
+def _refuses_one(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why it cannot take a single token, or None: it needs little room, and is as precise as the sums."""
+    if not _device(q):
+        return _NO_DEVICE
+    if mechanism.strict:
+        return _NOT_STRICT
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return "it has no gradient for one token at a time"
+    K, V, F = k.shape[3], v.shape[3], mechanism.feature_count(k.shape[3])
+    if 0 in (*q.shape, *v.shape) or F > _MOST_FEATURES or max(K, V) > _WIDEST:
+        return f"F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
+    return None
 
 
 def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -87,6 +99,8 @@ def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> T
 def extend(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None = None
 ) -> tuple[Tensor, Sums]:
+    if q.shape[2] == 1:
+        return _stepped(mechanism, q, k, v, state, visible)
     out, sums, peak = _attended(mechanism, q, k, v, visible, True, state)
     tokens = q.shape[2] if visible is None else visible.sum(1)
     return out, Sums(sums.to(state.sums.dtype), peak.to(state.peak.dtype), state.tokens + tokens)
@@ -98,16 +112,33 @@ def _attended(
     """The output; and sums and peak after the last token, where there is a state to go on from."""
     from regard.kernels.linear_ops import attended
 
-    name, w = _MAPS[type(mechanism)], None
-    if isinstance(mechanism, Performer | Fourier):
-        w = mechanism.directions(q.new_empty(q.shape[3], dtype=torch.float32))  # in float32 where it draws them now
-    elif isinstance(mechanism, AnyFeatures):
+    name, w = _MAPS[type(mechanism)], _directions(mechanism, q)
+    if isinstance(mechanism, AnyFeatures):
         with exact(v):
             q, k = (mechanism.features(x.float())[0] for x in (q, Mask(visible=visible).hide(k)))
             q, k = (x.bfloat16() if v.dtype == torch.bfloat16 else x for x in (q, k))
     before: tuple[Any, ...] = (None, None) if state is None else (state.sums, state.peak)
     out, sums, peak = attended(q, k, v, w, visible, *before, name, causal, state is not None)
     return out.to(v.dtype), sums, peak
+
+
+def _directions(mechanism: Linear, q: Tensor) -> Tensor | None:
+    if not isinstance(mechanism, Performer | Fourier):
+        return None
+    return mechanism.directions(q.new_empty(q.shape[3], dtype=torch.float32))  # in float32 where it draws them now
+
+
+def _stepped(
+    mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None
+) -> tuple[Tensor, Sums]:
+    from regard.kernels.triton_linear_step import step
+
+    w = _directions(mechanism, q)
+    if isinstance(mechanism, AnyFeatures):
+        with exact(v):
+            q, k = (mechanism.features(x.to(state.sums.dtype))[0] for x in (q, Mask(visible=visible).hide(k)))
+    out, *after = step(q, k, v, w, visible, *state, _MAPS[type(mechanism)])
+    return out, Sums(*after)
 
 
 for _cls, _limits in _LIMITS.items():

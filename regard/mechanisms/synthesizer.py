@@ -59,19 +59,19 @@ class Positional(Pairwise):
         return self._within(mask.standing(T, S, device).position, None)
 
     def _within(self, positions: Tensor, visible: Tensor | None) -> Tensor:
-        if positions.shape[1] > self.length and visible is None and positions.shape[0] == 1:
-            raise self._too_long(positions.shape[1])
+        if visible is None and positions.shape[0] == 1:
+            self.reaches(positions.shape[1])
         if positions.shape[1] > self.length and visible is not None:
-            longest = int((positions + 1).masked_fill(~visible, 0).amax())
-            if longest > self.length:
-                raise self._too_long(longest)
+            self.reaches(int((positions + 1).masked_fill(~visible, 0).amax()))
         return positions.clamp(max=self.length - 1)  # invisible tokens may stand one past the end
 
-    def _too_long(self, n: int) -> LengthError:
-        return LengthError(
-            f"{self.name}: {n} visible tokens, but it was built for length = {self.length}. "
-            f"Shorten the input or build it with length ≥ {n}; its scores cannot be extended."
-        )
+    def reaches(self, n: int) -> None:
+        """An error where n visible tokens are more than it was built for."""
+        if n > self.length:
+            raise LengthError(
+                f"{self.name}: {n} visible tokens, but it was built for length = {self.length}. "
+                f"Shorten the input or build it with length ≥ {n}; its scores cannot be extended."
+            )
 
 
 @register("synthesizer")
