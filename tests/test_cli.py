@@ -106,6 +106,14 @@ def test_the_doctor_finds_nothing_wrong_here_and_says_what_is_absent(monkeypatch
     assert absent["fine"] is None and absent["found"] == "without scipy" and absent["do"] == 'pip install "regard[lab]"'
 
 
+def test_the_doctor_runs_from_a_folder_of_sources(monkeypatch):
+    from regard.cli import doctor
+
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: doctor.metadata.distribution("no-such-package"))
+    lines = list(doctor._extras())
+    assert len(lines) == 1 and lines[0].fine is None and "pip install" in lines[0].do
+
+
 def test_the_doctor_fails_where_a_mechanism_breaks_its_laws(monkeypatch):
     from regard.cli import doctor
     from regard.laws import Finding

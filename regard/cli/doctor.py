@@ -87,7 +87,12 @@ def _devices() -> Iterator[Line]:
 def _extras() -> Iterator[Line]:
     """Those that a user may want, each with the packages that it lacks."""
     wanted: dict[str, list[str]] = {}
-    for text in metadata.requires("regard") or ():
+    try:
+        required = metadata.requires("regard") or []
+    except metadata.PackageNotFoundError:
+        yield Line("extras", None, "unknown: regard runs from its sources", "pip install -e .")
+        return
+    for text in required:
         package, named = re.match(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)['\"]", text)
         if package and named and named[1] in EXTRAS:
             wanted.setdefault(named[1], []).append(package[0])

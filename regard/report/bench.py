@@ -68,20 +68,22 @@ def _machine(results: Found) -> str:
         f" ({config['groups']} of keys)" if config["groups"] != config["heads"] else ""
     )
     rule = "causal" if config["causal"] else "every token sees all"
-    return f"{device['name']}, {config['dtype']}, {heads} of width {config['width']}, {rule}"
+    total = f", {config['total']:,} tokens in all" if config["total"] else ""
+    return f"{device['name']}, {config['dtype']}, {heads} of width {config['width']}, {rule}{total}"
 
 
 def _median(row: Found) -> float:
     return float(row["seconds"][1])
 
 
-def _styles(results: Found) -> dict[str, Style]:
-    return styles(row["what"] for row in results["rows"])
+def _styles(*results: Found) -> dict[str, Style]:
+    return styles(row["what"] for one in results for row in one["rows"])
 
 
-def _lines(results: Found, passing: str) -> list[Line]:
-    lines = []
-    for name, drawn in _styles(results).items():
+def _lines(results: Found, passing: str, known: Mapping[str, Style] | None = None) -> list[Line]:
+    lines, known = [], known or _styles(results)
+    for name in distinct(results["rows"], "what"):
+        drawn = known[name]
         rows = of(results["rows"], what=name, **{"pass": passing})
         points = [(row["N"], 1e3 * _median(row)) for row in rows]
         band = [(1e3 * row["seconds"][0], 1e3 * row["seconds"][2]) for row in rows]
@@ -241,20 +243,20 @@ def _where(one: Found) -> str:
 def picture(results: Sequence[Found], path: str | Path, size: tuple[float, float] | None = None) -> None:
     """Races as one figure, a row for each: time forward, forward and backward, and of one more token."""
     shown = [[p for p in PASSES if of(one["rows"], **{"pass": p})] for one in results]
-    columns = max(map(len, shown), default=0)
+    columns, known = max(map(len, shown), default=0), _styles(*results)
     with figure_file(path, size or (7.2, 2.6 * len(results) + 0.2)) as made:
         parts: Any = made.subfigures(len(results), 1, squeeze=False)
         for part, one, passes in zip(parts[:, 0], results, shown, strict=True):
             part.suptitle(_machine(one), fontsize=8.5)
             axes = part.subplots(1, columns, squeeze=False)[0]
             for ax, passing in zip(axes, passes, strict=False):
-                _panel(ax, one, passing)
+                _panel(ax, one, passing, known)
             handles, names = axes[0].get_legend_handles_labels()
             part.legend(handles, names, loc="outside right center", frameon=False, fontsize=7, handlelength=1.6)
 
 
-def _panel(ax: Axes, results: Found, passing: str) -> None:
-    for line in _lines(results, passing):
+def _panel(ax: Axes, results: Found, passing: str, known: Mapping[str, Style]) -> None:
+    for line in _lines(results, passing, known):
         colour, dash, marker = line.style
         if not line.points:
             ax.plot([], [], color=colour, linestyle=dash, marker=marker, markersize=3, label=line.name)
