@@ -1,6 +1,7 @@
 """Races of all mechanisms and their peers, dated, and the picture of them in the README.
 
     python benchmarks/race.py run FILE [--device cuda] [--peers FOLDER]     # measures; FILE: results/race-….json
+    python benchmarks/race.py run FILE --device cuda --only softmax,elu     # some of them again
     python benchmarks/race.py draw                                          # docs/images/race.png from the results
 
 On a GPU: bf16, 16 heads, 32,768 tokens in all; on a CPU: float32, 8 heads, one sequence, all cores that PyTorch takes.
@@ -27,26 +28,40 @@ GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768, "he
 GPU |= {"dtype": "bfloat16", "seconds": 0.2, "patience": 0.5, "draws": 0}
 
 
-def measured(file: Path, device: str, peers: str | None) -> None:
+def measured(file: Path, device: str, peers: str | None, only: tuple[str, ...] = ()) -> None:
     """Writes the file anew after each size: what was measured stays, however the race ends."""
     if peers:
         sys.path.insert(0, peers)
-    command = f"python benchmarks/race.py run {file.name} --device {device}"
+    command = f"python benchmarks/race.py run {file.name} --device {device}" + (
+        f" --only {','.join(only)}" * bool(only)
+    )
 
     def keep(found: dict[str, Any]) -> None:
         with staged(file) as out:
             out.write(json.dumps({"lab": "bench", "command": command, **found}, indent=1).encode() + b"\n")
 
     config = Race(device=device, **(GPU if device.startswith("cuda") else {}))
-    keep(race(config, peers=PEERS, say=lambda text: print(text, file=sys.stderr, flush=True), keep=keep))
+    keep(
+        race(
+            config,
+            only,
+            peers=() if only else PEERS,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+            keep=keep,
+        )
+    )
 
 
 def drawn() -> None:
-    """The last race of each device, without those whose lines would only hide others'."""
-    last = {}
+    """On each device the last race of everyone, without those whose lines would only hide others'."""
+    last: dict[str, dict[str, Any]] = {}
     for file in sorted(RESULTS.glob("race-*.json")):
         found = json.loads(file.read_text())
-        found["rows"] = [row for row in found["rows"] if row["what"] in DRAWN]
+        before = last.get(found["config"]["device"], {"rows": []})["rows"]
+        again = {row["what"] for row in found["rows"]} - {"softmax"}  # which is in every race, to compare
+        rows = [row for row in before if row["what"] not in again]
+        rows += [row for row in found["rows"] if row["what"] in again or not before]
+        found["rows"] = sorted((r for r in rows if r["what"] in DRAWN), key=lambda r: DRAWN.index(r["what"]))
         last[found["config"]["device"]] = found
     picture([last[name] for name in sorted(last, reverse=True)], IMAGE)
     print(IMAGE)
@@ -58,13 +73,14 @@ def main() -> None:
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peers", help="a folder with the peers unpacked")
+    parser.add_argument("--only", default="", help="names with commas; none: all and the peers")
     options = parser.parse_args()
     if options.do == "draw":
         drawn()
         return
     if options.file is None:
         parser.error("run needs a FILE to write")
-    measured(options.file, options.device, options.peers)
+    measured(options.file, options.device, options.peers, tuple(filter(None, options.only.split(","))))
 
 
 if __name__ == "__main__":

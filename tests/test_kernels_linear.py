@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import KernelError
 from regard.kernels import fast, linear
-from regard.mechanisms import AnyFeatures, Elu, Fourier, Performer, base
+from regard.mechanisms import AnyFeatures, Elu, Fourier, Performer, Quadratic, base
 from regard.shapes import Mask
 
 LAW = """
@@ -63,7 +63,8 @@ from regard.shapes import Size
 
 # Token by token after a first piece, some of them hidden and made of NaN; the state before a step stays as it was.
 SIZE = Size(B=3, H=4, G=2, K=5, V=19)
-MAPS = (("elu", {}), ("linear", {}), ("performer", {"features": 20, "width": 5}), ("fourier", {"features": 20, "width": 5}))
+RANDOM = {"features": 20, "width": 5}
+MAPS = (("elu", {}), ("linear", {}), ("performer", RANDOM), ("fourier", RANDOM))
 for name, options in MAPS:
     for dtype, rounding in ((torch.float64, 1e-11), (torch.float32, 2e-5), (torch.bfloat16, 0.01)):
         torch.manual_seed(0)
@@ -73,7 +74,8 @@ for name, options in MAPS:
         seen[:, 39] = True
         poisoned = [x.masked_fill(~seen[:, None, :, None], float("nan")) for x in (k, v)]
         m = mechanism(name, **options).to(dtype)
-        _, first = plain(m).extend(*(x[:, :, :32] for x in (q, k, v)), m.empty(replace(SIZE, dtype=dtype)), seen[:, :32])
+        empty = m.empty(replace(SIZE, dtype=dtype))
+        _, first = plain(m).extend(*(x[:, :, :32] for x in (q, k, v)), empty, seen[:, :32])
         results = []
         for choose, (keys, values) in ((plain, (k, v)), (lambda m: fast(m, "triton"), poisoned)):
             choose(m)
@@ -113,20 +115,46 @@ for name, options in (("elu", {}), ("performer", {"features": 70, "width": 5})):
         assert backward.get_total_flops() == 2 * forward.get_total_flops() - projected, (name, causal)
     whole = torch.compile(m, fullgraph=True, backend="aot_eager")
     assert torch.equal(whole(q, k, v, Mask(causal=False)), out)
+m = fast(mechanism("quadratic"), "triton")
+q, k, v = (x.detach().bfloat16().requires_grad_() for x in (q, k, v))
+m(q, k, v, Mask(causal=True))
+with FlopCounterMode(display=False) as counted:
+    out = m(q, k, v, Mask(causal=True))
+    assert counted.get_total_flops() == 2 * 4 * 140 * 140 * (5 + 7)
+    out.sum().backward()
+assert counted.get_total_flops() == 2 * 4 * 140 * 140 * (4 * 5 + 3 * 7)
+assert torch.equal(torch.compile(m, fullgraph=True, backend="aot_eager")(q, k, v, Mask(causal=True)), out)
 print("same")
 """
 
 FEW = [
     ("elu", {}, dict(T=37, K=5, V=7, H=4, G=2, padding="inside", dtype="float32")),
+    ("quadratic", {}, dict(T=130, K=5, V=7, H=4, G=2, padding="inside", dtype="bfloat16")),
     ("performer", {"features": 70}, dict(T=140, K=5, V=7, H=2, G=1, B=1, padding="left", dtype="bfloat16")),
 ]
 MANY = [
-    (name, options, dict(T=T, K=K, V=V, H=4, G=2, B=B, causal=causal, padding=padding, dtype=dtype, seed=3))
+    (
+        name,
+        options,
+        dict(
+            T=T,
+            K=K,
+            V=min(V, 120) if name == "quadratic" else V,
+            H=4,
+            G=2,
+            B=B,
+            causal=causal,
+            padding=padding,
+            dtype=dtype,
+            seed=3,
+        ),
+    )
     for name, options, dtypes in (
         ("elu", {}, ("float32", "bfloat16", "float16")),
         ("linear", {}, ("float32", "bfloat16")),
         ("performer", {"features": 70}, ("float32", "bfloat16", "float16")),
         ("fourier", {"features": 40}, ("bfloat16",)),
+        ("quadratic", {}, ("bfloat16", "float16")),
     )
     for dtype in dtypes
     for T, K, V, B, causal, padding in (
@@ -186,6 +214,23 @@ def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatc
     ]
     with pytest.raises(KernelError, match=r"F = 600.*F ≤ 512"):
         fast(performer, "triton")(q, q, q, Mask(causal=True))
+
+
+def test_quadratic_attention_refuses_what_its_programs_cannot_take(monkeypatch):
+    monkeypatch.setattr(linear, "_device", lambda x: True)
+    monkeypatch.setattr(linear, "_shared_memory", lambda device: 1 << 20)
+    whole, documents = Mask(causal=True), Mask(causal=True, documents=torch.zeros(1, 3, dtype=torch.long))
+    for m, dtype, width, mask, says in (
+        (Quadratic(), torch.float32, 4, whole, "torch.float32, K = 4, V = 4 exceed its limits"),
+        (Quadratic(), torch.float16, 129, whole, "float16 with ≤ 128"),
+        (Quadratic(), torch.bfloat16, 257, whole, "bfloat16 with K and V ≤ 256"),
+        (Quadratic(), torch.float64, 4, whole, "it takes bfloat16, float16, float32"),
+        (Quadratic(strict=True), torch.bfloat16, 4, whole, "strict=True"),
+        (Quadratic(), torch.bfloat16, 4, documents, "packed documents"),
+    ):
+        q = torch.randn(1, 1, 3, width).to(dtype)
+        with pytest.raises(KernelError, match=says):
+            fast(m, "triton")(q, q, q, mask)
 
 
 def test_what_the_kernel_does_not_know_is_refused(monkeypatch):

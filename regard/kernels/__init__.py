@@ -4,7 +4,7 @@ A kernel has the arguments of the face it replaces, the mechanism first. Which o
 `fast(model)` lets regard choose (the default), `plain(model)` runs the reference, `fast(model, "sdpa")` insists.
 """
 
-from regard.kernels import decode, decode_cpu, decode_positions, linear, sdpa
+from regard.kernels import decode, decode_cpu, decode_positions, linear, quadratic, sdpa
 from regard.kernels.registry import fast, kernel, plain, registered, runs_here
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "kernel",
     "linear",
     "plain",
+    "quadratic",
     "registered",
     "runs_here",
     "sdpa",

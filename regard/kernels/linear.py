@@ -46,24 +46,35 @@ def _device(x: Tensor) -> bool:
     return x.is_cuda and _TRITON
 
 
-def _refuses(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why it cannot run, or None."""
+def unfit(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why no program for whole sequences can take these, or None."""
     if not _device(q):
         return _NO_DEVICE
     if v.dtype not in _DTYPES or q.dtype != v.dtype or k.dtype != v.dtype:
         return f"it takes {', '.join(str(d).split('.')[1] for d in _DTYPES)}, one of them for q, k and v"
     if mechanism.strict:
         return _NOT_STRICT
-    if 0 in (*q.shape, *v.shape):
-        return "there is nothing to attend to"
+    return "there is nothing to attend to" if 0 in (*q.shape, *v.shape) else None
+
+
+def cramped(K: int, V: int, device: torch.device) -> str | None:
+    """Why heads so wide do not fit a GPU, or None."""
+    if max(K, V) > _NARROW and _shared_memory(device) < _SHARED:
+        return f"K = {K}, V = {V}: over {_NARROW} it needs {_SHARED >> 10} KiB of shared memory, {device} has less"
+    return None
+
+
+def _refuses(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why it cannot run, or None."""
+    refusal = unfit(mechanism, q, k, v)
+    if refusal is not None:
+        return refusal
     K, V, F = k.shape[3], v.shape[3], mechanism.feature_count(k.shape[3])
     too_precise = isinstance(mechanism, Fourier) and v.dtype != torch.bfloat16  # features cancel: sums need float64
     too_wide = isinstance(mechanism, Performer) and v.dtype != torch.bfloat16 and K > _WIDEST // 2
     if too_precise or too_wide or F > _MOST_FEATURES or max(K, V) > _WIDEST:
         return f"{v.dtype}, F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
-    if max(K, V) > _NARROW and _shared_memory(v.device) < _SHARED:
-        return f"K = {K}, V = {V}: over {_NARROW} it needs {_SHARED >> 10} KiB of shared memory, {v.device} has less"
-    return None
+    return cramped(K, V, v.device)
 
 
 def _when(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:

@@ -158,7 +158,7 @@ def launch(
         if made is not None:  # None where programs are interpreted
             _READY[key] = made, [(fixed | way)[n] for n in program.arg_names[len(tensors) + len(numbers) :]]
         return
-    raise KernelError(f"linear attention, {key[1]}: it does not fit {device}. Use plain(model).") from why
+    raise KernelError(f"attention in Triton, {key[1]}: it does not fit {device}. Use plain(model).") from why
 
 
 _READY: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
