@@ -136,8 +136,11 @@ def check(
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
     if any(kind.fits(thing) for kind in MODEL_KINDS):
-        if like is not None:
-            raise OptionError("like: whole models have laws of their own; compare mechanisms, functions or modules")
+        if like is not None or options:
+            named = ", ".join(["like"] * (like is not None) + list(options))
+            raise OptionError(
+                f"{named}: whole models have laws of their own and no options; check mechanisms with them"
+            )
         return check_model(thing, only=only, dtype=dtype, device=device, draws=draws, seed=seed, progress=progress)
     things = list(mechanisms()) if thing is None else [thing]
     subjects = [subject(t, causal=causal, **options) for t in things]

@@ -115,6 +115,14 @@ def test_check_takes_names_classes_instances_functions_and_modules():
         assert regard.check(thing, only=only, draws=4).ok
 
 
+def test_options_that_nobody_would_heed_are_an_error():
+    for thing in (lambda q, k, v, causal=True: v, regard.mechanism("softmax"), nn.Linear(4, 4)):
+        with pytest.raises(OptionError, match="features: only a mechanism by its name or class"):
+            regard.check(thing, features=12)
+    with pytest.raises(OptionError, match="features: whole models have laws of their own"):
+        regard.check(regard.GPT(vocabulary=5, width=8, layers=1, length=4, attention={"heads": 2}), features=12)
+
+
 def test_an_instance_is_checked_at_the_sizes_it_was_built_for():
     built = regard.mechanism("synthesizer", heads=4, width=6, length=12)
     verdicts = regard.check(built, draws=6)

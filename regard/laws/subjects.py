@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import PluginError
+from regard.errors import OptionError, PluginError
 from regard.laws.case import DTYPES, Case, spread
 from regard.mechanisms import Mechanism, fitted, lookup
 from regard.shapes import Mask, Size
@@ -181,6 +181,11 @@ def subject(
     thing: Any, *, label: str | None = None, source: str | None = None, causal: bool = True, **options: Any
 ) -> Subject:
     """Anything that can be checked, made ready for the laws."""
+    if options and not isinstance(thing, str) and not (isinstance(thing, type) and issubclass(thing, Mechanism)):
+        raise OptionError(
+            f"{', '.join(options)}: only a mechanism by its name or class is built here and takes options; "
+            f"a {type(thing).__name__} is checked as it is"
+        )
     if isinstance(thing, Subject):
         return thing
     if isinstance(thing, str | Mechanism) or (isinstance(thing, type) and issubclass(thing, Mechanism)):
