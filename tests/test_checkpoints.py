@@ -53,6 +53,16 @@ def test_going_on_gives_the_same_bits(name, stop, tmp_path):
     assert len(bits(whole)) > 30 and len(whole.metrics()) >= 12
 
 
+def test_one_at_a_time_goes_on(tmp_path):
+    with pytest.raises(Crash):
+        stage.train(pretraining(*HARD), tmp_path, progress=StopAt(7))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with Run.open(tmp_path).held(), pytest.raises(RunError, match="another process is training into"):
+        stage.resume(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert stage.resume(tmp_path).finished
+
+
 @pytest.mark.parametrize("at", range(1, 7))
 def test_going_on_from_any_step(at, tmp_path):
     measured = [{"m": x} for x in (1.0, 3.0, 2.0, 5.0)]
@@ -258,6 +268,8 @@ def test_control_c_on_the_command_line(tmp_path):
     metrics = tmp_path / "b/metrics.jsonl"
     while started.poll() is None and not (metrics.is_file() and metrics.stat().st_size > 500):
         time.sleep(0.01)
+    with pytest.raises(RunError, match="another process is training into"):
+        stage.resume(tmp_path / "b")
     started.send_signal(signal.SIGINT)
     _, said = started.communicate(timeout=60)
     assert started.returncode == 130, said

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,19 @@ class Run:
         if not (run.path / CONFIG).is_file():
             raise RunError(f"{path} is no run: expected a folder with {CONFIG}, as `regard train` makes")
         return run
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process trains into the folder meanwhile. Who dies lets go; where there are no locks, all may."""
+        with (self.path / CONFIG).open("rb") as file:
+            if find_spec("fcntl") is not None:
+                import fcntl
+
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise RunError(f"another process is training into {self.path}: wait until it has ended") from None
+            yield
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -29,12 +29,13 @@ def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progre
     start = _start(recipe, device, recipe.asked.get("model", {}))
     recipe = _absolute(recipe if start is None else _following(recipe, start))
     run = Run.create(out, {**recipe.as_dict(), "device": device})
-    try:
-        trainer = _trainer(recipe, run, torch.device(device), start, progress)
-    except BaseException:
-        run.abandon()
-        raise
-    trainer.fit()
+    with run.held():
+        try:
+            trainer = _trainer(recipe, run, torch.device(device), start, progress)
+        except BaseException:
+            run.abandon()
+            raise
+        trainer.fit()
     return run
 
 
@@ -46,9 +47,10 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
     tables = dict(run.config)
     device = usable(device or str(tables.pop("device", "cpu")))
     recipe = recipes.resolve(tables.get("recipe", str(path)), {k: v for k, v in tables.items() if k != "device"})
-    trainer = _trainer(recipe, run, torch.device(device), _start(recipe, device, recipe.model), progress)
-    trainer.resume()
-    trainer.fit()
+    with run.held():
+        trainer = _trainer(recipe, run, torch.device(device), _start(recipe, device, recipe.model), progress)
+        trainer.resume()
+        trainer.fit()
     return run
 
 
