@@ -32,24 +32,18 @@ def measured(file: Path, device: str, peers: str | None, only: tuple[str, ...] =
     """Writes the file anew after each size: what was measured stays, however the race ends."""
     if peers:
         sys.path.insert(0, peers)
-    command = f"python benchmarks/race.py run {file.name} --device {device}" + (
-        f" --only {','.join(only)}" * bool(only)
-    )
+    command = f"python benchmarks/race.py run {file.name} --device {device}"
+    command += f" --only {','.join(only)}" if only else ""
 
     def keep(found: dict[str, Any]) -> None:
         with staged(file) as out:
             out.write(json.dumps({"lab": "bench", "command": command, **found}, indent=1).encode() + b"\n")
 
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
     config = Race(device=device, **(GPU if device.startswith("cuda") else {}))
-    keep(
-        race(
-            config,
-            only,
-            peers=() if only else PEERS,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
-            keep=keep,
-        )
-    )
+    keep(race(config, only, peers=() if only else PEERS, say=say, keep=keep))
 
 
 def drawn() -> None:
@@ -57,10 +51,9 @@ def drawn() -> None:
     last: dict[str, dict[str, Any]] = {}
     for file in sorted(RESULTS.glob("race-*.json")):
         found = json.loads(file.read_text())
+        again = {row["what"] for row in found["rows"]}
         before = last.get(found["config"]["device"], {"rows": []})["rows"]
-        again = {row["what"] for row in found["rows"]} - {"softmax"}  # which is in every race, to compare
-        rows = [row for row in before if row["what"] not in again]
-        rows += [row for row in found["rows"] if row["what"] in again or not before]
+        rows = [row for row in before if row["what"] not in again] + found["rows"]
         found["rows"] = sorted((r for r in rows if r["what"] in DRAWN), key=lambda r: DRAWN.index(r["what"]))
         last[found["config"]["device"]] = found
     picture([last[name] for name in sorted(last, reverse=True)], IMAGE)

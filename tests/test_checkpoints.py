@@ -63,6 +63,14 @@ def test_one_at_a_time_goes_on(tmp_path):
     assert stage.resume(tmp_path).finished
 
 
+def test_a_file_system_without_locks_keeps_nobody_out(monkeypatch, tmp_path):
+    def absent(file, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", absent)
+    assert stage.train(pretraining("train.steps=2"), tmp_path).finished
+
+
 @pytest.mark.parametrize("at", range(1, 7))
 def test_going_on_from_any_step(at, tmp_path):
     measured = [{"m": x} for x in (1.0, 3.0, 2.0, 5.0)]

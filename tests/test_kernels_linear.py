@@ -11,7 +11,7 @@ import torch
 from regard.errors import KernelError
 from regard.kernels import fast, linear
 from regard.mechanisms import AnyFeatures, Elu, Fourier, Performer, Quadratic, base
-from regard.shapes import Mask
+from regard.shapes import Mask, Size
 
 LAW = """
 import interpreted
@@ -246,6 +246,23 @@ def test_what_the_kernel_does_not_know_is_refused(monkeypatch):
     for reason, (mechanism, x, mask) in refusals.items():
         with pytest.raises(KernelError, match=reason):
             fast(mechanism, "triton")(x, x, x, mask)
+
+
+def test_a_step_is_left_to_the_reference_where_a_gradient_flows(monkeypatch):
+    monkeypatch.setattr(linear, "_device", lambda x: True)
+    q = torch.randn(1, 1, 1, 4)
+    learned = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softplus())
+    for m, given, sums in (
+        (Elu(), q.clone().requires_grad_(), None),
+        (Elu(), q, torch.ones(1, 1, 4, 5, requires_grad=True)),
+        (AnyFeatures(learned), q, None),
+    ):
+        state = m.empty(Size(K=4, V=4))
+        state = state if sums is None else state._replace(sums=sums)
+        out, _ = m.extend(given, q, q, state)
+        assert out.requires_grad
+        with pytest.raises(KernelError, match="it has no gradient for one token at a time"):
+            fast(m, "triton").extend(given, q, q, state)
 
 
 def test_wide_heads_run_the_reference_where_shared_memory_is_small(monkeypatch):

@@ -28,8 +28,6 @@ _LIMITS: dict[type[Linear], str] = {
     Performer: f"{_SIZES}; float32 and float16: K ≤ {_WIDEST // 2}",
     Fourier: f"bfloat16, {_SIZES}",
 }
-_NO_DEVICE = "it needs a CUDA device and triton"
-_NOT_STRICT = "it does not look for rows that sum to zero (strict=True)"
 _TRITON = find_spec("triton") is not None  # found now: a compiled model cannot look
 
 
@@ -46,15 +44,17 @@ def _device(x: Tensor) -> bool:
     return x.is_cuda and _TRITON
 
 
-def unfit(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why no program for whole sequences can take these, or None."""
+def unfit(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, dtypes: tuple[torch.dtype, ...] = _DTYPES) -> str | None:
+    """Why no program can take these, or None; those for whole sequences take some dtypes only."""
     if not _device(q):
-        return _NO_DEVICE
-    if v.dtype not in _DTYPES or q.dtype != v.dtype or k.dtype != v.dtype:
-        return f"it takes {', '.join(str(d).split('.')[1] for d in _DTYPES)}, one of them for q, k and v"
+        return "it needs a CUDA device and triton"
     if mechanism.strict:
-        return _NOT_STRICT
-    return "there is nothing to attend to" if 0 in (*q.shape, *v.shape) else None
+        return "it does not look for rows that sum to zero (strict=True)"
+    if 0 in (*q.shape, *v.shape):
+        return "there is nothing to attend to"
+    if v.dtype not in dtypes or q.dtype != v.dtype or k.dtype != v.dtype:
+        return f"it takes {', '.join(str(d).split('.')[1] for d in dtypes)}, one of them for q, k and v"
+    return None
 
 
 def cramped(K: int, V: int, device: torch.device) -> str | None:
@@ -86,19 +86,19 @@ def _when(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str
 def _when_extending(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None = None
 ) -> str | None:
-    return _refuses(mechanism, q, k, v) if q.shape[2] > 1 else _refuses_one(mechanism, q, k, v)
+    return _refuses(mechanism, q, k, v) if q.shape[2] > 1 else _refuses_one(mechanism, q, k, v, state)
 
 
-def _refuses_one(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+def _refuses_one(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums) -> str | None:
     """Why it cannot take a single token, or None: it needs little room, and is as precise as the sums."""
-    if not _device(q):
-        return _NO_DEVICE
-    if mechanism.strict:
-        return _NOT_STRICT
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    refusal = unfit(mechanism, q, k, v, (*_DTYPES, torch.float64))
+    if refusal is not None:
+        return refusal
+    learns = (q, k, v, state.sums, *mechanism.parameters())
+    if torch.is_grad_enabled() and any(x.requires_grad for x in learns):
         return "it has no gradient for one token at a time"
     K, V, F = k.shape[3], v.shape[3], mechanism.feature_count(k.shape[3])
-    if 0 in (*q.shape, *v.shape) or F > _MOST_FEATURES or max(K, V) > _WIDEST:
+    if F > _MOST_FEATURES or max(K, V) > _WIDEST:
         return f"F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
     return None
 

@@ -25,6 +25,20 @@ def pairs(a, b):
 
 
 @triton.jit
+def against(
+    x, i, k, v, visible, b, start, S, k_t, v_t, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A block of keys and values from `start` on, where k and v point; what rows x have with them, q·k + 1; and which
+    pairs count."""
+    j = start + tl.arange(0, N)
+    there = seen(visible, b, j, S, MASKED)
+    keys, values = tile(k, k_t, there, tl.arange(0, KP), K), tile(v, v_t, there, tl.arange(0, VP), V)
+    allowed = there[None, :] & (j[None, :] <= i[:, None]) if CAUSAL else there[None, :]
+    return keys, values, pairs(x, keys) + 1, allowed
+
+
+@triton.jit
 def forward(
     q, k, v, visible, out, wide, inverses, T, S, H, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
     K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr,
@@ -40,13 +54,9 @@ def forward(
     v += b * v_b + (h // GROUP) * v_h
     acc, total = tl.zeros([M, VP], tl.float32), tl.zeros([M], tl.float32)
     for start in range(0, tl.minimum(row + M, S) if CAUSAL else S, N):
-        j = start + tl.arange(0, N)
-        there = seen(visible, b, j, S, MASKED)
-        keys, values = tile(k, k_t, there, kk, K), tile(v, v_t, there, vv, V)
+        _, values, s, allowed = against(x, i, k, v, visible, b, start, S, k_t, v_t, K, V, KP, VP, CAUSAL, MASKED, N)
         k += N * k_t
         v += N * v_t
-        s = pairs(x, keys) + 1
-        allowed = there[None, :] & (j[None, :] <= i[:, None]) if CAUSAL else there[None, :]
         p = rounded(tl.where(allowed, s * s, 0.0), MODE)
         total += tl.sum(p.to(tl.float32), 1)
         acc = dot(p, values, acc, MODE)
@@ -77,14 +87,10 @@ def queries(
     v += b * v_b + (h // GROUP) * v_h
     acc = tl.zeros([M, KP], tl.float32)
     for start in range(0, tl.minimum(row + M, S) if CAUSAL else S, N):
-        j = start + tl.arange(0, N)
-        there = seen(visible, b, j, S, MASKED)
-        keys, values = tile(k, k_t, there, kk, K), tile(v, v_t, there, vv, V)
+        keys, values, s, allowed = against(x, i, k, v, visible, b, start, S, k_t, v_t, K, V, KP, VP, CAUSAL, MASKED, N)
         k += N * k_t
         v += N * v_t
-        s = pairs(x, keys) + 1
         p = pairs(d, values)
-        allowed = there[None, :] & (j[None, :] <= i[:, None]) if CAUSAL else there[None, :]
         acc = dot(tl.where(allowed, s * (p - delta[:, None]) * inverse[:, None], 0.0), keys, acc, MODE)
     put(d_q + place * K, K, i < T, kk, acc * 2, K)
 

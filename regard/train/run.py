@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import platform
 import tomllib
@@ -11,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tomli_w
 import torch
@@ -59,15 +60,10 @@ class Run:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No other process trains into the folder meanwhile. Who dies lets go; where there are no locks, all may."""
+        """No other process trains into the folder meanwhile. Who dies lets go."""
         with (self.path / CONFIG).open("rb") as file:
-            if find_spec("fcntl") is not None:
-                import fcntl
-
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise RunError(f"another process is training into {self.path}: wait until it has ended") from None
+            if not _locked(file):
+                raise RunError(f"another process is training into {self.path}: wait until it has ended")
             yield
 
     @cached_property
@@ -123,6 +119,19 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         write_text(self.path / name, text)
+
+
+def _locked(file: IO[bytes]) -> bool:
+    """Whether the file is ours alone now. Where a system or a file system knows no locks, nobody is kept out."""
+    if find_spec("fcntl") is None:
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
