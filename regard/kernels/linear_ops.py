@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
+from regard.errors import KernelError
 from regard.kernels import linear_run
 from regard.kernels.linear_plan import planned
 from regard.kernels.linear_run import Results
@@ -22,23 +23,23 @@ from regard.shapes import Size
 @torch.library.custom_op("regard::linear_attention", mutates_args=())
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, sums: Tensor | None,
-    peak: Tensor | None, map: str, causal: bool, final: bool,
+    peak: Tensor | None, map: str, causal: bool, final: bool, learns: bool,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:  # fmt: skip
     """All of `Results`.
 
     map: "given" (q and k are features), "elu", "performer", "fourier". w: its directions [F,K]. sums, peak: a state to
-    start from."""
-    return (*linear_run.forward(q, k, v, w, visible, sums, peak, map, causal, final),)
+    start from. final: whether the state after the last token is wanted. learns: whether the gradient will be."""
+    return (*linear_run.forward(q, k, v, w, visible, sums, peak, map, causal, final, learns),)
 
 
 @linear_attention.register_fake
 def _fake(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, sums: Tensor | None,
-    peak: Tensor | None, map: str, causal: bool, final: bool,
+    peak: Tensor | None, map: str, causal: bool, final: bool, learns: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return tuple(linear_run.room(planned(q, k, v, w, map), q, v, sums, causal, final))
+    return tuple(linear_run.room(planned(q, k, v, w, map), q, v, sums, causal, final, learns))
 
 
 @torch.library.custom_op("regard::linear_attention_backward", mutates_args=())
@@ -62,7 +63,9 @@ def _fake_backward(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, w, visible, sums, peak, ctx.map, ctx.causal, _ = inputs
+    q, k, v, w, visible, sums, peak, ctx.map, ctx.causal, _, learns = inputs
+    if not learns:
+        raise KernelError("linear attention in Triton: a gradient was not announced. Pass learns=True.")
     out, _, _, *rest = output
     ctx.started = sums is not None
     ctx.set_materialize_grads(False)
@@ -77,7 +80,7 @@ def _backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None, *_: Tensor
         dq, dk, dv, d_sums = linear_attention_backward(*inputs, out, *rest, *options)
     else:
         dq, dk, dv, d_sums = linear_run.gradients(*inputs, Results(out, out, out, *rest), *options)
-    return dq, dk, dv, None, None, d_sums if ctx.started else None, None, None, None, None
+    return dq, dk, dv, None, None, d_sums if ctx.started else None, None, None, None, None, None
 
 
 linear_attention.register_autograd(_backward, setup_context=_setup)
@@ -110,10 +113,12 @@ def _watched() -> bool:
 
 
 def attended(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, sums, peak) by the shortest way: arguments as of `linear_attention`."""
+    """(out, sums, peak) by the shortest way: arguments as of `linear_attention`, but for `learns`."""
+    learns = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    inputs = (*inputs, learns)
     if _watched():
         results: tuple[Tensor, ...] = linear_attention(*inputs)
-    elif torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+    elif learns:
         results = _Attend.apply(*inputs)  # type: ignore[no-untyped-call]
     else:
         results = linear_run.forward(*inputs)

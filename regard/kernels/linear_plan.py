@@ -16,6 +16,7 @@ from regard.errors import KernelError
 LOG2E = 1.4426950408889634
 SLOTS = 128  # of running totals at the most
 CHUNK = 64  # tokens; a segment is a multiple of it
+HANDING = 48  # tokens that are done in the time in which a segment hands over to the next
 BLOCK = 64  # features made at a time
 WIDEST = 128  # values of a program
 
@@ -37,6 +38,7 @@ class Plan(NamedTuple):
     keys_slots: int
     queries_span: int
     queries_slots: int
+    chain_span: int  # tokens of a segment where one program does all
     parts: int = 0  # of the directions
 
     @property
@@ -52,6 +54,12 @@ class Plan(NamedTuple):
     def narrow(self) -> bool:
         """There is room for more tokens than a chunk."""
         return self.mode == "half" and max(self.K, self.V) <= 64
+
+    @property
+    def through(self) -> bool:
+        """Vectors pass through a product with the identity, which is exact: what comes out of a product lies as the
+        next one takes it, and what is loaded does not. So features are made once."""
+        return not self.peaked and self.narrow and self.dtype == torch.bfloat16
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -99,7 +107,9 @@ def _planned(
     at_once = 3 if mixed else 4  # programs of `states` on a processor: segments for one round
     wanted = at_once * _processors(device) // (-(-F // BLOCK) * -(-V // columns) * B)
     cuts = (*_cut(S, wanted // G), *_cut(T, wanted // H))
-    return Plan(map, mode, dtype, H, G, K, V, F, columns, *cuts)
+    # Two programs on each processor start at once; of more than √N segments the last waits longer than it works.
+    chain = max(_cut(S, 2 * _processors(device) // (B * G))[0], -(-math.isqrt(HANDING * S) // CHUNK) * CHUNK)
+    return Plan(map, mode, dtype, H, G, K, V, F, columns, *cuts, chain)
 
 
 def _cut(tokens: int, wanted: int) -> tuple[int, int]:
@@ -180,7 +190,9 @@ def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int
             "keys_values": ((2 if outside else 3), None) if causal else (2, 168),
         }
     elif plan.narrow:
-        best = {"outputs": (2, None), "queries": (2, 128), "states": (2, 128), "keys_values": (2, 168)}
+        best = {
+            "outputs": (2, None), "queries": (2, 128), "states": (2, 128), "keys_values": (2, 168), "chained": (3, None)
+        }  # fmt: skip
     else:
         best = dict.fromkeys(("outputs", "queries", "states", "keys_values"), (1, None))
     stages, registers = best.get(program.__name__, (2, None))

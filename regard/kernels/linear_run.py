@@ -6,6 +6,7 @@ Nothing is added up in an order that could change: the same inputs give the same
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,8 @@ import triton
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from regard.kernels import triton_linear, triton_linear_backward
-from regard.kernels.linear_plan import CHUNK, Plan, launch, planned, run
+from regard.kernels import triton_linear, triton_linear_backward, triton_linear_chained
+from regard.kernels.linear_plan import BLOCK, CHUNK, Plan, launch, planned, run
 
 
 class Results(NamedTuple):
@@ -47,7 +48,7 @@ def _directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, Tensor]:
     """w [F,K]; beside bfloat16 in parts of 8 bits, one after the other: one where w is bfloat16 itself, in a model that
     is; else two, or three where phases need them. Kept while w is."""
     if w is None:
-        return plan, x
+        return (plan._replace(parts=1), _unmixed(plan.K, x.device)) if plan.through else (plan, x)
     which = (None if w.is_inference() else w._version, plan.map, x.dtype)
     known: tuple[Any, Tensor] | None = _KEPT.get(w)
     if known is not None and known[0] == which:
@@ -68,6 +69,11 @@ def _directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, Tensor]:
 
 
 _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+@lru_cache
+def _unmixed(K: int, device: torch.device) -> Tensor:
+    return torch.eye(K, dtype=torch.bfloat16, device=device)
 
 
 def _crests(
@@ -117,14 +123,17 @@ def _as_state(plan: Plan, flat: Tensor, B: int) -> Tensor:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, sums: Tensor | None,
-    peak: Tensor | None, map: str, causal: bool, final: bool,
+    peak: Tensor | None, map: str, causal: bool, final: bool, learns: bool,
 ) -> Results:  # fmt: skip
     q, k, v = by_rows(q), by_rows(k), by_rows(v)
     plan = planned(q, k, v, w, map)
-    r = room(plan, q, v, sums, causal, final)
+    r = room(plan, q, v, sums, causal, final, learns)
     (B, H, T, _), S, rows = q.shape, k.shape[2], q.shape[0] * plan.G
     plan, ws = _directions(plan, w, v)
     visible = None if visible is None else visible.contiguous()
+    if _chains(plan, causal, sums is not None, learns):
+        _chained(plan, (q, k, v, ws), visible, sums, r, final)
+        return r
     rises = r.c.new_empty(rows, -(-S // CHUNK) if plan.peaked else 0)
     if plan.peaked:
         _crests(plan, k, ws, visible, r.lifts, r.c, rises, True)
@@ -157,6 +166,32 @@ def forward(
     return r
 
 
+def _chains(plan: Plan, causal: bool, started: bool, learns: bool) -> bool:
+    """Whether one program does all. The gradient does not look for a state before the first chunk."""
+    return plan.through and causal and not (started and learns)
+
+
+def _chained(
+    plan: Plan, inputs: tuple[Tensor, ...], visible: Tensor | None, sums: Tensor | None, r: Results, final: bool
+) -> None:
+    q, k, v, ws = inputs
+    (_, H, T, _), rows = q.shape, q.shape[0] * plan.G
+    segments = -(-T // plan.chain_span)
+    handed = r.inverses.new_empty(rows * (segments - 1) * (BLOCK * plan.values + BLOCK))
+    line = torch.zeros(1 + rows * segments, dtype=torch.int32, device=v.device)
+    start = r.inverses if sums is None else sums.float().contiguous()
+    run(
+        triton_linear_chained.chained, (rows * segments, 1), plan,
+        (q, k, v, ws, v if visible is None else visible, start, r.out, r.inverses, r.local, r.marks, r.sums, handed,
+         line),
+        *_strides(q, k, v, r.out), T, plan.chain_span, segments, H, rows, 1,
+        GROUP=H // plan.G, MASKED=visible is not None, STARTED=sums is not None, FINAL=final,
+        LOCAL=r.local.numel() > 0,
+    )  # fmt: skip
+    if final:
+        r.peak.fill_(-math.inf)
+
+
 def _summed(plan: Plan, rows: int, tensors: tuple[Tensor, ...], *numbers: int, **flags: Any) -> None:
     """Sums of x and y, the first two tensors, before each chunk and of each segment."""
     features, values = plan.blocks
@@ -165,13 +200,17 @@ def _summed(plan: Plan, rows: int, tensors: tuple[Tensor, ...], *numbers: int, *
     run(triton_linear.states, grid, plan, tensors, *numbers, features * values, values, **flags)
 
 
-def room(plan: Plan, q: Tensor, v: Tensor, sums: Tensor | None, causal: bool, final: bool) -> Results:
+def room(
+    plan: Plan, q: Tensor, v: Tensor, sums: Tensor | None, causal: bool, final: bool, learns: bool
+) -> Results:  # fmt: skip
     """Room for all results. Heads side by side, as the layer merges them: its transpose back costs nothing."""
     B, H, T = q.shape[:3]
     wide: dict[str, Any] = {"dtype": torch.float32, "device": v.device}
-    slots = plan.keys_slots if final or sums is not None or not causal or plan.keys_slots > 2 else 0
     rows, S = B * plan.G, v.shape[2]
+    slots = plan.keys_slots if final or sums is not None or not causal or plan.keys_slots > 2 else 0
     chunks = -(-S // CHUNK) if causal and min(S, plan.keys_span) > CHUNK else 0
+    if _chains(plan, causal, sums is not None, learns):
+        slots, chunks = 0, -(-S // CHUNK) if learns and S > CHUNK else 0
     return Results(
         torch.empty(B, T, H, plan.V, dtype=torch.float32 if plan.signed else v.dtype, device=v.device).transpose(1, 2),
         torch.empty(B, plan.G, plan.F if final else 0, plan.V + 1, **wide),
@@ -198,6 +237,7 @@ def gradients(
     (B, H, T, _), S, values = q.shape, k.shape[2], plan.blocks[1]
     group = H // plan.G
     plan, ws = _directions(plan, w, v)
+    span = S + CHUNK if _chains(plan, causal, started, True) else plan.keys_span  # the sums are of all that came before
     seen = v if visible is None else visible.contiguous()
     flags = {"GROUP": group, "MASKED": visible is not None, "CAUSAL": causal}
     dq, dk, dv, d_sums = gradient_room(plan, q, k, v, started)
@@ -210,7 +250,7 @@ def gradients(
         (q, k, v, ws, seen, r.lifts_q, r.lifts, r.c, r.local, r.marks, r.states, r.outer, r.tops, r.out, r.inverses,
          r.peaks, d_out, dq_parts, delta, sizes, falls),
         *_strides(q, k, v, r.out, d_out), dq_parts.stride(0), *_strides(dq_parts[0]),
-        T, plan.keys_span, plan.keys_slots, H, B * H, values,
+        T, span, plan.keys_slots, H, B * H, values,
         **flags, LOCAL=r.local.numel() > 0, STATES=r.states.numel() > 0,
     )  # fmt: skip
     delta = delta[0] if values == 1 else delta.sum(0)
@@ -260,8 +300,11 @@ def _back_sums(
         if d_state is not None:  # of all heads of a group, so it counts for the first
             first = d_state.new_zeros(B, plan.G, group, *d_state.shape[2:])
             first[:, :, 0] = d_state
-            last = tops[:, -1:].expand(-1, group)
-            edge = first.flatten(1, 2), torch.where(last == -math.inf, last, -last) if plan.peaked else None
+            sunk_by = None
+            if plan.peaked:
+                last = tops[:, -1:].expand(-1, group)
+                sunk_by = torch.where(last == -math.inf, last, -last)
+            edge = first.flatten(1, 2), sunk_by
         _combined(plan, back, raw, outer, sunk, edge, True)
     return back, outer, sunk, local, marks
 

@@ -41,13 +41,11 @@ def rounded(x, MODE: tl.constexpr):
 
 
 @triton.jit
-def short(psi, MAP: tl.constexpr, MODE: tl.constexpr):
-    """ψ with the 8 bits of bfloat16, still as float32: what the sums of v have of it, those of 1 must have too. Adding
-    2¹⁶ψ rounds it."""
-    if MAP == "performer" and MODE == "half":
-        return (psi + psi * 65536.0) - psi * 65536.0
-    else:
-        return rounded(psi, MODE).to(tl.float32)
+def short(x, MODE: tl.constexpr):
+    """x with the bits that the products of the mode take of it, still as float32: what the sums of v have of ψ, those
+    of 1 must have too. Adding 2¹⁶x, which may not overflow, rounds to the 8 bits of bfloat16, and is much faster than
+    to convert there and back."""
+    return (x + x * 65536.0) - x * 65536.0 if MODE == "half" else x
 
 
 @triton.jit
@@ -87,7 +85,7 @@ def directions(
     """A block of the directions of random features, [FB,KP], and what rounding took from them, where it took anything.
     Sines and cosines have the same directions."""
     if PARTS:
-        N: tl.constexpr = F if MAP == "performer" else F // 2
+        N: tl.constexpr = F // 2 if MAP == "fourier" else F
         ff, kk = block * FB + tl.arange(0, FB), tl.arange(0, KP)
         at = (ff % N)[:, None] * K + kk[None, :]
         there = kk[None, :] < K
@@ -105,7 +103,10 @@ def directions(
 @triton.jit
 def scaled(p, K: tl.constexpr, MAP: tl.constexpr):
     """Projections as exponents of two, or as turns."""
-    return p * (K**-0.25 * LOG2E if MAP == "performer" else K**-0.25 / TAU)
+    if MAP == "elu" or MAP == "given":
+        return p
+    else:
+        return p * (K**-0.25 * LOG2E if MAP == "performer" else K**-0.25 / TAU)
 
 
 @triton.jit
@@ -152,8 +153,8 @@ def features(p, lift, ff, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr):
     if MAP == "given":
         psi, slope = p, 1.0
     elif MAP == "elu":
-        slope = tl.exp2(tl.minimum(p, 0.0) * LOG2E)
-        psi = tl.where(p > 0, p + 1, slope)
+        slope = tl.exp2(tl.minimum(p, 0.0) * LOG2E - lift)
+        psi = tl.maximum(p, 0.0, propagate_nan=tl.PropagateNan.ALL) + slope
     elif MAP == "performer":
         psi = tl.exp2(p - lift)
         slope = psi

@@ -125,23 +125,26 @@ def states(
         xs = vectors(x + b * x_b + h * x_h + far * x_t, x_t, there, block, K, KP, FB, PARTS)
         ys = tile(y + b * y_b + h * y_h + far * y_t, y_t, there, vv, V)
         one = tl.load(delta + row * T + t, mask=there, other=0.0) if BACK else tl.where(there, 1.0, 0.0)
-        if PEAKED:  # features by tokens, as the sum over tokens wants them
+        lift = tl.where(there, 0.0, float("inf"))  # of a token that is not there no feature is left
+        if PEAKED:
             m_new = tl.maximum(m, tl.load(rises + slot))
             fade = tl.exp2(m - finite(m_new))
             S, Z, m = S * fade, Z * fade, m_new
             lift = tl.load(lifts + row * T + t, mask=there, other=float("inf")) + finite(m)
+        if PARTS:  # features by tokens, as the sum over tokens wants them
             psi = features(project_across(xs, ws, K, MAP, PARTS), lift[None, :], ff[:, None], F, FB, MAP)[0]
-            if BACK and MAP == "fourier":
-                psi = psi * tl.where(tl.load(inverses + row * T + t, mask=there, other=0.0) < 0, -1.0, 1.0)[None, :]
-            psi = psi if BACK else short(psi, MAP, MODE)
+            if BACK and MAP != "performer":
+                inverse = tl.load(inverses + row * T + t, mask=there, other=0.0)
+                psi = psi * (tl.where(inverse < 0, -1.0, 1.0) if MAP == "fourier" else inverse)[None, :]
+            psi = psi if BACK and PEAKED else short(psi, MODE)
             S = dot(psi, ys, S, MODE)
             Z += tl.sum(psi * one[None, :] if BACK else psi, 1)
         else:
-            psi = features(xs, 0.0, ff[None, :], F, FB, MAP)[0]
+            psi = features(xs, lift[:, None], ff[None, :], F, FB, MAP)[0]
             if BACK:
                 psi = psi * tl.load(inverses + row * T + t, mask=there, other=0.0)[:, None]
             S = dot(tl.trans(rounded(psi, MODE)), ys, S, MODE)
-            Z += tl.sum(short(psi, MAP, MODE) * one[:, None], 0)
+            Z += tl.sum(short(psi, MODE) * one[:, None], 0)
     if STATES:
         slot = row * slots + first + segment
         tl.store(out + slot * (F * V + F) + ff[:, None] * V + vv[None, :], S, mask=inside)
@@ -260,13 +263,13 @@ def outputs(
         if CAUSAL:
             ks = vectors(k_at, k_t, seen, block, K, KP, FB, PARTS)
         Z = kept_totals(marks, states, near, slot, more, near_by, far_by, block, V, F, FB, LOCAL, STATES)
-        psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff, F, FB, MAP)[0]
+        psi_q = short(features(project(qs, ws, K, MAP, PARTS), lift_q, ff, F, FB, MAP)[0], MODE)
         if LOCAL:
             result = dot(psi_q * near_by, S_near, result, MODE)
         if STATES:
             result = dot(psi_q * far_by, S_far, result, MODE)
         if LOCAL or STATES:
-            total += tl.sum(short(psi_q, MAP, MODE) * Z[None, :], 1)
+            total += tl.sum(psi_q * Z[None, :], 1)
         if CAUSAL:
             psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)[0]
             # Where weights cancel, the total is a small sum of them: they need all digits.
@@ -282,9 +285,9 @@ def outputs(
             tl.store(peaks + row_k * T + t, m_row, mask=there & (part == 0) & (h % GROUP == 0))
         else:
             pairs = tl.where(before, pairs, 0.0)
-        pairs = rounded(pairs, MODE)
+        pairs = short(pairs, MODE)
         result = dot(pairs, values, result, MODE)
-        total += tl.sum(pairs.to(tl.float32), 1)
+        total += tl.sum(pairs, 1)
     inverse = tl.where(tl.abs(total) < ZERO, 0.0, 1 / total)
     put(out + b * o_b + h * o_h + far * o_t, o_t, there, vv, result * inverse[:, None], V)
     tl.store(inverses + row_q * T + t, inverse, mask=there & (part == 0))

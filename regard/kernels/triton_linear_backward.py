@@ -120,11 +120,11 @@ def queries(
             psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)[0]
             d_psi = dot(d_pairs, psi_k, d_psi, MODE)
         slope = features(project(qs, ws, K, MAP, PARTS), lift_q[:, None], ff, F, FB, MAP)[1]
-        if PARTS:
+        if PEAKED:
             dx = unproject(d_psi * slope, ws, dx, MAP, PARTS)
         else:
             put(q_grad, g_t, there, block * FB + tl.arange(0, FB), d_psi * slope, K)
-    if PARTS:  # a query's length cancels in the ratio
+    if PEAKED:  # a query's length cancels in the ratio
         put(q_grad, g_t, there, tl.arange(0, KP), dx * K**-0.25, K)
 
 
@@ -198,7 +198,7 @@ def keys_values(
         if STATES:
             dv = dot(psi * far_by, R_far, dv, MODE)
             d_psi = dot(values_far, tl.trans(R_far), d_psi, MODE)
-        if PARTS:
+        if PEAKED:
             length += tl.sum(d_psi * psi, 1)
             dx = unproject(d_psi * slope, ws, dx, MAP, PARTS)
         else:
@@ -211,7 +211,7 @@ def keys_values(
         dv = dot(pairs, grad, dv, MODE)
     v_grad = d_v + r * gv_p + b * gv_b + g * gv_h + far * gv_t
     put(v_grad, gv_t, there, vv, dv, V)
-    if PARTS:
+    if PEAKED:
         length = length * (K**-0.5 if MAP == "fourier" else -(K**-0.5))
         dx = dx * K**-0.25 + length[:, None] * tile(k_at, k_t, seen, tl.arange(0, KP), K)
         put(k_grad, gk_t, there, tl.arange(0, KP), tl.where(seen[:, None], dx, 0.0), K)
