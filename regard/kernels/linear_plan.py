@@ -105,10 +105,10 @@ def _planned(
     mixed = map in ("performer", "fourier")
     columns = min(padded(V), WIDEST // 2 if mixed and mode != "half" else WIDEST)
     at_once = 3 if mixed else 4  # programs of `states` on a processor: segments for one round
-    wanted = at_once * _processors(device) // (-(-F // BLOCK) * -(-V // columns) * B)
+    wanted = at_once * processors(device) // (-(-F // BLOCK) * -(-V // columns) * B)
     cuts = (*_cut(S, wanted // G), *_cut(T, wanted // H))
     # Two programs on each processor start at once; of more than √N segments the last waits longer than it works.
-    chain = max(_cut(S, 2 * _processors(device) // (B * G))[0], -(-math.isqrt(HANDING * S) // CHUNK) * CHUNK)
+    chain = max(_cut(S, 2 * processors(device) // (B * G))[0], -(-math.isqrt(HANDING * S) // CHUNK) * CHUNK)
     return Plan(map, mode, dtype, H, G, K, V, F, columns, *cuts, chain)
 
 
@@ -119,7 +119,7 @@ def _cut(tokens: int, wanted: int) -> tuple[int, int]:
 
 
 @lru_cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -183,7 +183,7 @@ def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int
         best = {"outputs": (1, None), "keys_values": (1, None)}
     elif plan.peaked:
         best = {
-            "crests": (2, 128),
+            "crests": (3, 168),
             "states": (3, 168) if cut else (2, 128),  # three programs a processor, or four
             "outputs": (1 if causal else 2, 168),
             "queries": (1, 168) if causal else (2, None),

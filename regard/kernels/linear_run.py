@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.kernels import triton_linear, triton_linear_backward, triton_linear_chained
-from regard.kernels.linear_plan import BLOCK, CHUNK, Plan, launch, planned, run
+from regard.kernels.linear_plan import BLOCK, CHUNK, Plan, launch, padded, planned, processors, run
 
 
 class Results(NamedTuple):
@@ -81,12 +81,12 @@ def _crests(
 ) -> None:
     """Lift and c of each vector, [B,N,T], and the largest c of each chunk of keys."""
     B, N, T = x.shape[:3]
-    seen = x if visible is None else visible
-    tokens = 2 * CHUNK if plan.narrow else CHUNK
+    chunks = B * N * -(-T // CHUNK)
+    programs = min(chunks, 3 * processors(x.device))
     run(
-        triton_linear.crests, (B * N * -(-T // tokens), 1), plan, (x, w, seen, lifts, c, tops),
-        *_strides(x), T, N, B * N, 1, KEYS=keys, MASKED=visible is not None, C=tokens,
-        FB=tokens,
+        triton_linear.crests, (programs, 1), plan, (x, w, x if visible is None else visible, lifts, c, tops),
+        *_strides(x), T, N, B * N, programs, KEYS=keys, MASKED=visible is not None,
+        FB=min(padded(plan.F), 4 * BLOCK) if plan.narrow else BLOCK,
     )  # fmt: skip
 
 

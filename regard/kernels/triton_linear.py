@@ -14,7 +14,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels import linear_plan
 from regard.kernels.triton_features import (
     LOG2E,
     directions,
@@ -32,7 +31,6 @@ from regard.kernels.triton_features import (
     vectors,
 )
 
-CHUNK: tl.constexpr = tl.constexpr(linear_plan.CHUNK)
 ZERO: tl.constexpr = tl.constexpr(2.0**-103)  # a smaller total has lost digits to underflow: tiny / eps of float32
 
 
@@ -49,41 +47,48 @@ def place(rows, NV):
 
 
 @triton.jit
+def highest(xs, ws, block, K: tl.constexpr, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr):
+    """The largest projection of each vector on a block of directions. A few bits will do: it is rounded up."""
+    along = product(xs, tl.trans(ws), tl.zeros([xs.shape[0], FB], tl.float32))
+    if F % FB != 0:
+        along = tl.where((block * FB + tl.arange(0, FB))[None, :] < F, along, float("-inf"))
+    return scaled(tl.max(along, 1), K, MAP)
+
+
+@triton.jit
 def crests(
-    x, w, visible, lifts, peaks, tops, x_b, x_h, x_t, T, H, rows, NV,
+    x, w, visible, lifts, peaks, tops, x_b, x_h, x_t, T, H, rows, programs,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """c of each key, rounded up to a whole number, so that scaling by 2ᶜ is exact; the lift that sizes its ψ, less c;
-    and the largest c of each chunk. Of queries, for which c cancels, the lift alone."""
-    n, row, _ = place(rows, NV)
-    far, row, t = n.to(tl.int64) * C, row.to(tl.int64), n * C + tl.arange(0, C)
-    there = t < T
-    if MASKED:
-        there = there & (tl.load(visible + (row // H) * T + t, mask=there, other=0) != 0)
-    xs = tile(x + (row // H) * x_b + (row % H) * x_h + far * x_t, x_t, there, tl.arange(0, KP), K)
-    wide = xs.to(tl.float32)
-    rest = tl.sum(wide * wide, 1) * (0.5 * K**-0.5 * LOG2E)
-    if MAP == "performer":
-        c = tl.full([C], float("-inf"), tl.float32)
-        for block in range((F + FB - 1) // FB):
-            ws = directions(w, block, K, F, KP, FB, MAP, 1)  # a few bits will do: it is rounded up to a whole number
-            along = product(xs, tl.trans(ws[0]), tl.zeros([C, FB], tl.float32))
-            if F % FB != 0:
-                along = tl.where((block * FB + tl.arange(0, FB))[None, :] < F, along, float("-inf"))
-            c = tl.maximum(c, tl.max(along, 1))
-        c = tl.ceil(scaled(c, K, MAP) - rest)
-    else:
-        c, rest = tl.ceil(rest), -rest
-    if KEYS:
-        tl.store(lifts + row * T + t, rest, mask=there)
-        tl.store(peaks + row * T + t, c, mask=there)
-        chunk = n * (C // CHUNK) + tl.arange(0, C // CHUNK)
-        top = tl.max(tl.reshape(tl.where(there, c, float("-inf")), [C // CHUNK, CHUNK]), 1)
-        tl.store(tops + row * tl.cdiv(T, CHUNK) + chunk, top, mask=chunk < tl.cdiv(T, CHUNK))
-    else:
-        tl.store(lifts + row * T + t, c + rest, mask=there)
+    and the largest c of each chunk. Of queries, for which c cancels, the lift alone. A program does one chunk after the
+    other with the same directions."""
+    chunks = tl.cdiv(T, C)
+    first = directions(w, 0, K, F, KP, FB, MAP, 1)[0]
+    for at in range(tl.program_id(0), chunks * rows, programs):
+        row, n = (at // chunks).to(tl.int64), at % chunks
+        far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
+        there = t < T
+        if MASKED:
+            there = there & (tl.load(visible + (row // H) * T + t, mask=there, other=0) != 0)
+        xs = tile(x + (row // H) * x_b + (row % H) * x_h + far * x_t, x_t, there, tl.arange(0, KP), K)
+        c = tl.zeros([C], tl.float32)
+        if MAP == "performer":
+            c = highest(xs, first, 0, K, F, FB, MAP)
+            for block in range(1, (F + FB - 1) // FB):
+                c = tl.maximum(c, highest(xs, directions(w, block, K, F, KP, FB, MAP, 1)[0], block, K, F, FB, MAP))
+        if KEYS:
+            wide = xs.to(tl.float32)
+            rest = tl.sum(wide * wide, 1) * (0.5 * K**-0.5 * LOG2E)
+            rest = rest if MAP == "performer" else -rest
+            c = tl.ceil(c - rest)
+            tl.store(lifts + row * T + t, rest, mask=there)
+            tl.store(peaks + row * T + t, c, mask=there)
+            tl.store(tops + row * chunks + n, tl.max(tl.where(there, c, float("-inf")), 0))
+        else:
+            tl.store(lifts + row * T + t, c, mask=there)
 
 
 @triton.jit
