@@ -312,7 +312,6 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
             "last",
             "N",
             "SV",
-            "SP",
             "BLOCK",
             "PEAKED",
             "BACK",
@@ -331,7 +330,7 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
     for dtype in (torch.float32, torch.bfloat16):
         plan = linear_plan.planned(x.to(dtype), x.to(dtype), x.to(dtype), None, "elu")
         sums, tops = torch.zeros(1, 3, 72), torch.zeros(1, 3)
-        linear_run._combined(plan, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), None, False)
+        linear_run._combined(plan, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), False, False)
     assert compiled == [torch.float32, torch.bfloat16]
 
 

@@ -183,7 +183,7 @@ def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int
         best = {"outputs": (1, None), "keys_values": (1, None)}
     elif plan.peaked:
         best = {
-            "crests": (3, 168),
+            "crests": (3, 128),
             "states": (3, 168) if cut else (2, 128),  # three programs a processor, or four
             "outputs": (1 if causal else 2, 168),
             "queries": (1, 168) if causal else (2, None),

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -82,36 +81,36 @@ def _crests(
     """Lift and c of each vector, [B,N,T], and the largest c of each chunk of keys."""
     B, N, T = x.shape[:3]
     chunks = B * N * -(-T // CHUNK)
-    programs = min(chunks, 3 * processors(x.device))
+    programs = min(chunks, 4 * processors(x.device))
     run(
         triton_linear.crests, (programs, 1), plan, (x, w, x if visible is None else visible, lifts, c, tops),
         *_strides(x), T, N, B * N, programs, KEYS=keys, MASKED=visible is not None,
-        FB=min(padded(plan.F), 4 * BLOCK) if plan.narrow else BLOCK,
+        FB=min(padded(plan.F), 2 * BLOCK) if plan.narrow else BLOCK,
     )  # fmt: skip
 
 
+def _edge(sums: Tensor, tops: Tensor, edge: Tensor, peak: Tensor | None, back: bool) -> None:
+    """Sums and peak of what comes from outside, in a slot of their own: the first or the last."""
+    slot = sums.shape[1] - 1 if back else 0
+    state = edge.float().flatten(0, 1)
+    sums[:, slot] = torch.cat([state[..., :-1].flatten(1), state[..., -1]], 1)
+    if peak is not None:
+        tops[:, slot] = peak.flatten()
+
+
 def _combined(
-    plan: Plan, sums: Tensor, tops: Tensor, outer: Tensor, peaks: Tensor, edge: tuple[Tensor, Tensor | None] | None,
-    back: bool,
+    plan: Plan, sums: Tensor, tops: Tensor, outer: Tensor, peaks: Tensor, edge: bool, back: bool
 ) -> None:  # fmt: skip
-    """Running totals in place of the sums of the segments, and their peaks. `edge`: sums and peak of what comes from
-    outside."""
+    """Running totals in place of the sums of the segments, and their peaks. `edge`: something came from outside."""
     rows, slots, N = sums.shape
-    if edge is not None:
-        slot = slots - 1 if back else 0
-        state = edge[0].float().flatten(0, 1)
-        sums[:, slot] = torch.cat([state[..., :-1].flatten(1), state[..., -1]], 1)
-        if edge[1] is not None:
-            tops[:, slot] = edge[1].flatten()
-    outside = int(edge is None)
+    outside = int(not edge)
     first, last = (0, slots - outside) if back else (outside, slots)
     numbers, flags = (slots, first, last, N, outer.shape[2]), {"PEAKED": plan.peaked, "BACK": back}
-    room = max(16, triton.next_power_of_2(slots))
-    block = max(64, 4096 // room)
+    block = 512
     launch(
         (triton_linear.combine, "combine", sums.device, numbers, *flags.values()), triton_linear.combine,
         (rows, -(-N // block), 1), (sums, tops, outer, peaks), numbers,
-        lambda: {"SP": room, "BLOCK": block, **flags}, lambda: [{"num_warps": 4}],
+        lambda: {"BLOCK": block, **flags}, lambda: [{"num_warps": 4}],
     )  # fmt: skip
 
 
@@ -144,14 +143,15 @@ def forward(
     seen = v if visible is None else visible
     flags = {"MASKED": visible is not None, "LOCAL": r.local.numel() > 0, "STATES": r.states.numel() > 0}
     raw = torch.empty_like(r.tops)
+    if sums is not None:
+        _edge(r.states, raw, sums, None if peak is None else plan.inward(peak), False)
     if flags["LOCAL"] or flags["STATES"]:
         _summed(
             plan, rows, (k, v, ws, seen, r.lifts, rises, v, v, r.local, r.marks, r.states, raw), *_strides(k, v), S,
-            plan.keys_span, plan.keys_slots, 1, plan.G, BACK=False, **flags,
+            plan.keys_span, plan.keys_slots, 1, plan.G, BACK=False, EDGE=sums is not None, **flags,
         )  # fmt: skip
     if flags["STATES"]:
-        edge = None if sums is None else (sums, None if peak is None else plan.inward(peak))
-        _combined(plan, r.states, raw, r.outer, r.tops, edge, False)
+        _combined(plan, r.states, raw, r.outer, r.tops, sums is not None, False)
     chunk = 2 * CHUNK if plan.narrow and not causal else CHUNK  # without pairs there is room for more tokens
     run(
         triton_linear.outputs, (B * H * plan.blocks[1] * -(-T // chunk), 1), plan,
@@ -237,6 +237,7 @@ def gradients(
     (B, H, T, _), S, values = q.shape, k.shape[2], plan.blocks[1]
     group = H // plan.G
     plan, ws = _directions(plan, w, v)
+    alone = plan._replace(parts=0) if plan.through else plan  # of these two programs the products wait for others
     span = S + CHUNK if _chains(plan, causal, started, True) else plan.keys_span  # the sums are of all that came before
     seen = v if visible is None else visible.contiguous()
     flags = {"GROUP": group, "MASKED": visible is not None, "CAUSAL": causal}
@@ -246,7 +247,7 @@ def gradients(
     sizes = r.inverses.new_empty(B, H, T if plan.peaked else 0)
     falls = r.inverses.new_empty(B * H, -(-T // CHUNK) if plan.peaked else 0)
     run(
-        triton_linear_backward.queries, (B * H * values * -(-T // CHUNK), 1), plan,
+        triton_linear_backward.queries, (B * H * values * -(-T // CHUNK), 1), alone,
         (q, k, v, ws, seen, r.lifts_q, r.lifts, r.c, r.local, r.marks, r.states, r.outer, r.tops, r.out, r.inverses,
          r.peaks, d_out, dq_parts, delta, sizes, falls),
         *_strides(q, k, v, r.out, d_out), dq_parts.stride(0), *_strides(dq_parts[0]),
@@ -257,7 +258,7 @@ def gradients(
     found = (sizes, falls, r.inverses, delta)
     back, outer, sunk, local, marks = _back_sums(plan, (q, d_out, ws), d_state, found, r.tops, causal, started)
     run(
-        triton_linear_backward.keys_values, (B * H * values * -(-S // CHUNK), 1), plan,
+        triton_linear_backward.keys_values, (B * H * values * -(-S // CHUNK), 1), alone,
         (q, k, v, ws, seen, r.lifts_q, r.lifts, r.c, local, marks, back, outer, sunk, r.inverses, r.peaks, d_out,
          delta, dk_parts, dv_parts),
         *_strides(q, k, v, d_out), dk_parts.stride(0), *_strides(dk_parts[0]), dv_parts.stride(0),
@@ -291,21 +292,21 @@ def _back_sums(
     outer, sunk = local.new_empty(B * H, slots, plan.F * plan.V), torch.empty_like(raw)
     if not slots and not chunks:
         return back, outer, sunk, local, marks
+    if d_state is not None:  # of all heads of a group, so it counts for the first
+        first = d_state.new_zeros(B, plan.G, group, *d_state.shape[2:])
+        first[:, :, 0] = d_state
+        peak = None
+        if plan.peaked:
+            last = tops[:, -1:].expand(-1, group)
+            peak = torch.where(last == -math.inf, last, -last)
+        _edge(back, raw, first.flatten(1, 2), peak, True)
     _summed(
         plan, B * H, (q, d_out, ws, q, *found, local, marks, back, raw), *_strides(q, d_out), T,
-        plan.queries_span, plan.queries_slots, 0, H, BACK=True, MASKED=False, LOCAL=chunks > 0, STATES=slots > 0,
+        plan.queries_span, plan.queries_slots, 0, H, BACK=True, EDGE=d_state is not None, MASKED=False,
+        LOCAL=chunks > 0, STATES=slots > 0,
     )  # fmt: skip
     if slots:
-        edge = None
-        if d_state is not None:  # of all heads of a group, so it counts for the first
-            first = d_state.new_zeros(B, plan.G, group, *d_state.shape[2:])
-            first[:, :, 0] = d_state
-            sunk_by = None
-            if plan.peaked:
-                last = tops[:, -1:].expand(-1, group)
-                sunk_by = torch.where(last == -math.inf, last, -last)
-            edge = first.flatten(1, 2), sunk_by
-        _combined(plan, back, raw, outer, sunk, edge, True)
+        _combined(plan, back, raw, outer, sunk, d_state is not None, True)
     return back, outer, sunk, local, marks
 
 

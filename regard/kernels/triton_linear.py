@@ -66,7 +66,7 @@ def crests(
     and the largest c of each chunk. Of queries, for which c cancels, the lift alone. A program does one chunk after the
     other with the same directions."""
     chunks = tl.cdiv(T, C)
-    first = directions(w, 0, K, F, KP, FB, MAP, 1)[0]
+    first, second = directions(w, 0, K, F, KP, FB, MAP, 1)[0], directions(w, 1, K, F, KP, FB, MAP, 1)[0]
     for at in range(tl.program_id(0), chunks * rows, programs):
         row, n = (at // chunks).to(tl.int64), at % chunks
         far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
@@ -77,7 +77,9 @@ def crests(
         c = tl.zeros([C], tl.float32)
         if MAP == "performer":
             c = highest(xs, first, 0, K, F, FB, MAP)
-            for block in range(1, (F + FB - 1) // FB):
+            if F > FB:
+                c = tl.maximum(c, highest(xs, second, 1, K, F, FB, MAP))
+            for block in range(2, (F + FB - 1) // FB):
                 c = tl.maximum(c, highest(xs, directions(w, block, K, F, KP, FB, MAP, 1)[0], block, K, F, FB, MAP))
         if KEYS:
             wide = xs.to(tl.float32)
@@ -92,15 +94,30 @@ def crests(
 
 
 @triton.jit
+def peak_before(rises, tops, row, begin, chunks, N, slots, BACK: tl.constexpr, EDGE: tl.constexpr):
+    """The peak of all that comes before a segment, or (BACK) after it: its sums are relative to that from the start, so
+    that no chunk has to lower them."""
+    m = tl.full((), float("-inf"), tl.float32)
+    if EDGE:  # of what comes from outside
+        m = tl.load(tops + row * slots + (slots - 1 if BACK else 0))
+    low, high = (begin + chunks, N) if BACK else (0, begin)
+    for n in range(low, high, 128):
+        at = n + tl.arange(0, 128)
+        m = tl.maximum(m, tl.max(tl.load(rises + row * N + at, mask=at < high, other=float("-inf")), 0))
+    return m
+
+
+@triton.jit
 def states(
     x, y, w, visible, lifts, rises, inverses, delta, local, marks, out, tops,
     x_b, x_h, x_t, y_b, y_h, y_t, T, span, slots, first, N, P, NV,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
-    MASKED: tl.constexpr, BACK: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
+    MASKED: tl.constexpr, BACK: tl.constexpr, EDGE: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """Σ 2ᶜ⁻ᵐ ψ(x) [y, 1]ᵀ over one segment, for one block of features and one of y's columns: before each chunk but the
-    first (LOCAL), and of all (STATES). The lifts are less c, and `rises` are the peaks of the chunks.
+    first (LOCAL), and of all (STATES). The lifts are less c, and `rises` are the peaks of the chunks. EDGE: there are
+    sums from outside the sequence, whose peak is in their slot already.
 
     Forward, x and y are keys and values. Backward, from the end, they are queries and ∂out, divided by the totals (in
     the lifts where there are any); −∂out·out takes the place of the one, and −m that of c."""
@@ -115,6 +132,8 @@ def states(
     chunks = tl.cdiv(tl.minimum(start + span, T) - start, C)
     S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
     m = tl.full((), float("-inf"), tl.float32)
+    if PEAKED and STATES:
+        m = peak_before(rises, tops, row, start // C, chunks, tl.cdiv(T, C), slots, BACK, EDGE)
     for step in range(chunks):
         n = start // C + (chunks - 1 - step if BACK else step)
         slot = row * tl.cdiv(T, C) + n
@@ -160,46 +179,45 @@ def states(
 @triton.jit
 def combine(
     sums, tops, outer, peaks, slots, first, last, N, SV,
-    SP: tl.constexpr, BLOCK: tl.constexpr, PEAKED: tl.constexpr, BACK: tl.constexpr,
+    BLOCK: tl.constexpr, PEAKED: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """Running totals over the slots, in place: of each slot and all before it, or (BACK) all after it. Only the slots
     from `first` to before `last` have anything in them. `outer` are the first SV numbers, as the products take them."""
-    row, s = tl.program_id(0), tl.arange(0, SP)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = (s >= first) & (s < last)
-    adds = there[None, :] & ((s[:, None] <= s[None, :]) if BACK else (s[:, None] >= s[None, :]))
-    share = tl.where(adds, 1.0, 0.0)
-    if PEAKED:
-        top = tl.load(tops + row * slots + s, mask=there, other=float("-inf"))
-        peak = tl.max(tl.where(adds, top[None, :], float("-inf")), 1)
-        share = tl.where(adds, tl.exp2(top[None, :] - finite(peak)[:, None]), 0.0)
-        if tl.program_id(1) == 0:
-            tl.store(peaks + row * slots + s, peak, mask=s < slots)
-    here = sums + (row * slots + s).to(tl.int64)[:, None] * N + at[None, :]
-    x = tl.load(here, mask=there[:, None] & (at[None, :] < N), other=0.0)
-    total = tl.dot(share, x, input_precision="ieee")
-    tl.store(here, total, mask=(s[:, None] < slots) & (at[None, :] < N))
-    here = outer + (row * slots + s).to(tl.int64)[:, None] * SV + at[None, :]
-    tl.store(here, total, mask=(s[:, None] < slots) & (at[None, :] < SV))
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total, peak = tl.zeros([BLOCK], tl.float32), tl.full((), float("-inf"), tl.float32)
+    for step in tl.range(0, slots, num_stages=4):
+        s = slots - 1 - step if BACK else step
+        slot, there = row * slots + s, (s >= first) & (s < last)
+        x = tl.load(sums + slot * N + at, mask=there & (at < N), other=0.0)
+        if PEAKED:
+            top = tl.load(tops + slot, mask=there, other=float("-inf"))
+            higher = tl.maximum(peak, top)
+            total = total * tl.exp2(peak - finite(higher)) + x * tl.exp2(top - finite(higher))
+            peak = higher
+            tl.store(peaks + slot, peak, mask=tl.program_id(1) == 0)
+        else:
+            total += x
+        tl.store(sums + slot * N + at, total, mask=at < N)
+        tl.store(outer + slot * SV + at, total, mask=at < SV)
 
 
 @triton.jit
 def peak_of(
     marks, tops, near, slot, more, F: tl.constexpr, PEAKED: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr
 ):  # fmt: skip
-    """The peak of all that a chunk reads; and what its two parts, of the segment and from outside, scale by: powers of
-    two."""
+    """The peak of all that a chunk reads, which is that of its part in the segment, if there is one; and what the part
+    from outside scales by: a power of two, one until the segment has found a higher peak."""
     m = tl.full((), float("-inf"), tl.float32)
     if PEAKED:
-        inner = tl.load(marks + near * (F + 1) + F, mask=more, other=float("-inf")) if LOCAL else m
         outer = tl.load(tops + slot) if STATES else m
-        m = tl.maximum(inner, outer)
+        m = tl.load(marks + near * (F + 1) + F, mask=more, other=float("-inf")) if LOCAL else m
+        m = tl.maximum(m, outer)
         if LOCAL and STATES:
-            return m, tl.exp2(inner - finite(m)), tl.exp2(outer - finite(m))
+            return m, tl.exp2(outer - finite(m))
         else:
-            return m, 1.0, 1.0
+            return m, 1.0
     else:
-        return m, 1.0, 1.0
+        return m, 1.0
 
 
 @triton.jit
@@ -214,14 +232,27 @@ def kept(
 
 
 @triton.jit
+def from_outside(a, S, by, acc, MODE: tl.constexpr, SCALED: tl.constexpr):
+    """acc + by·a S. Mostly `by` is one; it is zero where nothing came before."""
+    if SCALED and MODE == "half":
+        if by == 1.0:
+            acc = dot(a, S, acc, MODE)
+        elif by > 0:
+            acc = dot(rounded(a.to(tl.float32) * by, MODE), S, acc, MODE)
+        return acc
+    else:
+        return dot(a * by if SCALED else a, S, acc, MODE)
+
+
+@triton.jit
 def kept_totals(
-    marks, states, near, slot, more, near_by, far_by, block, V: tl.constexpr, F: tl.constexpr, FB: tl.constexpr,
+    marks, states, near, slot, more, far_by, block, V: tl.constexpr, F: tl.constexpr, FB: tl.constexpr,
     LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """A block of Z, [FB], of all that a chunk reads."""
     ff, Z = block * FB + tl.arange(0, FB), tl.zeros([FB], tl.float32)
     if LOCAL:
-        Z = tl.load(marks + near * (F + 1) + ff, mask=(ff < F) & more, other=0.0) * near_by
+        Z = tl.load(marks + near * (F + 1) + ff, mask=(ff < F) & more, other=0.0)
     if STATES:
         Z += tl.load(states + slot * (F * V + F) + F * V + ff, mask=ff < F, other=0.0) * far_by
     return Z
@@ -244,7 +275,7 @@ def outputs(
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
-    m, near_by, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    m, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     seen = there
     if MASKED and CAUSAL:
@@ -264,15 +295,15 @@ def outputs(
         if LOCAL:
             S_near = kept(local, near, more, block, part, V, F, FB, VB)
         if STATES:
-            S_far = kept(outer, slot, True, block, part, V, F, FB, VB)
+            S_far = kept(outer, slot, far_by > 0, block, part, V, F, FB, VB)
         if CAUSAL:
             ks = vectors(k_at, k_t, seen, block, K, KP, FB, PARTS)
-        Z = kept_totals(marks, states, near, slot, more, near_by, far_by, block, V, F, FB, LOCAL, STATES)
+        Z = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)
         psi_q = short(features(project(qs, ws, K, MAP, PARTS), lift_q, ff, F, FB, MAP)[0], MODE)
         if LOCAL:
-            result = dot(psi_q * near_by, S_near, result, MODE)
+            result = dot(psi_q, S_near, result, MODE)
         if STATES:
-            result = dot(psi_q * far_by, S_far, result, MODE)
+            result = from_outside(psi_q, S_far, far_by, result, MODE, PEAKED and LOCAL)
         if LOCAL or STATES:
             total += tl.sum(psi_q * Z[None, :], 1)
         if CAUSAL:

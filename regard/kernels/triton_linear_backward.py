@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from regard.kernels.triton_features import directions, dot, features, finite, project, put, rounded, tile, vectors
-from regard.kernels.triton_linear import kept, kept_totals, peak_of, place
+from regard.kernels.triton_linear import from_outside, kept, kept_totals, peak_of, place
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def queries(
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
-    m, near_by, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    m, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     q_grad = d_q + part.to(tl.int64) * g_p + b * g_b + h * g_h + far * g_t
     lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0) if PEAKED else tl.zeros([C], tl.float32)
@@ -97,7 +97,7 @@ def queries(
         else:
             d_pairs = tl.where(before, d_pairs, 0.0)
         d_pairs = rounded(d_pairs, MODE)
-    grad_near, grad_far = rounded(grad * near_by, MODE), rounded(grad * far_by, MODE)
+    grad = rounded(grad, MODE)
     dx = tl.zeros([C, KP], tl.float32)
     for block in range((F + FB - 1) // FB):
         ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP, PARTS)
@@ -106,16 +106,16 @@ def queries(
         if LOCAL:
             S_near = kept(local, near, more, block, part, V, F, FB, VB)
         if STATES:
-            S_far = kept(outer, slot, True, block, part, V, F, FB, VB)
+            S_far = kept(outer, slot, far_by > 0, block, part, V, F, FB, VB)
         if CAUSAL:
             ks = vectors(k_at + within, k_t, seen, block, K, KP, FB, PARTS)
         qs = vectors(q_at + within, q_t, there, block, K, KP, FB, PARTS)
-        Z = kept_totals(marks, states, near, slot, more, near_by, far_by, block, V, F, FB, LOCAL, STATES)
+        Z = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)
         d_psi = along[:, None] * Z[None, :]
         if LOCAL:
-            d_psi = dot(grad_near, tl.trans(S_near), d_psi, MODE)
+            d_psi = dot(grad, tl.trans(S_near), d_psi, MODE)
         if STATES:
-            d_psi = dot(grad_far, tl.trans(S_far), d_psi, MODE)
+            d_psi = from_outside(grad, tl.trans(S_far), far_by, d_psi, MODE, PEAKED and LOCAL)
         if CAUSAL:
             psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)[0]
             d_psi = dot(d_pairs, psi_k, d_psi, MODE)
@@ -150,7 +150,7 @@ def keys_values(
         seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
     near, more = row_q * tl.cdiv(T, C) + n, ((n + 1) * C % span > 0) & ((n + 1) * C < T)
     slot = row_q * slots + (n * C // span + 1 if CAUSAL else 0)
-    past_peak, near_by, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    past_peak, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     mine = tl.where(part == 0, 1.0, 0.0)  # δ and ρ belong to the first block of values
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     k_grad = d_k + (r * NV + part) * gk_p + b * gk_b + g * gk_h + far * gk_t
@@ -162,7 +162,7 @@ def keys_values(
         past = tl.exp2(higher + past_peak)
     values_near, values_far = values, values
     if PEAKED:  # exactly: all of these are powers of two
-        values_near = rounded(values.to(tl.float32) * (past * near_by)[:, None], MODE)
+        values_near = rounded(values.to(tl.float32) * past[:, None], MODE)
         values_far = rounded(values.to(tl.float32) * (past * far_by)[:, None], MODE)
     if CAUSAL:
         if PEAKED:
@@ -182,8 +182,8 @@ def keys_values(
         if LOCAL:
             R_near = kept(local, near, more, block, part, V, F, FB, VB)
         if STATES:
-            R_far = kept(outer, slot, True, block, part, V, F, FB, VB)
-        rho = kept_totals(marks, states, near, slot, more, near_by, far_by, block, V, F, FB, LOCAL, STATES)
+            R_far = kept(outer, slot, far_by > 0, block, part, V, F, FB, VB)
+        rho = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)
         d_psi = tl.zeros([C, FB], tl.float32)
         if CAUSAL:
             psi_q = rounded(features(project(qs, ws, K, MAP, PARTS), lift_q, ff, F, FB, MAP)[0], MODE)
@@ -193,7 +193,7 @@ def keys_values(
             pairs = dot(psi, tl.trans(psi_q), pairs, MODE)
         d_psi += (mine * past)[:, None] * rho[None, :]  # beside the products that it nearly cancels
         if LOCAL:
-            dv = dot(psi * near_by, R_near, dv, MODE)
+            dv = dot(psi, R_near, dv, MODE)
             d_psi = dot(values_near, tl.trans(R_near), d_psi, MODE)
         if STATES:
             dv = dot(psi * far_by, R_far, dv, MODE)
