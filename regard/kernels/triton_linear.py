@@ -206,18 +206,14 @@ def peak_of(
     marks, tops, near, slot, more, F: tl.constexpr, PEAKED: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr
 ):  # fmt: skip
     """The peak of all that a chunk reads, which is that of its part in the segment, if there is one; and what the part
-    from outside scales by: a power of two, one until the segment has found a higher peak."""
-    m = tl.full((), float("-inf"), tl.float32)
+    from outside scales by: a power of two, one until the segment has found a higher peak; and whether there is one."""
+    m, by = tl.full((), float("-inf"), tl.float32), tl.full((), 1.0, tl.float32)
     if PEAKED:
         outer = tl.load(tops + slot) if STATES else m
         m = tl.load(marks + near * (F + 1) + F, mask=more, other=float("-inf")) if LOCAL else m
         m = tl.maximum(m, outer)
-        if LOCAL and STATES:
-            return m, tl.exp2(outer - finite(m))
-        else:
-            return m, 1.0
-    else:
-        return m, 1.0
+        by = tl.exp2(outer - finite(m)) if LOCAL and STATES else by
+    return m, by, (by > 0).to(tl.int32) > 0  # Triton's interpreter loses a comparison of floats
 
 
 @triton.jit
@@ -275,7 +271,7 @@ def outputs(
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
-    m, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    m, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     seen = there
     if MASKED and CAUSAL:
@@ -295,7 +291,7 @@ def outputs(
         if LOCAL:
             S_near = kept(local, near, more, block, part, V, F, FB, VB)
         if STATES:
-            S_far = kept(outer, slot, far_by > 0, block, part, V, F, FB, VB)
+            S_far = kept(outer, slot, outside, block, part, V, F, FB, VB)
         if CAUSAL:
             ks = vectors(k_at, k_t, seen, block, K, KP, FB, PARTS)
         Z = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)

@@ -64,7 +64,7 @@ def queries(
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
-    m, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    m, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     q_grad = d_q + part.to(tl.int64) * g_p + b * g_b + h * g_h + far * g_t
     lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0) if PEAKED else tl.zeros([C], tl.float32)
@@ -106,7 +106,7 @@ def queries(
         if LOCAL:
             S_near = kept(local, near, more, block, part, V, F, FB, VB)
         if STATES:
-            S_far = kept(outer, slot, far_by > 0, block, part, V, F, FB, VB)
+            S_far = kept(outer, slot, outside, block, part, V, F, FB, VB)
         if CAUSAL:
             ks = vectors(k_at + within, k_t, seen, block, K, KP, FB, PARTS)
         qs = vectors(q_at + within, q_t, there, block, K, KP, FB, PARTS)
@@ -150,7 +150,7 @@ def keys_values(
         seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
     near, more = row_q * tl.cdiv(T, C) + n, ((n + 1) * C % span > 0) & ((n + 1) * C < T)
     slot = row_q * slots + (n * C // span + 1 if CAUSAL else 0)
-    past_peak, far_by = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    past_peak, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     mine = tl.where(part == 0, 1.0, 0.0)  # δ and ρ belong to the first block of values
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     k_grad = d_k + (r * NV + part) * gk_p + b * gk_b + g * gk_h + far * gk_t
@@ -182,7 +182,7 @@ def keys_values(
         if LOCAL:
             R_near = kept(local, near, more, block, part, V, F, FB, VB)
         if STATES:
-            R_far = kept(outer, slot, far_by > 0, block, part, V, F, FB, VB)
+            R_far = kept(outer, slot, outside, block, part, V, F, FB, VB)
         rho = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)
         d_psi = tl.zeros([C, FB], tl.float32)
         if CAUSAL:
