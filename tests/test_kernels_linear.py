@@ -117,6 +117,7 @@ COMPILED = """
 import interpreted
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from regard.errors import KernelError
 from regard.kernels import fast
 from regard.mechanisms import mechanism
 from regard.shapes import Mask, Size
@@ -143,6 +144,22 @@ with FlopCounterMode(display=False) as counted:
     out.sum().backward()
 assert counted.get_total_flops() == 2 * 4 * 140 * 140 * (4 * 5 + 3 * 7)
 assert torch.equal(torch.compile(m, fullgraph=True, backend="aot_eager")(q, k, v, Mask(causal=True)), out)
+# Narrow heads keep sums for the gradient only where one is to come.
+m = fast(mechanism("elu"), "triton")
+q, k, v = (torch.randn(1, 2, 140, 40).bfloat16().requires_grad_() for _ in range(3))
+out = m(q, k, v, Mask(causal=True))
+grads = torch.autograd.grad(out.sum(), (q, k, v))
+whole = torch.compile(m, fullgraph=True, backend="aot_eager")(q, k, v, Mask(causal=True))
+assert torch.equal(whole, out)
+assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(whole.sum(), (q, k, v)), grads))
+with torch.no_grad():
+    assert torch.equal(m(q, k, v, Mask(causal=True)), out)
+try:
+    torch.ops.regard.linear_attention(q, k, v, None, None, None, None, "elu", True, False, False)
+except KernelError as error:
+    assert "Pass learns=True" in str(error)
+else:
+    raise AssertionError("a gradient that was not announced")
 print("same")
 """
 
