@@ -6,7 +6,6 @@ Nothing is added up in an order that could change: the same inputs give the same
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -70,9 +69,17 @@ def _directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, Tensor]:
 _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-@lru_cache
 def _unmixed(K: int, device: torch.device) -> Tensor:
-    return torch.eye(K, dtype=torch.bfloat16, device=device)
+    """The identity. One that is made while a CUDA graph is captured belongs to that graph."""
+    known = _IDENTITIES.get((K, device))
+    if known is None:
+        known = torch.eye(K, dtype=torch.bfloat16, device=device)
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            _IDENTITIES[K, device] = known
+    return known
+
+
+_IDENTITIES: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def _crests(

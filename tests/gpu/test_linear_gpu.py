@@ -102,6 +102,26 @@ def test_it_compiles_as_one_graph(name, options):
     assert q.grad is not None and q.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(("name", "options"), [("elu", {}), ("performer", {"features": 64, "width": 64})])
+def test_a_graph_can_be_captured_and_leaves_nothing_behind(name, options):
+    from regard.kernels import linear_run
+
+    m = fast(mechanism(name, **options).cuda().bfloat16(), "triton")
+    q, k, v = (torch.randn(2, 2, 700, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    want = m(q, k, v, Mask(causal=True))  # compiles
+    linear_run._IDENTITIES.clear()
+    linear_run._KEPT.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = m(q, k, v, Mask(causal=True))
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, want)
+    del graph, out
+    assert torch.equal(m(q, k, v, Mask(causal=True)), want)
+
+
 @pytest.mark.parametrize("name", ["performer", "fourier"])
 def test_directions_of_a_bfloat16_model_are_taken_as_they_are(name):
     """In one part, where float32 directions take two or three: the same law for both."""
