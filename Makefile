@@ -6,8 +6,8 @@ DEMO_FLAGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-# One thread for each of pytest's workers, which otherwise fight over the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+# One thread for each of pytest's workers, which otherwise fight over the cores; one that has nothing left takes from the other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
