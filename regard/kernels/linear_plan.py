@@ -131,7 +131,7 @@ def padded(n: int) -> int:
 def run(
     program: Any, grid: tuple[int, int], plan: Plan, tensors: tuple[Tensor, ...], *numbers: int, **flags: Any
 ) -> None:
-    """A program of the plan. The last two of its numbers are rows of it or blocks, and blocks of values."""
+    """A program of the plan, with all constants that one may need."""
     launch(
         (program, plan, tensors[0].device, numbers, *flags.values()), program, (*grid, 1), tensors, numbers,
         lambda: {

@@ -61,7 +61,7 @@ def _directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, Tensor]:
             rest = rest - parts[-1].float()
         made = torch.cat(parts)
     made = made.contiguous()
-    if which[0] is not None and not (w.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if which[0] is not None and not _captured(w):
         _KEPT[w] = which, made
     return plan._replace(parts=made.shape[0] // w.shape[0]), made
 
@@ -69,12 +69,17 @@ def _directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, Tensor]:
 _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+def _captured(x: Tensor) -> bool:
+    """Whether what is made now belongs to a CUDA graph, and may not be kept."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _unmixed(K: int, device: torch.device) -> Tensor:
-    """The identity. One that is made while a CUDA graph is captured belongs to that graph."""
+    """The identity: what is projected on it stays as it is."""
     known = _IDENTITIES.get((K, device))
     if known is None:
         known = torch.eye(K, dtype=torch.bfloat16, device=device)
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        if not _captured(known):
             _IDENTITIES[K, device] = known
     return known
 
@@ -191,7 +196,7 @@ def _chained(
         triton_linear_chained.chained, (rows * segments, 1), plan,
         (q, k, v, ws, v if visible is None else visible, start, r.out, r.inverses, r.local, r.marks, r.sums, handed,
          line),
-        *_strides(q, k, v, r.out), T, plan.chain_span, segments, H, rows, 1,
+        *_strides(q, k, v, r.out), T, plan.chain_span, segments, H, rows,
         GROUP=H // plan.G, MASKED=visible is not None, STARTED=sums is not None, FINAL=final,
         LOCAL=r.local.numel() > 0,
     )  # fmt: skip

@@ -56,6 +56,15 @@ def tile(x, stride, there, wide, W: tl.constexpr):
 
 
 @triton.jit
+def visible_at(visible, b, t, T, MASKED: tl.constexpr):
+    """Which of the tokens t of a sequence of T there are to see."""
+    there = t < T
+    if MASKED:
+        there = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+    return there
+
+
+@triton.jit
 def put(x, stride, there, wide, values, W: tl.constexpr):
     """The opposite of `tile`."""
     rows = tl.arange(0, there.shape[0])

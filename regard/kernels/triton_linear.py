@@ -29,6 +29,7 @@ from regard.kernels.triton_features import (
     short,
     tile,
     vectors,
+    visible_at,
 )
 
 ZERO: tl.constexpr = tl.constexpr(2.0**-103)  # a smaller total has lost digits to underflow: tiny / eps of float32
@@ -70,9 +71,7 @@ def crests(
     for at in range(tl.program_id(0), chunks * rows, programs):
         row, n = (at // chunks).to(tl.int64), at % chunks
         far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
-        there = t < T
-        if MASKED:
-            there = there & (tl.load(visible + (row // H) * T + t, mask=there, other=0) != 0)
+        there = visible_at(visible, row // H, t, T, MASKED)
         xs = tile(x + (row // H) * x_b + (row % H) * x_h + far * x_t, x_t, there, tl.arange(0, KP), K)
         c = tl.zeros([C], tl.float32)
         if MAP == "performer":
@@ -143,9 +142,7 @@ def states(
             tl.store(marks + slot * (F + 1) + ff, Z, mask=(ff < F) & more & (part == 0))
             tl.store(marks + slot * (F + 1) + F, m, mask=more & (at % P == 0))
         far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
-        there = t < T
-        if MASKED:
-            there = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+        there = visible_at(visible, b, t, T, MASKED)
         xs = vectors(x + b * x_b + h * x_h + far * x_t, x_t, there, block, K, KP, FB, PARTS)
         ys = tile(y + b * y_b + h * y_h + far * y_t, y_t, there, vv, V)
         one = tl.load(delta + row * T + t, mask=there, other=0.0) if BACK else tl.where(there, 1.0, 0.0)
@@ -273,9 +270,7 @@ def outputs(
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
     m, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
-    seen = there
-    if MASKED and CAUSAL:
-        seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+    seen = visible_at(visible, b, t, T, MASKED and CAUSAL)
     lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0)[:, None] if PEAKED else 0.0
     lift_k = 0.0
     if PEAKED and CAUSAL:

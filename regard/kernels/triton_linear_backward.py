@@ -13,7 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.triton_features import directions, dot, features, finite, project, put, rounded, tile, vectors
+from regard.kernels.triton_features import (
+    directions,
+    dot,
+    features,
+    finite,
+    project,
+    put,
+    rounded,
+    tile,
+    vectors,
+    visible_at,
+)
 from regard.kernels.triton_linear import from_outside, kept, kept_totals, peak_of, place
 
 
@@ -83,8 +94,7 @@ def queries(
         tl.store(falls + row_q * tl.cdiv(T, C) + n, fall, mask=part == 0)
     seen, lift_k = there, 0.0
     if CAUSAL:
-        if MASKED:
-            seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+        seen = visible_at(visible, b, t, T, MASKED)
         values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
         d_pairs = dot(grad, tl.trans(values), tl.zeros([C, C], tl.float32) + along[:, None], MODE)
         before = (tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]) & seen[None, :]
@@ -145,9 +155,7 @@ def keys_values(
     g, r = h // GROUP, h % GROUP
     far, t, vv = n.to(tl.int64) * C, n * C + tl.arange(0, C), part * VB + tl.arange(0, VB)
     there = t < T
-    seen = there
-    if MASKED:
-        seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+    seen = visible_at(visible, b, t, T, MASKED)
     near, more = row_q * tl.cdiv(T, C) + n, ((n + 1) * C % span > 0) & ((n + 1) * C < T)
     slot = row_q * slots + (n * C // span + 1 if CAUSAL else 0)
     past_peak, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)

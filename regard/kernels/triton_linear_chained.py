@@ -1,7 +1,7 @@
 """Causal linear attention of narrow heads in one Triton program: each segment of a sequence waits for the sums of the
 one before it, and hands its own on.
 
-Keys and values are read twice, the second time mostly from the cache, and the sums of a segment stay in registers.
+Keys and values are read twice, and the sums of a segment stay in registers.
 Programs take numbers as they start, so that the one a program waits for has always started; the order in which numbers
 are added up never changes.
 """
@@ -12,7 +12,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.triton_features import directions, dot, features, project, project_across, put, rounded, short, tile
+from regard.kernels.triton_features import (
+    directions,
+    dot,
+    features,
+    project,
+    project_across,
+    put,
+    rounded,
+    short,
+    tile,
+    visible_at,
+)
 from regard.kernels.triton_linear import ZERO
 
 
@@ -25,6 +36,22 @@ def keys_of(k, stride, seen, ws, ff, K: tl.constexpr, FB: tl.constexpr, MAP: tl.
 
 
 @triton.jit
+def summed(
+    k, v, ws, visible, b, begin, chunks, T, k_t, v_t, K: tl.constexpr, V: tl.constexpr, FB: tl.constexpr,
+    VB: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """S and Z of some chunks; k and v point to the first."""
+    ff, vv = tl.arange(0, FB), tl.arange(0, VB)
+    S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
+    for n in range(chunks):
+        seen = visible_at(visible, b, begin + n * C + tl.arange(0, C), T, MASKED)
+        psi = keys_of(k + n * C * k_t, k_t, seen, ws, ff, K, FB, MAP, MODE)
+        S = dot(psi, tile(v + n * C * v_t, v_t, seen, vv, V), S, MODE)
+        Z += tl.sum(psi, 1)
+    return S, Z
+
+
+@triton.jit
 def sums_at(x, row, ff, vv, K: tl.constexpr, V: tl.constexpr):
     """Where S and Z of a row of [F,V+1] are."""
     here = x + row * (K * (V + 1)) + ff * (V + 1)
@@ -34,7 +61,7 @@ def sums_at(x, row, ff, vv, K: tl.constexpr, V: tl.constexpr):
 @triton.jit
 def chained(
     q, k, v, w, visible, start, out, inverses, local, marks, final, handed, line,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, segments, H, rows, NV,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, segments, H, rows,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
     GROUP: tl.constexpr, MASKED: tl.constexpr, STARTED: tl.constexpr, FINAL: tl.constexpr, LOCAL: tl.constexpr,
@@ -54,18 +81,11 @@ def chained(
     k_at = k + b * k_b + g * k_h + begin.to(tl.int64) * k_t
     v_at = v + b * v_b + g * v_h + begin.to(tl.int64) * v_t
     ws = directions(w, 0, K, F, KP, FB, MAP, 1)
-    S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
     place = (row * (segments - 1) + segment) * (FB * VB + FB)
     last = segment + 1 == segments
-    if not last:
-        for n in range(chunks):
-            t = begin + n * C + tt
-            seen = t < T
-            if MASKED:
-                seen = seen & (tl.load(visible + b * T + t, mask=seen, other=0) != 0)
-            psi = keys_of(k_at + n * C * k_t, k_t, seen, ws, ff, K, FB, MAP, MODE)
-            S = dot(psi, tile(v_at + n * C * v_t, v_t, seen, vv, V), S, MODE)
-            Z += tl.sum(psi, 1)
+    S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
+    if not last:  # nobody waits for the sums of the last
+        S, Z = summed(k_at, v_at, ws, visible, b, begin, chunks, T, k_t, v_t, K, V, FB, VB, C, MAP, MODE, MASKED)
     S_before, Z_before = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
     if segment > 0:
         ready = tl.atomic_add(line + number - rows + 1, 0, sem="acquire")
@@ -87,9 +107,7 @@ def chained(
     for n in range(chunks):
         t = begin + n * C + tt
         there = t < T
-        seen = there
-        if MASKED:
-            seen = there & (tl.load(visible + b * T + t, mask=there, other=0) != 0)
+        seen = visible_at(visible, b, t, T, MASKED)
         values = tile(v_at + n * C * v_t, v_t, seen, vv, V)
         psi = keys_of(k_at + n * C * k_t, k_t, seen, ws, ff, K, FB, MAP, MODE)
         keys, sums = rounded(psi, MODE), rounded(S, MODE)

@@ -6,16 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.triton_features import dot, put, rounded, tile
-
-
-@triton.jit
-def seen(visible, b, j, S, MASKED: tl.constexpr):
-    """Which keys there are to see."""
-    there = j < S
-    if MASKED:
-        there = there & (tl.load(visible + b * S + j, mask=there, other=0) != 0)
-    return there
+from regard.kernels.triton_features import dot, put, rounded, tile, visible_at
 
 
 @triton.jit
@@ -32,7 +23,7 @@ def against(
     """A block of keys and values from `start` on, where k and v point; what rows x have with them, q·k + 1; and which
     pairs count."""
     j = start + tl.arange(0, N)
-    there = seen(visible, b, j, S, MASKED)
+    there = visible_at(visible, b, j, S, MASKED)
     keys, values = tile(k, k_t, there, tl.arange(0, KP), K), tile(v, v_t, there, tl.arange(0, VP), V)
     allowed = there[None, :] & (j[None, :] <= i[:, None]) if CAUSAL else there[None, :]
     return keys, values, pairs(x, keys) + 1, allowed
@@ -106,7 +97,7 @@ def keys_values(
     G = H // GROUP
     b, g = (head // G).to(tl.int64), head % G
     j, kk, vv = start + tl.arange(0, N), tl.arange(0, KP), tl.arange(0, VP)
-    there = seen(visible, b, j, S, MASKED)
+    there = visible_at(visible, b, j, S, MASKED)
     keys = tile(k + b * k_b + g * k_h + start.to(tl.int64) * k_t, k_t, there, kk, K)
     values = tile(v + b * v_b + g * v_h + start.to(tl.int64) * v_t, v_t, there, vv, V)
     acc_k, acc_v = tl.zeros([N, KP], tl.float32), tl.zeros([N, VP], tl.float32)
