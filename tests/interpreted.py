@@ -3,12 +3,14 @@
 Import it in a process that was started with TRITON_INTERPRET=1, before any program runs. Kernels then take CPU tensors.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from regard.kernels import linear, linear_plan
+from regard.kernels import linear, linear_plan, triton_features
 
 _cast = interpreter.InterpreterBuilder.cast_impl
 
@@ -33,4 +35,5 @@ interpreter.InterpreterBuilder.cast_impl = _rounded
 np.seterr(all="ignore")
 linear._device = lambda x: True
 linear._shared_memory = lambda device: 1 << 20
+triton_features.libdevice = SimpleNamespace(fast_sinf=lambda x: tl.sin(x), fast_cosf=lambda x: tl.cos(x))
 linear_plan.processors = lambda device: 2  # several segments even where sequences are short, of more than one chunk

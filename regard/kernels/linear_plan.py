@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     @property
     def narrow(self) -> bool:
         """There is room for more tokens than a chunk."""
-        return self.mode == "half" and max(self.K, self.V) <= 64
+        return self.mode in ("half", "fine") and max(self.K, self.V) <= 64
 
     @property
     def through(self) -> bool:
@@ -74,7 +74,12 @@ class Plan(NamedTuple):
     @property
     def kept(self) -> torch.dtype:
         """Of the sums at each chunk: what the products make of them anyway."""
-        return torch.bfloat16 if self.mode == "half" else torch.float32
+        return {"half": torch.bfloat16, "fine": torch.float16}.get(self.mode, torch.float32)
+
+    @property
+    def kept_back(self) -> torch.dtype:
+        """The same of the gradient."""
+        return torch.bfloat16 if self.mode == "fine" else self.kept
 
     def inward(self, peak: Tensor) -> Tensor:
         """A state's peak in powers of two. The programs leave performer's 1/√F out of c."""
@@ -85,7 +90,7 @@ class Plan(NamedTuple):
 
     @property
     def _shift(self) -> float:
-        return math.log2(self.F) / 2 if self.map == "performer" else 0.0
+        return math.log2(self.F // (2 if self.signed else 1)) / 2 if self.peaked else 0.0
 
 
 def planned(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, map: str) -> Plan:
@@ -100,8 +105,9 @@ def _planned(
     device: torch.device,
 ) -> Plan:  # fmt: skip
     # The rounding of many features averages out, that of few does not, nor where features cancel.
-    averages = values == torch.bfloat16 and F >= 32 and map != "fourier"
-    mode = "tf32" if values == torch.float32 else "half" if averages else "split"
+    averages = values == torch.bfloat16 and F >= 32
+    fewest = "fine" if map == "fourier" else "half"
+    mode = "tf32" if values == torch.float32 else fewest if averages else "split"
     mixed = map in ("performer", "fourier")
     columns = min(padded(V), WIDEST // 2 if mixed and mode != "half" else WIDEST)
     at_once = 3 if mixed else 4  # programs of `states` on a processor: segments for one round
@@ -179,7 +185,7 @@ def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int
     outside, causal = bool(flags.get("STATES")), bool(flags.get("CAUSAL"))  # there are sums from outside the segment
     cut = (plan.queries_slots if flags.get("BACK") else plan.keys_slots) > 2  # into as many as run at once
     best: dict[str, tuple[int, int | None]]
-    if plan.mode != "half":
+    if plan.mode in ("split", "tf32"):
         best = {"outputs": (1, None), "keys_values": (1, None)}
     elif plan.peaked:
         best = {

@@ -24,10 +24,10 @@ class Results(NamedTuple):
     peak: Tensor  # [B,G]
     inverses: Tensor  # of the totals of the rows
     peaks: Tensor  # and their peaks
-    states: Tensor  # sums before each segment, [S, Z] side by side; S once more as the products take it; their peaks
+    states: Tensor  # sums before each segment, [S, Z] side by side; S once more as the products take it; their peaks and units
     outer: Tensor
     tops: Tensor
-    local: Tensor  # sums before each chunk in its segment, [·,F,V]; marks: their Z and peak, [·,F+1]
+    local: Tensor  # sums before each chunk in its segment, [·,F,V]; marks: their Z, peak and units, [·,F+2]
     marks: Tensor
     lifts_q: Tensor
     lifts: Tensor
@@ -88,26 +88,30 @@ _IDENTITIES: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def _crests(
-    plan: Plan, x: Tensor, w: Tensor, visible: Tensor | None, lifts: Tensor, c: Tensor, tops: Tensor, keys: bool
+    plan: Plan, x: Tensor, v: Tensor, w: Tensor, visible: Tensor | None, results: tuple[Tensor, ...], keys: bool
 ) -> None:
-    """Lift and c of each vector, [B,N,T], and the largest c of each chunk of keys."""
+    """Lift and c of each vector, [B,N,T]; of each chunk of keys the largest c, and a bound for what it adds."""
     B, N, T = x.shape[:3]
     chunks = B * N * -(-T // CHUNK)
     programs = min(chunks, 4 * processors(x.device))
     run(
-        triton_linear.crests, (programs, 1), plan, (x, w, x if visible is None else visible, lifts, c, tops),
-        *_strides(x), T, N, B * N, programs, KEYS=keys, MASKED=visible is not None,
+        triton_linear.crests, (programs, 1), plan, (x, w, x if visible is None else visible, v, *results),
+        *_strides(x, v), T, N, B * N, programs, KEYS=keys, MASKED=visible is not None,
         FB=min(padded(plan.F), 2 * BLOCK) if plan.narrow else BLOCK,
     )  # fmt: skip
 
 
-def _edge(sums: Tensor, tops: Tensor, edge: Tensor, peak: Tensor | None, back: bool) -> None:
-    """Sums and peak of what comes from outside, in a slot of their own: the first or the last."""
+def _edge(
+    sums: Tensor, tops: Tensor, edge: Tensor, peak: Tensor | None, back: bool = False, units: bool = False
+) -> None:
+    """Sums, peak and units of what comes from outside, in a slot of their own: the first or the last."""
     slot = sums.shape[1] - 1 if back else 0
     state = edge.float().flatten(0, 1)
     sums[:, slot] = torch.cat([state[..., :-1].flatten(1), state[..., -1]], 1)
     if peak is not None:
-        tops[:, slot] = peak.flatten()
+        tops[:, slot, 0] = peak.flatten()
+        if units:
+            tops[:, slot, 1] = state[..., :-1].abs().amax((1, 2)).clamp(min=2.0**-60).log2().ceil()
 
 
 def _combined(
@@ -118,6 +122,7 @@ def _combined(
     outside = int(not edge)
     first, last = (0, slots - outside) if back else (outside, slots)
     numbers, flags = (slots, first, last, N, outer.shape[2]), {"PEAKED": plan.peaked, "BACK": back}
+    flags["UNITS"] = plan.mode == "fine" and not back
     block = 512
     launch(
         (triton_linear.combine, "combine", sums.device, numbers, *flags.values()), triton_linear.combine,
@@ -145,21 +150,19 @@ def forward(
     if _chains(plan, causal, sums is not None, learns):
         _chained(plan, (q, k, v, ws), visible, sums, r, final)
         return r
-    rises = r.c.new_empty(rows, -(-S // CHUNK) if plan.peaked else 0)
+    rises, heights = (r.c.new_empty(rows, -(-S // CHUNK) if plan.peaked else 0) for _ in range(2))
     if plan.peaked:
-        _crests(plan, k, ws, visible, r.lifts, r.c, rises, True)
+        _crests(plan, k, v, ws, visible, (r.lifts, r.c, rises, heights), True)
         if plan.map == "performer":  # a query's c cancels in the ratio, but sizes ψ
-            _crests(plan, q, ws, None, r.lifts_q, r.c, rises, False)
-        else:
-            r.lifts_q.zero_()
+            _crests(plan, q, v, ws, None, (r.lifts_q, r.c, rises, heights), False)
     seen = v if visible is None else visible
     flags = {"MASKED": visible is not None, "LOCAL": r.local.numel() > 0, "STATES": r.states.numel() > 0}
     raw = torch.empty_like(r.tops)
     if sums is not None:
-        _edge(r.states, raw, sums, None if peak is None else plan.inward(peak), False)
+        _edge(r.states, raw, sums, None if peak is None else plan.inward(peak), units=plan.mode == "fine")
     if flags["LOCAL"] or flags["STATES"]:
         _summed(
-            plan, rows, (k, v, ws, seen, r.lifts, rises, v, v, r.local, r.marks, r.states, raw), *_strides(k, v), S,
+            plan, rows, (k, v, ws, seen, r.lifts, rises, heights, v, v, r.local, r.marks, r.states, raw), *_strides(k, v), S,
             plan.keys_span, plan.keys_slots, 1, plan.G, BACK=False, EDGE=sums is not None, **flags,
         )  # fmt: skip
     if flags["STATES"]:
@@ -174,7 +177,7 @@ def forward(
     )  # fmt: skip
     if final:
         r.sums.copy_(_as_state(plan, r.states[:, -1], B))
-        r.peak.copy_(plan.outward(r.tops[:, -1]).view_as(r.peak)) if plan.peaked else r.peak.fill_(-math.inf)
+        r.peak.copy_(plan.outward(r.tops[:, -1, 0]).view_as(r.peak)) if plan.peaked else r.peak.fill_(-math.inf)
     return r
 
 
@@ -231,10 +234,10 @@ def room(
         torch.empty(B, plan.G, T if plan.peaked and causal else 0, **wide),
         torch.empty(rows, slots, plan.numbers, **wide),
         torch.empty(rows, slots, plan.F * plan.V, dtype=plan.kept, device=v.device),
-        torch.empty(rows, slots, **wide),
+        torch.empty(rows, slots, 2, **wide),
         torch.empty(rows, chunks, plan.F * plan.V, dtype=plan.kept, device=v.device),
-        torch.empty(rows, chunks, plan.F + 1, **wide),
-        torch.empty(B, H, T if plan.peaked else 0, **wide),
+        torch.empty(rows, chunks, plan.F + 2, **wide),
+        torch.empty(B, H, T if plan.map == "performer" else 0, **wide),
         torch.empty(B, plan.G, S if plan.peaked else 0, **wide),
         torch.empty(B, plan.G, S if plan.peaked else 0, **wide),
     )
@@ -283,7 +286,7 @@ def gradients(
     if started:
         d_sums.copy_(_as_state(plan, back[:, 0], B).unflatten(1, (plan.G, group)).sum(2))
         if plan.peaked and peak is not None:  # heads of a group have the same peaks
-            d_sums.mul_(torch.exp2(plan.inward(peak) + sunk[:, 0].view(B, plan.G, group)[..., 0])[..., None, None])
+            d_sums.mul_(torch.exp2(plan.inward(peak) + sunk[:, 0, 0].view(B, plan.G, group)[..., 0])[..., None, None])
     return dq, dk, dv, d_sums
 
 
@@ -298,9 +301,9 @@ def _back_sums(
     (B, H, T), group = q.shape[:3], q.shape[1] // plan.G
     slots = plan.queries_slots if plan.queries_slots > 2 or not causal or d_state is not None or started else 0
     chunks = -(-T // CHUNK) if causal and min(T, plan.queries_span) > CHUNK else 0
-    back, raw = tops.new_empty(B * H, slots, plan.numbers), tops.new_empty(B * H, slots)
-    local = q.new_empty(B * H, chunks, plan.F * plan.V, dtype=plan.kept)
-    marks = raw.new_empty(B * H, chunks, plan.F + 1)
+    back, raw = tops.new_empty(B * H, slots, plan.numbers), tops.new_empty(B * H, slots, 2)
+    local = q.new_empty(B * H, chunks, plan.F * plan.V, dtype=plan.kept_back)
+    marks = raw.new_empty(B * H, chunks, plan.F + 2)
     outer, sunk = local.new_empty(B * H, slots, plan.F * plan.V), torch.empty_like(raw)
     if not slots and not chunks:
         return back, outer, sunk, local, marks
@@ -309,11 +312,11 @@ def _back_sums(
         first[:, :, 0] = d_state
         peak = None
         if plan.peaked:
-            last = tops[:, -1:].expand(-1, group)
+            last = tops[:, -1:, 0].expand(-1, group)
             peak = torch.where(last == -math.inf, last, -last)
-        _edge(back, raw, first.flatten(1, 2), peak, True)
+        _edge(back, raw, first.flatten(1, 2), peak, back=True)
     _summed(
-        plan, B * H, (q, d_out, ws, q, *found, local, marks, back, raw), *_strides(q, d_out), T,
+        plan, B * H, (q, d_out, ws, q, *found[:2], *found[1:], local, marks, back, raw), *_strides(q, d_out), T,
         plan.queries_span, plan.queries_slots, 0, H, BACK=True, EDGE=d_state is not None, MASKED=False,
         LOCAL=chunks > 0, STATES=slots > 0,
     )  # fmt: skip

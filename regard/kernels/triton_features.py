@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
-TAU: tl.constexpr = tl.constexpr(6.283185307179586)
+PI: tl.constexpr = tl.constexpr(3.141592653589793)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # adding it rounds a float32 to a whole number
 
 
 @triton.jit
 def dot(a, b, acc, MODE: tl.constexpr):
-    """acc + a b, as precise as the mode says: bfloat16, three products of bfloat16, or three of tf32. What is bfloat16
-    already needs no second part."""
-    if MODE == "half":
+    """acc + a b, as precise as the mode says: one product of bfloat16 (half), or of float16 where one of them is (fine);
+    three of split bfloat16, of split float16 (parted: for what is at most about one in size), or of tf32. What is
+    bfloat16 already needs no second part."""
+    if MODE == "half" or (MODE == "fine" and a.dtype != tl.float16 and b.dtype != tl.float16):
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+    elif MODE == "fine":
+        return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
     elif MODE == "split":
         a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
         if a.dtype != tl.bfloat16:
@@ -24,8 +27,19 @@ def dot(a, b, acc, MODE: tl.constexpr):
         if b.dtype != tl.bfloat16:
             acc = tl.dot(a_high, (b.to(tl.float32) - b_high.to(tl.float32)).to(tl.bfloat16), acc)
         return tl.dot(a_high, b_high, acc)
+    elif MODE == "parted":
+        a_high, b_high = a.to(tl.float16), b.to(tl.float16)
+        acc = tl.dot((a - a_high.to(tl.float32)).to(tl.float16), b_high, acc)
+        acc = tl.dot(a_high, (b - b_high.to(tl.float32)).to(tl.float16), acc)
+        return tl.dot(a_high, b_high, acc)
     else:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="tf32x3")
+
+
+@triton.jit
+def unit(size):
+    """The exponent of a power of two that is at least `size`: in such units float16 has all digits that matter."""
+    return tl.ceil(tl.log2(tl.maximum(size, 2.0**-60)))
 
 
 @triton.jit
@@ -37,7 +51,10 @@ def product(a, b, acc):
 @triton.jit
 def rounded(x, MODE: tl.constexpr):
     """x as the products of the mode take it: done once where several do."""
-    return x.to(tl.bfloat16) if MODE == "half" else x
+    if MODE == "half":
+        return x.to(tl.bfloat16)
+    else:
+        return x.to(tl.float16) if MODE == "fine" else x
 
 
 @triton.jit
@@ -46,6 +63,12 @@ def short(x, MODE: tl.constexpr):
     of 1 must have too. Adding 2¹⁶x, which may not overflow, rounds to the 8 bits of bfloat16, and is much faster than
     to convert there and back."""
     return (x + x * 65536.0) - x * 65536.0 if MODE == "half" else x
+
+
+@triton.constexpr_function
+def waves(MAP):
+    """Features of a direction: a sine and a cosine, or one."""
+    return 2 if MAP == "fourier" else 1
 
 
 @triton.jit
@@ -94,7 +117,7 @@ def directions(
     """A block of the directions of random features, [FB,KP], and what rounding took from them, where it took anything.
     Sines and cosines have the same directions."""
     if PARTS:
-        N: tl.constexpr = F // 2 if MAP == "fourier" else F
+        N: tl.constexpr = F // waves(MAP)
         ff, kk = block * FB + tl.arange(0, FB), tl.arange(0, KP)
         at = (ff % N)[:, None] * K + kk[None, :]
         there = kk[None, :] < K
@@ -111,11 +134,11 @@ def directions(
 
 @triton.jit
 def scaled(p, K: tl.constexpr, MAP: tl.constexpr):
-    """Projections as exponents of two, or as turns."""
+    """Projections as exponents of two, or as phases."""
     if MAP == "elu" or MAP == "given":
         return p
     else:
-        return p * (K**-0.25 * LOG2E if MAP == "performer" else K**-0.25 / TAU)
+        return p * (K**-0.25 * LOG2E if MAP == "performer" else K**-0.25)
 
 
 @triton.jit
@@ -145,19 +168,10 @@ def project_across(x, ws, K: tl.constexpr, MAP: tl.constexpr, PARTS: tl.constexp
 
 
 @triton.jit
-def cosine(turns):
-    """cos(2π·turns) in plain multiplications, correct to a few units in the last place of float32."""
-    whole = (turns + WHOLE) - WHOLE
-    x = (0.25 - tl.abs(turns - whole)) * TAU
-    s = x * x
-    p = -1 / 6 + s * (1 / 120 + s * (-1 / 5040 + s * (1 / 362880 - s * (1 / 39916800))))
-    return x + x * s * p
-
-
-@triton.jit
-def features(p, lift, ff, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr):
-    """(ψ, ∂ψ) of projections, or of vectors; ∂ψ but for a factor. ff are the features along p, ψ comes 2⁻ˡⁱᶠᵗ as
-    large."""
+def features(p, lift, ff, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr, WAVE: tl.constexpr = -1):
+    """(ψ, ∂ψ) of projections, or of vectors; ∂ψ but for a factor. ff are the features along p; ψ comes 2⁻ˡⁱᶠᵗ as large.
+    Of `fourier` the first half are sines. With a WAVE ff are the directions of its sines (0) or cosines (1), and these
+    are not lifted."""
     p = p.to(tl.float32)
     if MAP == "given":
         psi, slope = p, 1.0
@@ -168,9 +182,13 @@ def features(p, lift, ff, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr):
         psi = tl.exp2(p - lift)
         slope = psi
     else:
-        p = p - tl.where(ff < F // 2, 0.25, 0.0)  # the first half are sines
-        size = tl.exp2(-lift) * (2 / F) ** 0.5
-        psi, slope = cosine(p) * size, cosine(p + 0.25) * size
-    if F % FB != 0:
-        psi = tl.where(ff < F, psi, 0.0)
+        # The device's own sines and cosines, to 2⁻²⁰ of one.
+        if WAVE == -1:
+            psi, slope = libdevice.fast_cosf(p - tl.where(ff < F // 2, 0.5 * PI, 0.0)) * tl.exp2(-lift), 0.0
+        else:
+            sine, cosine = libdevice.fast_sinf(p), libdevice.fast_cosf(p)
+            psi, slope = (sine, cosine) if WAVE == 0 else (cosine, -sine)
+    N: tl.constexpr = F if WAVE == -1 else F // waves(MAP)
+    if N % FB != 0:
+        psi = tl.where(ff < N, psi, 0.0)
     return psi, slope

@@ -28,8 +28,10 @@ from regard.kernels.triton_features import (
     scaled,
     short,
     tile,
+    unit,
     vectors,
     visible_at,
+    waves,
 )
 
 ZERO: tl.constexpr = tl.constexpr(2.0**-103)  # a smaller total has lost digits to underflow: tiny / eps of float32
@@ -58,14 +60,14 @@ def highest(xs, ws, block, K: tl.constexpr, F: tl.constexpr, FB: tl.constexpr, M
 
 @triton.jit
 def crests(
-    x, w, visible, lifts, peaks, tops, x_b, x_h, x_t, T, H, rows, programs,
+    x, w, visible, v, lifts, peaks, tops, heights, x_b, x_h, x_t, v_b, v_h, v_t, T, H, rows, programs,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """c of each key, rounded up to a whole number, so that scaling by 2ᶜ is exact; the lift that sizes its ψ, less c;
     and the largest c of each chunk. Of queries, for which c cancels, the lift alone. A program does one chunk after the
-    other with the same directions."""
+    other with the same directions. In units (MODE fine): a bound for what a chunk adds to the sums, relative to 2ᶜ."""
     chunks = tl.cdiv(T, C)
     first, second = directions(w, 0, K, F, KP, FB, MAP, 1)[0], directions(w, 1, K, F, KP, FB, MAP, 1)[0]
     for at in range(tl.program_id(0), chunks * rows, programs):
@@ -87,28 +89,47 @@ def crests(
             c = tl.ceil(c - rest)
             tl.store(lifts + row * T + t, rest, mask=there)
             tl.store(peaks + row * T + t, c, mask=there)
-            tl.store(tops + row * chunks + n, tl.max(tl.where(there, c, float("-inf")), 0))
+            top = tl.max(tl.where(there, c, float("-inf")), 0)
+            tl.store(tops + row * chunks + n, top)
+            if MODE == "fine":
+                size = tl.zeros([C], tl.float32)
+                for part in range((V + VB - 1) // VB):
+                    vv = part * VB + tl.arange(0, VB)
+                    ys = tile(v + (row // H) * v_b + (row % H) * v_h + far * v_t, v_t, there, vv, V)
+                    size = tl.maximum(size, tl.max(tl.abs(ys.to(tl.float32)), 1))
+                size = tl.where(there, size * tl.exp2(-rest - finite(top)), 0.0)
+                tl.store(heights + row * chunks + n, tl.sum(size, 0))
         else:
             tl.store(lifts + row * T + t, c, mask=there)
 
 
 @triton.jit
-def peak_before(rises, tops, row, begin, chunks, N, slots, BACK: tl.constexpr, EDGE: tl.constexpr):
+def before(
+    rises, heights, tops, row, begin, chunks, N, slots, BACK: tl.constexpr, EDGE: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
     """The peak of all that comes before a segment, or (BACK) after it: its sums are relative to that from the start, so
-    that no chunk has to lower them."""
-    m = tl.full((), float("-inf"), tl.float32)
+    that no chunk has to lower them. And a bound for these sums."""
+    m, height = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
+    edge = (row * slots + (slots - 1 if BACK else 0)) * 2
     if EDGE:  # of what comes from outside
-        m = tl.load(tops + row * slots + (slots - 1 if BACK else 0))
+        m = tl.load(tops + edge)
     low, high = (begin + chunks, N) if BACK else (0, begin)
     for n in range(low, high, 128):
         at = n + tl.arange(0, 128)
         m = tl.maximum(m, tl.max(tl.load(rises + row * N + at, mask=at < high, other=float("-inf")), 0))
-    return m
+    if UNITS:
+        if EDGE:
+            height = tl.exp2(tl.load(tops + edge + 1) + tl.load(tops + edge) - finite(m))
+        for n in range(low, high, 128):
+            at = n + tl.arange(0, 128)
+            by = tl.exp2(tl.load(rises + row * N + at, mask=at < high, other=float("-inf")) - finite(m))
+            height += tl.sum(tl.load(heights + row * N + at, mask=at < high, other=0.0) * by, 0)
+    return m, height
 
 
 @triton.jit
 def states(
-    x, y, w, visible, lifts, rises, inverses, delta, local, marks, out, tops,
+    x, y, w, visible, lifts, rises, heights, inverses, delta, local, marks, out, tops,
     x_b, x_h, x_t, y_b, y_h, y_t, T, span, slots, first, N, P, NV,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
@@ -116,7 +137,8 @@ def states(
 ):  # fmt: skip
     """Σ 2ᶜ⁻ᵐ ψ(x) [y, 1]ᵀ over one segment, for one block of features and one of y's columns: before each chunk but the
     first (LOCAL), and of all (STATES). The lifts are less c, and `rises` are the peaks of the chunks. EDGE: there are
-    sums from outside the sequence, whose peak is in their slot already.
+    sums from outside the sequence, whose peak is in their slot already. In units (MODE fine, forward) sums at chunks are
+    parts of a bound for all that came before, which follows from the `heights` of the chunks.
 
     Forward, x and y are keys and values. Backward, from the end, they are queries and ∂out, divided by the totals (in
     the lifts where there are any); −∂out·out takes the place of the one, and −m that of c."""
@@ -130,17 +152,25 @@ def states(
     start = segment * span
     chunks = tl.cdiv(tl.minimum(start + span, T) - start, C)
     S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
-    m = tl.full((), float("-inf"), tl.float32)
+    UNITS: tl.constexpr = MODE == "fine" and not BACK
+    PRODUCT: tl.constexpr = "split" if UNITS else "half" if MODE == "fine" else MODE
+    m, height = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
     if PEAKED and STATES:
-        m = peak_before(rises, tops, row, start // C, chunks, tl.cdiv(T, C), slots, BACK, EDGE)
+        m, height = before(
+            rises, heights, tops, row, start // C, chunks, tl.cdiv(T, C), slots, BACK, EDGE, UNITS
+        )  # fmt: skip
     for step in range(chunks):
         n = start // C + (chunks - 1 - step if BACK else step)
         slot = row * tl.cdiv(T, C) + n
         if LOCAL:
             more = step > 0  # nothing comes before the first: its slot is not read
-            tl.store(local + slot * (F * V) + ff[:, None] * V + vv[None, :], S, mask=inside & more)
-            tl.store(marks + slot * (F + 1) + ff, Z, mask=(ff < F) & more & (part == 0))
-            tl.store(marks + slot * (F + 1) + F, m, mask=more & (at % P == 0))
+            S_now = S
+            if UNITS:
+                S_now = S * tl.exp2(-unit(height))
+                tl.store(marks + slot * (F + 2) + F + 1, unit(height), mask=more & (at % P == 0))
+            tl.store(local + slot * (F * V) + ff[:, None] * V + vv[None, :], S_now, mask=inside & more)
+            tl.store(marks + slot * (F + 2) + ff, Z, mask=(ff < F) & more & (part == 0))
+            tl.store(marks + slot * (F + 2) + F, m, mask=more & (at % P == 0))
         far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
         there = visible_at(visible, b, t, T, MASKED)
         xs = vectors(x + b * x_b + h * x_h + far * x_t, x_t, there, block, K, KP, FB, PARTS)
@@ -148,9 +178,12 @@ def states(
         one = tl.load(delta + row * T + t, mask=there, other=0.0) if BACK else tl.where(there, 1.0, 0.0)
         lift = tl.where(there, 0.0, float("inf"))  # of a token that is not there no feature is left
         if PEAKED:
-            m_new = tl.maximum(m, tl.load(rises + slot))
+            rise = tl.load(rises + slot)
+            m_new = tl.maximum(m, rise)
             fade = tl.exp2(m - finite(m_new))
             S, Z, m = S * fade, Z * fade, m_new
+            if UNITS:
+                height = height * fade + tl.load(heights + slot) * tl.exp2(rise - finite(m))
             lift = tl.load(lifts + row * T + t, mask=there, other=float("inf")) + finite(m)
         if PARTS:  # features by tokens, as the sum over tokens wants them
             psi = features(project_across(xs, ws, K, MAP, PARTS), lift[None, :], ff[:, None], F, FB, MAP)[0]
@@ -158,7 +191,7 @@ def states(
                 inverse = tl.load(inverses + row * T + t, mask=there, other=0.0)
                 psi = psi * (tl.where(inverse < 0, -1.0, 1.0) if MAP == "fourier" else inverse)[None, :]
             psi = psi if BACK and PEAKED else short(psi, MODE)
-            S = dot(psi, ys, S, MODE)
+            S = dot(psi, ys, S, PRODUCT)
             Z += tl.sum(psi * one[None, :] if BACK else psi, 1)
         else:
             psi = features(xs, lift[:, None], ff[None, :], F, FB, MAP)[0]
@@ -170,13 +203,14 @@ def states(
         slot = row * slots + first + segment
         tl.store(out + slot * (F * V + F) + ff[:, None] * V + vv[None, :], S, mask=inside)
         tl.store(out + slot * (F * V + F) + F * V + ff, Z, mask=(ff < F) & (part == 0))
-        tl.store(tops + slot, m, mask=at % P == 0)
+        tl.store(tops + slot * 2, m, mask=at % P == 0)
+        tl.store(tops + slot * 2 + 1, unit(height), mask=at % P == 0)
 
 
 @triton.jit
 def combine(
     sums, tops, outer, peaks, slots, first, last, N, SV,
-    BLOCK: tl.constexpr, PEAKED: tl.constexpr, BACK: tl.constexpr,
+    BLOCK: tl.constexpr, PEAKED: tl.constexpr, BACK: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Running totals over the slots, in place: of each slot and all before it, or (BACK) all after it. Only the slots
     from `first` to before `last` have anything in them. `outer` are the first SV numbers, as the products take them."""
@@ -187,47 +221,63 @@ def combine(
         slot, there = row * slots + s, (s >= first) & (s < last)
         x = tl.load(sums + slot * N + at, mask=there & (at < N), other=0.0)
         if PEAKED:
-            top = tl.load(tops + slot, mask=there, other=float("-inf"))
+            top = tl.load(tops + slot * 2, mask=there, other=float("-inf"))
             higher = tl.maximum(peak, top)
             total = total * tl.exp2(peak - finite(higher)) + x * tl.exp2(top - finite(higher))
             peak = higher
-            tl.store(peaks + slot, peak, mask=tl.program_id(1) == 0)
+            tl.store(peaks + slot * 2, peak, mask=tl.program_id(1) == 0)
         else:
             total += x
         tl.store(sums + slot * N + at, total, mask=at < N)
-        tl.store(outer + slot * SV + at, total, mask=at < SV)
+        kept = total
+        if UNITS:
+            size = tl.load(tops + slot * 2 + 1, mask=there, other=0.0)
+            tl.store(peaks + slot * 2 + 1, size, mask=tl.program_id(1) == 0)
+            kept = total * tl.exp2(-size)
+        tl.store(outer + slot * SV + at, kept, mask=at < SV)
 
 
 @triton.jit
-def peak_of(
-    marks, tops, near, slot, more, F: tl.constexpr, PEAKED: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr
+def scales(
+    marks, tops, near, slot, more, F: tl.constexpr, PEAKED: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
-    """The peak of all that a chunk reads, which is that of its part in the segment, if there is one; and what the part
-    from outside scales by: a power of two, one until the segment has found a higher peak; and whether there is one."""
-    m, by = tl.full((), float("-inf"), tl.float32), tl.full((), 1.0, tl.float32)
+    """Of all that a chunk reads: its peak, which is that of its part in the segment, if there is one; the exponent of
+    its units; what Z from outside scales by, and S, powers of two, one until the segment has found something higher; and
+    whether there is anything outside."""
+    m, by, size = tl.full((), float("-inf"), tl.float32), tl.full((), 1.0, tl.float32), tl.full((), 0.0, tl.float32)
     if PEAKED:
-        outer = tl.load(tops + slot) if STATES else m
-        m = tl.load(marks + near * (F + 1) + F, mask=more, other=float("-inf")) if LOCAL else m
+        outer = tl.load(tops + slot * 2) if STATES else m
+        m = tl.load(marks + near * (F + 2) + F, mask=more, other=float("-inf")) if LOCAL else m
         m = tl.maximum(m, outer)
         by = tl.exp2(outer - finite(m)) if LOCAL and STATES else by
-    return m, by, (by > 0).to(tl.int32) > 0  # Triton's interpreter loses a comparison of floats
+    by_unit = by
+    if UNITS:
+        if STATES:
+            size = tl.load(tops + slot * 2 + 1)
+        if LOCAL:
+            size_near = tl.load(marks + near * (F + 2) + F + 1, mask=more, other=0.0)
+            size_near = tl.where(more, size_near, size)
+            by_unit = by * tl.exp2(size - size_near)
+            size = size_near
+    return m, size, by, by_unit, (by_unit > 0).to(tl.int32) > 0  # Triton's interpreter loses a comparison of floats
 
 
 @triton.jit
 def kept(
-    sums, at, there, block, part, V: tl.constexpr, F: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr
+    sums, at, there, ff, last, part, V: tl.constexpr, F: tl.constexpr, VB: tl.constexpr
 ):  # fmt: skip
-    """A block of S, [FB,VB]. The parts of the segment and from outside are multiplied each for itself: to add them up
-    takes longer than a product."""
-    ff, vv = block * FB + tl.arange(0, FB), part * VB + tl.arange(0, VB)
-    inside = (ff[:, None] < F) & (vv[None, :] < V) & there
+    """The features ff of S, up to the last, [FB,VB]. The parts of the segment and from outside are multiplied each for
+    itself: to add them up takes longer than a product."""
+    vv = part * VB + tl.arange(0, VB)
+    inside = (ff[:, None] < last) & (vv[None, :] < V) & there
     return tl.load(sums + at * (F * V) + ff[:, None] * V + vv[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def from_outside(a, S, by, acc, MODE: tl.constexpr, SCALED: tl.constexpr):
     """acc + by·a S. Mostly `by` is one; it is zero where nothing came before."""
-    if SCALED and MODE == "half":
+    if SCALED and (MODE == "half" or MODE == "fine"):
         if by == 1.0:
             acc = dot(a, S, acc, MODE)
         elif by > 0:
@@ -239,15 +289,15 @@ def from_outside(a, S, by, acc, MODE: tl.constexpr, SCALED: tl.constexpr):
 
 @triton.jit
 def kept_totals(
-    marks, states, near, slot, more, far_by, block, V: tl.constexpr, F: tl.constexpr, FB: tl.constexpr,
-    LOCAL: tl.constexpr, STATES: tl.constexpr,
+    marks, states, near, slot, more, far_by, ff, last, V: tl.constexpr, F: tl.constexpr, LOCAL: tl.constexpr,
+    STATES: tl.constexpr,
 ):  # fmt: skip
-    """A block of Z, [FB], of all that a chunk reads."""
-    ff, Z = block * FB + tl.arange(0, FB), tl.zeros([FB], tl.float32)
+    """The features ff of Z, up to the last, of all that a chunk reads."""
+    Z = tl.zeros([ff.shape[0]], tl.float32)
     if LOCAL:
-        Z = tl.load(marks + near * (F + 1) + ff, mask=(ff < F) & more, other=0.0)
+        Z = tl.load(marks + near * (F + 2) + ff, mask=(ff < last) & more, other=0.0)
     if STATES:
-        Z += tl.load(states + slot * (F * V + F) + F * V + ff, mask=ff < F, other=0.0) * far_by
+        Z += tl.load(states + slot * (F * V + F) + F * V + ff, mask=ff < last, other=0.0) * far_by
     return Z
 
 
@@ -268,52 +318,63 @@ def outputs(
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
-    m, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    UNITS: tl.constexpr = MODE == "fine"
+    m, size, far_by, far_unit, outside = scales(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES, UNITS)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     seen = visible_at(visible, b, t, T, MASKED and CAUSAL)
-    lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0)[:, None] if PEAKED else 0.0
-    lift_k = 0.0
-    if PEAKED and CAUSAL:
+    lift_q, lift_k = 0.0, 0.0
+    if MAP == "performer":
+        lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0)[:, None]
+    if MAP == "performer" and CAUSAL:
         higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
         lift_k = (tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher))[:, None]
     result, total = tl.zeros([C, VB], tl.float32), tl.zeros([C], tl.float32)
     pairs = tl.zeros([C, C], tl.float32)
+    PAIRS: tl.constexpr = "parted" if MAP == "fourier" else MODE
     if CAUSAL:
         values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
-    for block in range((F + FB - 1) // FB):  # all that it reads first: no load is moved across a product
+    N: tl.constexpr = F // waves(MAP)
+    for block in range((N + FB - 1) // FB):
+        ff, ws = block * FB + tl.arange(0, FB), directions(w, block, K, F, KP, FB, MAP, PARTS)
         qs = vectors(q_at, q_t, there, block, K, KP, FB, PARTS)
-        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP, PARTS)
-        if LOCAL:
-            S_near = kept(local, near, more, block, part, V, F, FB, VB)
-        if STATES:
-            S_far = kept(outer, slot, outside, block, part, V, F, FB, VB)
         if CAUSAL:
             ks = vectors(k_at, k_t, seen, block, K, KP, FB, PARTS)
-        Z = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)
-        psi_q = short(features(project(qs, ws, K, MAP, PARTS), lift_q, ff, F, FB, MAP)[0], MODE)
-        if LOCAL:
-            result = dot(psi_q, S_near, result, MODE)
-        if STATES:
-            result = from_outside(psi_q, S_far, far_by, result, MODE, PEAKED and LOCAL)
-        if LOCAL or STATES:
-            total += tl.sum(psi_q * Z[None, :], 1)
-        if CAUSAL:
-            psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)[0]
-            # Where weights cancel, the total is a small sum of them: they need all digits.
-            pairs = dot(psi_q, tl.trans(rounded(psi_k, MODE)), pairs, "tf32" if MAP == "fourier" else MODE)
+        for wave in tl.static_range(waves(MAP)):  # all that it reads first: no load is moved across a product
+            at, last = wave * N + ff, wave * N + N
+            if LOCAL:
+                S_near = kept(local, near, more, at, last, part, V, F, VB)
+            if STATES:
+                S_far = kept(outer, slot, outside, at, last, part, V, F, VB)
+            Z = kept_totals(marks, states, near, slot, more, far_by, at, last, V, F, LOCAL, STATES)
+            psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff[None, :], F, FB, MAP, wave)[0]
+            psi_q = short(psi_q, MODE)
+            if LOCAL:
+                result = dot(psi_q, S_near, result, MODE)
+            if STATES:
+                result = from_outside(psi_q, S_far, far_unit, result, MODE, PEAKED and LOCAL)
+            if LOCAL or STATES:
+                total += tl.sum(psi_q * Z[None, :], 1)
+            if CAUSAL:
+                psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff[None, :], F, FB, MAP, wave)[0]
+                # Where weights cancel, the total is a small sum of them: they need all digits.
+                pairs = dot(psi_q, tl.trans(rounded(psi_k, PAIRS)), pairs, PAIRS)
+    if UNITS:
+        result = result * tl.exp2(size)
     if CAUSAL:
-        before = (tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]) & seen[None, :]
+        earlier = (tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]) & seen[None, :]
         if PEAKED:
             higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
             m_row = tl.maximum(tl.associative_scan(higher, 0, higher_of), m)
-            pairs = pairs * tl.exp2(tl.where(before, higher[None, :], float("-inf")) - finite(m_row)[:, None])
+            if MAP == "fourier":  # not rounded up, as ψ is not lifted
+                higher = -tl.load(lifts + row_k * T + t, mask=seen, other=float("inf"))
+            pairs = pairs * tl.exp2(tl.where(earlier, higher[None, :], float("-inf")) - finite(m_row)[:, None])
             past = tl.exp2(m - finite(m_row))
             result, total = result * past[:, None], total * past
             tl.store(peaks + row_k * T + t, m_row, mask=there & (part == 0) & (h % GROUP == 0))
         else:
-            pairs = tl.where(before, pairs, 0.0)
+            pairs = tl.where(earlier, pairs, 0.0)
         pairs = short(pairs, MODE)
-        result = dot(pairs, values, result, MODE)
+        result = dot(pairs, values, result, "split" if MAP == "fourier" else MODE)
         total += tl.sum(pairs, 1)
     inverse = tl.where(tl.abs(total) < ZERO, 0.0, 1 / total)
     put(out + b * o_b + h * o_h + far * o_t, o_t, there, vv, result * inverse[:, None], V)

@@ -22,10 +22,12 @@ from regard.kernels.triton_features import (
     put,
     rounded,
     tile,
+    unit,
     vectors,
     visible_at,
+    waves,
 )
-from regard.kernels.triton_linear import from_outside, kept, kept_totals, peak_of, place
+from regard.kernels.triton_linear import from_outside, kept, kept_totals, place, scales
 
 
 @triton.jit
@@ -75,67 +77,87 @@ def queries(
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
-    m, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    UNITS: tl.constexpr = MODE == "fine"
+    m, size, far_by, far_unit, outside = scales(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES, UNITS)
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     q_grad = d_q + part.to(tl.int64) * g_p + b * g_b + h * g_h + far * g_t
-    lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0) if PEAKED else tl.zeros([C], tl.float32)
+    lift_q = tl.zeros([C], tl.float32)
+    if MAP == "performer":
+        lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0)
     inverse = tl.load(inverses + row_q * T + t, mask=there, other=0.0)
     grad = tile(d_out + b * d_b + h * d_h + far * d_t, d_t, there, vv, V).to(tl.float32)
     along = -tl.sum(grad * tile(out + b * o_b + h * o_h + far * o_t, o_t, there, vv, V).to(tl.float32), 1)
     tl.store(delta + part.to(tl.int64) * rows * T + row_q * T + t, along, mask=there)
-    grad, along = grad * inverse[:, None], along * inverse
     if PEAKED:  # for `states` BACK
         m_row = m + tl.zeros_like(inverse)
         if CAUSAL:
             m_row = tl.load(peaks + row_k * T + t, mask=there, other=float("-inf"))
-        size = tl.where(inverse == 0, float("inf"), lift_q + finite(m_row) - tl.log2(tl.abs(inverse)))
+        lift = tl.where(inverse == 0, float("inf"), lift_q + finite(m_row) - tl.log2(tl.abs(inverse)))
         fall = tl.max(tl.where(m_row == float("-inf"), m_row, -m_row), 0)
-        tl.store(sizes + row_q * T + t, size, mask=there & (part == 0))
+        tl.store(sizes + row_q * T + t, lift, mask=there & (part == 0))
         tl.store(falls + row_q * tl.cdiv(T, C) + n, fall, mask=part == 0)
     seen, lift_k = there, 0.0
     if CAUSAL:
         seen = visible_at(visible, b, t, T, MASKED)
         values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
         d_pairs = dot(grad, tl.trans(values), tl.zeros([C, C], tl.float32) + along[:, None], MODE)
-        before = (tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]) & seen[None, :]
+        earlier = (tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]) & seen[None, :]
         if PEAKED:
             higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
-            lift_k = (tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher))[:, None]
-            d_pairs = d_pairs * tl.exp2(tl.where(before, higher[None, :], float("-inf")) - finite(m_row)[:, None])
+            if MAP == "fourier":  # not rounded up, as ψ is not lifted
+                higher = -tl.load(lifts + row_k * T + t, mask=seen, other=float("inf"))
+            else:
+                lift_k = (tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher))[:, None]
+            d_pairs = d_pairs * tl.exp2(tl.where(earlier, higher[None, :], float("-inf")) - finite(m_row)[:, None])
             past = tl.exp2(m - finite(m_row))
             grad, along = grad * past[:, None], along * past
         else:
-            d_pairs = tl.where(before, d_pairs, 0.0)
+            d_pairs = tl.where(earlier, d_pairs, 0.0)
+    if UNITS:  # each row has its own, too
+        most, along = tl.max(tl.abs(grad), 1), along * tl.exp2(-size)
+        if CAUSAL:
+            d_pairs = d_pairs * tl.exp2(-size)
+            most = tl.maximum(most, tl.max(tl.abs(d_pairs), 1))
+        by = tl.exp2(-unit(most))
+        grad, along, inverse = grad * by[:, None], along * by, inverse * tl.exp2(unit(most) + size)
+        if CAUSAL:
+            d_pairs = d_pairs * by[:, None]
+    if CAUSAL:
         d_pairs = rounded(d_pairs, MODE)
-    grad = rounded(grad, MODE)
+    grad = rounded(grad, MODE)  # exactly: it is ∂out by a power of two, and is divided by the total at the end
     dx = tl.zeros([C, KP], tl.float32)
-    for block in range((F + FB - 1) // FB):
-        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP, PARTS)
+    N: tl.constexpr = F // waves(MAP)
+    for block in range((N + FB - 1) // FB):
+        ff, ws = block * FB + tl.arange(0, FB), directions(w, block, K, F, KP, FB, MAP, PARTS)
         # Split vectors do not fit beside all else. This zero keeps the compiler from making them before the loop.
-        within = block >> 20 if PARTS and MODE != "half" else 0
-        if LOCAL:
-            S_near = kept(local, near, more, block, part, V, F, FB, VB)
-        if STATES:
-            S_far = kept(outer, slot, outside, block, part, V, F, FB, VB)
+        within = block >> 20 if PARTS and MODE == "split" else 0
         if CAUSAL:
             ks = vectors(k_at + within, k_t, seen, block, K, KP, FB, PARTS)
         qs = vectors(q_at + within, q_t, there, block, K, KP, FB, PARTS)
-        Z = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)
-        d_psi = along[:, None] * Z[None, :]
-        if LOCAL:
-            d_psi = dot(grad, tl.trans(S_near), d_psi, MODE)
-        if STATES:
-            d_psi = from_outside(grad, tl.trans(S_far), far_by, d_psi, MODE, PEAKED and LOCAL)
-        if CAUSAL:
-            psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)[0]
-            d_psi = dot(d_pairs, psi_k, d_psi, MODE)
-        slope = features(project(qs, ws, K, MAP, PARTS), lift_q[:, None], ff, F, FB, MAP)[1]
+        dp = tl.zeros([C, FB], tl.float32)
+        for wave in tl.static_range(waves(MAP)):
+            at, last = wave * N + ff, wave * N + N
+            if LOCAL:
+                S_near = kept(local, near, more, at, last, part, V, F, VB)
+            if STATES:
+                S_far = kept(outer, slot, outside, at, last, part, V, F, VB)
+            Z = kept_totals(marks, states, near, slot, more, far_by, at, last, V, F, LOCAL, STATES)
+            d_psi = along[:, None] * Z[None, :]
+            if LOCAL:
+                d_psi = dot(grad, tl.trans(S_near), d_psi, MODE)
+            if STATES:
+                d_psi = from_outside(grad, tl.trans(S_far), far_unit, d_psi, MODE, PEAKED and LOCAL)
+            if CAUSAL:
+                psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff[None, :], F, FB, MAP, wave)[0]
+                d_psi = dot(d_pairs, psi_k, d_psi, MODE)
+            slope = features(project(qs, ws, K, MAP, PARTS), lift_q[:, None], ff[None, :], F, FB, MAP, wave)[1]
+            dp = d_psi * slope + dp
         if PEAKED:
-            dx = unproject(d_psi * slope, ws, dx, MAP, PARTS)
+            dx = unproject(dp, ws, dx, MAP, PARTS)
         else:
-            put(q_grad, g_t, there, block * FB + tl.arange(0, FB), d_psi * slope, K)
+            put(q_grad, g_t, there, ff, dp * inverse[:, None], K)
     if PEAKED:  # a query's length cancels in the ratio
-        put(q_grad, g_t, there, tl.arange(0, KP), dx * K**-0.25, K)
+        put(q_grad, g_t, there, tl.arange(0, KP), dx * (inverse * K**-0.25)[:, None], K)
 
 
 @triton.jit
@@ -158,65 +180,83 @@ def keys_values(
     seen = visible_at(visible, b, t, T, MASKED)
     near, more = row_q * tl.cdiv(T, C) + n, ((n + 1) * C % span > 0) & ((n + 1) * C < T)
     slot = row_q * slots + (n * C // span + 1 if CAUSAL else 0)
-    past_peak, far_by, outside = peak_of(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES)
+    past_peak, _, far_by, _, outside = scales(marks, tops, near, slot, more, F, PEAKED, LOCAL, STATES, False)
     mine = tl.where(part == 0, 1.0, 0.0)  # δ and ρ belong to the first block of values
     q_at, k_at = q + b * q_b + h * q_h + far * q_t, k + b * k_b + g * k_h + far * k_t
     k_grad = d_k + (r * NV + part) * gk_p + b * gk_b + g * gk_h + far * gk_t
     values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
-    lift_q, lift_k, past = 0.0, 0.0, tl.where(seen, 1.0, 0.0)
+    lift_q, lift_k, past = 0.0, tl.zeros([C], tl.float32), tl.where(seen, 1.0, 0.0)
     if PEAKED:
         higher = tl.load(c + row_k * T + t, mask=seen, other=float("-inf"))
-        lift_k = (tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher))[:, None]
+        lift_k = tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher)
         past = tl.exp2(higher + past_peak)
-    values_near, values_far = values, values
-    if PEAKED:  # exactly: all of these are powers of two
-        values_near = rounded(values.to(tl.float32) * past[:, None], MODE)
-        values_far = rounded(values.to(tl.float32) * (past * far_by)[:, None], MODE)
+    size = tl.zeros([C], tl.float32)
     if CAUSAL:
-        if PEAKED:
+        if MAP == "performer":
             lift_q = tl.load(lifts_q + row_q * T + t, mask=there, other=0.0)[:, None]
         along = tl.load(delta + row_q * T + t, mask=there, other=0.0) * mine
         grad = tile(d_out + b * d_b + h * d_h + far * d_t, d_t, there, vv, V)
         d_pairs = dot(values, tl.trans(grad), tl.zeros([C, C], tl.float32) + along[None, :], MODE)
         d_pairs *= after(row_k * T + t, row_q * T + t, c, peaks, inverses, seen, there, PEAKED)
+        if MODE == "fine":
+            size = unit(tl.max(tl.abs(d_pairs), 1))  # the units of a row
+            d_pairs = d_pairs * tl.exp2(-size)[:, None]
         d_pairs = rounded(d_pairs, MODE)
+    reach = past * tl.exp2(-size)
+    values_near, values_far = values, values
+    if PEAKED:  # exactly: all of these are powers of two
+        EXACT: tl.constexpr = tl.bfloat16 if values.dtype == tl.bfloat16 else tl.float32
+        values_near = (values.to(tl.float32) * reach[:, None]).to(EXACT)
+        values_far = (values.to(tl.float32) * (reach * far_by)[:, None]).to(EXACT)
     pairs, dv = tl.zeros([C, C], tl.float32), tl.zeros([C, VB], tl.float32)
     dx, length = tl.zeros([C, KP], tl.float32), tl.zeros([C], tl.float32)
-    for block in range((F + FB - 1) // FB):
-        ff, ws = block * FB + tl.arange(0, FB)[None, :], directions(w, block, K, F, KP, FB, MAP, PARTS)
+    N: tl.constexpr = F // waves(MAP)
+    for block in range((N + FB - 1) // FB):
+        ff, ws = block * FB + tl.arange(0, FB), directions(w, block, K, F, KP, FB, MAP, PARTS)
         ks = vectors(k_at, k_t, seen, block, K, KP, FB, PARTS)
         if CAUSAL:
             qs = vectors(q_at, q_t, there, block, K, KP, FB, PARTS)
-        if LOCAL:
-            R_near = kept(local, near, more, block, part, V, F, FB, VB)
-        if STATES:
-            R_far = kept(outer, slot, outside, block, part, V, F, FB, VB)
-        rho = kept_totals(marks, states, near, slot, more, far_by, block, V, F, FB, LOCAL, STATES)
-        d_psi = tl.zeros([C, FB], tl.float32)
-        if CAUSAL:
-            psi_q = rounded(features(project(qs, ws, K, MAP, PARTS), lift_q, ff, F, FB, MAP)[0], MODE)
-            d_psi = dot(d_pairs, psi_q, d_psi, MODE)
-        psi, slope = features(project(ks, ws, K, MAP, PARTS), lift_k, ff, F, FB, MAP)
-        if CAUSAL:
-            pairs = dot(psi, tl.trans(psi_q), pairs, MODE)
-        d_psi += (mine * past)[:, None] * rho[None, :]  # beside the products that it nearly cancels
-        if LOCAL:
-            dv = dot(psi, R_near, dv, MODE)
-            d_psi = dot(values_near, tl.trans(R_near), d_psi, MODE)
-        if STATES:
-            dv = dot(psi * far_by, R_far, dv, MODE)
-            d_psi = dot(values_far, tl.trans(R_far), d_psi, MODE)
+        dp = tl.zeros([C, FB], tl.float32)
+        for wave in tl.static_range(waves(MAP)):
+            at, last = wave * N + ff, wave * N + N
+            if LOCAL:
+                R_near = kept(local, near, more, at, last, part, V, F, VB)
+            if STATES:
+                R_far = kept(outer, slot, outside, at, last, part, V, F, VB)
+            rho = kept_totals(marks, states, near, slot, more, far_by, at, last, V, F, LOCAL, STATES)
+            d_psi = tl.zeros([C, FB], tl.float32)
+            if CAUSAL:
+                psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff[None, :], F, FB, MAP, wave)[0]
+                psi_q = rounded(psi_q, MODE)
+                d_psi = dot(d_pairs, psi_q, d_psi, MODE)
+            psi, slope = features(project(ks, ws, K, MAP, PARTS), lift_k[:, None], ff[None, :], F, FB, MAP, wave)
+            if CAUSAL:
+                pairs = dot(psi, tl.trans(psi_q), pairs, MODE)
+            d_psi += (mine * reach)[:, None] * rho[None, :]  # beside the products that it nearly cancels
+            if LOCAL:
+                dv = dot(psi, R_near, dv, MODE)
+                d_psi = dot(values_near, tl.trans(R_near), d_psi, MODE)
+            if STATES:
+                dv = dot(psi * far_by, R_far, dv, MODE)
+                d_psi = dot(values_far, tl.trans(R_far), d_psi, MODE)
+            if PEAKED:
+                length += tl.sum(d_psi * psi, 1)
+            dp = d_psi * slope + dp
         if PEAKED:
-            length += tl.sum(d_psi * psi, 1)
-            dx = unproject(d_psi * slope, ws, dx, MAP, PARTS)
+            dx = unproject(dp, ws, dx, MAP, PARTS)
         else:
-            d_psi = tl.where(seen[:, None], d_psi * slope, 0.0)
-            put(k_grad, gk_t, there, block * FB + tl.arange(0, FB), d_psi, K)
+            put(k_grad, gk_t, there, ff, tl.where(seen[:, None], dp, 0.0), K)
     dv = dv * past[:, None]
     if CAUSAL:  # made anew: kept through the loop they would not fit into registers
         grad = tile(d_out + b * d_b + h * d_h + far * d_t, d_t, there, vv, V)
         pairs *= after(row_k * T + t, row_q * T + t, c, peaks, inverses, seen, there, PEAKED)
-        dv = dot(pairs, grad, dv, MODE)
+        if MODE == "fine":  # the first has to be precise, the second is
+            dv = dot(pairs, grad.to(tl.bfloat16), dv, "split")
+        else:
+            dv = dot(pairs, grad, dv, MODE)
+    if MAP == "fourier":  # its ψ was not lifted
+        by = tl.exp2(size - lift_k)
+        dv, dx, length = dv * tl.exp2(-lift_k)[:, None], dx * by[:, None], length * by
     v_grad = d_v + r * gv_p + b * gv_b + g * gv_h + far * gv_t
     put(v_grad, gv_t, there, vv, dv, V)
     if PEAKED:

@@ -114,7 +114,7 @@ def chained(
         if LOCAL:
             slot, more = row * tl.cdiv(T, C) + begin // C + n, begin + n * C > 0
             tl.store(local + slot * (F * V) + ff[:, None] * V + vv[None, :], sums, mask=inside & more)
-            tl.store(marks + slot * (F + 1) + ff, Z, mask=within & more)
+            tl.store(marks + slot * (F + 2) + ff, Z, mask=within & more)
         for r in range(GROUP):
             h, far = g * GROUP + r, (begin + n * C).to(tl.int64)
             qs = tile(q + b * q_b + h * q_h + far * q_t, q_t, there, ff, K)
