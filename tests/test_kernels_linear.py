@@ -200,7 +200,10 @@ MANY = [
         (259, 37, 3, 1, True, "right"),
         (330, 64, 19, 1, True, "inside"),
     )
-] + [("elu", {}, dict(T=70, K=140, V=150, H=2, G=1, B=1, dtype="bfloat16"))]
+] + [
+    ("elu", {}, dict(T=70, K=140, V=150, H=2, G=1, B=1, dtype="bfloat16")),
+    ("fourier", {"features": 12}, dict(T=140, K=9, V=70, H=2, G=1, B=1, padding="inside", dtype="bfloat16")),
+]
 
 
 def interpreted(program):

@@ -63,8 +63,13 @@ class Plan(NamedTuple):
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Blocks of features, blocks of values."""
-        return -(-self.F // BLOCK), -(-self.V // self.values)
+        """Blocks of directions, blocks of values."""
+        return -(-(self.F // self.waves) // BLOCK), -(-self.V // self.values)
+
+    @property
+    def waves(self) -> int:
+        """Features of a direction."""
+        return 2 if self.map == "fourier" else 1
 
     @property
     def numbers(self) -> int:
@@ -90,7 +95,7 @@ class Plan(NamedTuple):
 
     @property
     def _shift(self) -> float:
-        return math.log2(self.F // (2 if self.signed else 1)) / 2 if self.peaked else 0.0
+        return math.log2(self.F // self.waves) / 2 if self.peaked else 0.0
 
 
 def planned(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, map: str) -> Plan:
@@ -104,14 +109,13 @@ def _planned(
     B: int, H: int, T: int, K: int, G: int, S: int, V: int, F: int, map: str, dtype: torch.dtype, values: torch.dtype,
     device: torch.device,
 ) -> Plan:  # fmt: skip
-    # The rounding of many features averages out, that of few does not, nor where features cancel.
+    # The rounding of many features averages out, that of few does not.
     averages = values == torch.bfloat16 and F >= 32
-    fewest = "fine" if map == "fourier" else "half"
-    mode = "tf32" if values == torch.float32 else fewest if averages else "split"
-    mixed = map in ("performer", "fourier")
+    signed, mixed = map == "fourier", map in ("performer", "fourier")
+    mode = "tf32" if values == torch.float32 else ("fine" if signed else "half") if averages else "split"
     columns = min(padded(V), WIDEST // 2 if mixed and mode != "half" else WIDEST)
-    at_once = 3 if mixed else 4  # programs of `states` on a processor: segments for one round
-    wanted = at_once * processors(device) // (-(-F // BLOCK) * -(-V // columns) * B)
+    at_once = 1 if signed else 3 if mixed else 4  # programs of `states` on a processor: segments for one round
+    wanted = at_once * processors(device) // (-(-(F // 2 if signed else F) // BLOCK) * -(-V // columns) * B)
     cuts = (*_cut(S, wanted // G), *_cut(T, wanted // H))
     # Two programs on each processor start at once; of more than √N segments the last waits longer than it works.
     chain = max(_cut(S, 2 * processors(device) // (B * G))[0], -(-math.isqrt(HANDING * S) // CHUNK) * CHUNK)
@@ -187,6 +191,11 @@ def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int
     best: dict[str, tuple[int, int | None]]
     if plan.mode in ("split", "tf32"):
         best = {"outputs": (1, None), "keys_values": (1, None)}
+    elif plan.mode == "fine":
+        best = {
+            "crests": (1, None), "states": (2 if flags.get("LOCAL") else 3, None),
+            "outputs": ((2 if outside else 1) if causal else 3, None), "queries": (3, None), "keys_values": (2, None),
+        }  # fmt: skip
     elif plan.peaked:
         best = {
             "crests": (3, 128),

@@ -24,9 +24,9 @@ class Results(NamedTuple):
     peak: Tensor  # [B,G]
     inverses: Tensor  # of the totals of the rows
     peaks: Tensor  # and their peaks
-    states: Tensor  # sums before each segment, [S, Z] side by side; S once more as the products take it; their peaks and units
-    outer: Tensor
-    tops: Tensor
+    states: Tensor  # sums before each segment, [S, Z] side by side
+    outer: Tensor  # S once more as the products take it
+    tops: Tensor  # their peaks and units
     local: Tensor  # sums before each chunk in its segment, [·,F,V]; marks: their Z, peak and units, [·,F+2]
     marks: Tensor
     lifts_q: Tensor
@@ -93,7 +93,7 @@ def _crests(
     """Lift and c of each vector, [B,N,T]; of each chunk of keys the largest c, and a bound for what it adds."""
     B, N, T = x.shape[:3]
     chunks = B * N * -(-T // CHUNK)
-    programs = min(chunks, 4 * processors(x.device))
+    programs = min(chunks, (4 if plan.map == "performer" else 16) * processors(x.device))
     run(
         triton_linear.crests, (programs, 1), plan, (x, w, x if visible is None else visible, v, *results),
         *_strides(x, v), T, N, B * N, programs, KEYS=keys, MASKED=visible is not None,
@@ -162,8 +162,8 @@ def forward(
         _edge(r.states, raw, sums, None if peak is None else plan.inward(peak), units=plan.mode == "fine")
     if flags["LOCAL"] or flags["STATES"]:
         _summed(
-            plan, rows, (k, v, ws, seen, r.lifts, rises, heights, v, v, r.local, r.marks, r.states, raw), *_strides(k, v), S,
-            plan.keys_span, plan.keys_slots, 1, plan.G, BACK=False, EDGE=sums is not None, **flags,
+            plan, rows, (k, v, ws, seen, r.lifts, rises, heights, v, v, r.local, r.marks, r.states, raw),
+            *_strides(k, v), S, plan.keys_span, plan.keys_slots, 1, plan.G, BACK=False, EDGE=sums is not None, **flags,
         )  # fmt: skip
     if flags["STATES"]:
         _combined(plan, r.states, raw, r.outer, r.tops, sums is not None, False)

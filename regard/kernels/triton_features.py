@@ -9,24 +9,28 @@ from triton.language.extra import libdevice
 
 PI: tl.constexpr = tl.constexpr(3.141592653589793)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # adding it rounds a float32 to a whole number
 
 
 @triton.jit
 def dot(a, b, acc, MODE: tl.constexpr):
-    """acc + a b, as precise as the mode says: one product of bfloat16 (half), or of float16 where one of them is (fine);
-    three of split bfloat16, of split float16 (parted: for what is at most about one in size), or of tf32. What is
-    bfloat16 already needs no second part."""
+    """acc + a b, as precise as the mode says: one product of bfloat16 (half), or of float16 where one of them is
+    (fine); three of split bfloat16, of split float16 (parted: for what is at most about one in size), or of tf32. What
+    is bfloat16 already needs no second part."""
     if MODE == "half" or (MODE == "fine" and a.dtype != tl.float16 and b.dtype != tl.float16):
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
     elif MODE == "fine":
         return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
     elif MODE == "split":
-        a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        a_high, b_high = a, b
         if a.dtype != tl.bfloat16:
-            acc = tl.dot((a.to(tl.float32) - a_high.to(tl.float32)).to(tl.bfloat16), b_high, acc)
+            a_high = short(a.to(tl.float32), "half")
         if b.dtype != tl.bfloat16:
-            acc = tl.dot(a_high, (b.to(tl.float32) - b_high.to(tl.float32)).to(tl.bfloat16), acc)
-        return tl.dot(a_high, b_high, acc)
+            b_high = short(b.to(tl.float32), "half")
+            acc = tl.dot(a_high.to(tl.bfloat16), (b.to(tl.float32) - b_high).to(tl.bfloat16), acc)
+        if a.dtype != tl.bfloat16:
+            acc = tl.dot((a.to(tl.float32) - a_high).to(tl.bfloat16), b_high.to(tl.bfloat16), acc)
+        return tl.dot(a_high.to(tl.bfloat16), b_high.to(tl.bfloat16), acc)
     elif MODE == "parted":
         a_high, b_high = a.to(tl.float16), b.to(tl.float16)
         acc = tl.dot((a - a_high.to(tl.float32)).to(tl.float16), b_high, acc)
@@ -134,11 +138,8 @@ def directions(
 
 @triton.jit
 def scaled(p, K: tl.constexpr, MAP: tl.constexpr):
-    """Projections as exponents of two, or as phases."""
-    if MAP == "elu" or MAP == "given":
-        return p
-    else:
-        return p * (K**-0.25 * LOG2E if MAP == "performer" else K**-0.25)
+    """Projections as exponents of two, where they are exponents."""
+    return p * (K**-0.25 * LOG2E) if MAP == "performer" else p
 
 
 @triton.jit
@@ -168,10 +169,30 @@ def project_across(x, ws, K: tl.constexpr, MAP: tl.constexpr, PARTS: tl.constexp
 
 
 @triton.jit
-def features(p, lift, ff, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr, WAVE: tl.constexpr = -1):
-    """(ψ, ∂ψ) of projections, or of vectors; ∂ψ but for a factor. ff are the features along p; ψ comes 2⁻ˡⁱᶠᵗ as large.
-    Of `fourier` the first half are sines. With a WAVE ff are the directions of its sines (0) or cosines (1), and these
-    are not lifted."""
+def waves_of(p, K: tl.constexpr, PRECISE: tl.constexpr):
+    """(sin, cos) of projections: by the device, to 2⁻²⁰ of one, or to 2⁻²² by polynomials between −π/2 and π/2."""
+    if PRECISE:
+        t = p * (K**-0.25 / PI)  # half turns
+        turned = t + WHOLE
+        r = t - (turned - WHOLE)
+        odd = turned.to(tl.int32, bitcast=True) << 31  # after each half turn the sign is another
+        s = r * r
+        sine = r * (3.1415925 + s * (-5.167707 + s * (2.5500314 + s * (-0.59804517 + s * 0.077220127))))
+        cosine = 1.0 + s * (-4.9347954 + s * (4.0584512 + s * (-1.3320938 + s * 0.22008064)))
+        sine = (sine.to(tl.int32, bitcast=True) ^ odd).to(tl.float32, bitcast=True)
+        cosine = (cosine.to(tl.int32, bitcast=True) ^ odd).to(tl.float32, bitcast=True)
+        return sine, cosine
+    else:
+        return libdevice.fast_sinf(p * K**-0.25), libdevice.fast_cosf(p * K**-0.25)
+
+
+@triton.jit
+def features(
+    p, lift, ff, K: tl.constexpr, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr, WAVE: tl.constexpr,
+    PRECISE: tl.constexpr,
+):  # fmt: skip
+    """(ψ, ∂ψ) of projections, or of vectors; ∂ψ but for a factor. ff are the directions along p; ψ comes 2⁻ˡⁱᶠᵗ as
+    large, but not that of `fourier`: sines (WAVE 0) or cosines (1), which a total needs PRECISE."""
     p = p.to(tl.float32)
     if MAP == "given":
         psi, slope = p, 1.0
@@ -182,13 +203,9 @@ def features(p, lift, ff, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr, 
         psi = tl.exp2(p - lift)
         slope = psi
     else:
-        # The device's own sines and cosines, to 2⁻²⁰ of one.
-        if WAVE == -1:
-            psi, slope = libdevice.fast_cosf(p - tl.where(ff < F // 2, 0.5 * PI, 0.0)) * tl.exp2(-lift), 0.0
-        else:
-            sine, cosine = libdevice.fast_sinf(p), libdevice.fast_cosf(p)
-            psi, slope = (sine, cosine) if WAVE == 0 else (cosine, -sine)
-    N: tl.constexpr = F if WAVE == -1 else F // waves(MAP)
+        sine, cosine = waves_of(p, K, PRECISE)
+        psi, slope = (sine, cosine) if WAVE == 0 else (cosine, -sine)
+    N: tl.constexpr = F // waves(MAP)
     if N % FB != 0:
         psi = tl.where(ff < N, psi, 0.0)
     return psi, slope

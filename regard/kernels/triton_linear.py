@@ -128,6 +128,17 @@ def before(
 
 
 @triton.jit
+def keep(
+    S_at, Z_at, S, Z, ff, vv, more, WAVE: tl.constexpr, V: tl.constexpr, F: tl.constexpr, MAP: tl.constexpr
+):  # fmt: skip
+    """S and Z of the directions ff, where there are more: their sines or all (WAVE 0), or their cosines (1)."""
+    N: tl.constexpr = F // waves(MAP)
+    inside, at = (ff < N) & more, WAVE * N + ff
+    tl.store(S_at + at[:, None] * V + vv[None, :], S, mask=inside[:, None] & (vv[None, :] < V))
+    tl.store(Z_at + at, Z, mask=inside & (tl.min(vv, 0) == 0))
+
+
+@triton.jit
 def states(
     x, y, w, visible, lifts, rises, heights, inverses, delta, local, marks, out, tops,
     x_b, x_h, x_t, y_b, y_h, y_t, T, span, slots, first, N, P, NV,
@@ -135,10 +146,10 @@ def states(
     C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, BACK: tl.constexpr, EDGE: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
-    """Σ 2ᶜ⁻ᵐ ψ(x) [y, 1]ᵀ over one segment, for one block of features and one of y's columns: before each chunk but the
-    first (LOCAL), and of all (STATES). The lifts are less c, and `rises` are the peaks of the chunks. EDGE: there are
-    sums from outside the sequence, whose peak is in their slot already. In units (MODE fine, forward) sums at chunks are
-    parts of a bound for all that came before, which follows from the `heights` of the chunks.
+    """Σ 2ᶜ⁻ᵐ ψ(x) [y, 1]ᵀ over one segment, for one block of directions and one of y's columns: before each chunk but
+    the first (LOCAL), and of all (STATES). The lifts are less c, and `rises` are the peaks of the chunks. EDGE: there
+    are sums from outside the sequence, whose peak is in their slot already. In units (MODE fine, forward) sums at
+    chunks are parts of a bound for all that came before, which follows from the `heights` of the chunks.
 
     Forward, x and y are keys and values. Backward, from the end, they are queries and ∂out, divided by the totals (in
     the lifts where there are any); −∂out·out takes the place of the one, and −m that of c."""
@@ -147,11 +158,11 @@ def states(
     segment = tl.program_id(1)
     b, h = row // N, row % N
     ff, vv = block * FB + tl.arange(0, FB), part * VB + tl.arange(0, VB)
-    inside = (ff[:, None] < F) & (vv[None, :] < V)
     ws = directions(w, block, K, F, KP, FB, MAP, PARTS)
     start = segment * span
     chunks = tl.cdiv(tl.minimum(start + span, T) - start, C)
     S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
+    S_cos, Z_cos = S, Z  # of cosines, where S is of sines
     UNITS: tl.constexpr = MODE == "fine" and not BACK
     PRODUCT: tl.constexpr = "split" if UNITS else "half" if MODE == "fine" else MODE
     m, height = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
@@ -164,13 +175,14 @@ def states(
         slot = row * tl.cdiv(T, C) + n
         if LOCAL:
             more = step > 0  # nothing comes before the first: its slot is not read
-            S_now = S
+            S_at, Z_at, by = local + slot * (F * V), marks + slot * (F + 2), 1.0
             if UNITS:
-                S_now = S * tl.exp2(-unit(height))
-                tl.store(marks + slot * (F + 2) + F + 1, unit(height), mask=more & (at % P == 0))
-            tl.store(local + slot * (F * V) + ff[:, None] * V + vv[None, :], S_now, mask=inside & more)
-            tl.store(marks + slot * (F + 2) + ff, Z, mask=(ff < F) & more & (part == 0))
-            tl.store(marks + slot * (F + 2) + F, m, mask=more & (at % P == 0))
+                by = tl.exp2(-unit(height))
+                tl.store(Z_at + F + 1, unit(height), mask=more & (at % P == 0))
+            keep(S_at, Z_at, S * by if UNITS else S, Z, ff, vv, more, 0, V, F, MAP)
+            if waves(MAP) == 2:
+                keep(S_at, Z_at, S_cos * by if UNITS else S_cos, Z_cos, ff, vv, more, 1, V, F, MAP)
+            tl.store(Z_at + F, m, mask=more & (at % P == 0))
         far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
         there = visible_at(visible, b, t, T, MASKED)
         xs = vectors(x + b * x_b + h * x_h + far * x_t, x_t, there, block, K, KP, FB, PARTS)
@@ -182,27 +194,39 @@ def states(
             m_new = tl.maximum(m, rise)
             fade = tl.exp2(m - finite(m_new))
             S, Z, m = S * fade, Z * fade, m_new
+            if waves(MAP) == 2:
+                S_cos, Z_cos = S_cos * fade, Z_cos * fade
             if UNITS:
                 height = height * fade + tl.load(heights + slot) * tl.exp2(rise - finite(m))
             lift = tl.load(lifts + row * T + t, mask=there, other=float("inf")) + finite(m)
         if PARTS:  # features by tokens, as the sum over tokens wants them
-            psi = features(project_across(xs, ws, K, MAP, PARTS), lift[None, :], ff[:, None], F, FB, MAP)[0]
+            p, by = project_across(xs, ws, K, MAP, PARTS), tl.exp2(-lift)
             if BACK and MAP != "performer":
                 inverse = tl.load(inverses + row * T + t, mask=there, other=0.0)
-                psi = psi * (tl.where(inverse < 0, -1.0, 1.0) if MAP == "fourier" else inverse)[None, :]
-            psi = psi if BACK and PEAKED else short(psi, MODE)
-            S = dot(psi, ys, S, PRODUCT)
-            Z += tl.sum(psi * one[None, :] if BACK else psi, 1)
+                by = tl.where(inverse < 0, -by, by) if MAP == "fourier" else inverse
+            for wave in tl.static_range(waves(MAP)):
+                psi = features(p, lift[None, :], ff[:, None], K, F, FB, MAP, wave, not BACK)[0]
+                if MAP == "fourier" or (BACK and MAP != "performer"):
+                    psi = psi * by[None, :]
+                psi = psi if BACK and PEAKED else short(psi, MODE)
+                if wave == 0:
+                    S = dot(psi, ys, S, PRODUCT)
+                    Z += tl.sum(psi * one[None, :] if BACK else psi, 1)
+                else:
+                    S_cos = dot(psi, ys, S_cos, PRODUCT)
+                    Z_cos += tl.sum(psi * one[None, :] if BACK else psi, 1)
         else:
-            psi = features(xs, lift[:, None], ff[None, :], F, FB, MAP)[0]
+            psi = features(xs, lift[:, None], ff[None, :], K, F, FB, MAP, 0, not BACK)[0]
             if BACK:
                 psi = psi * tl.load(inverses + row * T + t, mask=there, other=0.0)[:, None]
             S = dot(tl.trans(rounded(psi, MODE)), ys, S, MODE)
             Z += tl.sum(short(psi, MODE) * one[:, None], 0)
     if STATES:
         slot = row * slots + first + segment
-        tl.store(out + slot * (F * V + F) + ff[:, None] * V + vv[None, :], S, mask=inside)
-        tl.store(out + slot * (F * V + F) + F * V + ff, Z, mask=(ff < F) & (part == 0))
+        S_at = out + slot * (F * V + F)
+        keep(S_at, S_at + F * V, S, Z, ff, vv, True, 0, V, F, MAP)
+        if waves(MAP) == 2:
+            keep(S_at, S_at + F * V, S_cos, Z_cos, ff, vv, True, 1, V, F, MAP)
         tl.store(tops + slot * 2, m, mask=at % P == 0)
         tl.store(tops + slot * 2 + 1, unit(height), mask=at % P == 0)
 
@@ -243,8 +267,8 @@ def scales(
     UNITS: tl.constexpr,
 ):  # fmt: skip
     """Of all that a chunk reads: its peak, which is that of its part in the segment, if there is one; the exponent of
-    its units; what Z from outside scales by, and S, powers of two, one until the segment has found something higher; and
-    whether there is anything outside."""
+    its units; what Z from outside scales by, and S: powers of two, one until the segment has found something higher;
+    and whether there is anything outside."""
     m, by, size = tl.full((), float("-inf"), tl.float32), tl.full((), 1.0, tl.float32), tl.full((), 0.0, tl.float32)
     if PEAKED:
         outer = tl.load(tops + slot * 2) if STATES else m
@@ -346,7 +370,7 @@ def outputs(
             if STATES:
                 S_far = kept(outer, slot, outside, at, last, part, V, F, VB)
             Z = kept_totals(marks, states, near, slot, more, far_by, at, last, V, F, LOCAL, STATES)
-            psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff[None, :], F, FB, MAP, wave)[0]
+            psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff[None, :], K, F, FB, MAP, wave, True)[0]
             psi_q = short(psi_q, MODE)
             if LOCAL:
                 result = dot(psi_q, S_near, result, MODE)
@@ -355,7 +379,7 @@ def outputs(
             if LOCAL or STATES:
                 total += tl.sum(psi_q * Z[None, :], 1)
             if CAUSAL:
-                psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff[None, :], F, FB, MAP, wave)[0]
+                psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff[None, :], K, F, FB, MAP, wave, True)[0]
                 # Where weights cancel, the total is a small sum of them: they need all digits.
                 pairs = dot(psi_q, tl.trans(rounded(psi_k, PAIRS)), pairs, PAIRS)
     if UNITS:

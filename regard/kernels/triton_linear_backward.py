@@ -31,16 +31,12 @@ from regard.kernels.triton_linear import from_outside, kept, kept_totals, place,
 
 
 @triton.jit
-def unproject(d, ws, acc, MAP: tl.constexpr, PARTS: tl.constexpr):
+def unproject(d, ws, acc, MODE: tl.constexpr):
     """acc + d w: the gradient of what was projected, but for K^(−1/4)."""
     if ws[0].dtype != tl.bfloat16:
         return dot(d, ws[0], acc, "tf32")
-    elif MAP == "fourier":  # of sines and cosines, which cancel
-        if PARTS > 1:
-            acc = tl.dot(d.to(tl.bfloat16), ws[1], acc)
-        return dot(d, ws[0], acc, "split")
     else:
-        return dot(d, ws[0], acc, "half")
+        return dot(d, ws[0], acc, "split" if MODE == "split" else "half")
 
 
 @triton.jit
@@ -96,7 +92,7 @@ def queries(
         fall = tl.max(tl.where(m_row == float("-inf"), m_row, -m_row), 0)
         tl.store(sizes + row_q * T + t, lift, mask=there & (part == 0))
         tl.store(falls + row_q * tl.cdiv(T, C) + n, fall, mask=part == 0)
-    seen, lift_k = there, 0.0
+    seen, lift_k, past = there, 0.0, tl.full([C], 1.0, tl.float32)
     if CAUSAL:
         seen = visible_at(visible, b, t, T, MASKED)
         values = tile(v + b * v_b + g * v_h + far * v_t, v_t, seen, vv, V)
@@ -108,29 +104,30 @@ def queries(
                 higher = -tl.load(lifts + row_k * T + t, mask=seen, other=float("inf"))
             else:
                 lift_k = (tl.load(lifts + row_k * T + t, mask=seen, other=0.0) + finite(higher))[:, None]
-            d_pairs = d_pairs * tl.exp2(tl.where(earlier, higher[None, :], float("-inf")) - finite(m_row)[:, None])
+            d_pairs *= tl.exp2(tl.where(earlier, higher[None, :], float("-inf")) - (finite(m_row) + size)[:, None])
             past = tl.exp2(m - finite(m_row))
-            grad, along = grad * past[:, None], along * past
+            along *= past
         else:
             d_pairs = tl.where(earlier, d_pairs, 0.0)
     if UNITS:  # each row has its own, too
-        most, along = tl.max(tl.abs(grad), 1), along * tl.exp2(-size)
+        most, along = tl.max(tl.abs(grad), 1) * past, along * tl.exp2(-size)
         if CAUSAL:
-            d_pairs = d_pairs * tl.exp2(-size)
             most = tl.maximum(most, tl.max(tl.abs(d_pairs), 1))
         by = tl.exp2(-unit(most))
-        grad, along, inverse = grad * by[:, None], along * by, inverse * tl.exp2(unit(most) + size)
+        past, along, inverse = past * by, along * by, inverse * tl.exp2(unit(most) + size)
         if CAUSAL:
             d_pairs = d_pairs * by[:, None]
     if CAUSAL:
         d_pairs = rounded(d_pairs, MODE)
+    if PEAKED:
+        grad = grad * past[:, None]
     grad = rounded(grad, MODE)  # exactly: it is ∂out by a power of two, and is divided by the total at the end
     dx = tl.zeros([C, KP], tl.float32)
     N: tl.constexpr = F // waves(MAP)
     for block in range((N + FB - 1) // FB):
         ff, ws = block * FB + tl.arange(0, FB), directions(w, block, K, F, KP, FB, MAP, PARTS)
         # Split vectors do not fit beside all else. This zero keeps the compiler from making them before the loop.
-        within = block >> 20 if PARTS and MODE == "split" else 0
+        within = block >> 20 if PARTS and (MODE == "split" or MODE == "tf32") else 0
         if CAUSAL:
             ks = vectors(k_at + within, k_t, seen, block, K, KP, FB, PARTS)
         qs = vectors(q_at + within, q_t, there, block, K, KP, FB, PARTS)
@@ -148,12 +145,12 @@ def queries(
             if STATES:
                 d_psi = from_outside(grad, tl.trans(S_far), far_unit, d_psi, MODE, PEAKED and LOCAL)
             if CAUSAL:
-                psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff[None, :], F, FB, MAP, wave)[0]
+                psi_k = features(project(ks, ws, K, MAP, PARTS), lift_k, ff[None, :], K, F, FB, MAP, wave, False)[0]
                 d_psi = dot(d_pairs, psi_k, d_psi, MODE)
-            slope = features(project(qs, ws, K, MAP, PARTS), lift_q[:, None], ff[None, :], F, FB, MAP, wave)[1]
-            dp = d_psi * slope + dp
+            pq = project(qs, ws, K, MAP, PARTS)
+            dp += d_psi * features(pq, lift_q[:, None], ff[None, :], K, F, FB, MAP, wave, False)[1]
         if PEAKED:
-            dx = unproject(dp, ws, dx, MAP, PARTS)
+            dx = unproject(dp, ws, dx, MODE)
         else:
             put(q_grad, g_t, there, ff, dp * inverse[:, None], K)
     if PEAKED:  # a query's length cancels in the ratio
@@ -203,10 +200,10 @@ def keys_values(
             d_pairs = d_pairs * tl.exp2(-size)[:, None]
         d_pairs = rounded(d_pairs, MODE)
     reach = past * tl.exp2(-size)
-    values_near, values_far = values, values
+    values_past, values_far = values, values
     if PEAKED:  # exactly: all of these are powers of two
         EXACT: tl.constexpr = tl.bfloat16 if values.dtype == tl.bfloat16 else tl.float32
-        values_near = (values.to(tl.float32) * reach[:, None]).to(EXACT)
+        values_past = (values.to(tl.float32) * reach[:, None]).to(EXACT)
         values_far = (values.to(tl.float32) * (reach * far_by)[:, None]).to(EXACT)
     pairs, dv = tl.zeros([C, C], tl.float32), tl.zeros([C, VB], tl.float32)
     dx, length = tl.zeros([C, KP], tl.float32), tl.zeros([C], tl.float32)
@@ -220,40 +217,43 @@ def keys_values(
         for wave in tl.static_range(waves(MAP)):
             at, last = wave * N + ff, wave * N + N
             if LOCAL:
-                R_near = kept(local, near, more, at, last, part, V, F, VB)
+                R = kept(local, near, more, at, last, part, V, F, VB)
             if STATES:
                 R_far = kept(outer, slot, outside, at, last, part, V, F, VB)
+                if LOCAL and MODE == "fine":  # there are too few registers to multiply by each of them
+                    R = (R_far.to(tl.float32) * far_by + R.to(tl.float32)).to(tl.bfloat16)
+                elif not LOCAL:
+                    R = R_far
             rho = kept_totals(marks, states, near, slot, more, far_by, at, last, V, F, LOCAL, STATES)
             d_psi = tl.zeros([C, FB], tl.float32)
             if CAUSAL:
-                psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff[None, :], F, FB, MAP, wave)[0]
+                psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff[None, :], K, F, FB, MAP, wave, False)[0]
                 psi_q = rounded(psi_q, MODE)
                 d_psi = dot(d_pairs, psi_q, d_psi, MODE)
-            psi, slope = features(project(ks, ws, K, MAP, PARTS), lift_k[:, None], ff[None, :], F, FB, MAP, wave)
+            pk = project(ks, ws, K, MAP, PARTS)
+            psi, slope = features(pk, lift_k[:, None], ff[None, :], K, F, FB, MAP, wave, False)
             if CAUSAL:
                 pairs = dot(psi, tl.trans(psi_q), pairs, MODE)
             d_psi += (mine * reach)[:, None] * rho[None, :]  # beside the products that it nearly cancels
-            if LOCAL:
-                dv = dot(psi, R_near, dv, MODE)
-                d_psi = dot(values_near, tl.trans(R_near), d_psi, MODE)
-            if STATES:
+            if LOCAL or STATES:
+                dv = dot(psi, R, dv, MODE)
+                d_psi = dot(values_past, tl.trans(R), d_psi, MODE)
+            if LOCAL and STATES and MODE != "fine":
                 dv = dot(psi * far_by, R_far, dv, MODE)
                 d_psi = dot(values_far, tl.trans(R_far), d_psi, MODE)
             if PEAKED:
                 length += tl.sum(d_psi * psi, 1)
-            dp = d_psi * slope + dp
+            dp += d_psi * slope
         if PEAKED:
-            dx = unproject(dp, ws, dx, MAP, PARTS)
+            dx = unproject(dp, ws, dx, MODE)
         else:
             put(k_grad, gk_t, there, ff, tl.where(seen[:, None], dp, 0.0), K)
     dv = dv * past[:, None]
     if CAUSAL:  # made anew: kept through the loop they would not fit into registers
         grad = tile(d_out + b * d_b + h * d_h + far * d_t, d_t, there, vv, V)
         pairs *= after(row_k * T + t, row_q * T + t, c, peaks, inverses, seen, there, PEAKED)
-        if MODE == "fine":  # the first has to be precise, the second is
-            dv = dot(pairs, grad.to(tl.bfloat16), dv, "split")
-        else:
-            dv = dot(pairs, grad, dv, MODE)
+        # Where weights cancel they have to be precise; ∂out is.
+        dv = dot(pairs, grad.to(tl.bfloat16), dv, "split") if MODE == "fine" else dot(pairs, grad, dv, MODE)
     if MAP == "fourier":  # its ψ was not lifted
         by = tl.exp2(size - lift_k)
         dv, dx, length = dv * tl.exp2(-lift_k)[:, None], dx * by[:, None], length * by

@@ -32,7 +32,7 @@ def keys_of(k, stride, seen, ws, ff, K: tl.constexpr, FB: tl.constexpr, MAP: tl.
     """ψ of a chunk of keys, features by tokens; of a key that is not seen none is left."""
     lift = tl.where(seen, 0.0, float("inf"))
     across = project_across(tile(k, stride, seen, ff, K), ws, K, MAP, 1)
-    return short(features(across, lift[None, :], ff[:, None], K, FB, MAP)[0], MODE)
+    return short(features(across, lift[None, :], ff[:, None], K, K, FB, MAP, 0, True)[0], MODE)
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def chained(
         for r in range(GROUP):
             h, far = g * GROUP + r, (begin + n * C).to(tl.int64)
             qs = tile(q + b * q_b + h * q_h + far * q_t, q_t, there, ff, K)
-            psi_q = short(features(project(qs, ws, K, MAP, 1), 0.0, ff[None, :], K, FB, MAP)[0], MODE)
+            psi_q = short(features(project(qs, ws, K, MAP, 1), 0.0, ff[None, :], K, K, FB, MAP, 0, True)[0], MODE)
             pairs = dot(psi_q, keys, tl.zeros([C, C], tl.float32), MODE)
             pairs = short(tl.where(tt[:, None] >= tt[None, :], pairs, 0.0), MODE)
             result = dot(psi_q, sums, tl.zeros([C, VB], tl.float32), MODE)
