@@ -194,7 +194,8 @@ def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int
     elif plan.mode == "fine":
         best = {
             "crests": (1, None), "states": (2 if flags.get("LOCAL") else 3, None),
-            "outputs": ((2 if outside else 1) if causal else 3, None), "queries": (3, None), "keys_values": (2, None),
+            "outputs": ((2 if outside else 1) if causal else 3, None), "queries": (3, None),
+            "keys_values": (1 if causal and outside else 2, None),
         }  # fmt: skip
     elif plan.peaked:
         best = {
