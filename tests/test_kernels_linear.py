@@ -72,6 +72,55 @@ for name in ("elu", "linear"):
 print("same")
 """
 
+UNITS = """
+import interpreted
+import torch
+from regard.kernels import fast, plain
+from regard.laws.case import spread
+from regard.mechanisms import mechanism
+from regard.shapes import Mask, Size
+
+# The sums of fourier are float16 in units of what came before: values and gradients over many orders of magnitude,
+# some rows without any gradient.
+m, T = mechanism("fourier", features=64, width=16), 300
+for causal, order in ((True, "rising"), (True, "wild"), (False, "wild")):
+    torch.manual_seed(0)
+    q, k, v, direction = (torch.randn(1, 2, T, 16).bfloat16() / 2 for _ in range(4))
+    v *= torch.logspace(-15, 15, T)[torch.arange(T) if order == "rising" else torch.randperm(T)][:, None].bfloat16()
+    direction *= torch.logspace(-6, 6, T)[torch.randperm(T)][:, None].bfloat16()
+    direction[:, :, 70:135] = 0
+    results = []
+    for choose, dtype in ((plain, torch.float64), (lambda m: fast(m, "triton"), torch.bfloat16)):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        out = choose(m)(*inputs, Mask(causal=causal))
+        results.append([out, *torch.autograd.grad((out * direction).sum(), inputs)])
+    want, got = results
+    scale = spread(m, plain(m).weights(q.double(), k.double(), Mask(causal=causal)), v.double())
+    assert ((got[0].double() - want[0]).abs() / scale).max() <= 2**-8, (causal, order)
+    for n in (1, 2, 3):
+        far = (got[n].double() - want[n]).abs().max() / want[n].abs().max()
+        assert far <= 3 * 2**-8, (causal, order, n, far)
+
+# In two pieces, the gradient going back through the state between them.
+results = []
+for choose in (plain, lambda m: fast(m, "triton")):
+    torch.manual_seed(0)
+    m = choose(mechanism("fourier", features=40, width=20))
+    q, k, v = (torch.randn(2, n, 250, w).bfloat16() for n, w in ((4, 20), (2, 20), (2, 70)))
+    q, k, v = ((x * by).requires_grad_() for x, by in ((q, 0.5), (k, 0.5), (v, 100)))
+    seen = torch.rand(2, 250) > 0.3
+    state, outs = m.empty(Size(B=2, H=4, G=2, K=20, V=70, dtype=torch.bfloat16)), []
+    for piece in (slice(0, 90), slice(90, 250)):
+        out, state = m.extend(q[:, :, piece], k[:, :, piece], v[:, :, piece], state, seen[:, piece])
+        outs.append(out)
+    out = torch.cat(outs, 2)
+    results.append([out, *torch.autograd.grad((out * torch.randn_like(out)).sum(), (q, k, v)), m.read(q, state)])
+for n, (want, got) in enumerate(zip(*results)):
+    far = (got.double() - want.double()).abs().max() / want.double().abs().max()
+    assert far <= 3 * 2**-8, (n, far)
+print("same")
+"""
+
 STEPS = """
 import interpreted
 import torch
@@ -228,8 +277,8 @@ def test_programs_are_the_reference_for_all_masks_and_dtypes(part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [STATES, STEPS, COMPILED], ids=["states", "steps", "compiled"])
-def test_states_compilation_and_flops(program):
+@pytest.mark.parametrize("program", [STATES, UNITS, STEPS, COMPILED], ids=["states", "units", "steps", "compiled"])
+def test_states_units_compilation_and_flops(program):
     interpreted(program)
 
 

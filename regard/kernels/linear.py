@@ -1,8 +1,8 @@
 """Linear attention in Triton: `elu`, `performer` and `fourier` with their features made inside, `linear` with yours.
 
 Sums, totals and peaks are kept in float32. Products are of bfloat16 where the inputs are and nothing cancels (`elu`,
-`performer`, `linear`), of float16 in fit units for `fourier`, of split bfloat16 (16 bits) for float16, of split tf32 (21
-bits) for float32.
+`performer`, `linear`), of float16 in fit units for `fourier`, of split bfloat16 (16 bits) for float16, and of split
+tf32 (21 bits) for float32.
 """
 
 from __future__ import annotations

@@ -196,7 +196,8 @@ def keys_values(
         d_pairs = dot(values, tl.trans(grad), tl.zeros([C, C], tl.float32) + along[None, :], MODE)
         d_pairs *= after(row_k * T + t, row_q * T + t, c, peaks, inverses, seen, there, PEAKED)
         if MODE == "fine":
-            size = unit(tl.max(tl.abs(d_pairs), 1))  # the units of a row
+            most = tl.max(tl.abs(d_pairs), 1)
+            size = tl.where(most > 0, unit(most), 0.0)  # the units of a row
             d_pairs = d_pairs * tl.exp2(-size)[:, None]
         d_pairs = rounded(d_pairs, MODE)
     reach = past * tl.exp2(-size)
