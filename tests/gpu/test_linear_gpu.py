@@ -45,8 +45,11 @@ def test_the_kernel_is_the_reference(name, options, dtype, size):
     assert not found.broken, found
 
 
+RANDOM = {"features": 256, "width": 64}
+
+
 @pytest.mark.parametrize(
-    ("name", "options"), [("elu", {}), ("performer", {"features": 256, "width": 64}), ("quadratic", {})]
+    ("name", "options"), [("elu", {}), ("performer", RANDOM), ("fourier", RANDOM), ("quadratic", {})]
 )
 def test_250_repeats_have_the_same_bits(name, options):
     m = fast(mechanism(name, **options).cuda(), "triton")
