@@ -107,7 +107,7 @@ for choose in (plain, lambda m: fast(m, "triton")):
     torch.manual_seed(0)
     m = choose(mechanism("fourier", features=40, width=20))
     q, k, v = (torch.randn(2, n, 250, w).bfloat16() for n, w in ((4, 20), (2, 20), (2, 70)))
-    q, k, v = ((x * by).requires_grad_() for x, by in ((q, 0.5), (k, 0.5), (v, 100)))
+    q, k, v = ((x * by).requires_grad_() for x, by in ((q, 0.5), (k, 0.5), (v, 1e7)))
     seen = torch.rand(2, 250) > 0.3
     state, outs = m.empty(Size(B=2, H=4, G=2, K=20, V=70, dtype=torch.bfloat16)), []
     for piece in (slice(0, 90), slice(90, 250)):
@@ -251,7 +251,11 @@ MANY = [
     )
 ] + [
     ("elu", {}, dict(T=70, K=140, V=150, H=2, G=1, B=1, dtype="bfloat16")),
+    # Few features, of which the rounding does not average out, and a draw that shows it.
     ("fourier", {"features": 12}, dict(T=140, K=9, V=70, H=2, G=1, B=1, padding="inside", dtype="bfloat16")),
+    ("fourier", {"features": 3}, dict(T=2, K=3, V=2, H=4, G=2, B=1, dtype="bfloat16", seed=65)),
+    # A draw in which the second token is nearly orthogonal to both that it sees.
+    ("fourier", {"features": 40}, dict(T=2, K=3, V=2, H=4, G=2, B=1, dtype="bfloat16", seed=117)),
 ]
 
 
@@ -366,7 +370,7 @@ def test_wide_heads_run_the_reference_where_shared_memory_is_small(monkeypatch):
 
 def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
     """The totals of all before a segment are bfloat16 beside bfloat16, else float32: two programs."""
-    from regard.kernels import linear_plan, linear_run, triton_linear
+    from regard.kernels import linear_plan, linear_run, triton_linear_sums
 
     compiled = []
 
@@ -384,6 +388,7 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
             "BLOCK",
             "PEAKED",
             "BACK",
+            "UNITS",
         )
 
         def __getitem__(self, grid):
@@ -393,7 +398,7 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
 
             return call
 
-    monkeypatch.setattr(triton_linear, "combine", Program())
+    monkeypatch.setattr(triton_linear_sums, "combine", Program())
     monkeypatch.setattr(linear_plan, "_READY", {})
     x = torch.randn(1, 1, 256, 8)
     for dtype in (torch.float32, torch.bfloat16):

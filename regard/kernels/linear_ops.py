@@ -16,6 +16,7 @@ from regard.errors import KernelError
 from regard.kernels import linear_run
 from regard.kernels.linear_plan import planned
 from regard.kernels.linear_run import Results
+from regard.kernels.triton_features import waves
 from regard.mechanisms.linear import linear_flops
 from regard.shapes import Size
 
@@ -127,7 +128,7 @@ def attended(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _flops(q: Any, k: Any, v: Any, w: Any, map: str, causal: bool, per_vector: int | None = None) -> int:
     (B, H, T, K), (G, S, V) = q, v[1:]
-    F = K if w is None else w[0] * (2 if map == "fourier" else 1)
+    F = K if w is None else w[0] * waves(map)
     mapped = 0 if w is None else 2 * K * w[0]
     return linear_flops(Size(B, T, S, H, G, K, V, causal), F, mapped if per_vector is None else per_vector)[0]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from regard.errors import KernelError
+from regard.kernels.triton_features import waves
 
 LOG2E = 1.4426950408889634
 SLOTS = 128  # of running totals at the most
@@ -64,12 +65,7 @@ class Plan(NamedTuple):
     @property
     def blocks(self) -> tuple[int, int]:
         """Blocks of directions, blocks of values."""
-        return -(-(self.F // self.waves) // BLOCK), -(-self.V // self.values)
-
-    @property
-    def waves(self) -> int:
-        """Features of a direction."""
-        return 2 if self.map == "fourier" else 1
+        return -(-self.F // waves(self.map) // BLOCK), -(-self.V // self.values)
 
     @property
     def numbers(self) -> int:
@@ -95,11 +91,11 @@ class Plan(NamedTuple):
 
     @property
     def _shift(self) -> float:
-        return math.log2(self.F // self.waves) / 2 if self.peaked else 0.0
+        return math.log2(self.F // waves(self.map)) / 2 if self.peaked else 0.0
 
 
 def planned(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, map: str) -> Plan:
-    F = q.shape[3] if w is None else w.shape[0] * (2 if map == "fourier" else 1)
+    F = q.shape[3] if w is None else w.shape[0] * waves(map)
     sizes = (*q.shape, *v.shape[1:], F, map, q.dtype, v.dtype, v.device)
     return _planned.__wrapped__(*sizes) if torch.compiler.is_compiling() else _planned(*sizes)
 
@@ -115,7 +111,7 @@ def _planned(
     mode = "tf32" if values == torch.float32 else ("fine" if signed else "half") if averages else "split"
     columns = min(padded(V), WIDEST // 2 if mixed and mode != "half" else WIDEST)
     at_once = 1 if signed else 3 if mixed else 4  # programs of `states` on a processor: segments for one round
-    wanted = at_once * processors(device) // (-(-(F // 2 if signed else F) // BLOCK) * -(-V // columns) * B)
+    wanted = at_once * processors(device) // (-(-F // waves(map) // BLOCK) * -(-V // columns) * B)
     cuts = (*_cut(S, wanted // G), *_cut(T, wanted // H))
     # Two programs on each processor start at once; of more than √N segments the last waits longer than it works.
     chain = max(_cut(S, 2 * processors(device) // (B * G))[0], -(-math.isqrt(HANDING * S) // CHUNK) * CHUNK)

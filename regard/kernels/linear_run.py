@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from regard.kernels import triton_linear, triton_linear_backward, triton_linear_chained
+from regard.kernels import triton_linear, triton_linear_backward, triton_linear_chained, triton_linear_sums
 from regard.kernels.linear_plan import BLOCK, CHUNK, Plan, launch, padded, planned, processors, run
+from regard.kernels.triton_features import LEAST
 
 
 class Results(NamedTuple):
@@ -95,7 +96,7 @@ def _crests(
     chunks = B * N * -(-T // CHUNK)
     programs = min(chunks, (4 if plan.map == "performer" else 16) * processors(x.device))
     run(
-        triton_linear.crests, (programs, 1), plan, (x, w, x if visible is None else visible, v, *results),
+        triton_linear_sums.crests, (programs, 1), plan, (x, w, x if visible is None else visible, v, *results),
         *_strides(x, v), T, N, B * N, programs, KEYS=keys, MASKED=visible is not None,
         FB=min(padded(plan.F), 2 * BLOCK) if plan.narrow else BLOCK,
     )  # fmt: skip
@@ -111,7 +112,7 @@ def _edge(
     if peak is not None:
         tops[:, slot, 0] = peak.flatten()
         if units:
-            tops[:, slot, 1] = state[..., :-1].abs().amax((1, 2)).clamp(min=2.0**-60).log2().ceil()
+            tops[:, slot, 1] = state[..., :-1].abs().amax((1, 2)).clamp(min=LEAST.value).log2().ceil()
 
 
 def _combined(
@@ -125,7 +126,7 @@ def _combined(
     flags["UNITS"] = plan.mode == "fine" and not back
     block = 512
     launch(
-        (triton_linear.combine, "combine", sums.device, numbers, *flags.values()), triton_linear.combine,
+        (triton_linear_sums.combine, "combine", sums.device, numbers, *flags.values()), triton_linear_sums.combine,
         (rows, -(-N // block), 1), (sums, tops, outer, peaks), numbers,
         lambda: {"BLOCK": block, **flags}, lambda: [{"num_warps": 4}],
     )  # fmt: skip
@@ -212,7 +213,7 @@ def _summed(plan: Plan, rows: int, tensors: tuple[Tensor, ...], *numbers: int, *
     features, values = plan.blocks
     segments = (plan.queries_slots if flags["BACK"] else plan.keys_slots) - 1
     grid = (rows * features * values, segments)
-    run(triton_linear.states, grid, plan, tensors, *numbers, features * values, values, **flags)
+    run(triton_linear_sums.states, grid, plan, tensors, *numbers, features * values, values, **flags)
 
 
 def room(

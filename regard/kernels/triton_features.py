@@ -9,6 +9,7 @@ from triton.language.extra import libdevice
 
 PI: tl.constexpr = tl.constexpr(3.141592653589793)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LEAST: tl.constexpr = tl.constexpr(2.0**-60)  # that a unit may be: two of them together stay finite
 WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # adding it rounds a float32 to a whole number
 
 
@@ -43,7 +44,7 @@ def dot(a, b, acc, MODE: tl.constexpr):
 @triton.jit
 def unit(size):
     """The exponent of a power of two that is at least `size`: in such units float16 has all digits that matter."""
-    return tl.ceil(tl.log2(tl.maximum(size, 2.0**-60)))
+    return tl.ceil(tl.log2(tl.maximum(size, LEAST)))
 
 
 @triton.jit

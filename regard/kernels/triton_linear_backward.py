@@ -27,7 +27,7 @@ from regard.kernels.triton_features import (
     visible_at,
     waves,
 )
-from regard.kernels.triton_linear import from_outside, kept, kept_totals, place, scales
+from regard.kernels.triton_linear import chunk_of, from_outside, past_of, scales
 
 
 @triton.jit
@@ -55,6 +55,14 @@ def after(at, at_q, c, peaks, inverses, seen, there, PEAKED: tl.constexpr):
 
 
 @triton.jit
+def leave(sizes, falls, m, lift, inverse, there, part):
+    """For `states` BACK: what sizes ψ(q) divided by its total, and the peak of the chunk."""
+    size = tl.where(inverse == 0, float("inf"), lift + finite(m) - tl.log2(tl.abs(inverse)))
+    tl.store(sizes, size, mask=there & (part == 0))
+    tl.store(falls, tl.max(tl.where(m == float("-inf"), m, -m), 0), mask=part == 0)
+
+
+@triton.jit
 def queries(
     q, k, v, w, visible, lifts_q, lifts, c, local, marks, states, outer, tops, out, inverses, peaks, d_out, d_q,
     delta, sizes, falls,
@@ -65,11 +73,7 @@ def queries(
     GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """∂q of one chunk and one head, from one block of values; and these values' share of δ."""
-    n, row, part = place(rows, NV)
-    row_q, row_k = row.to(tl.int64), (row // GROUP).to(tl.int64)
-    b, h = row_q // H, row_q % H
-    g = h // GROUP
-    far, t, vv = n.to(tl.int64) * C, n * C + tl.arange(0, C), part * VB + tl.arange(0, VB)
+    n, part, row_q, row_k, b, h, g, far, t, vv = chunk_of(rows, NV, H, C, VB, GROUP)
     there = t < T
     near, more = row_k * tl.cdiv(T, C) + n, (n * C) % span > 0
     slot = row_k * slots + (n * C // span if CAUSAL else slots - 1)
@@ -84,14 +88,11 @@ def queries(
     grad = tile(d_out + b * d_b + h * d_h + far * d_t, d_t, there, vv, V).to(tl.float32)
     along = -tl.sum(grad * tile(out + b * o_b + h * o_h + far * o_t, o_t, there, vv, V).to(tl.float32), 1)
     tl.store(delta + part.to(tl.int64) * rows * T + row_q * T + t, along, mask=there)
-    if PEAKED:  # for `states` BACK
+    if PEAKED:
         m_row = m + tl.zeros_like(inverse)
         if CAUSAL:
             m_row = tl.load(peaks + row_k * T + t, mask=there, other=float("-inf"))
-        lift = tl.where(inverse == 0, float("inf"), lift_q + finite(m_row) - tl.log2(tl.abs(inverse)))
-        fall = tl.max(tl.where(m_row == float("-inf"), m_row, -m_row), 0)
-        tl.store(sizes + row_q * T + t, lift, mask=there & (part == 0))
-        tl.store(falls + row_q * tl.cdiv(T, C) + n, fall, mask=part == 0)
+        leave(sizes + row_q * T + t, falls + row_q * tl.cdiv(T, C) + n, m_row, lift_q, inverse, there, part)
     seen, lift_k, past = there, 0.0, tl.full([C], 1.0, tl.float32)
     if CAUSAL:
         seen = visible_at(visible, b, t, T, MASKED)
@@ -133,12 +134,10 @@ def queries(
         qs = vectors(q_at + within, q_t, there, block, K, KP, FB, PARTS)
         dp = tl.zeros([C, FB], tl.float32)
         for wave in tl.static_range(waves(MAP)):
-            at, last = wave * N + ff, wave * N + N
-            if LOCAL:
-                S_near = kept(local, near, more, at, last, part, V, F, VB)
-            if STATES:
-                S_far = kept(outer, slot, outside, at, last, part, V, F, VB)
-            Z = kept_totals(marks, states, near, slot, more, far_by, at, last, V, F, LOCAL, STATES)
+            S_near, S_far, Z = past_of(
+                local, marks, states, outer, near, slot, more, outside, far_by, ff, part, wave, V, F, VB, MAP, LOCAL,
+                STATES,
+            )  # fmt: skip
             d_psi = along[:, None] * Z[None, :]
             if LOCAL:
                 d_psi = dot(grad, tl.trans(S_near), d_psi, MODE)
@@ -168,12 +167,8 @@ def keys_values(
     GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """∂k and ∂v of one chunk, from one query head and one block of values; the sums are those of `states` BACK."""
-    n, row, part = place(rows, NV)
-    row_q, row_k = row.to(tl.int64), (row // GROUP).to(tl.int64)
-    b, h = row_q // H, row_q % H
-    g, r = h // GROUP, h % GROUP
-    far, t, vv = n.to(tl.int64) * C, n * C + tl.arange(0, C), part * VB + tl.arange(0, VB)
-    there = t < T
+    n, part, row_q, row_k, b, h, g, far, t, vv = chunk_of(rows, NV, H, C, VB, GROUP)
+    r, there = h % GROUP, t < T
     seen = visible_at(visible, b, t, T, MASKED)
     near, more = row_q * tl.cdiv(T, C) + n, ((n + 1) * C % span > 0) & ((n + 1) * C < T)
     slot = row_q * slots + (n * C // span + 1 if CAUSAL else 0)
@@ -208,6 +203,10 @@ def keys_values(
         values_far = (values.to(tl.float32) * (reach * far_by)[:, None]).to(EXACT)
     pairs, dv = tl.zeros([C, C], tl.float32), tl.zeros([C, VB], tl.float32)
     dx, length = tl.zeros([C, KP], tl.float32), tl.zeros([C], tl.float32)
+    # In fine mode there are too few registers to multiply by both.
+    ADDED: tl.constexpr = LOCAL and STATES and MODE == "fine"
+    # A sequence of few tokens: one that is nearly orthogonal to all it sees needs all digits of its pairs.
+    PAIRS: tl.constexpr = "parted" if MODE == "fine" and not LOCAL and not STATES else MODE
     N: tl.constexpr = F // waves(MAP)
     for block in range((N + FB - 1) // FB):
         ff, ws = block * FB + tl.arange(0, FB), directions(w, block, K, F, KP, FB, MAP, PARTS)
@@ -216,30 +215,25 @@ def keys_values(
             qs = vectors(q_at, q_t, there, block, K, KP, FB, PARTS)
         dp = tl.zeros([C, FB], tl.float32)
         for wave in tl.static_range(waves(MAP)):
-            at, last = wave * N + ff, wave * N + N
-            if LOCAL:
-                R = kept(local, near, more, at, last, part, V, F, VB)
-            if STATES:
-                R_far = kept(outer, slot, outside, at, last, part, V, F, VB)
-                if LOCAL and MODE == "fine":  # there are too few registers to multiply by each of them
-                    R = (R_far.to(tl.float32) * far_by + R.to(tl.float32)).to(tl.bfloat16)
-                elif not LOCAL:
-                    R = R_far
-            rho = kept_totals(marks, states, near, slot, more, far_by, at, last, V, F, LOCAL, STATES)
+            R_near, R_far, rho = past_of(
+                local, marks, states, outer, near, slot, more, outside, far_by, ff, part, wave, V, F, VB, MAP, LOCAL,
+                STATES, ADDED,
+            )  # fmt: skip
+            R = R_near if LOCAL else R_far
             d_psi = tl.zeros([C, FB], tl.float32)
             if CAUSAL:
                 psi_q = features(project(qs, ws, K, MAP, PARTS), lift_q, ff[None, :], K, F, FB, MAP, wave, False)[0]
-                psi_q = rounded(psi_q, MODE)
+                psi_q = rounded(psi_q, PAIRS)
                 d_psi = dot(d_pairs, psi_q, d_psi, MODE)
             pk = project(ks, ws, K, MAP, PARTS)
             psi, slope = features(pk, lift_k[:, None], ff[None, :], K, F, FB, MAP, wave, False)
             if CAUSAL:
-                pairs = dot(psi, tl.trans(psi_q), pairs, MODE)
+                pairs = dot(psi, tl.trans(psi_q), pairs, PAIRS)
             d_psi += (mine * reach)[:, None] * rho[None, :]  # beside the products that it nearly cancels
             if LOCAL or STATES:
                 dv = dot(psi, R, dv, MODE)
                 d_psi = dot(values_past, tl.trans(R), d_psi, MODE)
-            if LOCAL and STATES and MODE != "fine":
+            if LOCAL and STATES and not ADDED:
                 dv = dot(psi * far_by, R_far, dv, MODE)
                 d_psi = dot(values_far, tl.trans(R_far), d_psi, MODE)
             if PEAKED:
