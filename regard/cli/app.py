@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -29,8 +30,9 @@ from regard.cli import (
     view,
 )
 from regard.cli.show import console, error_line, warning_line
-from regard.errors import RegardError
+from regard.errors import OptionError, RegardError
 from regard.train import Interrupted
+from regard.train.distributed import Process
 
 HELP = "Build attention mechanisms, check that they are right, train models with them, and see what they attend to."
 
@@ -75,23 +77,32 @@ def _version(asked: bool) -> None:
 
 @app.callback(help=HELP)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options before any command."""
+    processes = Process.here().count
+    if processes > 1 and context.invoked_subcommand != "train":
+        raise OptionError(
+            f"`regard {context.invoked_subcommand}` is for one process, torchrun started {processes}: "
+            "start it without; `regard train` takes several"
+        )
 
 
 def main() -> None:
     """Runs the command line and turns errors and warnings into one line, and errors into an exit code."""
-    warnings.showwarning = warning_line
+    process = Process.here()
+    warnings.showwarning = warning_line if process.first else lambda *_, **__: None
     try:
         code = app(standalone_mode=False)
     except Interrupted as stopped:
-        console(stderr=True).print(str(stopped), soft_wrap=True)
+        if process.first:
+            console(stderr=True).print(str(stopped), soft_wrap=True)
         code = 130
     except RegardError as error:
-        error_line(str(error))
+        error_line(str(error) if process.first else f"process {process.rank}: {error}")
         code = 2
     except KeyboardInterrupt:
         error_line("interrupted")
@@ -102,4 +113,8 @@ def main() -> None:
             raise
         show()
         code = getattr(error, "exit_code", 2)
+    if process.count > 1:  # gloo's threads may still hold tensors, and Python's end would abort with them
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
     sys.exit(code or 0)

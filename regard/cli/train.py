@@ -21,6 +21,7 @@ from regard.lab import base as lab
 from regard.models import Decoder, load
 from regard.train import Interrupted, experiment, stage
 from regard.train.answers import answer, score
+from regard.train.distributed import Process
 from regard.train.experiment import EXPERIMENTS, Shown
 from regard.train.recipe import known, parse
 from regard.train.recipe import load as load_recipe
@@ -107,6 +108,8 @@ def train(
         made = load_recipe(recipe, _changes(overrides, seed), variant)
         name = Path(recipe).stem if recipe.endswith(".toml") else recipe
         done = stage.train(made, out or stamped(name), device or "cpu", shown(name))
+    if not Process.here().first:
+        return
     row = described(done)
     if json:
         print_json(row)

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from regard.data.seeds import derive, seed_default
 from regard.errors import RegardError
 from regard.models import Model
 from regard.train import checkpoint, optimizer
+from regard.train.distributed import Process, Replicated, Sharded, gathered
 from regard.train.graph import GraphStep
 from regard.train.progress import Meter, Progress
 from regard.train.run import MODEL, Run, RunError
@@ -36,19 +37,6 @@ class TrainingError(RegardError, ArithmeticError):
 
 class Interrupted(RegardError):
     """A training that was asked to stop, and saved."""
-
-
-@dataclass(frozen=True)
-class Process:
-    """Which of several processes this is. A batch's rows are dealt out in turn; only the first writes."""
-
-    rank: int = 0
-    count: int = 1
-
-    @classmethod
-    def here(cls) -> Process:
-        """As torchrun says."""
-        return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
 @dataclass
@@ -76,23 +64,26 @@ class Trainer:
         progress: Progress,
         process: Process = Process(),  # noqa: B008
     ) -> None:
-        if process.count > 1:
-            raise ConfigError("training in several processes is not supported yet: start one, without torchrun")
         self.model, self.task, self.config, self.run = model, task, config, run
         self.progress, self.process = progress, process
         self.device = model.device
         self.total = config.total(task.rows, task.period)
         optimizer.schedule(config.schedule, 0, self.total)  # an error about it comes before the first step
         self.dtype = precision(config.precision, self.device)
-        how = compilation(config.compile, self.device, task.varies)
+        how = compilation(config.compile, self.device, task.varies, process.count)
         graphs = how in ("graph", "both") and self.dtype is not torch.float16  # its scaler decides on the host
+        if config.shard and self.dtype is torch.float16:
+            raise ConfigError("train.shard and train.precision = 'float16' do not go together: expected bfloat16")
+        kind = Sharded if config.shard and process.count > 1 else Replicated
+        self.together = kind(model, self._loss, process, lambda: task.batch(0, config.batch).rows(0, 1))
         self.optimizer = optimizer.build(config.optimizer, model, config.lr, graphs)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.state = State()
         # The sum of losses and of their weights since the last line of metrics, and the last norm of the gradient.
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.metric = config.evaluation.metric or task.metric
-        self.loss = torch.compile(self._loss, dynamic=False) if how in ("inductor", "both") else self._loss
+        loss = self.together.loss
+        self.loss = torch.compile(loss, dynamic=False) if how in ("inductor", "both") else loss
         self.update = GraphStep(self._update) if graphs and optimizer.captured(self.optimizer) else self._update
 
     def resume(self) -> int:
@@ -106,8 +97,9 @@ class Trainer:
             self.scaler.load_state_dict(saved.state["scaler"])
             self.state = State(**saved.state["state"])
             self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
-        self.run.forget(after=self.state.step)
-        self.run.best = self.state.best_step
+        if self.process.first:
+            self.run.forget(after=self.state.step)
+            self.run.best = self.state.best_step
         return self.state.step
 
     def fit(self) -> None:
@@ -117,9 +109,9 @@ class Trainer:
         line = max(1, self.total // 200)
         if 2 * line > self.task.period:
             line = -(-line // self.task.period) * self.task.period
-        meter = Meter(self.model, self.task, self.device, self.dtype)
+        meter = Meter(self.model, self.task, self.device, self.dtype, self.process.count)
         self.model.train()
-        with _asked_to_stop() as asked, self._own_randomness(), self.progress:
+        with _asked_to_stop(self.process.count > 1) as asked, self._own_randomness(), self.progress:
             while self.state.step < self.total and not self._stale:
                 began = time.perf_counter()
                 self._step()
@@ -132,7 +124,7 @@ class Trainer:
                     self._evaluate()
                 if (saving and step % saving == 0) or step == self.total or self._stale:
                     self._save()
-                if asked and step < self.total and not self._stale:
+                if self.process.any(bool(asked)) and step < self.total and not self._stale:
                     self._save()
                     raise Interrupted(
                         f"stopped at step {step} of {self.total}; all of it is saved. "
@@ -164,15 +156,20 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         """Gradients of a batch, in parts where `micro` says so, weighted by their targets as one batch would be."""
-        rows = len(batch.x)
-        weight = self.task.targets(batch).clamp(min=1)
+        weight, own = self.task.targets(batch).clamp(min=1), self.process.rows(batch)
+        rows, count = len(own.x), self.process.count
         micro = self.config.micro or rows
+        if self.config.micro and len(batch.x) % count:
+            raise ConfigError(f"train.micro needs batches that {count} processes share evenly, not {len(batch.x)} rows")
         self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros_like(self.sums[0])
         for start in range(0, rows, micro):
-            with self._autocast():
-                loss = self.loss(batch.rows(start, start + micro))
-            self.scaler.scale(loss / weight).backward()
-            self.sums[0] += loss.detach()
+            with self.together.part(last=start + micro >= rows):
+                with self._autocast():
+                    loss = self.loss(own.rows(start, start + micro))
+                self.scaler.scale(loss * count / weight).backward()  # gradients are averaged
+            total += loss.detach()
+        self.sums[0] += self.process.total(total)
         self.sums[1] += weight
         self.scaler.unscale_(self.optimizer)
         self.sums[2] = optimizer.gradient_norm(self.model, self.config.clip)
@@ -194,11 +191,15 @@ class Trainer:
         loss = total / max(weight, 1.0)
         if not math.isfinite(loss):
             raise self._diverged(f"the loss is {loss}")
-        row: dict[str, Any] = {"step": state.step, "loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
+        row: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
         row["norm"] = norm if math.isfinite(norm) else None  # float16 skips such a step
         row |= {"tokens": state.tokens, "seconds": round(state.seconds, 3), **meter.read(state.tokens, state.seconds)}
-        self.run.log(row)
-        self.progress.show(state.step, self.total, row)
+        self._tell(row)
+
+    def _tell(self, values: Mapping[str, Any]) -> None:
+        if self.process.first:
+            self.run.log({"step": self.state.step, **values})
+            self.progress.show(self.state.step, self.total, values)
 
     def _diverged(self, what: str) -> TrainingError:
         newest = checkpoint.newest(self.run.checkpoints)
@@ -212,7 +213,8 @@ class Trainer:
         """An error where the loss or a weight is not a finite number: such a model is neither measured nor saved."""
         if not self.sums[0].isfinite():
             raise self._diverged(f"the loss is {self.sums[0].item()}")
-        if not torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all():
+        own = [gathered(p.detach().isfinite().all()) for p in self.model.parameters()]
+        if not torch.stack(own).all():
             raise self._diverged("weights are no longer finite numbers")
 
     def _evaluate(self) -> None:
@@ -220,8 +222,8 @@ class Trainer:
         self._check_finite()
         began, state = time.perf_counter(), self.state
         self.model.eval()
-        with torch.no_grad(), self._autocast():
-            measured = self.task.evaluate(self.model)
+        with torch.no_grad(), self.together.whole(self.device) as model, self._autocast():
+            measured = self.process.agreed(self.task.evaluate(model))
         self.model.train()
         if self.config.evaluation.metric and self.metric not in measured:
             raise ConfigError(
@@ -235,8 +237,7 @@ class Trainer:
         else:
             better = True  # without a measure the last is the best
         if measured:
-            self.run.log({"step": state.step, **measured})
-            self.progress.show(state.step, self.total, measured)
+            self._tell(measured)
         state.seconds += time.perf_counter() - began
         if better:
             state.best_step = state.step
@@ -248,7 +249,10 @@ class Trainer:
         self.state.sums = self.sums.tolist()
         tensors, plain = optimizer.state_tensors(self.optimizer)
         document = {"state": vars(self.state), "optimizer": plain, "scaler": self.scaler.state_dict()}
-        checkpoint.write(self.run.checkpoints, self.state.step, self.model, tensors, document)
+        with self.together.whole() as model:
+            if not self.process.first:
+                return
+            checkpoint.write(self.run.checkpoints, self.state.step, model, tensors, document)
         if self.state.best_step != self.run.best:
             self.run.best = self.state.best_step
         checkpoint.prune(self.run.checkpoints, self.config.saving.keep, self.state.best_step)
@@ -256,14 +260,21 @@ class Trainer:
     def _finish(self) -> None:
         """The model of the best checkpoint becomes the run's."""
         best = self.run.checkpoints / f"step-{self.state.best_step}"
-        wrong = checkpoint.fault(best)
-        if wrong is None:
-            self._take_weights(best)
-        else:
+        wrong = checkpoint.fault(best) if self.process.first else None
+        if wrong is not None:
             warnings.warn(f"the best checkpoint is damaged, the last one is taken: {wrong}", stacklevel=2)
             self.run.best = self.state.step
+        if not self.process.any(wrong is not None):
+            self._take_weights(best)
+        self.model.eval()
+        with self.together.whole() as model:
+            if self.process.first:
+                self._publish(model)
+        self.process.any(False)  # all end when it is there
+
+    def _publish(self, model: Model[Any]) -> None:
         try:
-            self.model.eval().save(self.run.path / MODEL)
+            model.save(self.run.path / MODEL)
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"cannot write {self.run.path / MODEL}: {error}. The checkpoints are as they were"
@@ -271,7 +282,7 @@ class Trainer:
 
     def _take_weights(self, place: Path) -> None:
         with torch.random.fork_rng([]):  # building a model draws numbers
-            self.model.restore(place)
+            self.together.restore(place)
 
 
 def precision(name: str, device: torch.device) -> torch.dtype | None:
@@ -281,12 +292,15 @@ def precision(name: str, device: torch.device) -> torch.dtype | None:
     return None if name == "float32" else getattr(torch, name)
 
 
-def compilation(name: str, device: torch.device, varies: bool = False) -> str:
-    """How steps are compiled; "auto": on a GPU as one graph, on a CPU or where batches vary in shape not at all."""
-    if name in ("graph", "both") and (varies or device.type != "cuda"):
-        needs = "batches of one shape, and this task's vary" if varies else "a CUDA device"
+def compilation(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
+    """How steps are compiled; "auto": on a GPU as one graph; on a CPU, where batches vary in shape, or where several
+    processes wait for each other not at all."""
+    graphs = device.type == "cuda" and not varies and processes == 1
+    if name in ("graph", "both") and not graphs:
+        several = "a single process" if processes > 1 else "a CUDA device"
+        needs = "batches of one shape, and this task's vary" if varies else several
         raise ConfigError(f"train.compile = {name!r} needs {needs}; expected auto, off or inductor here")
-    return name if name != "auto" else "graph" if device.type == "cuda" and not varies else "off"
+    return name if name != "auto" else "graph" if graphs else "off"
 
 
 @contextlib.contextmanager
@@ -304,12 +318,13 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """A list that is no longer empty once the user pressed Ctrl-C or the system asked; a second time stops at once."""
+def _asked_to_stop(several: bool) -> Iterator[list[int]]:
+    """A list that is no longer empty once the user pressed Ctrl-C or the system asked; a second time stops at once, but
+    not one of several processes, which hears of it from the terminal and from torchrun."""
     asked: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if asked:
+        if asked and not several:
             raise KeyboardInterrupt
         asked.append(number)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 from regard.config import ConfigError
 from regard.errors import did_you_mean
+from regard.train.distributed import dealt, gathered, parted
 from regard.train.settings import OptimizerConfig, ScheduleConfig, share
 
 # Those that need more than a gradient: a closure, sparse gradients, matrices only.
@@ -23,6 +24,8 @@ OPTIMIZERS: dict[str, type[optim.Optimizer]] = {
 }
 # A fused step of Adagrad on CUDA is newer than the oldest torch that regard runs on.
 _FUSED: dict[type[optim.Optimizer], tuple[str, ...]] = {optim.Adagrad: ("cpu",)}
+_WHOLE = (optim.Adafactor, optim.Rprop)  # those that need whole weights
+_FUSED_PARTS = (optim.Adam, optim.AdamW)  # those whose fused step takes weights that several processes share
 
 
 def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = False) -> optim.Optimizer:
@@ -41,11 +44,16 @@ def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = Fa
         if name in config.options:
             raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
     options = {"lr": lr, **config.options}
-    device = next(model.parameters()).device.type
-    if "fused" in takes and not {"fused", "foreach"} & set(options) and device in _FUSED.get(cls, ("cpu", "cuda")):
+    one = next(model.parameters())
+    if parted(one) and cls in _WHOLE:
+        raise ConfigError(
+            f"train.optimizer.name = {config.name!r} and train.shard do not go together: expected another"
+        )
+    fused = one.device.type in _FUSED.get(cls, ("cpu", "cuda")) and (not parted(one) or cls in _FUSED_PARTS)
+    if fused and "fused" in takes and not {"fused", "foreach"} & set(options):
         options["fused"] = True
     if graph and "capturable" in takes:
-        options |= {"capturable": True, "lr": torch.tensor(lr, device=next(model.parameters()).device)}
+        options |= {"capturable": True, "lr": torch.tensor(lr, device=one.device)}
     groups: list[dict[str, Any]] = [{"params": p} for p in decayed(model)]
     for group, decay in zip(groups, (config.decay, 0.0), strict=True):
         if "weight_decay" in takes:
@@ -118,7 +126,7 @@ def state_tensors(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[s
     for number, entry in optimizer.state_dict()["state"].items():
         for name, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"{number}.{name}"] = value
+                tensors[f"{number}.{name}"] = gathered(value).cpu() if parted(value) else value
             elif value is not None:
                 plain[f"{number}.{name}"] = value
     return tensors, plain
@@ -131,9 +139,12 @@ def restore(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plain: Ma
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = value
     document = optimizer.state_dict()
+    own = [p for group in optimizer.param_groups for p in group["params"]]  # as they are numbered
+    for place, entry in state.items():
+        entry |= {name: dealt(value, own[place]) for name, value in entry.items() if isinstance(value, Tensor)}
     optimizer.load_state_dict({"state": state, "param_groups": document["param_groups"]})
 
 
 def gradient_norm(model: nn.Module, clip: float) -> Tensor:
     """The norm of all gradients, which are scaled down to `clip` where it is above (0: never)."""
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
+    return gathered(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf))

@@ -20,11 +20,14 @@ from regard.train.task import Task
 class Meter:
     """Tokens a second and the share of the device's peak that they need (MFU); None where its peak is not known."""
 
-    def __init__(self, model: Model[Any], task: Task, device: torch.device, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, model: Model[Any], task: Task, device: torch.device, dtype: torch.dtype | None, devices: int = 1
+    ) -> None:
         T, S = task.length, task.source
         self.flops = 3 * model.summary(T, S).useful / (T + (S or 0))  # a token, forward and backward
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        self.peak = cost.peak(name, dtype or torch.float32)
+        peak = cost.peak(name, dtype or torch.float32)
+        self.peak = None if peak is None else peak * devices
         self.seen: tuple[int, float] | None = None
 
     def read(self, tokens: int, seconds: float) -> dict[str, float | None]:

@@ -48,7 +48,12 @@ class Run:
 
     def abandon(self) -> None:
         """Gives the folder of a run that could not begin free for another."""
-        (self.path / CONFIG).unlink(missing_ok=True)
+        for name in (CONFIG, METRICS):
+            (self.path / name).unlink(missing_ok=True)
+
+    def begin(self) -> None:
+        """Its data are made: they stay as they are from now on."""
+        (self.path / METRICS).touch()
 
     @classmethod
     def open(cls, path: str | Path) -> Run:

@@ -89,7 +89,8 @@ class TrainConfig(Section):
     all tokens; what is measured has none. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
     `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both, "auto" is
     "graph" on a GPU and "off" on a CPU, which gains nothing from either. `deterministic`: the same bits each time on a
-    GPU too. `init`: a run or model folder to start from.
+    GPU too. `shard`: several processes share the weights (FSDP2), where each would have a copy. `init`: a run or model
+    folder to start from.
     """
 
     place = "train"
@@ -104,6 +105,7 @@ class TrainConfig(Section):
     precision: str = "auto"
     compile: str = "auto"
     deterministic: bool = False
+    shard: bool = False
     seed: int = 0
     init: str = ""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

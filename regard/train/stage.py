@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from regard.config import ConfigError
 from regard.data.seeds import derive
 from regard.models import Model, Seq2Seq, load
 from regard.train import recipe as recipes
-from regard.train.loop import Process, Trainer
+from regard.train.distributed import Process
+from regard.train.loop import Trainer
 from regard.train.progress import Progress, Several, logs
 from regard.train.recipe import Recipe
 from regard.train.run import Run, model_folder, run_of
@@ -24,18 +26,16 @@ from regard.train.task import TASKS, Task
 
 def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progress | None = None) -> Run:
     """Trains from the beginning into a new folder."""
-    usable(device)
+    process = Process.here()
+    place = usable(process.device(device))
     recipe.train.total(rows=1)  # an error before anything is written
-    start = _start(recipe, device, recipe.asked.get("model", {}))
+    start = _start(recipe, place, recipe.asked.get("model", {}))
     recipe = _absolute(recipe if start is None else _following(recipe, start))
-    run = Run.create(out, {**recipe.as_dict(), "device": device})
-    with run.held():
-        try:
-            trainer = _trainer(recipe, run, torch.device(device), start, progress)
-        except BaseException:
-            run.abandon()
-            raise
-        trainer.fit()
+    process.join(torch.device(place))
+    run = Run(process.path(out))
+    if process.first:
+        run = Run.create(out, {**recipe.as_dict(), "device": device})
+    _fit(recipe, run, torch.device(place), start, progress, process, new=True)
     return run
 
 
@@ -45,13 +45,30 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
     if run.finished:
         return run
     tables = dict(run.config)
-    device = usable(device or str(tables.pop("device", "cpu")))
+    process = Process.here()
+    place = usable(process.device(device or str(tables.get("device", "cpu"))))
     recipe = recipes.resolve(tables.get("recipe", str(path)), {k: v for k, v in tables.items() if k != "device"})
-    with run.held():
-        trainer = _trainer(recipe, run, torch.device(device), _start(recipe, device, recipe.model), progress)
-        trainer.resume()
-        trainer.fit()
+    start = _start(recipe, place, recipe.model)
+    process.join(torch.device(place))
+    _fit(recipe, run, torch.device(place), start, progress, process, new=False)
     return run
+
+
+def _fit(
+    recipe: Recipe, run: Run, device: torch.device, start: Model[Any] | None, progress: Progress | None,
+    process: Process, new: bool,
+) -> None:  # fmt: skip
+    """Trains in the run's folder, which the first process keeps others out of. One that cannot begin is given up."""
+    with run.held() if process.first else nullcontext():
+        try:
+            trainer = _trainer(recipe, run, device, start, progress, process)
+        except BaseException:
+            if new and process.first:
+                run.abandon()
+            raise
+        if not new:
+            trainer.resume()
+        trainer.fit()
 
 
 def _absolute(recipe: Recipe) -> Recipe:
@@ -113,10 +130,13 @@ def _following(recipe: Recipe, start: Model[Any]) -> Recipe:
 
 
 def _trainer(
-    recipe: Recipe, run: Run, device: torch.device, start: Model[Any] | None, progress: Progress | None
-) -> Trainer:
+    recipe: Recipe, run: Run, device: torch.device, start: Model[Any] | None, progress: Progress | None,
+    process: Process,
+) -> Trainer:  # fmt: skip
     tokenizer = None if start is None else start.tokenizer
-    task: Task = TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
+    with process.in_turn():  # the others find what the first has made of the data
+        task: Task = TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
+        run.begin()
     model = start
     read = {"block": (getattr(start, "limit", None), task.length)}
     if isinstance(start, Seq2Seq):
@@ -135,5 +155,5 @@ def _trainer(
         model.tokenizer = task.tokenizer
         model.to(device)
     task.prepare(model)
-    shown = [progress or Progress(), *logs(recipe.train.saving.log, run)]
-    return Trainer(model, task, recipe.train, run, Several(shown), Process.here())
+    shown = [progress or Progress(), *logs(recipe.train.saving.log, run)] if process.first else []
+    return Trainer(model, task, recipe.train, run, Several(shown), process)
