@@ -136,7 +136,8 @@ def _trainer(
     tokenizer = None if start is None else start.tokenizer
     with process.in_turn():  # the others find what the first has made of the data
         task: Task = TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
-        run.begin()
+        if process.count > 1:
+            run.begin()
     model = start
     read = {"block": (getattr(start, "limit", None), task.length)}
     if isinstance(start, Seq2Seq):
