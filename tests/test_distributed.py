@@ -166,7 +166,7 @@ os._exit(0)
 
 @pytest.mark.slow
 def test_every_kind_of_model_learns_the_same(tmp_path):
-    """An encoder-decoder, a Hugging Face encoder, mechanisms with random features, and weights that are not learned."""
+    """An encoder-decoder, a Hugging Face encoder, random features, and attention that is learned as a table."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(300)))
     roberta = tiny(tmp_path / "roberta", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -226,6 +226,36 @@ def test_what_no_loss_depends_on_is_found():
     assert not _all_learn(model, lambda batch: task.loss(model, batch), row)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in model.parameters())
+
+
+SPARE = """
+import os, sys, torch
+from training import SHORT, Toy, gpt
+from regard.train import Run, TrainConfig, Trainer
+from regard.train.distributed import Process
+from regard.train.progress import Progress
+
+process = Process.here()
+process.join(torch.device("cpu"))
+for shard in (False, True):
+    model = gpt()
+    model.spare = torch.nn.Parameter(torch.ones(4, 4))
+    trainer = Trainer(model, Toy(), TrainConfig().but(**SHORT, shard=shard), Run(sys.argv[1]), Progress(), process)
+    for _ in range(3):
+        trainer._step()
+    with trainer.together.whole() as whole:
+        assert torch.equal(whole.spare, torch.ones(4, 4)), whole.spare
+        assert not torch.equal(whole.state_dict()["embedding.weight"], gpt().state_dict()["embedding.weight"])
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_what_no_loss_depends_on_stays_as_it_is(tmp_path, monkeypatch):
+    """As in one process: it does not even decay."""
+    monkeypatch.setitem(ALONE, "PYTHONPATH", str(Path(__file__).parent))
+    (tmp_path / "spare.py").write_text(SPARE)
+    torchrun(str(tmp_path / "spare.py"), str(tmp_path / "run"))
 
 
 def test_what_several_processes_cannot_do(tmp_path):
