@@ -127,6 +127,15 @@ def test_the_folder_is_that_of_the_first(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["x"]
 
 
+def test_an_error_of_the_first_is_a_line_of_each(tmp_path):
+    """The others wait for it in vain, and say so."""
+    words = ["train", "lm", f"data.text={tmp_path / 'none.txt'}", "--out", str(tmp_path / "run")]
+    said = torchrun("-m", "regard", *words, fails=True).stderr
+    assert "none.txt cannot be read" in said
+    assert "[rank1]" not in said, said
+    assert not Path(tmp_path / "run" / "config.toml").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["false", "true"])
 def test_a_run_goes_on_in_the_same_bits(tmp_path, program, shard):

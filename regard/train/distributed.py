@@ -22,9 +22,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from regard.config import ConfigError
 from regard.data.batch import Batch
+from regard.errors import RegardError
 from regard.models import Model
 
 Loss = Callable[[Batch], Tensor]
+
+
+class ProcessError(RegardError, RuntimeError):
+    """A process that waited for another in vain."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +82,15 @@ class Process:
     def total(self, x: Tensor) -> Tensor:
         """The sum over the processes, in place."""
         if self.count > 1:
-            dist.all_reduce(x)
+            with _others():
+                dist.all_reduce(x)
         return x
 
     def firsts(self, x: Tensor) -> Tensor:
         """The tensor of the first process, in place."""
         if self.count > 1:
-            dist.broadcast(x, 0)
+            with _others():
+                dist.broadcast(x, 0)
         return x
 
     def agreed(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -107,6 +114,15 @@ class Process:
         if len(batch.x) < self.count:
             raise ConfigError(f"a batch has {len(batch.x)} rows for {self.count} processes: raise train.batch")
         return Batch(*(None if t is None else t[self.rank :: self.count] for t in batch))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _others() -> Iterator[None]:
+    """Around a meeting, to which somebody may not come."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessError(f"another process has ended, see what it says: {str(error).splitlines()[0]}") from error
 
 
 class _Computed(nn.Module):
