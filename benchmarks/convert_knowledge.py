@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from regard.convert.run import ConvertConfig, begin, measure, teach
 from regard.data.questions import read_questions
+from regard.lab.knowledge.answers import answer, score
 from regard.models import GPT, load
 from regard.train import recipe, stage
-from regard.train.answers import answer, score
-from regard.train.convert import ConvertConfig, begin, measure, teach
 from regard.train.run import Run
 
 # name: (steps of distillation, share of the reading's steps for uptraining)

@@ -67,8 +67,8 @@ def run(case: tuple[str, int, str, float, int, str]) -> None:
         )
         second = stage.train(two, folder / "answer", device)
         from regard.data.questions import read_questions
+        from regard.lab.knowledge.answers import answer, score
         from regard.models import load
-        from regard.train.answers import answer, score
 
         model = load(folder / "answer" / "model", device)
         test = read_questions(folder / "answer" / "data" / "test.tsv")

@@ -33,11 +33,11 @@ from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 import regard
 from regard.lens import Attended, Card, Recording, Trace
-from regard.lens.formulas import Softmax
-from regard.lens.overview import overview
-from regard.lens.page import write_page
-from regard.lens.rules import Rules
-from regard.lens.tokens import Tokens
+from regard.lens.pages.page import write_page
+from regard.lens.recording.overview import overview
+from regard.lens.trace.formulas import Softmax
+from regard.lens.trace.rules import Rules
+from regard.lens.trace.tokens import Tokens
 
 WIDTH = 64
 TURNS = 3

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.files import staged
-from regard.lab.bench import Race, race
-from regard.report.bench import picture
+from regard.lab.bench.page import picture
+from regard.lab.bench.run import Race, race
 
 RESULTS = Path(__file__).parent / "results"
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "race.png"

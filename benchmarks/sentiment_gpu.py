@@ -26,10 +26,13 @@ import tomli_w
 import torch
 
 from regard.data.sentences import Split
-from regard.train import experiment, recipe, sentiment, train
-from regard.train.run import MODEL, versions
-from regard.train.sentiment_model import Classifier
-from regard.train.sentiment_task import Sentiment, encoded, judged
+from regard.hub.classifier import Classifier
+from regard.lab import experiment
+from regard.lab.sentiment import run as sentiment
+from regard.models.locate import MODEL
+from regard.train import recipe, train
+from regard.train.run import versions
+from regard.train.tasks.sentiment import Sentiment, encoded, judged
 
 BATCHES, RATES, EPOCHS = (64, 128, 256), (1e-4, 5e-5, 1e-5), (2, 5)
 OTHER = {"adagrad": (3e-4, 1e-3, 3e-3), "sgd": (3e-3, 1e-2, 3e-2, 1e-1), "adamw": (2e-4, 4e-4)}

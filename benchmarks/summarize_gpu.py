@@ -19,10 +19,11 @@ import torch
 from regard.data.pairs import read_pairs
 from regard.data.rouge import lead
 from regard.generate import Settings
+from regard.lab.summarize.summaries import scored, summaries, writer
 from regard.models import load
+from regard.models.locate import MODEL
 from regard.train import recipe, train
-from regard.train.run import MODEL, versions
-from regard.train.summaries import scored, summaries, writer
+from regard.train.run import versions
 
 LEAD = 7  # words of a summary on average
 FEATURES = 128

@@ -1,17 +1,26 @@
 """regard: build an attention mechanism, use it in models, check that it is right, and see what it attends to."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from regard import cost, hub, kernels, lens, nn
-from regard.attend import attend
 from regard.checking import Verdict, Verdicts, check, plugin
 from regard.errors import RegardError
-from regard.generate import generate
+from regard.functional import attend
 from regard.laws import subject
 from regard.lens import record
-from regard.mechanisms import Mechanism, fork, mechanism, mechanisms, register
+from regard.mechanisms import Mechanism, fork, mechanism, register
 from regard.models import GPT, Encoder, Seq2Seq, load
 from regard.shapes import Mask, Rows, Size
+from regard.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # these packages are callable, which a type checker cannot know
+    from regard.generate import generate
+    from regard.mechanisms import mechanisms
+else:
+    from regard import generate, mechanisms
 
 __all__ = [
     "GPT",
@@ -24,6 +33,7 @@ __all__ = [
     "Size",
     "Verdict",
     "Verdicts",
+    "__version__",
     "attend",
     "check",
     "cost",
@@ -41,3 +51,12 @@ __all__ = [
     "register",
     "subject",
 ]
+
+# Packages that are imported when they are first asked for: they need time, or libraries that not everyone has.
+_ON_DEMAND = ("convert", "data", "lab", "report", "sweep", "train")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_DEMAND:
+        return importlib.import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute '{name}'")

@@ -46,6 +46,10 @@ class ExtraMissingError(RegardError, ImportError):
     """A feature needs an optional dependency."""
 
 
+class RunError(RegardError, OSError):
+    """A run folder that is missing, in the way, or cannot be written."""
+
+
 class PluginError(RegardError, ValueError):
     """A plugin file cannot be used."""
 

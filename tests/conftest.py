@@ -44,7 +44,7 @@ def window(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Opens the page of a trace of the lens."""
     from lens_window import Window
 
-    from regard.lens.page import write_page
+    from regard.lens.pages.page import write_page
 
     opened: list[Any] = []
 

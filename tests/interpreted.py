@@ -10,7 +10,8 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from regard.kernels import linear, linear_plan, triton_features
+from regard.kernels.linear import plan, triton_features
+from regard.kernels.linear import register as linear
 
 _cast = interpreter.InterpreterBuilder.cast_impl
 
@@ -36,4 +37,4 @@ np.seterr(all="ignore")
 linear._device = lambda x: True
 linear._shared_memory = lambda device: 1 << 20
 triton_features.libdevice = SimpleNamespace(fast_sinf=lambda x: tl.sin(x), fast_cosf=lambda x: tl.cos(x))
-linear_plan.processors = lambda device: 2  # several segments even where sequences are short, of more than one chunk
+plan.processors = lambda device: 2  # several segments even where sequences are short, of more than one chunk

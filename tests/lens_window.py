@@ -12,10 +12,10 @@ import torch
 from regard import GPT
 from regard.data.tokenizers import Bytes
 from regard.lens import Attended, Card, Recording
-from regard.lens.formulas import Softmax
-from regard.lens.overview import overview
-from regard.lens.rules import Rules
-from regard.lens.tokens import Tokens
+from regard.lens.recording.overview import overview
+from regard.lens.trace.formulas import Softmax
+from regard.lens.trace.rules import Rules
+from regard.lens.trace.tokens import Tokens
 
 
 def gpt(**changes):

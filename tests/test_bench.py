@@ -18,11 +18,12 @@ from regard.checking import plugin
 from regard.cli.app import app
 from regard.config import ConfigError
 from regard.cost import timing
-from regard.lab import bench, peers
 from regard.lab.base import page_again
-from regard.lab.bench import Race, race
-from regard.lab.memory import free, peak
-from regard.report.bench import bench_page, picture
+from regard.lab.bench import peers
+from regard.lab.bench import run as bench
+from regard.lab.bench.memory import free, peak
+from regard.lab.bench.page import bench_page, picture
+from regard.lab.bench.run import Race, race
 
 CPU = torch.device("cpu")
 NAMES = [peer.name for peer in peers.PEERS]

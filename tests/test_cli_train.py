@@ -16,7 +16,7 @@ from regard.cli.progress import Bar
 from regard.cli.show import console
 from regard.data import write_lines
 from regard.lab import LABS
-from regard.train.experiment import EXPERIMENTS
+from regard.lab.experiment import EXPERIMENTS
 from regard.train.progress import Progress
 from regard.train.recipe import known
 

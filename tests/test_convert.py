@@ -13,21 +13,22 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli.app import app
+from regard.convert.distil import Distil, DistilData, counted, head_errors, layer_errors
+from regard.convert.page import convert_page
+from regard.convert.run import ConvertConfig, begin, convert, resume, teach
+from regard.convert.surgery import changed_layers, converted, layers_of
 from regard.data import Batch, write_lines
 from regard.data.batch import IGNORE
 from regard.data.tokenizers import Bytes
-from regard.report.convert import convert_page
+from regard.lab.experiment import Shown
+from regard.models.locate import model_folder
 from regard.report.page import ReportError
+from regard.reporting import compare
 from regard.train import Interrupted, recipe, stage
-from regard.train.convert import ConvertConfig, begin, convert, resume, teach
-from regard.train.distil import Distil, DistilData, counted, head_errors, layer_errors
-from regard.train.experiment import Shown
 from regard.train.loop import Trainer
 from regard.train.progress import Progress
-from regard.train.reports import compare
-from regard.train.run import Run, model_folder
+from regard.train.run import Run
 from regard.train.settings import TrainConfig
-from regard.train.surgery import changed_layers, converted, layers_of
 
 TEXT = [f"{name} was born in {place}." for name in ("Ada", "Bo", "Cy", "Di") for place in ("Ulm", "Pisa", "Rome")] * 8
 SMALL = ["model.width=16", "model.layers=2", "model.attention.heads=4", "data.tokenizer=bytes", "data.block=24"]

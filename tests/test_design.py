@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from regard.cli.design import design as command
 from regard.cli.design import read_rows
 from regard.errors import ExtraMissingError, OptionError
-from regard.lab import base, certificates, two_heads
-from regard.lab.design import DesignError, average, fit, identity, orthogonal, replace_key, select
-from regard.lab.isolate import isolate
-from regard.report import hulls
-from regard.report.design import design_page
+from regard.lab import base
+from regard.lab.design import DesignError, average, certificates, fit, hulls, identity, orthogonal, replace_key, select
+from regard.lab.design.isolate import isolate
+from regard.lab.design.page import design_page
+from regard.lab.two_heads import run as two_heads
 
 WORKED = torch.tensor(
     [[0.47, 0.65, 0.60], [0.64, 0.50, -0.59], [-0.03, -0.48, -0.88], [0.43, -0.83, 0.35]], dtype=torch.float64

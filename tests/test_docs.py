@@ -23,9 +23,9 @@ from regard.data.sentences import write_sentences
 from regard.data.tokenizers import Characters
 from regard.data.tokens import write_tokens
 from regard.lab import LABS
+from regard.lab.experiment import EXPERIMENTS
 from regard.laws import LAWS
 from regard.train import TrainConfig, Trainer, recipe, train
-from regard.train.experiment import EXPERIMENTS
 from regard.train.optimizer import OPTIMIZERS, SCHEDULES
 from regard.train.run import Run
 from regard.train.settings import COMPILES, PRECISIONS

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.kernels import dropout_attention, plain
-from regard.kernels.dropout import Share, dropout
+from regard.kernels import plain
+from regard.kernels.dropout import attention as dropout_attention
+from regard.kernels.dropout.mask import Share, dropout
 from regard.mechanisms import RandomSynthesizer, Softmax, fitted
 from regard.shapes import Mask, Size
 

@@ -12,23 +12,23 @@ from regard.cli.heads import heads as command
 from regard.data.files import DataError
 from regard.data.tokenizers import Bytes, Characters, TextError
 from regard.errors import OptionError
-from regard.lens.ablation import ablate
-from regard.lens.annotations import Mentions, Parsed, read_conllu, read_mentions
-from regard.lens.arrays import packed
-from regard.lens.foreign_models import described as card_of
-from regard.lens.format import load
-from regard.lens.formulas import Dense, Softmax
-from regard.lens.heads import default_texts, examine, repeated
-from regard.lens.labels import MIXED, Score, _interval, chosen, label_heads
-from regard.lens.linguistics import follow_mentions, follow_syntax
+from regard.lens.heads.ablation import ablate
+from regard.lens.heads.annotations import Mentions, Parsed, read_conllu, read_mentions
+from regard.lens.heads.examine import default_texts, examine, repeated
+from regard.lens.heads.labels import MIXED, Score, _interval, chosen, label_heads
+from regard.lens.heads.linguistics import follow_mentions, follow_syntax
+from regard.lens.heads.redundancy import redundant
+from regard.lens.heads.scores import ABOUT
 from regard.lens.models import Subject
-from regard.lens.overview import overview
-from regard.lens.redundancy import redundant
-from regard.lens.regard_models import described
-from regard.lens.rules import Rules
-from regard.lens.scores import ABOUT
-from regard.lens.tokens import Tokens
-from regard.lens.trace import Attended, Card, Recording
+from regard.lens.recording.hub_models import described as card_of
+from regard.lens.recording.overview import overview
+from regard.lens.recording.regard_models import described
+from regard.lens.trace.arrays import packed
+from regard.lens.trace.format import load
+from regard.lens.trace.formulas import Dense, Softmax
+from regard.lens.trace.rules import Rules
+from regard.lens.trace.tokens import Tokens
+from regard.lens.trace.trace import Attended, Card, Recording
 from regard.models import GPT, Encoder, Seq2Seq
 
 CARD = Card("made up", "GPT", "regard", 0, 1, 1, 1, 8, 8, 8, ("softmax",))

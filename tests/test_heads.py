@@ -14,15 +14,17 @@ import regard
 from regard.config import ConfigError
 from regard.data.prose import python_prose
 from regard.data.tokenizers import Bytes
+from regard.lab import experiment
+from regard.lab.heads import measures as merging
+from regard.lab.heads.page import heads_page
+from regard.lab.heads.run import MEASURES
+from regard.lab.heads.statistics import beyond, detectable, holm, paired, student_limit
 from regard.models import GPT
 from regard.nn import MERGES
-from regard.report.heads import heads_page
 from regard.report.page import ReportError
-from regard.train import experiment, merging
-from regard.train.heads import MEASURES, SENTENCES, HeadsData
-from regard.train.paired import beyond, detectable, holm, paired, student_limit
+from regard.reporting import compare
 from regard.train.progress import Progress
-from regard.train.reports import compare
+from regard.train.tasks.heads import SENTENCES, HeadsData
 
 TOY = ["data.tokenizer=bytes", "data.block=64", "model.width=12", "model.layers=1", "model.attention.heads=3"]
 TOY += ["data.sentences.long=Short enough for a toy.", "train.steps=4", "train.batch=2", "train.evaluation.every=2"]

@@ -9,14 +9,14 @@ import torch
 
 from regard.errors import KernelError
 from regard.kernels import fast, plain
-from regard.lab.memory import peak
+from regard.lab.bench.memory import peak
 from regard.laws import LAWS, Case, subject
 from regard.mechanisms import Softmax, mechanism
 from regard.shapes import Mask, Size
 
 DECODE = """
 import torch
-from regard.kernels.triton_decode import step
+from regard.kernels.decode.triton_decode import step
 from regard.mechanisms import Softmax, fork
 from regard.shapes import Size
 
@@ -44,7 +44,7 @@ print("same")
 
 MATVEC = """
 import torch
-from regard.kernels.triton_matvec import matvec
+from regard.kernels.matvec.triton_matvec import matvec
 
 torch.manual_seed(0)
 SIZES = [(5, 3, True, torch.float32), (7, 1030, False, torch.float32), (9, 64, True, torch.bfloat16)]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from regard.errors import KernelError
-from regard.kernels import fast, linear
+from regard.kernels import fast
+from regard.kernels.linear import register as linear
 from regard.mechanisms import AnyFeatures, Elu, Fourier, Performer, Quadratic, base
 from regard.shapes import Mask, Size
 
@@ -370,7 +371,7 @@ def test_wide_heads_run_the_reference_where_shared_memory_is_small(monkeypatch):
 
 def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
     """The totals of all before a segment are bfloat16 beside bfloat16, else float32: two programs."""
-    from regard.kernels import linear_plan, linear_run, triton_linear_sums
+    from regard.kernels.linear import launch, plan, triton_sums
 
     compiled = []
 
@@ -398,20 +399,20 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
 
             return call
 
-    monkeypatch.setattr(triton_linear_sums, "combine", Program())
-    monkeypatch.setattr(linear_plan, "_READY", {})
+    monkeypatch.setattr(triton_sums, "combine", Program())
+    monkeypatch.setattr(plan, "_READY", {})
     x = torch.randn(1, 1, 256, 8)
     for dtype in (torch.float32, torch.bfloat16):
-        plan = linear_plan.planned(x.to(dtype), x.to(dtype), x.to(dtype), None, "elu")
+        plan = plan.planned(x.to(dtype), x.to(dtype), x.to(dtype), None, "elu")
         sums, tops = torch.zeros(1, 3, 72), torch.zeros(1, 3)
-        linear_run._combined(plan, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), False, False)
+        launch._combined(plan, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), False, False)
     assert compiled == [torch.float32, torch.bfloat16]
 
 
 def test_a_way_that_does_not_fit_gives_way_to_the_next():
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    from regard.kernels import linear_plan
+    from regard.kernels.linear import plan
 
     class Program:
         def __init__(self, *errors):
@@ -427,7 +428,7 @@ def test_a_way_that_does_not_fit_gives_way_to_the_next():
 
     def launched(program):
         ways = [{"num_stages": 3}, {"num_stages": 2}, {"num_stages": 1}]
-        linear_plan.launch((program, "a plan"), program, (1, 1, 1), (torch.zeros(1),), (), dict, lambda: ways)
+        plan.launch((program, "a plan"), program, (1, 1, 1), (torch.zeros(1),), (), dict, lambda: ways)
         return program.tried
 
     few, small = PTXASError("too few registers"), OutOfResources(2, 1, "shared memory")

@@ -13,11 +13,12 @@ from regard.config import ConfigError
 from regard.data.files import DataError
 from regard.data.questions import PAD, Question, prompt, read_questions, vocabulary
 from regard.errors import LengthError
-from regard.train import Interrupted, RunError, experiment, recipe, stage
-from regard.train.answers import answer, person, score
-from regard.train.knowledge_tasks import Corruption, KnowledgeData, Questions
+from regard.lab import experiment
+from regard.lab.knowledge.answers import answer, person, score
+from regard.reporting import compare
+from regard.train import Interrupted, RunError, recipe, stage
 from regard.train.progress import Progress
-from regard.train.reports import compare
+from regard.train.tasks.knowledge import Corruption, KnowledgeData, Questions
 
 pytest.importorskip("matplotlib")  # reports draw
 

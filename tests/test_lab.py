@@ -14,8 +14,10 @@ import torch
 from regard.config import ConfigError
 from regard.data.seeds import generator
 from regard.errors import UnknownNameError
-from regard.lab import approximate, scale, selecting
+from regard.lab.approximate import run as approximate
+from regard.lab.argmax import run as selecting
 from regard.lab.base import LABS, Lab, LabConfig, LabError, lab, normal, quartiles, run
+from regard.lab.scale import run as scale
 from regard.mechanisms import mechanism
 from regard.report.chart import Axis, Line, chart
 from regard.report.page import Page, ReportError

@@ -9,7 +9,7 @@ import torch
 from lens_window import drawn, gpt, number
 
 from regard.lens import Trace, record
-from regard.lens.widget import _RENDER
+from regard.lens.pages.widget import _RENDER
 
 TEXT = "The dog ran to the red dog."
 

@@ -21,10 +21,10 @@ from regard import Seq2Seq
 from regard.data.files import DataError
 from regard.data.tokenizers import Bytes
 from regard.lens import Trace, record
-from regard.lens.format import encode
-from regard.lens.overview import overview
-from regard.lens.page import page, policy, write_page
-from regard.lens.rules import Rules
+from regard.lens.pages.page import page, policy, write_page
+from regard.lens.recording.overview import overview
+from regard.lens.trace.format import encode
+from regard.lens.trace.rules import Rules
 from regard.report.palette import SHADES
 
 STATIC = Path(__file__).parent.parent / "regard/lens/static"

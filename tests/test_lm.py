@@ -13,9 +13,10 @@ import regard
 from regard.config import ConfigError
 from regard.data import DataError, write_tokens
 from regard.data.batch import IGNORE
-from regard.train import lm, recipe, resume, train
-from regard.train.lm import LanguageModel, LMData
+from regard.train import recipe, resume, train
 from regard.train.run import Run
+from regard.train.tasks import lm
+from regard.train.tasks.lm import LanguageModel, LMData
 
 TEXT = "".join(f"Line {n * n} says ünder {n % 7}, over {n % 5}.\n" for n in range(150))
 CPU = torch.device("cpu")

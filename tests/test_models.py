@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.checking.models import MODEL_LAWS, ModelSubject
 from regard.data import Bytes, Characters
 from regard.errors import LengthError, OptionError, RegardError, UnknownNameError
 from regard.kernels import plain
@@ -32,7 +33,6 @@ from regard.models import (
     load,
     token_loss,
 )
-from regard.models.laws import MODEL_LAWS, ModelSubject
 from regard.nn import LooksAheadError
 
 NAMES = sorted(mechanisms())

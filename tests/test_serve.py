@@ -18,11 +18,12 @@ from regard import GPT, Encoder, Seq2Seq, generate
 from regard.data.tokenizers import Bytes
 from regard.errors import ExtraMissingError, OptionError
 from regard.generate import Settings
-from regard.lens import decode, record, server
+from regard.lens import decode, record
 from regard.lens.models import Subject
-from regard.lens.regard_models import described
-from regard.lens.server import Desk, ServeError, create
-from regard.lens.steps import steps
+from regard.lens.pages import server
+from regard.lens.pages.live import steps
+from regard.lens.pages.server import Desk, ServeError, create
+from regard.lens.recording.regard_models import described
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
@@ -113,7 +114,7 @@ def test_steps_of_a_hugging_face_model_are_those_of_its_eager_attention():
         num_key_value_heads=2, max_position_embeddings=64, attn_implementation="eager", eos_token_id=98,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    from regard.lens.foreign_models import described as described_foreign
+    from regard.lens.recording.hub_models import described as described_foreign
 
     who = Subject(model, None, described_foreign(model, "tiny", False))
     found = list(steps(who, [5, 6, 7], Settings(max_tokens=4)))

@@ -10,11 +10,11 @@ import torch
 
 from regard.config import ConfigError
 from regard.lens import small_model
-from regard.lens.heads import examine
+from regard.lens.heads.examine import examine
 from regard.lens.models import opened
 from regard.lens.small_model import SUMS, ShippedError, shipped, shipped_text
 from regard.train import recipe
-from regard.train.repeats import SHORTEST, Repeats, RepeatsData
+from regard.train.tasks.repeats import SHORTEST, Repeats, RepeatsData
 
 CPU = torch.device("cpu")
 

@@ -22,14 +22,15 @@ from regard.data.rouge import bootstrap, copying, lead, rouge
 from regard.data.splits import cut
 from regard.data.tokenizers import BPE
 from regard.generate import Settings
+from regard.lab import experiment
+from regard.lab.summarize.summaries import judged, scored, summaries
 from regard.lens import attention_maps
 from regard.models import token_loss
 from regard.report.masks import reasons
-from regard.train import experiment, recipe, stage
+from regard.reporting import compare
+from regard.train import recipe, stage
 from regard.train.progress import Progress
-from regard.train.reports import compare
-from regard.train.summaries import judged, scored, summaries
-from regard.train.summarize_task import AHEAD, COPY, GIVEN, Summarize, SummarizeData, batch_of, encoded, trimmed
+from regard.train.tasks.summarize import AHEAD, COPY, GIVEN, Summarize, SummarizeData, batch_of, encoded, trimmed
 
 pytest.importorskip("matplotlib")  # reports draw
 pytest.importorskip("tokenizers")

@@ -25,20 +25,20 @@ from regard.cli import app
 from regard.cli.sweep import spread
 from regard.config import ConfigError
 from regard.errors import OptionError, RegardError
+from regard.lab.experiment import Shown
 from regard.models import load
+from regard.models.locate import model_folder
 from regard.report.page import Page
 from regard.report.parallel import Setting, Tried, _Scale, _spread, faint, parallel, slices
-from regard.report.sweep import sweep_page
+from regard.sweep import run as sweeps
+from regard.sweep.page import sweep_page
+from regard.sweep.run import Sweep, scored
+from regard.sweep.settings import asked
+from regard.sweep.space import Choice, Range, check, combinations, read, split
+from regard.sweep.study import DEATHS, Study, SweepError
 from regard.train import Run, stage
-from regard.train import sweep as sweeps
-from regard.train.experiment import Shown
 from regard.train.loop import Interrupted
 from regard.train.progress import Progress
-from regard.train.run import model_folder
-from regard.train.space import Choice, Range, check, combinations, read, split
-from regard.train.study import DEATHS, Study, SweepError
-from regard.train.sweep import Sweep, scored
-from regard.train.sweep_settings import asked
 
 TEXT = "to be, or not to be: that is the question. " * 20
 TINY = ["data.text=a.txt", "data.block=8", "model.width=8", "model.layers=1", "model.attention.heads=2"]
@@ -474,7 +474,7 @@ def test_a_lock_ends_with_its_process(here):
 
 def test_machines_that_share_a_storage_share_the_trials(here, monkeypatch):
     """Another folder, the same study: each trial is trained once, and one that is not heard of is taken over."""
-    from regard.train import study
+    from regard.sweep import study
 
     fake = Fake(monkeypatch, lambda recipe: recipe.train.lr)
     url = f"sqlite:///{here / 'shared.db'}"

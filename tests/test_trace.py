@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.lens import Trace, TraceError, decode, encode, load, record
-from regard.lens.arrays import packed, stepped, unpacked
-from regard.lens.format import to_bytes
-from regard.lens.formulas import Softmax
-from regard.lens.overview import SIDE, overview
-from regard.lens.rules import Rules, recognised
-from regard.lens.tokens import Tokens, word_numbers
-from regard.lens.trace import Attended, Card, Recording
+from regard.lens.recording.overview import SIDE, overview
+from regard.lens.trace.arrays import packed, stepped, unpacked
+from regard.lens.trace.format import to_bytes
+from regard.lens.trace.formulas import Softmax
+from regard.lens.trace.rules import Rules, recognised
+from regard.lens.trace.tokens import Tokens, word_numbers
+from regard.lens.trace.trace import Attended, Card, Recording
 from regard.mechanisms import mechanisms
 from regard.models import GPT, Encoder
 

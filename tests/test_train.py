@@ -19,12 +19,12 @@ import regard
 from regard.config import ConfigError
 from regard.data.batch import IGNORE, Batch
 from regard.data.seeds import derive
+from regard.devices import autocast_dtype
 from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, recipe, stage
-from regard.train.knowledge_tasks import Corruption, Questions
-from regard.train.loop import precision
 from regard.train.optimizer import OPTIMIZERS, SCHEDULES, build, decayed, restore, schedule, state_tensors
 from regard.train.settings import OptimizerConfig, ScheduleConfig, share
-from regard.train.task import Order
+from regard.train.tasks.base import Order
+from regard.train.tasks.knowledge import Corruption, Questions
 
 # Batches
 
@@ -442,8 +442,8 @@ def test_float16_trains_and_resumes_with_its_scale(tmp_path):
 
 
 def test_precision_by_name():
-    assert precision("auto", CPU) is precision("float32", CPU) is None
-    assert precision("bfloat16", CPU) is torch.bfloat16
+    assert autocast_dtype("auto", CPU) is autocast_dtype("float32", CPU) is None
+    assert autocast_dtype("bfloat16", CPU) is torch.bfloat16
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from regard.errors import ExtraMissingError, OptionError
-from regard.lens import decode, widget
-from regard.lens.widget import show
+from regard.lens import decode
+from regard.lens.pages import widget
+from regard.lens.pages.widget import show
 
 
 def made():
@@ -137,7 +138,7 @@ def test_a_linked_widget_tells_what_is_looked_at(trace, chromium, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_saved_and_exported_notebook_still_shows_it(trace, chromium, tmp_path):
     nbformat, nbclient, nbconvert = (pytest.importorskip(n) for n in ("nbformat", "nbclient", "nbconvert"))
-    cells = inspect.getsource(made), "from regard.lens.widget import show\nshow(made())"
+    cells = inspect.getsource(made), "from regard.lens.pages.widget import show\nshow(made())"
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(x) for x in cells])
     nbclient.NotebookClient(book, timeout=200, kernel_name="python3").execute()
     assert book.cells[1].outputs[0]["output_type"] == "execute_result"

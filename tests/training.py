@@ -16,7 +16,7 @@ from regard.data.batch import Batch
 from regard.data.tokenizers import Characters
 from regard.train import Run, Task, TrainConfig, Trainer, recipe
 from regard.train.progress import Progress
-from regard.train.task import Order
+from regard.train.tasks.base import Order
 
 MODEL = ["model.width=16", "model.layers=1", "model.attention.heads=2", "model.position=learned", "data.block=96"]
 WORLD = ["data.world.people=12", "data.world.asked=8", "data.world.held_out=2", "data.world.places=40"]

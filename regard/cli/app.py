@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-import regard
 from regard.cli import (
     bench,
     check,
@@ -33,6 +32,7 @@ from regard.cli.show import console, error_line, warning_line
 from regard.errors import OptionError, RegardError
 from regard.train import Interrupted
 from regard.train.distributed import Process
+from regard.version import __version__
 
 HELP = "Build attention mechanisms, check that they are right, train models with them, and see what they attend to."
 
@@ -71,7 +71,7 @@ app.command("doctor")(doctor.doctor)
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"regard {regard.__version__}")
+        print(f"regard {__version__}")
         raise typer.Exit
 
 

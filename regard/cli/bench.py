@@ -20,9 +20,9 @@ from regard.cli.show import console, print_json, table
 from regard.data.files import staged
 from regard.errors import OptionError
 from regard.lab.base import RESULTS
-from regard.lab.bench import PASSES, Race, race
-from regard.lab.peers import PEERS
-from regard.report import bench as shown
+from regard.lab.bench import page as shown
+from regard.lab.bench.peers import PEERS
+from regard.lab.bench.run import PASSES, Race, race
 from regard.report.canvas import available
 
 NAMES = [peer.name for peer in PEERS]

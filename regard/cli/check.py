@@ -21,7 +21,7 @@ from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean
 from regard.lens.models import RANDOM
 from regard.mechanisms import mechanisms
 from regard.models import Model
-from regard.train.run import model_folder
+from regard.models.locate import model_folder
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "does not apply": ("–", "dim")}
 

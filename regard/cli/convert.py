@@ -10,14 +10,15 @@ import typer
 from regard.cli.models import loaded
 from regard.cli.progress import shown
 from regard.cli.show import console, print_json, table
+from regard.convert.run import ConvertConfig
+from regard.convert.run import convert as run
+from regard.convert.run import resume as go_on
 from regard.errors import OptionError
+from regard.lab.experiment import Shown
+from regard.models.locate import model_folder
 from regard.train import Interrupted
-from regard.train.convert import ConvertConfig
-from regard.train.convert import convert as run
-from regard.train.convert import resume as go_on
-from regard.train.experiment import Shown
 from regard.train.recipe import parse
-from regard.train.run import model_folder, stamped
+from regard.train.run import stamped
 
 
 def convert(

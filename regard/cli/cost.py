@@ -13,12 +13,12 @@ import typer
 from rich.table import Table
 
 from regard import cost as costs
-from regard.checking import precision, usable
 from regard.cli import cost_models
 from regard.cli.amounts import amount, bytes_of, seconds
 from regard.cli.show import console, print_json, table
 from regard.cost.crossing import Crossing, Named, Point, measured, modelled
 from regard.cost.formulas import KINDS, LEGEND, QUANTITIES, Kind, formula, legend
+from regard.devices import resolve_device, resolve_dtype
 from regard.errors import OptionError
 from regard.mechanisms import Cost, Face, Mechanism, fitted, lookup, sketched
 from regard.mechanisms import mechanisms as known
@@ -100,7 +100,7 @@ def cost(
 ) -> None:
     """FLOPs, bytes and state of mechanisms and models, as formulas and numbers; and which is faster from where on."""
     where = costs.device(device)
-    kind = getattr(torch, precision(dtype)) if dtype else torch.float32 if "cpu" in where.name else torch.bfloat16
+    kind = getattr(torch, resolve_dtype(dtype)) if dtype else torch.float32 if "cpu" in where.name else torch.bfloat16
     _at_least_one(tokens=tokens, batch=batch, heads=heads, kv_heads=kv_heads, width=width, new=new, decode=decode)
     if model is not None:
         cost_models.shown(model, tokens, batch, source, kind, where, download=download, json=json)
@@ -289,7 +289,7 @@ def _crossings(asked: Asked, names: list[str], measure: bool, device: str, json:
         raise OptionError(
             "--crossing compares mechanisms: name two or more, e.g. regard cost softmax performer --crossing"
         )
-    where = usable(device) if measure else asked.device.name
+    where = resolve_device(device) if measure else asked.device.name
     first, found = names[0], []
     for name in names[1:]:
         pair = (_at_any_length(asked, name), _at_any_length(asked, first))

@@ -16,8 +16,8 @@ from regard.hub import HubError, is_foreign
 from regard.hub.costs import ForeignCost, foreign_cost
 from regard.lens.models import RANDOM
 from regard.models import GPT, Encoder, Model, Seq2Seq, Stack, load
+from regard.models.locate import model_folder
 from regard.models.summary import Row, Summary
-from regard.train.run import model_folder
 
 HELP = "A preset (gpt2, Encoder:bert, …), a run or model folder, or a Hugging Face folder, name or kind (llama)."
 _CLASSES: dict[str, type[Model[Any]]] = {"GPT": GPT, "Encoder": Encoder, "Seq2Seq": Seq2Seq}

@@ -27,9 +27,9 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.tokens import write_tokens
 from regard.data.world import WorldConfig, make_world
 from regard.errors import OptionError, UnknownNameError, did_you_mean
-from regard.train.sentiment import inspected
-from regard.train.sentiment_model import Classifier
-from regard.train.sentiment_task import Sentiment, SentimentData
+from regard.hub.classifier import Classifier
+from regard.lab.sentiment.run import inspected
+from regard.train.tasks.sentiment import Sentiment, SentimentData
 
 DEFAULT = WorldConfig()
 SHOWN = {"names": "question⁇answer⁇, loss on the answer", "corruption": "prefix⁇suffix⁇span, loss on all of it"}

@@ -14,8 +14,8 @@ from torch import Tensor
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
 from regard.lab import design as lab
+from regard.lab.design.page import design_page
 from regard.report.canvas import available
-from regard.report.design import design_page
 
 Result = lab.Design | lab.Identity | lab.Replacement | lab.Fit
 

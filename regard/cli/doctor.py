@@ -14,10 +14,10 @@ from typing import Annotated, NamedTuple
 import torch
 import typer
 
-import regard
 from regard.cli.show import console, print_json, table
 from regard.laws import LAWS, Case, Finding, applies, subject
 from regard.mechanisms import mechanisms as known
+from regard.version import __version__
 
 EXTRAS = {
     "text": "BPE tokenizers, ROUGE",
@@ -59,7 +59,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead
 
 
 def _all() -> Iterator[Line]:
-    yield Line("regard", True, f"{regard.__version__}, Python {platform.python_version()}, {platform.system()}")
+    yield Line("regard", True, f"{__version__}, Python {platform.python_version()}, {platform.system()}")
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     yield Line("PyTorch", True, f"{torch.__version__}, {threads} of {cores} cores")
     yield from _devices()

@@ -13,11 +13,11 @@ from regard.cli.models import HELP, opened
 from regard.cli.show import console, print_json, table
 from regard.data.files import read_lines
 from regard.errors import OptionError
-from regard.lens.ablation import ablate as remove
-from regard.lens.annotations import read_conllu, read_mentions
-from regard.lens.heads import default_texts, examine
-from regard.lens.linguistics import follow_mentions, follow_syntax
-from regard.lens.trace import Trace
+from regard.lens.heads.ablation import ablate as remove
+from regard.lens.heads.annotations import read_conllu, read_mentions
+from regard.lens.heads.examine import default_texts, examine
+from regard.lens.heads.linguistics import follow_mentions, follow_syntax
+from regard.lens.trace.trace import Trace
 
 SHOWN = 12  # redundant pairs, and relations
 

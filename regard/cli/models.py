@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from regard import hub
-from regard.checking import usable
 from regard.cli.show import console
+from regard.devices import resolve_device
 from regard.errors import OptionError
-from regard.lens.heads import examine
+from regard.lens.heads.examine import examine
 from regard.lens.models import RANDOM, Subject
 from regard.lens.models import opened as opened_model
 from regard.models import Model, load
-from regard.train.run import model_folder
+from regard.models.locate import model_folder
 
 HELP = (
     "A run, a model folder, a Hugging Face folder or name, a GGUF file; random:MODEL is an untrained twin, as is "
@@ -26,7 +26,7 @@ def opened(name: str, device: str | None = None, *, seed: int = 0, download: boo
     prefix = RANDOM if name.startswith(RANDOM) else ""
     bare = name.removeprefix(RANDOM)
     found = str(model_folder(bare)) if Path(bare).is_dir() else bare
-    return opened_model(prefix + found, usable(device or "cpu"), seed=seed, download=download)
+    return opened_model(prefix + found, resolve_device(device or "cpu"), seed=seed, download=download)
 
 
 def labels(subject: Subject, seed: int) -> list[dict[str, Any]] | None:
@@ -47,4 +47,4 @@ def loaded(name: str, device: str = "cpu", *, download: bool = False) -> Model[A
     foreign = (
         hub.is_foreign(folder) if folder.is_dir() else name.count("/") <= 1 and not name.startswith((".", "/", "~"))
     )
-    return hub.load(folder, usable(device), download) if foreign else load(folder, usable(device))
+    return hub.load(folder, resolve_device(device), download) if foreign else load(folder, resolve_device(device))

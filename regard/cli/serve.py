@@ -10,8 +10,8 @@ import typer
 from regard.cli.models import HELP, opened
 from regard.cli.models import labels as label_heads
 from regard.cli.show import console
-from regard.lens.server import Desk, required
-from regard.lens.server import serve as run
+from regard.lens.pages.server import Desk, required
+from regard.lens.pages.server import serve as run
 from regard.lens.small_model import shipped, shipped_text
 
 

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.checking import usable
 from regard.cli.show import console, print_json
 from regard.data.files import DataError, write_lines
 from regard.data.pairs import read_articles, squeezed
+from regard.devices import resolve_device
 from regard.errors import OptionError
 from regard.generate import Settings
+from regard.lab.summarize.summaries import Summaries, summaries, writer
 from regard.models import load
-from regard.train.run import model_folder
-from regard.train.summaries import Summaries, summaries, writer
+from regard.models.locate import model_folder
 
 
 def summarize(
@@ -55,7 +55,7 @@ def summarize(
     if out is not None and n > 1 and out.suffix != ".jsonl":
         raise OptionError(f"--n {n} --out {out}: several summaries of an article need a file that ends in .jsonl")
     articles = _articles(file, article)
-    found = summaries(writer(load(model_folder(model), usable(device)), model), articles, settings)
+    found = summaries(writer(load(model_folder(model), resolve_device(device)), model), articles, settings)
     _warn(found, file)
     rows = [_row(number, summary) for number, summary in enumerate(found, 1)]
     if out is not None:

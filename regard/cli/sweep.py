@@ -14,12 +14,12 @@ from typer.core import TyperCommand
 from regard.cli.progress import Bar
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
+from regard.lab.experiment import Shown
 from regard.report.markup import duration, number, short
-from regard.train.experiment import Shown
+from regard.sweep.run import ASKED, Sweep, in_words
+from regard.sweep.settings import asked
 from regard.train.progress import Lines, Progress
 from regard.train.run import stamped
-from regard.train.sweep import ASKED, Sweep, in_words
-from regard.train.sweep_settings import asked
 
 SHOWN = 20  # trials in the terminal's table
 SELDOM = 30.0  # seconds between lines about a trial, in a log

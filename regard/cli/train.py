@@ -9,27 +9,28 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.checking import usable
 from regard.cli.progress import shown
 from regard.cli.show import console, print_json, table
 from regard.data.questions import MARK, Question, read_questions, write_predictions
 from regard.data.sentences import read_sentences
-from regard.errors import OptionError, did_you_mean
+from regard.devices import resolve_device
+from regard.errors import OptionError, RunError, did_you_mean
 from regard.hub import is_foreign
-from regard.lab import LABS
+from regard.hub.classifier import Classifier
+from regard.lab import LABS, experiment
 from regard.lab import base as lab
+from regard.lab.experiment import EXPERIMENTS, Shown
+from regard.lab.knowledge.answers import answer, score
+from regard.lab.runs.summary import described
 from regard.models import Decoder, load
-from regard.train import Interrupted, experiment, stage
-from regard.train.answers import answer, score
+from regard.models.locate import model_folder
+from regard.reporting import write_report
+from regard.train import Interrupted, stage
 from regard.train.distributed import Process
-from regard.train.experiment import EXPERIMENTS, Shown
 from regard.train.recipe import known, parse
 from regard.train.recipe import load as load_recipe
-from regard.train.reports import compare
-from regard.train.run import RunError, find_runs, model_folder, stamped
-from regard.train.runs import described
-from regard.train.sentiment_model import Classifier
-from regard.train.sentiment_task import positive
+from regard.train.run import find_runs, stamped
+from regard.train.tasks.sentiment import positive
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
@@ -60,7 +61,7 @@ def run(
     where = console(stderr=True)
     how = Shown(lambda text: where.print(text, soft_wrap=True), shown)
     folder = resume or out or stamped(name or "")
-    if name in LABS:
+    if name is not None and name in LABS:
         if variant or device:
             raise OptionError(f"{name} is a calculation on the CPU: it takes KEY=VALUE, --seed and --out")
         changes = parse([*(overrides or ()), *([] if seed is None else [f"seed={seed}"])], sections=False)
@@ -185,7 +186,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The page to write.")] = None,
 ) -> None:
     """Write a page about an experiment, or one that compares runs."""
-    console().print(f"Report: {(lab.page_again(folders, out) or compare(folders, out)).resolve()}", soft_wrap=True)
+    console().print(f"Report: {write_report(folders, out).resolve()}", soft_wrap=True)
 
 
 def _changes(overrides: Sequence[str] | None, seed: int | None) -> list[str]:
@@ -230,7 +231,7 @@ def _cell(found: Any) -> str:
 
 
 def _answering(model: str, device: str | None) -> Decoder[Any]:
-    loaded = load(model_folder(model), usable(device or "cpu"))
+    loaded = load(model_folder(model), resolve_device(device or "cpu"))
     if not isinstance(loaded, Decoder):
         raise OptionError(f"{model} is a {type(loaded).__name__}, which writes no answers; expected a GPT")
     if loaded.tokenizer is None or loaded.tokenizer.id(MARK) is None:
@@ -241,7 +242,7 @@ def _answering(model: str, device: str | None) -> Decoder[Any]:
 def _classifier(model: str, device: str | None) -> Classifier | None:
     """The model where it judges sentences, None where it answers questions."""
     folder = model_folder(model)
-    return Classifier(name=str(folder)).to(usable(device or "cpu")).eval() if is_foreign(folder) else None
+    return Classifier(name=str(folder)).to(resolve_device(device or "cpu")).eval() if is_foreign(folder) else None
 
 
 def _alone(*others: Any) -> None:

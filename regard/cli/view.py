@@ -13,7 +13,7 @@ from regard.cli.show import console
 from regard.errors import OptionError
 from regard.lens import Trace, encode, load
 from regard.lens.models import GGUF
-from regard.lens.page import write_page
+from regard.lens.pages.page import write_page
 from regard.lens.small_model import shipped, shipped_text
 
 

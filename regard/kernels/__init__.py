@@ -4,13 +4,11 @@ A kernel has the arguments of the face it replaces, the mechanism first. Which o
 `fast(model)` lets regard choose (the default), `plain(model)` runs the reference, `fast(model, "sdpa")` insists.
 """
 
-from regard.kernels import decode, decode_cpu, decode_positions, linear, quadratic, sdpa
+from regard.kernels import decode, linear, quadratic, sdpa  # they register their kernels
 from regard.kernels.registry import fast, kernel, plain, registered, runs_here
 
 __all__ = [
     "decode",
-    "decode_cpu",
-    "decode_positions",
     "fast",
     "kernel",
     "linear",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.kernels import dropout_attention
+from regard.kernels.dropout import attention as dropout_attention
 from regard.kernels.registry import kernel
 from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
 from regard.shapes import Mask

@@ -1,9 +1,10 @@
-"""Experiments without a trained model: they calculate, and write what they found on a page.
+"""Experiments: one folder each, with what it measures (`run.py`) and how that is shown (`page.py`).
 
 `regard.lab.design` makes queries and keys that do what is asked of them.
 """
 
-from regard.lab import approximate, design, scale, selecting, two_heads  # they register what `regard run` names
+from regard.lab import approximate, design, scale, two_heads
 from regard.lab.base import LABS
+from regard.lab.experiment import EXPERIMENTS
 
-__all__ = ["LABS", "approximate", "design", "scale", "selecting", "two_heads"]
+__all__ = ["EXPERIMENTS", "LABS", "approximate", "design", "scale", "two_heads"]

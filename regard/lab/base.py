@@ -20,13 +20,13 @@ import tomli_w
 import torch
 from torch import Tensor
 
-import regard
 from regard.config import ConfigError, Section
 from regard.data.files import staged
-from regard.errors import RegardError, UnknownNameError, did_you_mean
-from regard.report.bench import bench_page
+from regard.errors import RegardError
+from regard.registry import Registry
 from regard.report.canvas import available
 from regard.report.page import Page
+from regard.version import __version__
 
 CONFIG, RESULTS, REPORT = "config.toml", "results.json", "report.html"
 
@@ -69,9 +69,16 @@ class Lab(NamedTuple):
     page: Callable[[Mapping[str, Any]], Page]
 
 
-LABS: dict[str, Lab] = {}
-# Pages of results that are made by a command of their own.
-PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {"bench": bench_page}
+# A lab is registered when its module is imported, which happens when it is first looked up.
+LABS: Registry[Lab] = Registry(
+    "lab experiment",
+    {
+        "approximate": "regard.lab.approximate.run",
+        "scale": "regard.lab.scale.run",
+        "argmax": "regard.lab.argmax.run",
+        "two-heads": "regard.lab.two_heads.run",
+    },
+)
 
 
 def lab(
@@ -80,7 +87,7 @@ def lab(
     """Registers a measurement; the first line of its docstring says what it is about."""
 
     def add(measure: Callable[[Any, Say], Results]) -> Callable[[Any, Say], Results]:
-        LABS[name] = Lab(name, (measure.__doc__ or "").partition("\n")[0], Config, measure, page)
+        LABS.put(name, Lab(name, (measure.__doc__ or "").partition("\n")[0], Config, measure, page))
         return measure
 
     return add
@@ -90,9 +97,7 @@ def run(
     name: str, out: str | Path, overrides: Mapping[str, Any] | None = None, say: Say = lambda text: None
 ) -> Results:
     """Measures into a new folder, and returns the results; one that holds results is never written over."""
-    if name not in LABS:
-        raise UnknownNameError(f"no lab experiment is called '{name}'.{did_you_mean(name, LABS)}")
-    one = LABS[name]
+    one = LABS.find(name)
     config = one.Config().but(**(overrides or {}))
     available()
     path = _claimed(Path(out), {"lab": name, "versions": versions(), name: config.as_dict()})
@@ -108,15 +113,6 @@ def run(
         file.write(json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     one.page(results).write(path / REPORT)
     return results
-
-
-def page_again(folders: Sequence[Path], out: Path | None = None) -> Path | None:
-    """Writes the page of a lab's folder anew from its results; None where the folders are something else."""
-    if len(folders) != 1 or not (folders[0] / RESULTS).is_file():
-        return None
-    results = json.loads((folders[0] / RESULTS).read_text(encoding="utf-8"))
-    page = ({name: one.page for name, one in LABS.items()} | PAGES).get(results.get("lab"))
-    return None if page is None else page(results).write(out or folders[0] / REPORT)
 
 
 def _command(name: str, config: LabConfig) -> str:
@@ -142,7 +138,7 @@ def _claimed(path: Path, config: Mapping[str, Any]) -> Path:
 
 def versions() -> dict[str, str]:
     """What results depend on beside their settings."""
-    return {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def normal(draw: torch.Generator, *shape: int) -> Tensor:

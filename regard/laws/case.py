@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.devices import DTYPES
 from regard.mechanisms import Mechanism, mix
 from regard.shapes import Mask, Size
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 

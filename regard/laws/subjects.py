@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.devices import DTYPES
 from regard.errors import OptionError, PluginError
-from regard.laws.case import DTYPES, Case, spread
+from regard.laws.case import Case, spread
 from regard.mechanisms import Mechanism, fitted, lookup
 from regard.shapes import Mask, Size
 

@@ -1,12 +1,11 @@
 """Seeing what a model attends to."""
 
-from regard.lens.arrays import TraceError
-from regard.lens.format import decode, encode, load
-from regard.lens.maps import attention_maps
-from regard.lens.record import record
+from regard.lens.pages.page import write_page
+from regard.lens.pages.widget import show
+from regard.lens.recording.maps import attention_maps
+from regard.lens.recording.record import record
 from regard.lens.small_model import shipped
-from regard.lens.trace import Attended, Card, Recording, Trace
-from regard.lens.widget import show
+from regard.lens.trace import Attended, Card, Recording, Trace, TraceError, decode, encode, load
 
 __all__ = [
     "Attended",
@@ -21,4 +20,5 @@ __all__ = [
     "record",
     "shipped",
     "show",
+    "write_page",
 ]

@@ -16,11 +16,11 @@ from regard.data.tokenizers import Bytes
 from regard.errors import ExtraMissingError, OptionError
 from regard.hub.attention import transformers
 from regard.hub.foreign import quiet
-from regard.lens.foreign_models import described as described_foreign
-from regard.lens.foreign_models import limit
-from regard.lens.record import Text, record
-from regard.lens.regard_models import described
-from regard.lens.trace import Card, Recording, Trace
+from regard.lens.recording.hub_models import described as described_foreign
+from regard.lens.recording.hub_models import limit
+from regard.lens.recording.record import Text, record
+from regard.lens.recording.regard_models import described
+from regard.lens.trace.trace import Card, Recording, Trace
 from regard.models import Model, Seq2Seq, Stack, load
 
 RANDOM = "random:"

@@ -1,4 +1,7 @@
-"""The mathematics: plain PyTorch, the reference for everything else. Read base.py first, then one file a mechanism."""
+"""The mathematics: plain PyTorch, the reference for everything else. Read base.py first, then one file a mechanism.
+
+`regard.mechanisms()` lists them: it is short for `regard.mechanisms.base.mechanisms`.
+"""
 
 from regard.mechanisms.softmax import Softmax  # first in every list
 
@@ -23,6 +26,7 @@ from regard.mechanisms.linear import Linear, Sums
 from regard.mechanisms.pairwise import Cache, Pairwise, mix, scores
 from regard.mechanisms.random_features import Fourier, Performer
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
+from regard.packages import make_callable
 
 __all__ = [
     "AnyFeatures",
@@ -53,3 +57,5 @@ __all__ = [
     "scores",
     "sketched",
 ]
+
+make_callable(__name__, mechanisms)

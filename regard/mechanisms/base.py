@@ -9,7 +9,6 @@ Two families do nearly everything: `Pairwise` asks a mechanism for its weights o
 
 from __future__ import annotations
 
-import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,7 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.errors import KernelError, MaskError, OptionError, RegardError, UnknownNameError, did_you_mean
+from regard.errors import KernelError, MaskError
+from regard.registry import Registry, call_with_options
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights
 
 _LOG = logging.getLogger("regard")
@@ -222,7 +222,7 @@ _NOT_IN_STATE = {
     "rows": "the state counts them itself",
 }
 
-_REGISTRY: dict[str, type[Mechanism]] = {}
+MECHANISMS: Registry[type[Mechanism]] = Registry("mechanism")
 _M = TypeVar("_M", bound=type[Mechanism])
 
 
@@ -230,39 +230,32 @@ def register(name: str) -> Callable[[_M], _M]:
     """Class decorator: makes a mechanism known by name to everything in regard."""
 
     def add(cls: _M) -> _M:
-        if name in _REGISTRY and _REGISTRY[name].__module__ != cls.__module__:
-            raise RegardError(
-                f"a mechanism named '{name}' exists already ({_REGISTRY[name].__module__}); choose another name"
-            )
+        MECHANISMS.put(name, cls)
         cls.name = name
-        _REGISTRY[name] = cls
         return cls
 
     return add
 
 
 def mechanisms() -> dict[str, type[Mechanism]]:
-    """Every registered mechanism by name."""
-    return dict(_REGISTRY)
+    """Returns every registered mechanism by name."""
+    return dict(MECHANISMS)
 
 
 def mechanism(name: str | type[Mechanism], **options: Any) -> Mechanism:
-    """The mechanism of that name, e.g. `mechanism("performer", features=256)`."""
-    cls = lookup(name)
-    try:
-        bound = inspect.signature(cls).bind(**options)
-    except TypeError as error:
-        known = [p for p in inspect.signature(cls).parameters]
-        raise OptionError(f"mechanism '{cls.name}': {error}. Its options: {', '.join(known) or 'none'}.") from None
-    return cls(*bound.args, **bound.kwargs)
+    """Builds the mechanism of that name, e.g. `mechanism("performer", features=256)`."""
+    return _build(name, {}, options)
 
 
 def fitted(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
-    """A mechanism whose heads, width and length, where it has such options, are those of `size`."""
+    """Builds a mechanism whose heads, width and length, where it has such options, are those of `size`."""
+    return _build(name, {"heads": size.H, "width": size.K, "length": max(size.T, size.S)}, options)
+
+
+def _build(name: str | type[Mechanism], offered: dict[str, Any], options: dict[str, Any]) -> Mechanism:
     cls = lookup(name)
-    known = {"heads": size.H, "width": size.K, "length": max(size.T, size.S)}
-    takes = inspect.signature(cls).parameters
-    return mechanism(cls, **{n: x for n, x in known.items() if n in takes} | options)
+    built: Mechanism = call_with_options(cls, f"mechanism '{cls.name}'", offered, options)
+    return built
 
 
 def sketched(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
@@ -272,11 +265,8 @@ def sketched(name: str | type[Mechanism], size: Size, **options: Any) -> Mechani
 
 
 def lookup(name: str | type[Mechanism]) -> type[Mechanism]:
-    if isinstance(name, type):
-        return name
-    if name not in _REGISTRY:
-        raise UnknownNameError(f"no mechanism is called '{name}'.{did_you_mean(name, _REGISTRY)}")
-    return _REGISTRY[name]
+    """Returns the class of a mechanism by its name; a class is returned as it is."""
+    return name if isinstance(name, type) else MECHANISMS.find(name)
 
 
 def exact(x: Tensor) -> torch.autocast:

@@ -10,10 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.config import Section
+from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE
 from regard.data.tokenizers import Tokenizer
 from regard.errors import UnknownNameError, did_you_mean
+from regard.registry import Registry
 
 if TYPE_CHECKING:  # they know all models, and so come after them
     from regard.models.summary import Summary
@@ -21,12 +22,25 @@ if TYPE_CHECKING:  # they know all models, and so come after them
 C = TypeVar("C", bound=Section)
 M = TypeVar("M", bound="Model[Any]")
 
+# The classes that recipes name. Each registers itself when its module is imported, on the first look-up.
+MODELS: Registry[type[Model[Any]]] = Registry(
+    "model class",
+    {
+        "GPT": "regard.models.gpt",
+        "Encoder": "regard.models.encoder",
+        "Seq2Seq": "regard.models.seq2seq",
+        "Classifier": "regard.hub.classifier",
+    },
+    ConfigError,
+)
+
 
 class Model(nn.Module, Generic[C]):
     """A model with its config. Build one from a config, from changes to the default, or from a preset."""
 
     Config: ClassVar[type[Any]]
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
+    has_weights: ClassVar[bool] = False  # a new one reads its weights and its tokenizer from files
     config: C
     tokenizer: Tokenizer | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.data.batch import IGNORE
-from regard.models.base import Model, token_loss
+from regard.models.base import MODELS, Model, token_loss
 from regard.models.config import EncoderConfig
 from regard.models.stack import Stack, initialise
 from regard.nn import NORMS, Registry
@@ -28,7 +29,7 @@ class Head(nn.Module):
         return x
 
 
-HEADS: Registry[Head] = Registry("head")
+HEADS: Registry[Callable[..., Head]] = Registry("head")
 HEADS.add("none")(Head)
 
 
@@ -66,6 +67,7 @@ class ClassHead(Head):
         return out
 
 
+@MODELS.add("Encoder")
 class Encoder(Model[EncoderConfig]):
     """`model(tokens)` gives what its head gives: vectors [B,T,D], words [B,T,vocabulary], or classes [B,classes]."""
 

@@ -23,11 +23,12 @@ from regard.errors import RegardError, did_you_mean
 from regard.models.base import Model
 from regard.models.encoder import Encoder
 from regard.models.gpt import GPT
+from regard.models.locate import MODEL_CONFIG as CONFIG
+from regard.models.locate import TOKENIZER, WEIGHTS, model_folder
 from regard.models.seq2seq import Seq2Seq
 
 FORMAT = 1
 MODELS: dict[str, type[Model[Any]]] = {"GPT": GPT, "Encoder": Encoder, "Seq2Seq": Seq2Seq}
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
 
 class ModelFolderError(RegardError, ValueError):
@@ -68,8 +69,8 @@ def save(model: Model[Any], folder: str | Path) -> None:
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
-    """The model that a folder holds, in evaluation mode, with its tokenizer."""
-    folder = Path(folder)
+    """Returns the model of a model folder, or of a run or an experiment, in evaluation mode, with its tokenizer."""
+    folder = model_folder(folder)
     document = _document(folder)
     cls = MODELS[document["class"]]
     try:
@@ -97,7 +98,10 @@ def _document(folder: Path) -> dict[str, Any]:
     """config.json, with its outer keys checked."""
     path = folder / CONFIG
     if not folder.is_dir():
-        raise ModelFolderError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS}, as model.save makes")
+        raise ModelFolderError(
+            f"{folder} is no folder; expected a run, an experiment or a model folder, as model.save makes. A model of "
+            "Hugging Face, by folder or name, is loaded by regard.hub.load"
+        )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -105,8 +109,11 @@ def _document(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"{path} is damaged or no JSON: {error}") from None
     if not isinstance(document, dict) or "format_version" not in document:
-        kind = "a Hugging Face model" if isinstance(document, dict) and "model_type" in document else "something else"
-        raise ModelFolderError(f"{path} has no format_version: the folder holds {kind}, not a model saved by regard")
+        if isinstance(document, dict) and "model_type" in document:
+            raise ModelFolderError(
+                f"{folder} holds a Hugging Face model; regard.hub.load({str(folder)!r}) loads it into one of regard's"
+            )
+        raise ModelFolderError(f"{path} has no format_version: the folder holds no model saved by regard")
     version = document["format_version"]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ModelFolderError(f"{path}: format_version {version!r}, expected a whole number from 1 to {FORMAT}")

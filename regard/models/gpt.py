@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.data.batch import IGNORE
-from regard.models.base import token_loss
+from regard.models.base import MODELS, token_loss
 from regard.models.config import GPTConfig
 from regard.models.decoder import Decoder
 from regard.models.stack import StackState
@@ -18,6 +18,7 @@ def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
     return {"width": width, "layers": layers, "attention": {"heads": heads}}
 
 
+@MODELS.add("GPT")
 class GPT(Decoder[GPTConfig]):
     """Logits of the next token at each place: `model(tokens) → [B,T,vocabulary]`."""
 

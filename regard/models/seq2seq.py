@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.config import ConfigError
 from regard.data.batch import IGNORE
-from regard.models.base import token_loss
+from regard.models.base import MODELS, token_loss
 from regard.models.config import Seq2SeqConfig
 from regard.models.decoder import Decoder
 from regard.models.stack import Stack, StackState
@@ -20,6 +20,7 @@ def _same(**stack: Any) -> dict[str, Any]:
     return {"encoder": stack, "decoder": stack}
 
 
+@MODELS.add("Seq2Seq")
 class Seq2Seq(Decoder[Seq2SeqConfig]):
     """Logits of the next target token at each place: `model(source, target) → [B,T,vocabulary]`."""
 

@@ -14,7 +14,7 @@ from regard.nn.positions import (
     shift_matrix,
     sinusoids,
 )
-from regard.nn.registry import Registry
+from regard.registry import Registry
 
 __all__ = [
     "MERGES",

@@ -20,9 +20,9 @@ from regard.nn.attention import Attention, Seen, Tokens
 from regard.nn.norms import NORMS
 from regard.nn.positions import Rotation
 from regard.nn.projection import Projection
-from regard.nn.registry import Registry
+from regard.registry import Registry
 
-MLPS: Registry[nn.Module] = Registry("MLP")
+MLPS: Registry[Callable[..., nn.Module]] = Registry("MLP")
 
 
 class MLP(nn.Module):

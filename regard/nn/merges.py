@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.nn.registry import Registry
+from regard.registry import Registry
 
 Heads = Float[Tensor, "B H T V"]
 Merged = Float[Tensor, "B T HV"]
@@ -48,7 +48,7 @@ class Merge(nn.Module):
         """An error where outputs so far would depend on tokens to come."""
 
 
-MERGES: Registry[Merge] = Registry("merge")
+MERGES: Registry[type[Merge]] = Registry("merge")
 MERGES.add("concatenate")(Merge)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
-from regard.nn.registry import Registry
+from regard.registry import Registry
 
-NORMS: Registry[nn.Module] = Registry("norm")
+NORMS: Registry[Callable[..., nn.Module]] = Registry("norm")
 
 
 @NORMS.add("layer")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from regard.errors import OptionError
 from regard.mechanisms import mechanism
-from regard.nn.registry import Registry
+from regard.registry import Registry
 from regard.shapes import Weights
 
 
@@ -49,7 +49,7 @@ class Positions(nn.Module):
         return None
 
 
-POSITIONS: Registry[Positions] = Registry("kind of position")
+POSITIONS: Registry[Callable[..., Positions]] = Registry("kind of position")
 POSITIONS.add("none")(Positions)
 
 

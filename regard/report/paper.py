@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.data.files import staged
 from regard.errors import OptionError, did_you_mean
-from regard.lens.trace import Attended, Recording
+from regard.lens.trace.trace import Attended, Recording
 from regard.nn.positions import Rotary, attend_to_offset, rotate, shift_matrix, sinusoids
 from regard.report.canvas import available
 from regard.report.palette import INK, MUTED, RULE, SERIES, style

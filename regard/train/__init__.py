@@ -1,23 +1,12 @@
-"""Training: recipes, tasks, the loop, checkpoints and runs; and the experiments that are made of them."""
+"""Training: recipes, tasks, the loop, checkpoints and runs."""
 
-from regard.train import (  # they register what recipes name
-    distil,
-    heads,
-    knowledge,
-    knowledge_tasks,
-    lm,
-    repeats,
-    sentiment,
-    sentiment_task,
-    summarize,
-    summarize_task,
-)
+from regard.errors import RunError
 from regard.train.loop import Interrupted, Trainer, TrainingError
 from regard.train.recipe import Recipe
-from regard.train.run import Run, RunError
+from regard.train.run import Run
 from regard.train.settings import TrainConfig
 from regard.train.stage import resume, train
-from regard.train.task import Task, task
+from regard.train.tasks import Task, task
 
 __all__ = [
     "Interrupted",
@@ -28,17 +17,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "TrainingError",
-    "distil",
-    "heads",
-    "knowledge",
-    "knowledge_tasks",
-    "lm",
-    "repeats",
     "resume",
-    "sentiment",
-    "sentiment_task",
-    "summarize",
-    "summarize_task",
     "task",
     "train",
 ]

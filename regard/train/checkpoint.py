@@ -6,12 +6,9 @@ folder without one, or with a file that does not match, was never finished or wa
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import secrets
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +20,9 @@ from torch import Tensor
 from regard.data.files import sync
 from regard.errors import RegardError
 from regard.models import Model
-from regard.models.folder import CONFIG, WEIGHTS
+from regard.models.locate import MANIFEST, OPTIMIZER, STATE, fault, hash_file, newest, steps
 
-MANIFEST, STATE, OPTIMIZER = "manifest.json", "state.json", "optimizer.safetensors"
+__all__ = ["CheckpointError", "Saved", "fault", "newest", "prune", "read", "steps", "write"]
 
 
 class CheckpointError(RegardError, OSError):
@@ -50,7 +47,7 @@ def write(folder: Path, step: int, model: Model[Any], tensors: Mapping[str, Tens
         model.save(staged)
         save_file({n: x.detach().contiguous() for n, x in tensors.items()}, staged / OPTIMIZER)
         (staged / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        hashes = {path.name: _hash(path) for path in sorted(staged.iterdir())}
+        hashes = {path.name: hash_file(path) for path in sorted(staged.iterdir())}
         (staged / MANIFEST).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
         for path in (*staged.iterdir(), staged):
             sync(path)
@@ -72,39 +69,6 @@ def read(place: Path) -> Saved:
     return Saved(load_file(place / OPTIMIZER), json.loads((place / STATE).read_text(encoding="utf-8")))
 
 
-def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, complete or not, in order."""
-    found = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*"))
-    return sorted(int(match[1]) for match in found if match)
-
-
-def newest(folder: Path) -> int | None:
-    """The newest step whose checkpoint is complete; damaged ones are passed over with a warning that names the file."""
-    for step in reversed(steps(folder)):
-        wrong = fault(folder / f"step-{step}")
-        if wrong is None:
-            return step
-        warnings.warn(f"checkpoint passed over: {wrong}", stacklevel=2)
-    return None
-
-
-def fault(place: Path) -> str | None:
-    """What is wrong with a checkpoint, naming the file, or None."""
-    try:
-        hashes = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        absent = {CONFIG, WEIGHTS, OPTIMIZER, STATE} - set(hashes)
-        if absent:
-            return f"{place / MANIFEST} does not list {min(absent)}"
-        for name, want in hashes.items():
-            if _hash(place / name) != want:
-                return f"{place / name} does not match its hash in {MANIFEST}"
-    except FileNotFoundError as error:
-        return f"{error.filename} is missing"
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return f"{place / MANIFEST} cannot be read: {error}"
-    return None
-
-
 def prune(folder: Path, keep: int, also: int | None) -> None:
     """Removes all but the `keep` newest checkpoints and that of one more step, and what killed writers left."""
     old = [folder / f"step-{step}" for step in steps(folder)[: -max(1, keep)] if step != also]
@@ -113,8 +77,3 @@ def prune(folder: Path, keep: int, also: int | None) -> None:
             shutil.rmtree(place)
         except OSError as error:
             raise CheckpointError(f"cannot remove the old checkpoint {place}: {error}") from error
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

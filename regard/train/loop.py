@@ -20,15 +20,17 @@ from torch import Tensor
 from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.data.seeds import derive, seed_default
-from regard.errors import RegardError
+from regard.devices import autocast_dtype
+from regard.errors import RegardError, RunError
 from regard.models import Model
+from regard.models.locate import MODEL
 from regard.train import checkpoint, optimizer
 from regard.train.distributed import Process, Replicated, Sharded, gathered
 from regard.train.graph import GraphStep
 from regard.train.progress import Meter, Progress
-from regard.train.run import MODEL, Run, RunError
+from regard.train.run import Run
 from regard.train.settings import TrainConfig, share
-from regard.train.task import Task
+from regard.train.tasks.base import Task
 
 
 class TrainingError(RegardError, ArithmeticError):
@@ -69,7 +71,7 @@ class Trainer:
         self.device = model.device
         self.total = config.total(task.rows, task.period)
         optimizer.schedule(config.schedule, 0, self.total)  # an error about it comes before the first step
-        self.dtype = precision(config.precision, self.device)
+        self.dtype = autocast_dtype(config.precision, self.device)
         how = compilation(config.compile, self.device, task.varies, process.count)
         graphs = how in ("graph", "both") and self.dtype is not torch.float16  # its scaler decides on the host
         if config.shard and self.dtype is torch.float16:
@@ -283,13 +285,6 @@ class Trainer:
     def _take_weights(self, place: Path) -> None:
         with torch.random.fork_rng([]):  # building a model draws numbers
             self.together.restore(place)
-
-
-def precision(name: str, device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast, None for float32 throughout."""
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-    return None if name == "float32" else getattr(torch, name)
 
 
 def compilation(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:

@@ -14,7 +14,7 @@ from regard import cost
 from regard.errors import ExtraMissingError, OptionError, did_you_mean
 from regard.models import Model
 from regard.train.run import Run
-from regard.train.task import Task
+from regard.train.tasks.base import Task
 
 
 class Meter:

@@ -15,13 +15,12 @@ from typing import Any
 
 from regard.config import ConfigError, Section
 from regard.errors import did_you_mean
-from regard.models import Model, folder
-from regard.train.sentiment_model import Classifier
+from regard.models import Model
+from regard.models.base import MODELS
 from regard.train.settings import TrainConfig
-from regard.train.task import TASKS
+from regard.train.tasks.base import TASKS
 
 SECTIONS = ("data", "model", "train")
-MODELS: dict[str, type[Model[Any]]] = {**folder.MODELS, "Classifier": Classifier}
 COMPARE = "compare"  # what an experiment varies; a single training has no use for it
 
 

@@ -17,18 +17,13 @@ from typing import IO, Any
 import tomli_w
 import torch
 
-import regard
 from regard.data.files import staged
-from regard.errors import RegardError
-from regard.models.folder import CONFIG as MODEL_CONFIG
-from regard.train import checkpoint
+from regard.errors import RunError
+from regard.models.locate import BEST, CHECKPOINTS, MODEL, MODEL_CONFIG, best_step
+from regard.models.locate import RUN_CONFIG as CONFIG
+from regard.version import __version__
 
-CONFIG, METRICS, BEST, MODEL, RESULTS = "config.toml", "metrics.jsonl", "best", "model", "results.json"
-CHECKPOINTS = "checkpoints"
-
-
-class RunError(RegardError, OSError):
-    """A run folder that is missing, in the way, or cannot be written."""
+METRICS = "metrics.jsonl"
 
 
 class Run:
@@ -86,9 +81,7 @@ class Run:
     @property
     def best(self) -> int | None:
         """The step of the best checkpoint."""
-        path = self.path / BEST
-        text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
-        return int(text.removeprefix("step-")) if text.removeprefix("step-").isdigit() else None
+        return best_step(self.path)
 
     @best.setter
     def best(self, step: int | None) -> None:
@@ -173,7 +166,7 @@ def stamped(name: str, root: str | Path = "runs") -> Path:
 
 def versions() -> dict[str, str]:
     """What a result depends on."""
-    return {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def find_runs(root: str | Path) -> list[Run]:
@@ -181,26 +174,6 @@ def find_runs(root: str | Path) -> list[Run]:
     found = {p.parent for depth in ("", "*/", "*/*/") for p in Path(root).glob(f"{depth}{CONFIG}")}
     runs = [Run(p) for p in sorted(found, key=lambda p: ((p / CONFIG).stat().st_mtime, p))]
     return [run for run in runs if "task" in run.config]
-
-
-def model_folder(path: str | Path) -> Path:
-    """The model of a run or of an experiment (its best checkpoint), or the model folder that the path itself is."""
-    path = Path(path)
-    if (path / MODEL_CONFIG).is_file() or not path.is_dir():
-        return path
-    if (path / RESULTS).is_file():
-        named = json.loads((path / RESULTS).read_text(encoding="utf-8")).get("run")
-        if isinstance(named, str):
-            return model_folder(path / named)
-    if (path / MODEL / MODEL_CONFIG).is_file():
-        return path / MODEL
-    run = Run(path)
-    step = run.best if run.best is not None else checkpoint.newest(run.checkpoints)
-    if step is not None:
-        return run.checkpoints / f"step-{step}"
-    if (path / CONFIG).is_file():
-        raise RunError(f"{path} has no checkpoint yet; continue it with `regard train --resume {path}`")
-    return path
 
 
 def run_of(folder: Path) -> Run | None:

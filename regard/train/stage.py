@@ -10,24 +10,24 @@ from typing import Any
 
 import torch
 
-from regard.checking import usable
-from regard.config import ConfigError
+from regard.config import ConfigError, Section
 from regard.data.seeds import derive
+from regard.devices import resolve_device
 from regard.models import Model, Seq2Seq, load
+from regard.models.locate import model_folder
 from regard.train import recipe as recipes
 from regard.train.distributed import Process
 from regard.train.loop import Trainer
 from regard.train.progress import Progress, Several, logs
 from regard.train.recipe import Recipe
-from regard.train.run import Run, model_folder, run_of
-from regard.train.sentiment_model import Classifier, ClassifierConfig
-from regard.train.task import TASKS, Task
+from regard.train.run import Run, run_of
+from regard.train.tasks.base import TASKS, Task
 
 
 def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progress | None = None) -> Run:
     """Trains from the beginning into a new folder."""
     process = Process.here()
-    place = usable(process.device(device))
+    place = resolve_device(process.device(device))
     recipe.train.total(rows=1)  # an error before anything is written
     start = _start(recipe, place, recipe.asked.get("model", {}))
     recipe = _absolute(recipe if start is None else _following(recipe, start))
@@ -46,7 +46,7 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
         return run
     tables = dict(run.config)
     process = Process.here()
-    place = usable(process.device(device or str(tables.get("device", "cpu"))))
+    place = resolve_device(process.device(device or str(tables.get("device", "cpu"))))
     recipe = recipes.resolve(tables.get("recipe", str(path)), {k: v for k, v in tables.items() if k != "device"})
     start = _start(recipe, place, recipe.model)
     process.join(torch.device(place))
@@ -83,8 +83,8 @@ def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any
     """The model to start from, if any, with changes that leave its weights as they are, e.g. to its dropout."""
     init = recipe.train.init
     kind, config = recipes.model_config(recipe.model)
-    if kind is Classifier:
-        return _pretrained(recipe, config, device)
+    if kind.has_weights:
+        return _pretrained(recipe, kind, config, device)
     if not init:
         return None
     with torch.random.fork_rng([]):  # building a model draws numbers
@@ -106,13 +106,13 @@ def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any
     return changed
 
 
-def _pretrained(recipe: Recipe, config: ClassifierConfig, device: str) -> Classifier:
-    """A Hugging Face encoder; a head that its file lacks depends on the seed alone."""
+def _pretrained(recipe: Recipe, kind: type[Model[Any]], config: Section, device: str) -> Model[Any]:
+    """Builds a model that reads its own weights; what its files lack depends on the seed alone."""
     if recipe.train.init:
-        raise ConfigError(f"train.init = {recipe.train.init}: a Hugging Face encoder is named by model.name instead")
+        raise ConfigError(f"train.init = {recipe.train.init}: a {kind.__name__} is named by model.name instead")
     with torch.random.fork_rng([]):
         torch.manual_seed(derive(recipe.train.seed, "model"))
-        return Classifier(config).to(device)
+        return kind(config).to(device)
 
 
 def _following(recipe: Recipe, start: Model[Any]) -> Recipe:

@@ -1,0 +1,8 @@
+"""Everything that asks laws: of mechanisms and functions, of regard's models, of transformers' models."""
+
+from regard.checking.check import DRAWS, MODEL_KINDS, check, check_model
+from regard.checking.plugins import plugin
+from regard.checking.shrinking import reproducer, shrink
+from regard.checking.verdicts import Verdict, Verdicts
+
+__all__ = ["DRAWS", "MODEL_KINDS", "Verdict", "Verdicts", "check", "check_model", "plugin", "reproducer", "shrink"]

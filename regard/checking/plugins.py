@@ -1,0 +1,71 @@
+"""Plugins: what a Python file of the user's defines, ready for the laws."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regard.errors import PluginError, did_you_mean
+from regard.laws import Subject, subject
+from regard.mechanisms import mechanisms
+
+
+def plugin(path: str, causal: bool = True) -> Subject:
+    """What a Python file of yours defines, ready for the laws: `file.py:name`, or `file.py` where it is clear."""
+    file, name = _split(path)
+    before = set(mechanisms())
+    module = _imported(file)
+    new = sorted(set(mechanisms()) - before)
+    source = f"regard.plugin({path!r}{'' if causal else ', causal=False'})"
+    if name is None:
+        if len(new) == 1:
+            return subject(new[0], source=source)
+        name = _only_candidate(module, file, new)
+    if name in new:
+        return subject(name, source=source)
+    if not hasattr(module, name):
+        raise PluginError(f"{file} defines no '{name}'.{did_you_mean(name, _candidates(module))}")
+    return subject(getattr(module, name), label=name, source=source, causal=causal)
+
+
+def _split(path: str) -> tuple[Path, str | None]:
+    file, colon, name = path.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        file, name = path, ""
+    if not Path(file).is_file():
+        raise PluginError(f"no file '{file}'; expected --plugin file.py or file.py:name")
+    return Path(file), name or None
+
+
+def _imported(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"regard_plugin_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"'{file}' is not a Python file; expected file.py or file.py:name")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PluginError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _candidates(module: Any) -> list[str]:
+    own = {n: x for n, x in vars(module).items() if not n.startswith("_")}
+    return [
+        n
+        for n, x in own.items()
+        if isinstance(x, nn.Module) or (callable(x) and getattr(x, "__module__", None) == module.__name__)
+    ]
+
+
+def _only_candidate(module: Any, file: Path, registered: list[str]) -> str:
+    found = registered or _candidates(module)
+    if len(found) != 1:
+        what = f"several things ({', '.join(found)})" if found else "no function or module"
+        raise PluginError(f"{file} defines {what}; say which: --plugin {file}:name")
+    return found[0]

@@ -1,0 +1,44 @@
+"""Devices and dtypes by the names that people give them."""
+
+from __future__ import annotations
+
+import torch
+
+from regard.errors import OptionError, did_you_mean
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def resolve_device(name: str) -> str:
+    """Returns the name of a device on which tensors can be made; the error names the devices that are here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        here = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise OptionError(f"device '{name}' cannot be used here; there is {', '.join(here)}") from None
+    return name
+
+
+def resolve_dtype(name: str) -> str:
+    """Returns the full name of a dtype, a key of `DTYPES`, from that name or its short form such as bf16."""
+    full = _SHORT.get(name, name)
+    if full not in DTYPES:
+        raise OptionError(f"dtype '{name}' is not known.{did_you_mean(name, [*DTYPES, *_SHORT])}")
+    return full
+
+
+def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """Returns the dtype of autocast on a device, or None for float32 throughout.
+
+    "auto" is bfloat16 on a GPU that has it, and float32 elsewhere.
+    """
+    if name == "auto":
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        name = "bfloat16" if has_bfloat16 else "float32"
+    return None if name == "float32" else DTYPES[name]

@@ -1,0 +1,52 @@
+"""One decoding step of softmax attention in two launches: write the new token, attend over the cache, and merge.
+
+The slots of a row are split over many programs, so that even one sequence fills the GPU, and all query heads of a group
+share one read of their keys and values. The number of tokens is read on the device: nothing waits for the host, and the
+step can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from regard.kernels.registry import kernel
+from regard.mechanisms import Cache, Softmax
+from regard.mechanisms.pairwise import grown
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_WIDEST = 256
+
+
+def _when(
+    mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
+) -> str | None:
+    """Why it cannot run, or None."""
+    if not q.is_cuda or find_spec("triton") is None:
+        return "it needs a CUDA device and triton"
+    if q.shape[2] != 1 or visible is not None:
+        return "it takes one visible token at a time"
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return "it has no gradient"
+    rules = state.rules
+    if rules.window is not None or rules.shapes_scores:
+        return "it knows no window, slopes or softcap"
+    if max(k.shape[3], v.shape[3]) > _WIDEST or v.dtype not in _DTYPES or state.v.dtype != v.dtype:
+        return f"it takes widths up to {_WIDEST} and {', '.join(str(d).split('.')[1] for d in _DTYPES)}"
+    return None
+
+
+@kernel(Softmax, "extend", name="triton", when=_when, device="cuda")
+def extend(
+    mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
+) -> tuple[Tensor, Cache]:
+    from regard.kernels.decode.triton_decode import step
+
+    state = grown(state, state.used + 1)
+    assert state.k is not None
+    scale = 1 / math.sqrt(q.shape[-1]) if mechanism.scale is None else mechanism.scale
+    out, tokens = step(q, k, v, state.k, state.v, state.tokens, state.used, scale)
+    return out, state._replace(tokens=tokens, used=state.used + 1)

@@ -1,0 +1,35 @@
+"""x Wᵀ + b for a single row: what most of a decoding step at batch 1 is. Its time is that of reading W once."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def linear(
+    x: Float[Tensor, "... K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None = None
+) -> Float[Tensor, "... N"]:
+    """PyTorch's linear, or a kernel of our own where x is one row on a GPU and no gradient is asked for."""
+    if not x.is_cuda or x.numel() != x.shape[-1] or not _suits(x, weight):
+        return functional.linear(x, weight, bias)
+    from regard.kernels.matvec.triton_matvec import matvec
+
+    return matvec(x, weight, bias)
+
+
+def _suits(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.dtype == weight.dtype
+        and x.dtype in _DTYPES
+        and weight.is_contiguous()
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.compiler.is_compiling()
+        and find_spec("triton") is not None
+    )

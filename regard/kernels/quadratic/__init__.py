@@ -1,0 +1,5 @@
+"""Quadratic attention in Triton, pair by pair."""
+
+from regard.kernels.quadratic import register
+
+__all__ = ["register"]

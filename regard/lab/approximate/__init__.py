@@ -1,0 +1,12 @@
+"""How far random features are from softmax."""
+
+from regard.lab.approximate.run import (
+    Approximate,
+    bias,
+    relative_kernel,
+    relative_variance,
+    shift,
+    variance_law,
+)
+
+__all__ = ["Approximate", "bias", "relative_kernel", "relative_variance", "shift", "variance_law"]

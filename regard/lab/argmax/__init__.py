@@ -1,0 +1,1 @@
+"""Can attention by argmax learn where to look?"""

@@ -1,0 +1,1 @@
+"""The race of mechanisms: time, memory and rates over the number of tokens."""

@@ -1,0 +1,1 @@
+"""How heads are merged, and where tokens stand."""

@@ -1,0 +1,116 @@
+"""What is measured of trained models that merge their heads in different ways: what they see, and what they compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.checking.models import ModelSubject, looks_ahead
+from regard.data.batch import Batch
+from regard.laws.case import difference, worst
+from regard.models import GPT
+
+PLACES = 12  # prefixes of a window that are read
+DRAWS = 3  # of random tokens for a law
+
+
+def with_merge(model: GPT, merge: str, **options: Any) -> GPT:
+    """The same weights with another merge, or another option of it."""
+    with torch.random.fork_rng([]):  # building a model draws numbers
+        made = GPT(model.config.but(attention={"merge": merge, "merge_options": options}))
+    made.to(next(model.parameters()))  # its device and precision
+    made.load_state_dict(model.state_dict())
+    made.tokenizer = model.tokenizer
+    return made.eval()
+
+
+def sees_ahead(model: GPT, T: int) -> dict[str, Any]:
+    """The causality law at the length of the windows: how far logits move when only later tokens change, relative to
+    the largest logit."""
+    found = worst(looks_ahead(ModelSubject(model, seed, T=T)) for seed in range(DRAWS))
+    return {"error": found.error, "limit": found.limit, "broken": found.broken, "what": found.what}
+
+
+def straightened(model: GPT) -> GPT:
+    """A model that shifts its heads as one that concatenates them: the row blocks of each output projection moved back
+    by one head, W'_h = W_{h+1}."""
+    made = with_merge(model, "concatenate")
+    with torch.no_grad():
+        for block in made.stack.layers:
+            out = block.attention.out.weight  # [D, H·V]: a head's rows of W_o are columns here
+            H = block.attention.size.H
+            out.copy_(out.unflatten(1, (H, -1)).roll(-1, 1).flatten(1))
+    return made
+
+
+@torch.no_grad()
+def shift_is_concatenate(model: GPT, tokens: Tensor) -> float:
+    """How far the logits of a model that shifts are from those of its straightened twin, relative to the largest."""
+    return difference(straightened(model)(tokens), model(tokens))
+
+
+@torch.no_grad()
+def growth(model: GPT, tokens: Tensor) -> list[dict[str, float]]:
+    """How much longer the merge makes its heads, ‖merged‖ / ‖heads‖ over all layers, against the number of tokens."""
+    T, rows = tokens.shape[1], []
+    lengths = [n for n in (1 << k for k in range(3, 24)) if n < T] + [T]
+    for n in lengths:
+        ratios: list[float] = []
+
+        def measure(merge: nn.Module, given: tuple[Tensor, ...], merged: Tensor, ratios: list[float] = ratios) -> None:
+            ratios.append(float(merged.double().norm() / given[0].double().norm()))
+
+        hooks = [block.attention.merge.register_forward_hook(measure) for block in model.stack.layers]
+        try:
+            model(tokens[:, :n])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        rows.append({"tokens": n, "ratio": sum(ratios) / len(ratios)})
+    return rows
+
+
+def slope(rows: Sequence[Mapping[str, float]]) -> float:
+    """The exponent a of ratio ∝ tokensᵃ, by least squares of the logarithms."""
+    xs, ys = ([math.log(row[key]) for row in rows] for key in ("tokens", "ratio"))
+    x0, y0 = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum((x - x0) ** 2 for x in xs)
+
+
+@torch.no_grad()
+def as_it_writes(model: GPT, windows: Batch) -> list[dict[str, float]]:
+    """The loss of the same tokens by how much of their window the model is given, at places spread over the window.
+
+    whole    the window in one pass, as in training; a merge over the sequence then knows of later tokens
+    before   nothing but the tokens before: a pass over each prefix, which is how a text has to be written
+    off      as `whole`, with the weighing switched off outside training (reweight-sequence)
+    state    token by token with a state, each piece weighed by itself (reweight-sequence)
+    """
+    T = windows.x.shape[1]
+    places = sorted({round((n + 1) * T / PLACES) for n in range(PLACES)} - {0})
+    ends = torch.tensor(places, device=windows.x.device) - 1
+    logits = {"whole": model(windows.x)[:, ends]}
+    logits["before"] = torch.stack([model(windows.x[:, :n])[:, -1] for n in places], 1)
+    if any(block.attention.merge.looks_ahead for block in model.stack.layers):
+        merge = model.config.attention.merge
+        logits["off"] = with_merge(model, merge, at_inference=False)(windows.x)[:, ends]
+        logits["state"] = _token_by_token(with_merge(model, merge, by_piece=True), windows.x)[:, ends]
+    targets = windows.y[:, ends]
+    rows = [{"tokens": float(n)} for n in places]
+    for name, found in logits.items():
+        losses = nn.functional.cross_entropy(found.float().transpose(1, 2), targets, reduction="none").double().mean(0)
+        for row, loss in zip(rows, losses.tolist(), strict=True):
+            row[name] = loss
+    return rows
+
+
+def _token_by_token(model: GPT, tokens: Tensor) -> Tensor:
+    state, out = model.empty(*tokens.shape), []
+    for token in tokens.split(1, 1):
+        logits, state = model.extend(token, state)
+        out.append(logits)
+    return torch.cat(out, 1)

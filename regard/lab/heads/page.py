@@ -1,0 +1,388 @@
+"""The page of the experiment `heads`: positions and merges of heads, what of it is noise, and which merge cheats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from regard.report.chart import Axis, Line, chart
+from regard.report.dots import Lane, dotted
+from regard.report.experiment import Found, distinct, of, page_of, signed
+from regard.report.markup import Markup, counted, join, number, percent, strong, tag
+from regard.report.page import Page, details, figure, figures, paragraph, samples, table
+from regard.report.palette import Style, style
+from regard.report.plots import Point
+
+PLAIN = "concatenate"
+SMALL = 0.05  # of a loss a token, below which nobody would notice
+WORDS = {"train": "training text", "dev": "dev", "normal": "normal", "weird": "weird", "long": "long"}
+
+
+def heads_page(results: Found) -> Page:
+    """The page; a part whose merge was not trained is left out."""
+    parts = [("Outcome", _outcome)]
+    if results["comparisons"]:
+        parts.append(("Which differences exceed the noise?", _differences))
+    if _shifted(results):
+        parts.append(("Shift is concatenate", _shift))
+    if _cheats(results):
+        parts.append(("One merge cheats", _cheating))
+    parts += [("Learning", _learning), ("The text and the sentences", _text)]
+    return page_of("Putting heads together", _lead, parts, results)
+
+
+def _lead(results: Found) -> Markup:
+    rows = results["trainings"]
+    positions, merges, seeds = (distinct(rows, key) for key in ("position", "merge", "seed"))
+    said: list[object] = [
+        f"A GPT of {number(rows[0]['parameters'])} parameters, with {' and '.join(positions)} positions and "
+        f"{counted(len(merges), 'merge')} of its heads, was trained with {counted(len(seeds), 'seed')} each: "
+        f"{len(rows)} trainings. "
+    ]
+    tested = of(results["comparisons"], measure="dev")
+    if tested and len(seeds) > 1:
+        said += [
+            "On dev ",
+            strong(f"{sum(row['exceeds'] for row in tested)} of {len(tested)} differences"),
+            " exceed what another seed changes. ",
+        ]
+    for merge in _cheats(results):
+        own = of(rows, merge=merge)
+        whole, before = (exp(_written(own, key)) for key in ("whole", "before"))
+        said += [
+            strong(merge),
+            " looks ahead: later tokens move its earlier logits by ",
+            strong(percent(max(row["ahead"]["error"] for row in own))),
+            ". Over whole windows its perplexity is ",
+            strong(number(whole)),
+            "; given nothing but the tokens before, as in writing a text, it is ",
+            strong(number(before)),
+            ".",
+        ]
+    return join(*said)
+
+
+def exp(loss: float) -> float:
+    """Perplexity of a mean loss, finite however large that is."""
+    return math.exp(min(loss, 700.0))
+
+
+def _cheats(results: Found) -> list[str]:
+    """Merges that break the causality law."""
+    return distinct((row for row in results["trainings"] if row["ahead"]["broken"]), "merge")
+
+
+def _shifted(results: Found) -> list[Found]:
+    return [row for row in results["trainings"] if "straightened" in row]
+
+
+def _written(rows: Iterable[Found], key: str) -> float:
+    """Mean loss over places of windows, in one of the ways in which they are read."""
+    return float(mean(place[key] for row in rows for place in row["writing"]))
+
+
+def _styles(results: Found) -> dict[str, Style]:
+    return {merge: style(n) for n, merge in enumerate(distinct(results["trainings"], "merge"))}
+
+
+def _outcome(results: Found) -> Iterable[Markup]:
+    rows, measures = results["trainings"], list(WORDS)
+    seeds = distinct(rows, "seed")
+    yield paragraph(
+        "Losses are means over tokens, in nats; perplexity is the exponential of the mean loss. A sentence is read "
+        "alone, in one pass. Windows of training text are measured without training on them, as dev is."
+    )
+
+    def cell(losses: Sequence[float]) -> Markup:
+        spread = f"\xa0±\xa0{stdev(losses):.3f}" if len(losses) > 1 else ""
+        return join(f"{mean(losses):.3f}{spread}", tag("small", number(exp(mean(losses)))))
+
+    cells: list[list[object]] = []
+    ranked: dict[int, float] = {}
+    for position in distinct(rows, "position"):
+        for merge in distinct(rows, "merge"):
+            own = of(rows, position=position, merge=merge)
+            if not own[0]["ahead"]["broken"]:
+                ranked[len(cells)] = mean(row["losses"]["dev"] for row in own)
+            cells.append([f"{position}, {merge}", *(cell([row["losses"][m] for row in own]) for m in measures)])
+            off = [row["off"] for row in own if "off" in row]
+            if off:
+                cells.append(
+                    [f"{position}, {merge}, off at inference", *(cell([one[m] for one in off]) for m in measures)]
+                )
+    best = sorted(ranked, key=ranked.__getitem__)[:1]
+    spread = "mean ± standard deviation over seeds" if len(seeds) > 1 else "one seed"
+    caption = f"Loss ({spread}), and below it the perplexity. Shaded: the lowest dev loss without looking ahead."
+    yield table(cells, ["positions, merge", *WORDS.values()], caption, highlight=best)
+    drawn = [figure(_lanes(results, m), f"{_where(results, m)} A small dot is one training.", WORDS[m].capitalize())
+             for m in measures if m != "train"]  # fmt: skip
+    yield figures(*drawn)
+
+
+def _where(results: Found, measure: str) -> str:
+    if measure == "dev":
+        return f"{results['text']['dev']:,} tokens in windows of {results['text']['window']:,}."
+    return f"A sentence of {results['sentences'][measure]['tokens']} tokens."
+
+
+def _lanes(results: Found, measure: str) -> Markup:
+    rows, lanes = results["trainings"], []
+    for merge in distinct(rows, "merge"):
+        for n, position in enumerate(distinct(rows, "position")):
+            found = [row["losses"][measure] for row in of(rows, merge=merge, position=position)]
+            name = merge if n == 0 else ""
+            lanes.append(Lane(name, found, style(n), mean(found), note=position, gap=n == 0))
+    return dotted(lanes, "loss a token")
+
+
+def _differences(results: Found) -> Iterable[Markup]:
+    rows, seeds = results["comparisons"], len(distinct(results["trainings"], "seed"))
+    m = len(of(rows, measure="dev"))
+    yield paragraph(
+        "Trainings of one seed read the same windows in the same order, and those that differ in nothing but the merge "
+        "begin with the same weights. So each difference is taken seed by seed, and Student's test asks whether the "
+        f"mean of these differences could be zero. There are {m} of them for each measure; Holm's correction keeps the "
+        "chance that any of these is called real by mistake below 5%."
+    )
+    if seeds < 2:
+        yield paragraph(strong("One seed has no spread: nothing can be said. "), "Ask for more, e.g. data.seeds=5.")
+        return
+    lanes = [_lane(row, n) for n, row in enumerate(of(rows, measure="dev"))]
+    text = (
+        "Left of the line: lower loss than what it is compared with. Lines: 95% intervals of each by itself. "
+        "Filled: exceeds the noise after correction."
+    )
+    yield figure(dotted(lanes, "difference of the dev loss", zero=True, width=7.0), text, "Dev, seed by seed")
+    yield _verdict(rows)
+    yield _power(results, m, seeds)
+    cells = [[f"{_pair(row)}, {WORDS[row['measure']]}", f"{signed(row['mean'], 3)}",
+              f"{signed(row['low'], 3)} to {signed(row['high'], 3)}", f"{row['p']:.2g}", f"{row['corrected']:.2g}",
+              "yes" if row["exceeds"] else "no"] for row in rows]  # fmt: skip
+    columns = ["", "difference", "95% interval", "p", "p, corrected", "exceeds the noise"]
+    yield details("All differences", table(cells, columns, "Differences of the loss a token, for every measure."))
+
+
+def _pair(row: Found) -> str:
+    a, b = row["of"], row["against"]
+    if a["position"] == b["position"]:
+        return f"{a['merge']} − {b['merge']}, {a['position']}"
+    return f"{a['position']} − {b['position']}, {a['merge']}"
+
+
+def _lane(row: Found, n: int) -> Lane:
+    same = row["of"]["position"] == row["against"]["position"]
+    note = f"p = {row['corrected']:.2g}"
+    interval = (row["low"], row["high"])
+    return Lane(_pair(row), row["differences"], style(0 if same else 1), row["mean"], interval, note, row["exceeds"])
+
+
+def _verdict(rows: Sequence[Found]) -> Markup:
+    said = []
+    for measure, name in WORDS.items():
+        real = [row for row in of(rows, measure=measure) if row["exceeds"]]
+        told = "; ".join(f"{_pair(row)}: {signed(row['mean'], 3)}" for row in real) or "none"
+        said.append(join(strong(name.capitalize()), f": {told}."))
+    return join(paragraph("Differences that exceed the noise:"), samples(said))
+
+
+def _power(results: Found, m: int, seeds: int) -> Markup:
+    own = dict(map(tuple, results["detectable"]))[seeds]
+    others = ", ".join(f"{size:.1f} with {n} seeds" for n, size in results["detectable"] if n != seeds)
+    few = (
+        " So few seeds find large differences only: one that is not called real here may be real all the same, and the "
+        "test leans on differences being about normal, which so few cannot show."
+    )
+    return paragraph(
+        f"With {counted(seeds, 'seed')} a mean difference among {m} counts when it exceeds {own:.1f} times the "
+        f"standard deviation of its differences ({others}).{few if seeds < 6 else ''} More seeds: ",
+        tag("code", "regard run heads data.seeds=10"),
+        ".",
+    )
+
+
+def _shift(results: Found) -> Iterable[Markup]:
+    rows = _shifted(results)
+    worst = max(row["straightened"] for row in rows)
+    yield paragraph(
+        "Rotating the heads by one before the output projection is the same as concatenating them with the row blocks "
+        "of W_o rotated back. The trained models that shift were rewritten so, and their logits differ from before by "
+        f"at most {worst:.1e} of the largest: rounding. Whatever one of the two can compute, so can the other, and the "
+        "weights they begin with are alike but for the order of independent draws."
+    )
+    found = [row for row in results["comparisons"] if (row["of"]["merge"], row["against"]["merge"]) == ("shift", PLAIN)]
+    if not found:
+        return
+    every = [d for row in of(found, measure="dev") for d in row["differences"]]
+    size = math.sqrt(mean(d * d for d in every))
+    yield paragraph(
+        "What separates them is therefore noise and nothing else, and shows how much there is: their dev losses differ "
+        f"by {min(map(abs, every)):.3f} to {max(map(abs, every)):.3f}, ",
+        strong(f"{size:.3f} in the root mean square"),
+        " over pairs of trainings. A merge that differs from concatenate by no more has shown nothing.",
+    )
+    lanes = []
+    for row in found:
+        if row["measure"] != "train":
+            name = f"{WORDS[row['measure']]}, {row['of']['position']}"
+            lanes.append(Lane(name, row["differences"], style(0), row["mean"], note=signed(row["mean"], 3)))
+    yield figure(dotted(lanes, "loss of shift − loss of concatenate", zero=True), "A dot is a seed.", "Pure noise")
+
+
+def _cheating(results: Found) -> Iterable[Markup]:
+    rows, drawn = results["trainings"], _styles(results)
+    window = results["text"]["window"]
+    yield paragraph(
+        "The causality law changes the tokens of a window from some place on; the logits before it must not move. "
+        f"It was asked of every trained model, in float64, with random tokens of {window:,} places."
+    )
+    cells = []
+    for merge in drawn:
+        own = of(rows, merge=merge)
+        error = max(row["ahead"]["error"] for row in own)
+        verdict = strong("broken: looks ahead") if any(row["ahead"]["broken"] for row in own) else "holds"
+        slopes = [row["slope"] for row in own]
+        spread = f" ± {stdev(slopes):.2f}" if len(slopes) > 1 else ""
+        gap = _written(own, "before") - _written(own, "whole")
+        shown = percent(error) if error > 1e-4 else number(error)
+        cells.append([merge, verdict, shown, f"{signed(mean(slopes))}{spread}", signed(gap, 3)])
+    columns = ["merge", "causality", "earlier logits move by", "growth: exponent of T", "extra loss without the rest"]
+    caption = (
+        "Movement relative to the largest logit; exponent a of ‖merged‖/‖heads‖ ∝ Tᵃ; loss given only the tokens "
+        "before, less the loss of the same tokens in a whole window."
+    )
+    yield table(cells, columns, caption)
+    for merge in _cheats(results):
+        yield from _caught(results, merge, drawn)
+
+
+def _caught(results: Found, merge: str, drawn: Mapping[str, Style]) -> Iterable[Markup]:
+    rows = results["trainings"]
+    own = of(rows, merge=merge)
+    names = {"before": "only what came before", "state": "with a state", "off": "weighing off"}
+    names = {key: name for key, name in names.items() if key in own[0]["writing"][0]}
+    whole = _written(own, "whole")
+    lines = [_extra(own, key, name, style(n)) for n, (key, name) in enumerate(names.items())]
+    svg = chart(lines, Axis("token of the window"), Axis("extra loss a token"))
+    note = "Loss of the same tokens, less that in a whole window; zero for a model that sees only what came before."
+    growths = [_growth(of(rows, merge=one), one, drawn[one], one == merge) for one in drawn]
+    sizes = [point[0] for point in growths[0].points]
+    grown = chart(growths, Axis("tokens T", log=True, ticks=sizes), Axis("‖merged‖ / ‖heads‖", log=True))
+    yield figures(
+        figure(svg, f"{note} Shaded: least and most of all trainings.", f"{merge}, by what it is given"),
+        figure(grown, "Dashed: √T, from the last point back.", "Growth with the length"),
+    )
+    ways = [["the whole window at once, as in training", f"{whole:.3f}", number(exp(whole))]]
+    told = {
+        "before": "only the tokens before, prefix by prefix: how a text has to be written",
+        "state": "with a state, each token weighed by itself (by_piece=true)",
+        "off": "the whole window with the weighing switched off (at_inference=false)",
+    }
+    for key in names:
+        loss = _written(own, key)
+        ways.append([told[key], f"{loss:.3f}", number(exp(loss))])
+    plain = of(rows, merge=PLAIN)
+    if plain:
+        loss = _written(plain, "before")
+        ways.append([f"for comparison: {PLAIN}, only the tokens before", f"{loss:.3f}", number(exp(loss))])
+    yield table(ways, ["how the model reads", "loss", "perplexity"], f"The same tokens of dev, read by {merge}.")
+    yield _moral(results, merge)
+
+
+def _moral(results: Found, merge: str) -> Markup:
+    """Sentences against dev, beside the same of the plain merge: short ones are weighed as no window ever was."""
+    rows = results["trainings"]
+    said = []
+    for name, sentence in results["sentences"].items():
+        gaps = [row["losses"][name] - row["losses"]["dev"] for row in of(rows, merge=merge)]
+        plain = [row["losses"][name] - row["losses"]["dev"] for row in of(rows, merge=PLAIN)]
+        beside = f" ({PLAIN}: {signed(mean(plain), 2)})" if plain else ""
+        said.append(f"{name}, {sentence['tokens']} tokens: {signed(mean(gaps), 2)}{beside}")
+    return paragraph(
+        "The weight of a head is its length over the whole sequence, so it depends on tokens to come and on how many "
+        f"there are. A window of training has {results['text']['window']:,} tokens, a sentence fewer. Loss of single "
+        f"sentences less dev loss: {'; '.join(said)}. {_hidden(of(rows, merge=merge))} A low loss over whole windows "
+        "is no evidence that a model can write; ask the law first."
+    )
+
+
+def _hidden(rows: Sequence[Found]) -> str:
+    """What the loss over whole windows says about writing, by how much is lost without the tokens to come."""
+    gap = _written(rows, "before") - _written(rows, "whole")
+    if gap > SMALL:
+        return f"Without the tokens to come it loses {gap:.2f} a token, which its loss over whole windows hides."
+    return (
+        f"Without the tokens to come its loss changes by {signed(gap, 3)} only: these models make little of what they "
+        "see ahead. That they see it, the law shows all the same; larger models and longer windows have more to gain."
+    )
+
+
+def _extra(rows: Sequence[Found], key: str, name: str, drawn: Style) -> Line:
+    points, band = [], []
+    for places in zip(*(row["writing"] for row in rows), strict=True):
+        gaps = [place[key] - place["whole"] for place in places]
+        points.append((places[0]["tokens"], mean(gaps)))
+        band.append((min(gaps), max(gaps)))
+    return Line(name, points, drawn, band, marked=False)
+
+
+def _growth(rows: Sequence[Found], name: str, drawn: Style, law: bool) -> Line:
+    points: list[Point] = []
+    for sizes in zip(*(row["growth"] for row in rows), strict=True):
+        points.append((sizes[0]["tokens"], mean(size["ratio"] for size in sizes)))
+    T, last = points[-1]
+    dashed = [(n, last * math.sqrt(n / T)) for n, _ in points] if law else ()
+    return Line(name, points, drawn, fitted=points, predicted=dashed)
+
+
+def _learning(results: Found) -> Iterable[Markup]:
+    rows, drawn = results["trainings"], _styles(results)
+    pictures = []
+    for position in distinct(rows, "position"):
+        curves = {merge: _curves(of(rows, position=position, merge=merge)) for merge in drawn}
+        lines = [_band(merge, found, drawn[merge]) for merge, found in curves.items()]
+        svg = chart(lines, Axis("step"), Axis("dev loss"), values=True)
+        pictures.append(figure(svg, "Means; shaded: least and most of the seeds.", f"{position}: dev loss"))
+        if PLAIN in curves:
+            less = [
+                _band(merge, _less(found, curves[PLAIN]), drawn[merge])
+                for merge, found in curves.items()
+                if merge != PLAIN
+            ]
+            svg = chart(less, Axis("step"), Axis("difference of the dev loss"))
+            pictures.append(figure(svg, "The same seed, less concatenate.", f"{position}: against concatenate"))
+    yield figures(*pictures)
+
+
+Curve = list[Point]
+
+
+def _curves(rows: Sequence[Found]) -> list[Curve]:
+    return [[(e["step"], e["dev/loss"]) for e in row["evaluations"] if "dev/loss" in e] for row in rows]
+
+
+def _less(curves: Sequence[Curve], others: Sequence[Curve]) -> list[Curve]:
+    return [[(x, y - v) for (x, y), (_, v) in zip(a, b, strict=True)] for a, b in zip(curves, others, strict=True)]
+
+
+def _band(name: str, curves: Sequence[Curve], drawn: Style) -> Line:
+    points, band = [], []
+    for places in zip(*curves, strict=True):
+        values = [y for _, y in places]
+        points.append((places[0][0], mean(values)))
+        band.append((min(values), max(values)))
+    return Line(name, points, drawn, band, marked=False)
+
+
+def _text(results: Found) -> Iterable[Markup]:
+    text = results["text"]
+    yield paragraph(
+        f"Text: {text['source']}; {text['train']:,} tokens to learn from and {text['dev']:,} for dev, of a vocabulary "
+        f"of {text['vocabulary']:,}, in windows of {text['window']:,}. The best checkpoint by dev loss is measured."
+    )
+    yield samples(join(strong(name), ": ", one["text"]) for name, one in results["sentences"].items())
+    cells: list[list[Any]] = [
+        [row["run"], row["best"], *(row["losses"][m] for m in WORDS)] for row in results["trainings"]
+    ]
+    yield details("Every training", table(cells, ["folder", "best step", *WORDS.values()], "Losses of each training."))

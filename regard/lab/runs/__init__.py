@@ -1,0 +1,1 @@
+"""Runs at a glance, and compared on one page."""

@@ -1,0 +1,1 @@
+"""Encoder-decoders on articles and summaries."""

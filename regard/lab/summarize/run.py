@@ -1,0 +1,350 @@
+"""The experiment "summarize": an encoder-decoder learns to write one line about an article.
+
+softmax is trained beside performer, with several numbers of random features and several learning rates; the best of
+each is judged against the first words of the article by ROUGE, by how much it copies, and, on generated pairs, by which
+of the facts that it states are true.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.config import ConfigError, Section
+from regard.data import rouge
+from regard.data.pairs import Pair, Split, write_pairs
+from regard.data.tokenizers import Tokenizer
+from regard.generate import Settings
+from regard.lab.experiment import Experiment, experiment
+from regard.lab.summarize.page import summarize_page
+from regard.lab.summarize.summaries import judged, scored, summaries, writer
+from regard.lens.recording.maps import attention_maps
+from regard.models import Seq2Seq, load
+from regard.models.locate import MODEL
+from regard.report.canvas import available
+from regard.shapes import Mask
+from regard.train.recipe import COMPARE, Recipe, model_config
+from regard.train.run import Run, versions
+from regard.train.tasks.summarize import (
+    TOKENIZER,
+    SummarizeData,
+    batch_of,
+    encoded,
+    learned,
+    save_tokenizer,
+    split,
+    trimmed,
+)
+
+FILE = "summarize"
+FILES = ("train", "dev", "test", "tokenizer_file")
+SAMPLED = Settings(temperature=0.8, top_p=0.95, seed=0)
+BARE, RANDOM = "softmax", "performer"  # the stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Section):
+    """Learning rates and numbers of random features to try; how summaries are searched for: `beams`, ranked by
+    log p / length^`length_penalty`; of how many articles (`examples`) how many summaries (`n`) are shown."""
+
+    place = "compare"
+
+    rates: tuple[float, ...] = (1e-3,)
+    features: tuple[int, ...] = (64,)
+    beams: int = 4
+    length_penalty: float = 1.0
+    n: int = 3
+    examples: int = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.rates or min(self.rates) <= 0:
+            raise ConfigError(f"compare.rates = {list(self.rates)}: expected at least one learning rate above 0")
+        if any(F < 1 for F in self.features):
+            raise ConfigError(
+                f"compare.features = {list(self.features)}: expected numbers of at least 1, or none at all"
+            )
+        if not 1 <= self.n <= self.beams:
+            raise ConfigError(
+                f"compare.n = {self.n} summaries of compare.beams = {self.beams}: expected 1 to {self.beams}"
+            )
+
+    @property
+    def search(self) -> Settings:
+        """The beam search for the likeliest summary."""
+        return Settings(beams=self.beams, length_penalty=self.length_penalty)
+
+
+class Tried(NamedTuple):
+    """One training of the compare."""
+
+    name: str
+    folder: str
+    features: int | None
+    recipe: Recipe
+
+
+@experiment("summarize", stages=(BARE, RANDOM), files=FILES, compares=True)
+def summarize(this: Experiment) -> Mapping[str, Any]:
+    """One line about an article: softmax against performer, judged by ROUGE, copying and invented facts."""
+    available()  # errors about missing libraries come before minutes of training
+    rouge.available()
+    began = time.perf_counter()
+    compare = this.compare(FILE, CompareConfig)
+    if "lr" in this.asked.get("train", {}) and "rates" not in this.asked.get(COMPARE, {}):
+        compare = compare.but(rates=[this.asked["train"]["lr"]])
+    data = this.recipe(FILE, BARE, {}).data
+    assert isinstance(data, SummarizeData)
+    pairs = split(data, this.out)
+    this.shown.say(
+        f"{'Pairs' if data.train else 'Generated pairs'}: {len(pairs.train):,} to learn from, {len(pairs.dev):,} to "
+        f"choose by (dev), {len(pairs.test):,} to judge by (test)"
+    )
+    trials = _trials(this, compare, _files(data, pairs, this.out))
+    runs = {trial.name: this.train(trial.recipe, trial.folder, trial.name) for trial in trials}
+    results = _results(this, compare, pairs, trials, runs)
+    results["seconds"] = max(time.perf_counter() - began, sum(row["seconds"] for row in results["models"]))
+    this.write(results)
+    summarize_page(results).write(this.out / "report.html")
+    return results
+
+
+def _files(data: SummarizeData, pairs: Split, out: Path) -> dict[str, Any]:
+    """Where the data of every training are. All share one tokenizer, so that their losses can be compared."""
+    named = {key: getattr(data, key) for key in FILES if getattr(data, key)}
+    if not data.train:
+        named |= {name: str((out / "data" / f"{name}.jsonl").resolve()) for name in pairs._fields}
+    path = out / "data" / TOKENIZER
+    if "tokenizer_file" not in named:
+        if not path.is_file():
+            save_tokenizer(learned(data, pairs.train), path)
+        named["tokenizer_file"] = str(path.resolve())
+    return named
+
+
+def _trials(this: Experiment, compare: CompareConfig, files: Mapping[str, Any]) -> list[Tried]:
+    """Every training, checked before the first begins."""
+    made = []
+    for F in (None, *compare.features):
+        for rate in compare.rates:
+            own: dict[str, Any] = {"data": dict(files), "train": {"lr": rate}}
+            if F is not None:
+                part = {"mechanism": "performer", "options": {"features": F}}
+                own["model"] = {
+                    "encoder": part,
+                    "decoder": part,
+                    "cross": "performer",
+                    "cross_options": part["options"],
+                }
+            recipe = this.recipe(FILE, BARE if F is None else RANDOM, own)
+            kind = model_config(recipe.model)[1].mechanism if F is None else f"performer {F}"
+            folder = f"{'base' if F is None else f'performer-{F}'}-lr-{rate:g}"
+            made.append(Tried(f"{kind}, lr {rate:g}", folder, F, recipe))
+    return made
+
+
+def _results(
+    this: Experiment, compare: CompareConfig, pairs: Split, trials: Sequence[Tried], runs: Mapping[str, Run]
+) -> dict[str, Any]:
+    k = max(1, round(rouge.mean_words(pair.summary or "" for pair in pairs.train)))
+    rows = [_row(trial, runs[trial.name]) for trial in trials]
+    best = [_best(rows, base) for base in (True, False) if any(row["base"] is base for row in rows)]
+    texts: dict[str, dict[str, list[str]]] = {
+        f"first {k} words": {key: [rouge.lead(p.article, k) for p in part] for key, part in _judging(pairs).items()}
+    }
+    models: dict[str, Seq2Seq] = {}
+    for row in best:
+        this.shown.say(f"Summaries by {row['name']} …")
+        models[row["name"]] = writer(load(this.out / row["run"] / MODEL, this.device), row["run"])
+        texts[row["name"]] = {
+            key: [s.text for s in summaries(models[row["name"]], [p.article for p in part], compare.search)]
+            for key, part in _judging(pairs).items()
+        }
+        for key, part in _judging(pairs).items():
+            said = [Pair(p.article, text) for p, text in zip(part, texts[row["name"]][key], strict=True)]
+            write_pairs(this.out / "predictions" / f"{row['run']}.{key}.jsonl", said)
+    baseline = next(iter(texts))
+    results: dict[str, Any] = {
+        "experiment": this.name,
+        "run": best[0]["run"],
+        "command": this.command,
+        "device": this.machine,
+        "versions": versions(),
+        "seed": trials[0].recipe.train.seed,
+        "data": _data(trials[0].recipe, pairs, k),
+        "compare": compare.as_dict(),
+        "models": rows,
+        "best": [row["name"] for row in best],
+        "baseline": baseline,
+        "scores": {key: scored(part, {n: t[key] for n, t in texts.items()}) for key, part in _judging(pairs).items()},
+        "facts": judged(pairs.test, {n: t["test"] for n, t in texts.items() if n != baseline}),
+    }
+    model = models[best[0]["name"]]
+    results["model"] = {"summary": str(model.summary(model.config.decoder.length, model.config.encoder.length))}
+    results["examples"] = _examples(compare, pairs.test, texts, models)
+    results["masks"] = _masks(model, pairs.test)
+    results["attention"] = _attention(model, pairs.test, texts[best[0]["name"]]["test"])
+    results["outcome"] = _outcome(results)
+    return results
+
+
+def _judging(pairs: Split) -> dict[str, list[Pair]]:
+    return {"dev": pairs.dev, "test": pairs.test}
+
+
+def _row(trial: Tried, run: Run) -> dict[str, Any]:
+    lines = run.metrics()
+    curve, measured = [row for row in lines if "lr" in row], [row for row in lines if "lr" not in row]
+    best = next(row for row in measured if row["step"] == run.best)
+    model = load(run.path / MODEL)
+    return {
+        "name": trial.name,
+        "run": run.path.name,
+        "base": trial.features is None,
+        "mechanism": model.config.mechanism,
+        "features": trial.features,
+        "rate": trial.recipe.train.lr,
+        "parameters": model.summary().total.parameters,
+        "steps": curve[-1]["step"],
+        "seconds": curve[-1]["seconds"],
+        "best_step": run.best,
+        "dev": {key.removeprefix("dev/"): value for key, value in best.items() if key.startswith("dev/")},
+        "curve": curve,
+        "evaluations": measured,
+    }
+
+
+def _best(rows: Sequence[dict[str, Any]], base: bool) -> dict[str, Any]:
+    return min((row for row in rows if row["base"] is base), key=lambda row: row["dev"]["loss"])
+
+
+def _data(recipe: Recipe, pairs: Split, k: int) -> dict[str, Any]:
+    data = recipe.data
+    assert isinstance(data, SummarizeData)
+    tokenizer = learned(data, pairs.train)
+    rows = encoded(tokenizer, pairs.train, data.source, data.target)
+    return {
+        "generated": all(pair.truth is not None for pair in pairs.test),
+        "pairs": {name: len(part) for name, part in pairs._asdict().items()},
+        "words": {
+            "articles": rouge.mean_words(pair.article for pair in pairs.train),
+            "summaries": rouge.mean_words(pair.summary or "" for pair in pairs.train),
+        },
+        "k": k,
+        "vocabulary": tokenizer.size,
+        "source": data.source,
+        "target": data.target,
+        "cut": list(rows.cut),
+        "examples": [[pair.article, pair.summary] for pair in pairs.train[:4]],
+    }
+
+
+def _examples(
+    compare: CompareConfig,
+    pairs: Sequence[Pair],
+    texts: Mapping[str, Mapping[str, Sequence[str]]],
+    models: Mapping[str, Seq2Seq],
+) -> list[dict[str, Any]]:
+    """Some articles with their reference, the baseline, and several summaries by each model: beams and samples."""
+    places = [n * len(pairs) // min(compare.examples, len(pairs)) for n in range(min(compare.examples, len(pairs)))]
+    articles = [pairs[n].article for n in places]
+    lead = next(iter(texts))
+    made: list[dict[str, Any]] = [
+        {"article": pairs[n].article, "reference": pairs[n].summary, "lead": texts[lead]["test"][n], "by": {}}
+        for n in places
+    ]
+    for name, model in models.items():
+        beams = summaries(model, articles, compare.search.but(n=compare.n))
+        drawn = summaries(model, articles, SAMPLED.but(n=compare.n))
+        for row, found, others in zip(made, beams, drawn, strict=True):
+            row["by"][name] = {
+                "beams": [[c.text, c.score] for c in found.choices],
+                "samples": [[c.text, c.score] for c in others.choices],
+            }
+    return made
+
+
+def _masks(model: Seq2Seq, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Two articles and summaries of unequal length side by side, and who may see whom for the shorter ones."""
+    assert model.tokenizer is not None
+    short = sorted(pairs, key=lambda pair: len(pair.article))[: max(2, len(pairs) // 4)]
+    chosen = [short[0], max(short[1:], key=lambda pair: len(pair.summary or ""))]
+    rows = encoded(model.tokenizer, chosen, model.config.encoder.length, model.config.decoder.length)
+    batch = trimmed(batch_of(rows, torch.arange(2), model.config.start))
+    assert batch.visible is not None and batch.source is not None and batch.source_visible is not None
+    place = int(batch.source_visible.sum(1).argmin())
+    S, T = batch.source.shape[1], batch.x.shape[1]
+    read, written = Mask(visible=batch.source_visible), Mask(causal=True, visible=batch.visible)
+    matrices = {
+        "encoder": read.allowed(S, S, batch.x.device),
+        "causal": Mask(causal=True).allowed(T, T, batch.x.device),
+        "decoder": written.allowed(T, T, batch.x.device),
+        "cross": read.allowed(T, S, batch.x.device),
+    }
+    shapes = {"encoder": (S, S), "causal": (T, T), "decoder": (T, T), "cross": (T, S)}
+    made = {}
+    for name, allowed in matrices.items():
+        assert allowed is not None
+        whole = allowed.expand(len(allowed), 1, *shapes[name])
+        made[name] = whole[place if len(allowed) > 1 else 0, 0].int().tolist()
+    return {
+        "matrices": made,
+        "source": [int(n) for n in batch.source_visible[place]],
+        "target": [int(n) for n in batch.visible[place]],
+    }
+
+
+def _attention(model: Seq2Seq, pairs: Sequence[Pair], said: Sequence[str]) -> dict[str, Any]:
+    """Where the decoder looks in the article while it writes its own summary: the sharpest head of each layer. The
+    weights of a word's tokens are added up."""
+    assert model.tokenizer is not None
+    scores = rouge.rouge(said, [pair.summary or "" for pair in pairs])["rougeL"]
+    fits = [n for n, pair in enumerate(pairs) if len(pair.article.split()) <= 45 and said[n]] or [0]
+    n = max(fits, key=lambda n: scores[n])
+    rows = encoded(model.tokenizer, [Pair(pairs[n].article, said[n])], *(c.length for c in _stacks(model)))
+    batch = batch_of(rows, torch.tensor([0]), model.config.start)
+    assert batch.source is not None
+    maps = attention_maps(model, batch.x.to(model.device), source=batch.source.to(model.device), cross=True)
+    read, begins = _words(model.tokenizer, batch.source[0].tolist())
+    heads = []
+    for number, layer in enumerate(maps):
+        own = layer[0].float().cpu()
+        head = int(own.amax(-1).mean(-1).argmax())
+        heads.append({"layer": number, "head": head, "weights": (own[head] @ begins).tolist()})
+    written = [model.tokenizer.decode([i]) for i in rows.target[0].tolist()]
+    return {"read": read, "written": written, "heads": heads, "article": pairs[n].article, "summary": said[n]}
+
+
+def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], Tensor]:
+    """The words that tokens make up, and which token is in which: [tokens, words]."""
+    words: list[str] = []
+    places = []
+    for piece in (tokenizer.decode([i]) for i in ids):
+        if piece[:1].isspace() or not words:
+            words.append("")
+        words[-1] += piece.strip()
+        places.append(len(words) - 1)
+    return words, torch.nn.functional.one_hot(torch.tensor(places), len(words)).float()
+
+
+def _stacks(model: Seq2Seq) -> tuple[Any, Any]:
+    return model.config.encoder, model.config.decoder
+
+
+def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The table that a terminal shows."""
+    columns = ["", "dev loss", *(f"{key} {name}" for key in ("dev", "test") for name in ("ROUGE-1", "ROUGE-L"))]
+    losses = {row["name"]: f"{row['dev']['loss']:.3f}" for row in results["models"]}
+    rows = []
+    for name in (results["baseline"], *results["best"]):
+        cells = [results["scores"][key][name]["rouge"][m] for key in ("dev", "test") for m in ("rouge1", "rougeL")]
+        shown = [f"{100 * mean:4.1f} [{100 * low:.1f}, {100 * high:.1f}]" for mean, low, high in cells]
+        rows.append([name, losses.get(name, "–"), *shown])
+    rows += [[name, loss, "–", "–", "–", "–"] for name, loss in losses.items() if name not in results["best"]]
+    return {"columns": columns, "rows": rows}

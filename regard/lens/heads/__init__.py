@@ -1,0 +1,1 @@
+"""What heads do: labels, scores, ablation, redundancy, syntax and coreference."""

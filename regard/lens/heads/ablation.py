@@ -1,0 +1,121 @@
+"""What a head is worth: the model with the head's output set to zero, against the whole model.
+
+Where a model predicts tokens, the cost is the rise of the mean loss in nats. Where it does not, it is how far its last
+vectors move, as a part of their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import OptionError
+from regard.hub import listening
+from regard.hub.attention import Call
+from regard.lens.models import Subject
+from regard.lens.recording.hub_models import LANGUAGE
+from regard.lens.recording.maps import evaluating
+from regard.lens.trace.formulas import Dense
+from regard.models import Decoder, Encoder, Model, Seq2Seq, token_loss
+from regard.models.encoder import MaskedHead
+
+Told = Callable[[int, int], None]
+
+
+@torch.no_grad()
+def ablate(subject: Subject, texts: Sequence[Any], told: Told | None = None) -> dict[str, Any]:
+    """The cost of each head of self-attention, one removed at a time: {"measure", "whole", "heads": [{…, "cost"}]}."""
+    model = subject.model
+    runs = [_run(subject, text) for text in texts]
+    if not runs:
+        raise OptionError("ablation needs at least one text")
+    with evaluating(model):
+        places = _places(subject, texts[0])
+        whole = [run() for run in runs]
+        measure = "loss" if whole[0].dim() == 0 else "change"
+        found = []
+        for n, (place, heads) in enumerate(places):
+            for head in range(heads):
+                with _without(model, place["name"], head):
+                    cost = sum(_cost(run(), before) for run, before in zip(runs, whole, strict=True)) / len(runs)
+                found.append({**place, "head": head, "cost": round(cost, 6)})
+            if told is not None:
+                told(n + 1, len(places))
+    total = sum(float(x) for x in whole) / len(whole) if measure == "loss" else None
+    return {"measure": measure, "whole": total, "heads": found}
+
+
+def _cost(now: Tensor, before: Tensor) -> float:
+    return float(now - before) if now.dim() == 0 else float((now - before).norm() / before.norm())
+
+
+def _run(subject: Subject, text: Any) -> Callable[[], Tensor]:
+    """The loss of a text, or the vectors of its tokens, each time it is called."""
+    model = subject.model
+    device = next(model.parameters()).device
+    if isinstance(model, Model):
+        ids = subject.ids(text)
+        tokens = torch.tensor([ids], device=device)
+        if isinstance(model, Seq2Seq):
+            start = tokens.new_full((1, 1), model.config.start)
+            return lambda: token_loss(model(tokens, torch.cat([start, tokens[:, :-1]], 1)), tokens)
+        if isinstance(model, Decoder):
+            return lambda: token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        assert isinstance(model, Encoder)
+        if isinstance(model.head, MaskedHead):
+            return lambda: token_loss(model(tokens), tokens)
+        return lambda: model.vectors(tokens)[0]
+    inputs = {"input_ids": torch.tensor([subject.ids(text)], device=device)}
+    if LANGUAGE.search(type(model).__name__):
+        return lambda: model(**inputs, labels=inputs["input_ids"]).loss.detach()
+    return lambda: model(**inputs).last_hidden_state[0]
+
+
+def _places(subject: Subject, text: Any) -> list[tuple[dict[str, Any], int]]:
+    """Every self-attention: where it is, and how many heads it has."""
+    found = [a for a in subject.read(text).attentions if a.kind == "self"]
+    if any(isinstance(a.formula, Dense) and a.q is None for a in found):
+        raise OptionError(f"{subject.card.cls} makes its attention itself, so no head of it can be removed")
+    return [({"layer": a.layer, "side": a.side, "name": a.name}, a.heads) for a in found]
+
+
+@contextmanager
+def _without(model: Any, name: str, head: int) -> Iterator[None]:
+    """The model without one head."""
+    if isinstance(model, Model):
+
+        def silence(mechanism: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
+            return out.index_fill(1, torch.tensor([head], device=out.device), 0)
+
+        mechanism = model.get_submodule(name).mechanism
+        assert isinstance(mechanism, nn.Module)
+        hook = mechanism.register_forward_hook(silence)
+        try:
+            yield
+        finally:
+            hook.remove()
+        return
+
+    class Remove(_Deaf):
+        def end(self, call: Call, out: Tensor) -> Tensor:
+            return out.index_fill(2, torch.tensor([head], device=out.device), 0) if call.name == name else out
+
+    with listening(model, Remove()):
+        yield
+
+
+class _Deaf:
+    """An ear that changes nothing."""
+
+    def begin(self, call: Call) -> None:
+        pass
+
+    def rows(self, call: Call, start: int, weights: Tensor) -> None:
+        pass
+
+    def end(self, call: Call, out: Tensor) -> Tensor:
+        return out

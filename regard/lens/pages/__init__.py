@@ -1,0 +1,1 @@
+"""Showing a trace: one page in a file, a local server, a notebook."""

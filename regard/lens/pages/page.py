@@ -1,0 +1,73 @@
+"""A trace as one HTML file that needs nothing else: it loads nothing, and runs the lens alone.
+
+The header, the overviews and the lens come first, the other blocks after them: the grid of heads is there while the
+rest of the file is still being read. The page's policy lets the browser run one script and one style sheet, known by
+their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from regard.data.files import staged
+from regard.lens.trace.format import Encoded, encode
+from regard.lens.trace.trace import Trace
+
+_START = 'regardLens.mount(document.getElementById("lens"),regardLens.embedded(document),{address:true});'
+AROUND = (
+    "html{background:#f4f5f7}body{margin:0}#lens{min-height:100vh}"
+    "@media(prefers-color-scheme:dark){html{background:#12151a}}"
+)
+
+
+def page(encoded: Encoded, title: str) -> Iterator[str]:
+    """The document, some of it at a time: a long text has hundreds of megabytes."""
+    script = _static("lens.js") + _START
+    style = AROUND + _static("lens.css")
+    header, overviews, *blocks = encoded.elements()
+    yield (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(script, style)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        '<div id="lens" class="lens" data-theme="auto"></div>\n'
+        "<noscript>The lens draws with JavaScript; it loads nothing and sends nothing.</noscript>\n"
+    )
+    yield header
+    yield overviews
+    yield f"<script>{script}</script>\n"
+    yield from blocks
+    yield "</body>\n</html>\n"
+
+
+def policy(script: str, style: str) -> str:
+    """What the browser may do: run this script, apply this style, show pictures made on the spot; nothing else."""
+    return (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+    )
+
+
+def write_page(trace: Trace | Encoded, path: str | Path, title: str | None = None) -> int:
+    """Writes the page of a trace and says how many bytes it has; an earlier file stays until this one is on disk."""
+    encoded = encode(trace) if isinstance(trace, Trace) else trace
+    names = dict.fromkeys(card["name"] for card in encoded.header["models"])
+    size = 0
+    with staged(path) as file:
+        for part in page(encoded, title or f"{', '.join(names)} · regard"):
+            size += file.write(part.encode())
+    return size
+
+
+def _static(name: str) -> str:
+    return files("regard.lens").joinpath("static", name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

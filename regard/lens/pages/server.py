@@ -1,0 +1,380 @@
+"""The lens on a local page: type a text and see it, let the model go on and watch where it looks.
+
+Only this machine can reach it, and only who has the token: every request is first asked for whom it was meant (Host,
+Origin), then for the token, and only then what it wants. There are three answers: the page, a trace (POST /record), and
+a stream of lines, one a token (POST /generate). No file is served but the bundle, which is part of the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import html
+import json
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from hmac import compare_digest
+from importlib.resources import files
+from importlib.util import find_spec
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
+from regard.generate import Settings
+from regard.lens.models import Subject
+from regard.lens.pages.live import Step, generates, pieces, room, steps, vocabulary
+from regard.lens.pages.page import AROUND, policy
+from regard.lens.trace.format import encode, to_bytes
+from regard.lens.trace.trace import Trace
+
+BODY = 1 << 18  # bytes of a request
+TOKENS = 4096  # that are read
+WRITTEN = 1000  # tokens that are generated
+SECONDS = 120  # of generating
+PATIENCE = 30  # seconds to wait for a request's body, or for the model while others use it
+EXAMPLE = "The dog ran to the red house, and the dog saw the red door."
+SAMPLED = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+_START = (
+    'regardLens.live(document.getElementById("lens"),document.getElementById("talk"),'
+    'JSON.parse(document.getElementById("about").textContent));'
+)
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class ServeError(RegardError, OSError):
+    """The server cannot start."""
+
+
+class _Refused(Exception):
+    """A request that is answered with a status and a sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Desk:
+    """A model that several tabs ask in turn."""
+
+    def __init__(self, subject: Subject, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE) -> None:
+        if not subject.reads_text:
+            raise OptionError(
+                f"{subject.card.name} reads no text but {subject.model.main_input_name}: record it with regard.record "
+                "and write its page with regard.lens.pages.page.write_page"
+            )
+        self.subject, self.labels, self.example = subject, labels, example
+        self._lock = Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The model, for one pass."""
+        if not self._lock.acquire(timeout=PATIENCE):
+            raise _Refused(503, "the model is busy with other requests; try again")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def about(self) -> dict[str, Any]:
+        """What the page has to know."""
+        return {
+            "model": self.subject.card.as_dict(),
+            "example": self.example,
+            "generates": generates(self.subject),
+            "tokens": self.most,
+            "written": WRITTEN,
+        }
+
+    @property
+    def most(self) -> int:
+        """How many tokens may be read."""
+        return min(TOKENS, room(self.subject) or TOKENS)
+
+    def record(self, asked: dict[str, Any]) -> bytes:
+        """The trace of a text, or of token ids of which the first `prompt` were given and the rest generated."""
+        ids, prompt = asked.get("ids"), asked.get("prompt")
+        if ids is not None:
+            ids = _checked(ids, prompt)
+        text = ids if ids is not None else _text(asked)
+        found = self._ids(text)
+        with self.turn():
+            recording = self.subject.read(text)
+        if ids is not None and prompt is not None:
+            shown = recording.sequences[0]
+            shown.prompt, shown.steps = prompt, [prompt] + [1] * (len(found) - prompt)
+        recording.name, recording.labels = str(asked.get("name", "text"))[:80], self.labels
+        return to_bytes(encode(Trace([recording])))
+
+    def generate(self, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Lines: what was read, each token with what it looked at, and why it ended."""
+        settings = Settings().but(**{name: asked[name] for name in SAMPLED if asked.get(name) is not None})
+        if settings.max_tokens > WRITTEN:
+            raise OptionError(f"max_tokens = {settings.max_tokens}: at most {WRITTEN} are generated at a time")
+        ids = self._ids(_text(asked))
+        return self._lines(ids, steps(self.subject, ids, settings, self.turn), settings)
+
+    def _lines(self, ids: list[int], found: Iterator[Step], settings: Settings) -> Iterator[dict[str, Any]]:
+        texts = pieces(self.subject)
+        yield {"kind": "start", "ids": ids, "tokens": [texts.push(i) for i in ids]}
+        deadline, written = time.monotonic() + SECONDS, []
+        why = "end"
+        for step in found:
+            written.append(step.token)
+            told = {"kind": "token", "id": step.token, "text": step.text, "p": round(step.p, 6)}
+            yield told | _small(step.weights)
+            if time.monotonic() > deadline:
+                why = "time"
+                break
+        else:
+            if len(written) == settings.max_tokens:
+                why = "max"
+            elif len(ids) + len(written) > (room(self.subject) or TOKENS * 2):
+                why = "full"
+        yield {"kind": "end", "why": why, "ids": [*ids, *written]}
+
+    def _ids(self, text: str | list[int]) -> list[int]:
+        ids = self.subject.ids(text)
+        if not ids:
+            raise OptionError("the text is empty: type something")
+        if len(ids) > self.most:
+            raise LengthError(f"the text has {len(ids)} tokens; this model and server read at most {self.most}")
+        known = vocabulary(self.subject)
+        if max(ids) >= known:
+            raise OptionError(f"token {max(ids)}: this model's vocabulary is 0 to {known - 1}")
+        return ids
+
+
+def _text(asked: dict[str, Any]) -> str:
+    text = asked.get("text")
+    if not isinstance(text, str):
+        raise OptionError('expected {"text": "…"}')
+    return text
+
+
+def _checked(ids: Any, prompt: Any) -> list[int]:
+    whole = isinstance(ids, list) and len(ids) <= TOKENS and all(type(i) is int and i >= 0 for i in ids)
+    if not whole or not (prompt is None or (type(prompt) is int and 0 < prompt <= len(ids))):
+        raise OptionError('expected {"ids": [whole numbers], "prompt": how many of them were given}')
+    return list(ids)
+
+
+def _small(weights: list[Tensor]) -> dict[str, Any]:
+    """Rows of all heads as signed bytes, one behind the other: a weight is scale · byte / 127."""
+    rows = torch.cat(weights)
+    scale = float(rows.abs().amax().clamp(min=1e-9))
+    packed = (rows / scale * 127).round().to(torch.int8)
+    return {
+        "heads": [len(w) for w in weights],
+        "scale": scale,
+        "weights": base64.b64encode(packed.numpy().tobytes()).decode(),
+    }
+
+
+def document(desk: Desk) -> tuple[str, str]:
+    """The page, and the policy that lets a browser run its one script and reach this server alone."""
+    static = files("regard.lens").joinpath("static")
+    script = static.joinpath("lens.js").read_text("utf-8") + _START
+    style = AROUND + static.joinpath("lens.css").read_text("utf-8")
+    about = json.dumps(desk.about(), ensure_ascii=False)
+    for sign in "<>&\u2028\u2029":
+        about = about.replace(sign, f"\\u{ord(sign):04x}")
+    page = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{html.escape(desk.subject.card.name)} · regard</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        '<div id="talk" class="lens talk" data-theme="auto"></div>\n'
+        '<div id="lens" class="lens" data-theme="auto"></div>\n'
+        "<noscript>The lens draws with JavaScript; it talks to nobody but this machine.</noscript>\n"
+        f'<script type="application/json" id="about">{about}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
+    )
+    return page, policy(script, style) + "; connect-src 'self'; frame-ancestors 'none'"
+
+
+def create(desk: Desk, port: int, token: str) -> Any:
+    """The app: who may ask, then what is asked."""
+    required()
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    made, rules = document(desk)
+
+    async def home(request: Request) -> Response:
+        return Response(made, media_type="text/html", headers={"content-security-policy": rules})
+
+    async def record(request: Request) -> Response:
+        raw = await run_in_threadpool(desk.record, await _body(request))
+        return Response(raw, media_type="application/octet-stream")
+
+    async def generate(request: Request) -> Response:
+        lines = desk.generate(await _body(request))  # what is wrong with the request is known before the answer begins
+
+        async def told() -> AsyncIterator[str]:
+            try:
+                # Where nobody reads any more, this is cancelled between two steps.
+                while (line := await run_in_threadpool(next, lines, None)) is not None:
+                    yield json.dumps(line, ensure_ascii=False) + "\n"
+            except (RegardError, _Refused) as error:
+                yield json.dumps({"kind": "error", "message": str(error)}) + "\n"
+
+        return StreamingResponse(told(), media_type="application/x-ndjson")
+
+    async def wrong(request: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, _Refused) else 400
+        return PlainTextResponse(str(error), status)
+
+    app = Starlette(
+        routes=[
+            Route("/", home, methods=["GET"]),
+            Route("/record", record, methods=["POST"]),
+            Route("/generate", generate, methods=["POST"]),
+        ],
+        exception_handlers={RegardError: wrong, _Refused: wrong},
+    )
+    return Gate(app, port, token)
+
+
+class Gate:
+    """Stands before everything: a request for another host, from another page, or without the token goes no further."""
+
+    def __init__(self, app: Any, port: int, token: str) -> None:
+        self.app, self.token = app, token
+        self.hosts = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost")}
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        refused = self._refused(scope)
+        if refused is not None:
+            await _answer(receive, send, *refused)
+            return
+
+        async def covered(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in _HEADERS.items())]
+            await send(message)
+
+        await self.app(scope, receive, covered)
+
+    def _refused(self, scope: dict[str, Any]) -> tuple[int, str] | None:
+        given: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            given.setdefault(name, []).append(value)
+        host, origin = given.get(b"host", []), given.get(b"origin", [])
+        if len(host) != 1 or host[0].lower() not in self.hosts:
+            return 421, "this server answers only for this machine: open the address that regard serve printed"
+        if any(page.lower() != b"http://" + host[0].lower() for page in origin):
+            return 403, "this server answers only its own page"
+        if scope["path"] == "/":
+            said = [part[6:] for part in scope["query_string"].split(b"&") if part.startswith(b"token=")]
+        else:
+            said = [x[7:] for x in given.get(b"authorization", []) if x.startswith(b"Bearer ")]
+        if len(said) != 1 or not compare_digest(said[0], self.token.encode()):
+            return 403, "the token is missing or wrong: open the whole address that regard serve printed"
+        return None
+
+
+async def _answer(receive: Any, send: Any, status: int, message: str) -> None:
+    """An answer at the door. What was sent is taken in first, within limits: a connection that is closed with bytes
+    unread is reset, and the answer may be lost."""
+    taken, more = 0, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            while more and taken <= BODY:
+                part = await receive()
+                taken, more = taken + len(part.get("body", b"")), part.get("more_body", False)
+    raw = message.encode()
+    headers = {
+        "content-type": "text/plain; charset=utf-8",
+        "content-length": str(len(raw)),
+        "connection": "close",
+        **_HEADERS,
+    }
+    start = [(k.encode(), v.encode()) for k, v in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": raw})
+
+
+async def _body(request: Any) -> dict[str, Any]:
+    """The JSON of a request: of limited size, and sent in limited time."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise _Refused(415, "expected application/json")
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for part in request.stream():
+                raw += part
+                if len(raw) > BODY:
+                    raise _Refused(413, f"the request is larger than {BODY:,} bytes: send a shorter text")
+    except TimeoutError:
+        raise _Refused(408, f"the request took longer than {PATIENCE} seconds") from None
+    try:
+        asked = json.loads(raw)
+    except ValueError:
+        raise _Refused(400, "the request is no JSON") from None
+    if not isinstance(asked, dict):
+        raise _Refused(400, "expected a JSON object")
+    return asked
+
+
+def serve(desk: Desk, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
+    """Serves until interrupted. `port` 0: any that is free. `ready` is told the address once it can be opened."""
+    required()
+    import uvicorn
+
+    token = token or secrets.token_urlsafe(24)
+    with _bound(port) as bound:
+        port = bound.getsockname()[1]
+        config = uvicorn.Config(
+            create(desk, port, token),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            lifespan="off",
+            limit_concurrency=64,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=2,
+        )
+        ready(f"http://127.0.0.1:{port}/?token={token}")
+        uvicorn.Server(config).run(sockets=[bound])
+
+
+def _bound(port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(("127.0.0.1", port))
+        made.listen(128)  # now, so that nobody else can take it
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ServeError(
+                f"port {port} is in use; choose another with --port, or --port 0 for any that is free"
+            ) from None
+        raise ServeError(f"port {port} cannot be opened: {error.strerror}; choose another with --port") from None
+    return made
+
+
+def required() -> None:
+    """Says how to get what serving needs, where it is missing."""
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise ExtraMissingError('serving needs `starlette` and `uvicorn`: pip install "regard[serve]"')

@@ -1,0 +1,116 @@
+"""A trace in a notebook.
+
+A page in a sandboxed frame is the safe way: it needs no extension, and a saved or exported notebook still shows it,
+offline too. A widget is linked with Python besides: what is clicked can be read there. It lives as long as the kernel,
+so it is asked for.
+"""
+
+from __future__ import annotations
+
+import html
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import Any
+
+from regard.errors import ExtraMissingError, OptionError
+from regard.lens.pages.page import page
+from regard.lens.trace.format import encode, to_bytes
+from regard.lens.trace.trace import Trace
+
+LARGEST = 64 << 20  # bytes of a page in a notebook
+_SANDBOX = "allow-scripts allow-downloads"  # no allow-same-origin: the page cannot reach the notebook
+_RENDER = """
+export default { render({ model, el }) {
+  const view = model.get("trace");
+  const file = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+  const box = document.createElement("div");
+  box.style.cssText = `height:${model.get("height")}px;overflow:auto;border-radius:8px`;
+  const root = document.createElement("div");
+  root.dataset.theme = "auto";
+  box.append(root);
+  el.append(box);
+  const app = regardLens.mount(root, regardLens.opened(file));
+  const told = (state) => {
+    const at = app.seen[state.r].attention(state.a);
+    const place = { recording: state.r, side: at.side, kind: at.kind, layer: at.layer, head: state.h };
+    const pair = state.fixed ? { query: state.i, key: state.j } : { query: -1, key: -1 };
+    model.set("selected", { ...place, ...pair });
+    model.save_changes();
+  };
+  app.store.listen((state, before) => {
+    if (["r", "a", "h", "i", "j", "fixed"].some((key) => state[key] !== before[key])) told(state);
+  });
+  told(app.store.state);
+  return () => app.unmount();
+} };
+"""
+
+
+class Frame:
+    """A trace as a sandboxed frame: what a notebook shows, also when it is saved, exported or offline."""
+
+    def __init__(self, trace: Trace, height: int = 720) -> None:
+        self.trace, self.height = trace, height
+
+    def _repr_html_(self) -> str:
+        return framed(self.trace, self.height)
+
+    def __repr__(self) -> str:
+        return repr(self.trace)
+
+
+def framed(trace: Trace, height: int) -> str:
+    """An iframe element that holds the whole page of a trace."""
+    encoded = encode(trace)
+    if encoded.page_size > LARGEST:
+        raise OptionError(
+            f"the page of this trace has {encoded.page_size / 1e6:.0f} MB, a notebook takes {LARGEST / 1e6:.0f}; "
+            "write it to a file with regard.lens.pages.page.write_page, or record a shorter text"
+        )
+    document = html.escape("".join(page(encoded, "regard")), quote=False).replace('"', "&quot;")
+    return (
+        f'<iframe title="What the model attends to" sandbox="{_SANDBOX}" width="100%" height="{int(height)}" '
+        f'frameborder="0" srcdoc="{document}"></iframe>'
+    )
+
+
+def show(trace: Trace, *, height: int = 720, linked: bool = False) -> Any:
+    """A trace to look at in a notebook.
+
+    `linked=True` gives a widget (extra `notebook`) whose `selected` is what is looked at: recording, layer, head, and
+    the query and key that were clicked, −1 for none. Otherwise a frame, which saved notebooks keep.
+    """
+    if not linked:
+        return Frame(trace, height)
+    if find_spec("anywidget") is None:
+        raise ExtraMissingError('a linked widget needs `anywidget`: pip install "regard[notebook]"')
+    return _widget()(trace=to_bytes(encode(trace)), height=height, _html=framed(trace, height))
+
+
+@cache
+def _widget() -> type[Any]:
+    """The widget's class; made on request, since its base is an extra."""
+    import anywidget
+    import traitlets
+
+    static = files("regard.lens").joinpath("static")
+    base: Any = anywidget.AnyWidget  # with types or without, as it is installed
+
+    class LensWidget(base):  # type: ignore[misc]
+        """A trace that tells Python what is looked at."""
+
+        _esm = static.joinpath("lens.js").read_text("utf-8") + _RENDER
+        _css = static.joinpath("lens.css").read_text("utf-8")
+        trace = traitlets.Bytes().tag(sync=True)
+        height = traitlets.Int(720).tag(sync=True)
+        selected = traitlets.Dict().tag(sync=True)
+        _html = traitlets.Unicode()
+
+        def _repr_mimebundle_(self, **named: Any) -> Any:
+            found = super()._repr_mimebundle_(**named)
+            data, *more = found if isinstance(found, tuple) else (found,)
+            data = {**(data or {}), "text/html": self._html}  # for those who know no widgets
+            return (data, *more) if more else data
+
+    return LensWidget

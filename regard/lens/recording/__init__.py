@@ -1,0 +1,1 @@
+"""Recording: what a model attends to, captured while it reads."""

@@ -1,0 +1,367 @@
+"""Recording regard's own models: every mechanism, a whole sequence or step by step from a state.
+
+Each layer's mechanism is listened to while the model runs. Step by step, the queries, keys and values of all steps are
+laid side by side: since keys are in the order of the tokens, that is the one matrix that the steps are rows of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.tokenizers import Tokenizer
+from regard.errors import OptionError
+from regard.generate import Settings
+from regard.generate import generate as continued
+from regard.lens.recording.maps import evaluating
+from regard.lens.recording.overview import overview
+from regard.lens.trace.arrays import packed
+from regard.lens.trace.formulas import Dense, Feature, Formula, OneHot, Softmax
+from regard.lens.trace.rules import Rules
+from regard.lens.trace.tokens import read
+from regard.lens.trace.trace import CELLS, Attended, Card, Recording
+from regard.mechanisms import Mechanism
+from regard.mechanisms.argmax import Argmax
+from regard.mechanisms.base import exact
+from regard.mechanisms.features import Elu, Quadratic
+from regard.mechanisms.linear import Linear
+from regard.mechanisms.random_features import Fourier, Performer, RandomFeatures
+from regard.mechanisms.softmax import Softmax as SoftmaxAttention
+from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
+from regard.models import Decoder, Encoder, Model, Seq2Seq, Stack, token_loss
+from regard.models.encoder import MaskedHead
+from regard.nn import Attention
+from regard.shapes import Mask, Rows
+
+Gradient = bool | Callable[[Any], Tensor]
+_MAPS: dict[type[Mechanism], str] = {
+    Elu: "elu",
+    Quadratic: "quadratic",
+    Performer: "performer",
+    Fourier: "fourier",
+}
+_TILE = 64  # rows of dense weights that are packed together
+
+
+class _Ear:
+    """What one attention layer was given and gave, of the first row of the batch."""
+
+    def __init__(self, layer: int, side: str, kind: str, name: str, attention: Attention) -> None:
+        self.layer, self.side, self.kind, self.name, self.attention = layer, side, kind, name, attention
+        self.parts: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
+        self.mask = Mask()
+        self.probe: Tensor | None = None
+
+    def hear(self, mask: Mask | None, **given: Tensor | None) -> None:
+        for name, x in given.items():
+            if x is not None:
+                self.parts[name].append(x[:1].detach())
+        self.mask = self.mask if mask is None else mask
+
+    def whole(self, name: str) -> Tensor | None:
+        """All tokens, [1,heads,tokens,width]."""
+        parts = self.parts[name]
+        return torch.cat(parts, 2) if parts else None
+
+
+def record_regard(
+    model: Model[Any],
+    ids: Sequence[int],
+    *,
+    tokenizer: Tokenizer | None = None,
+    text: str | None = None,
+    target: Sequence[int] | None = None,
+    generate: Settings | None = None,
+    gradient: Gradient = False,
+    name: str = "text",
+    card: Card | None = None,
+) -> Recording:
+    """One sequence of token ids through one of regard's models; see `record`."""
+    tokens = torch.tensor([list(ids)], dtype=torch.long, device=model.device)
+    if tokens.shape[1] == 0:
+        raise OptionError("nothing to record: the text has no tokens")
+    ears = [_Ear(*found) for found in attentions(model)]
+    crossing = isinstance(model, Seq2Seq)
+    source = read(tokenizer, ids, text, "source" if crossing else "text")
+    loss = None
+    with evaluating(model), torch.set_grad_enabled(bool(gradient)):
+        if generate is not None:
+            if gradient:
+                raise OptionError("a gradient belongs to a whole pass: leave out generate or gradient")
+            written = _step_by_step(model, tokens, generate, ears)
+        else:
+            written = _targets(model, target)
+            loss = _whole(model, tokens, written, ears, gradient)
+    sequences = [source, *([read(tokenizer, written, None, "target")] if crossing else [])]
+    if generate is not None and not crossing:
+        sequences = [read(tokenizer, [*ids, *written])]
+    if generate is not None:
+        shown = sequences[-1]
+        shown.prompt = 1 if crossing else len(ids)
+        shown.steps = [shown.prompt] + [1] * (len(shown) - shown.prompt)
+    made = Recording(name, card or described(model), sequences, [], loss)
+    for ear in ears:
+        attended = _attended(ear, made)
+        made.attentions.append(attended)
+        overview(made, attended)
+    return made
+
+
+def described(model: Model[Any], name: str | None = None, trained: bool | None = None, note: str = "") -> Card:
+    """The card of one of regard's models."""
+    stack = model.stack
+    assert isinstance(stack, Stack)
+    size = stack.layers[0].attention.size
+    parts = [block.attention.mechanism for block in stack.layers]
+    parts += [block.cross.mechanism for block in stack.layers if block.cross is not None]
+    return Card(
+        name=name or type(model).__name__,
+        cls=type(model).__name__,
+        home="regard",
+        parameters=sum(p.numel() for p in model.parameters()),
+        layers=len(stack.layers),
+        heads=size.H,
+        groups=size.G,
+        width=stack.config.width,
+        key_width=size.K,
+        value_width=size.V,
+        mechanisms=tuple(dict.fromkeys(part.name for part in parts)),
+        signed=any(part.signed for part in parts),
+        trained=trained,
+        note=note,
+    )
+
+
+def attentions(model: Model[Any]) -> Iterator[tuple[int, str, str, str, Attention]]:
+    """Layer, side, kind, name and module of each attention, in the order in which they run."""
+    stacks: list[tuple[str, Any]] = [("encoder", model.encoder)] if isinstance(model, Seq2Seq) else []
+    stacks += [("encoder" if isinstance(model, Encoder) else "decoder", model.stack)]
+    names = {module: name for name, module in model.named_modules()}
+    for side, stack in stacks:
+        assert isinstance(stack, Stack)
+        for layer, block in enumerate(stack.layers):
+            for kind, attention in (("self", block.attention), ("cross", block.cross)):
+                if attention is not None:
+                    yield layer, side, kind, names[attention], attention
+
+
+def _targets(model: Model[Any], target: Sequence[int] | None) -> list[int]:
+    if not isinstance(model, Seq2Seq):
+        if target is not None:
+            raise OptionError(f"a {type(model).__name__} has no target: leave it out, or put it behind the text")
+        return []
+    if target is None:
+        raise OptionError("a Seq2Seq reads one text and writes another: give the other as target=…, or generate=…")
+    return [model.config.start, *(int(i) for i in target)]
+
+
+def _whole(model: Model[Any], tokens: Tensor, written: list[int], ears: list[_Ear], gradient: Gradient) -> float | None:
+    target = torch.tensor([written], dtype=torch.long, device=model.device)
+    with ExitStack() as hooks:
+        for ear in ears:
+            mechanism = ear.attention.mechanism
+            hooks.callback(mechanism.register_forward_pre_hook(_listening(ear)).remove)
+            if gradient:
+                hooks.callback(mechanism.register_forward_hook(_probing(ear)).remove)
+        out = model(tokens, target) if isinstance(model, Seq2Seq) else model(tokens)
+    if not gradient:
+        return None
+    loss = gradient(out) if callable(gradient) else _loss(model, out, target if written else tokens)
+    probes = [ear.probe for ear in ears if ear.probe is not None]
+    for ear, g in zip(ears, torch.autograd.grad(loss, probes, materialize_grads=True), strict=True):
+        ear.probe = g
+    return float(loss.detach())
+
+
+def _listening(ear: _Ear) -> Callable[..., None]:
+    def listen(mechanism: nn.Module, given: tuple[Any, ...]) -> None:
+        q, k, v, mask = given
+        ear.hear(mask, q=q, k=k, v=v)
+
+    return listen
+
+
+def _probing(ear: _Ear) -> Callable[..., Tensor]:
+    def probe(mechanism: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
+        # The gradient of a zero that is added is the gradient of the output, also where nothing else needs one.
+        ear.probe = torch.zeros_like(out, requires_grad=True)
+        return out + ear.probe
+
+    return probe
+
+
+def _loss(model: Model[Any], out: Tensor, tokens: Tensor) -> Tensor:
+    """Mean loss of the next token, or for masked words that of each token at its own place."""
+    if isinstance(model, Decoder):
+        if tokens.shape[1] < 2:
+            raise OptionError("the loss of the next token needs two tokens at least")
+        return token_loss(out[:, :-1], tokens[:, 1:])
+    if isinstance(model, Encoder) and isinstance(model.head, MaskedHead):
+        return token_loss(out, tokens)
+    raise OptionError("this model has no loss of its own: give gradient=f, with f(output) the number to differentiate")
+
+
+def _step_by_step(model: Model[Any], tokens: Tensor, settings: Settings, ears: list[_Ear]) -> list[int]:
+    """Generates, and reads the prompt and then each token as generating does. One more token is generated than kept:
+    the last one is never read."""
+    if not isinstance(model, Decoder):
+        raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
+    if settings.beams is not None or settings.n > 1 or settings.slide:
+        raise OptionError("one output is recorded, without beams and without slide")
+    result = continued(model, tokens[0].tolist(), settings.but(max_tokens=settings.max_tokens + 1))
+    kept = result.tokens[: settings.max_tokens]
+    with torch.no_grad(), ExitStack() as taps:
+        for ear in ears:
+            if ear.side == "encoder":
+                taps.callback(ear.attention.mechanism.register_forward_pre_hook(_listening(ear)).remove)
+            else:
+                taps.enter_context(_tapped(ear))
+        _, state = model.begin(tokens, None, len(kept) + 1)
+        for token in kept:
+            _, state = model.extend(tokens.new_tensor([[token]]), state, last=True)
+    return [model.config.start, *kept] if isinstance(model, Seq2Seq) else kept
+
+
+@contextmanager
+def _tapped(ear: _Ear) -> Iterator[None]:
+    """Listens to the recurrent face for a while."""
+    mechanism = ear.attention.mechanism
+    whole = {name: getattr(mechanism, name) for name in ("extend", "write", "read")}
+
+    def extend(q: Any, k: Any, v: Tensor, state: Any, visible: Any = None) -> Any:
+        ear.hear(ear.attention.rules.but(causal=True), q=q, k=k, v=v)
+        return whole["extend"](q, k, v, state, visible)
+
+    def write(state: Any, k: Any, v: Tensor, visible: Any = None) -> Any:
+        ear.hear(ear.attention.rules, k=k, v=v)
+        return whole["write"](state, k, v, visible)
+
+    def reading(q: Tensor, state: Any, *more: Any, **named: Any) -> Any:
+        ear.hear(None, q=q)
+        return whole["read"](q, state, *more, **named)
+
+    taps = {"extend": extend} if ear.kind == "self" else {"write": write, "read": reading}
+    try:
+        for name, tap in taps.items():
+            setattr(mechanism, name, tap)
+        yield
+    finally:
+        for name in taps:
+            if name in vars(mechanism):
+                delattr(mechanism, name)
+
+
+def _attended(ear: _Ear, recording: Recording) -> Attended:
+    mechanism, size = ear.attention.mechanism, ear.attention.size
+    q, k, v = (ear.whole(name) for name in "qkv")
+    assert v is not None
+    crossing = ear.kind == "cross"
+    last = len(recording.sequences) - 1
+    asking = last if ear.side == "decoder" else 0
+    asked = 0 if crossing else asking
+    mask = ear.mask
+    made = Attended(
+        ear.layer,
+        ear.side,
+        ear.kind,
+        ear.name,
+        mechanism.name,
+        asking,
+        asked,
+        size.H,
+        size.G,
+        OneHot(),
+        Rules(causal=mask.causal, window=mask.window),
+        mechanism.signed,
+        v=_plain(v),
+    )
+    if ear.probe is not None:
+        made.g = _plain(ear.probe)
+    mask = mask.but(visible=None, extent=(len(recording.sequences[asking]), v.shape[2]))
+    with torch.no_grad(), exact(v):
+        made.formula = _formula(made, mechanism, q, k, v, mask, crossing)
+    return made
+
+
+def _formula(
+    made: Attended, mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, crossing: bool
+) -> Formula:
+    """How weights follow from what is kept; fills that in."""
+    cls = type(mechanism)
+    made.q, made.k = _plain(q), _plain(k)
+    if mask.documents is not None or mask.bias is not None:
+        return _dense(made, mechanism, q, k, v, mask, crossing)
+    if isinstance(mechanism, SoftmaxAttention) and cls is SoftmaxAttention:
+        assert q is not None
+        made.slopes = None if mask.slopes is None else mask.slopes.detach().float().cpu()
+        scale = 1 / math.sqrt(q.shape[-1]) if mechanism.scale is None else mechanism.scale
+        return Softmax(scale, mask.softcap)
+    if isinstance(mechanism, Synthesizer) and cls is Synthesizer and not mask.shapes_scores:
+        assert q is not None
+        made.q, made.k = map(_plain, mechanism.as_softmax(q, mask))
+        return Softmax(1.0)
+    if isinstance(mechanism, RandomSynthesizer) and cls is RandomSynthesizer and mechanism.right is not None:
+        made.q, made.k = map(_plain, mechanism.factors(mask))
+        return Softmax(1.0)
+    if isinstance(mechanism, Argmax) and cls is Argmax:
+        made.choice = _choices(mechanism, q, k, v, mask, crossing)
+        return OneHot()
+    if isinstance(mechanism, Linear) and q is not None and k is not None:
+        if cls in _MAPS:
+            if isinstance(mechanism, RandomFeatures):
+                assert mechanism.w is not None
+                made.w = mechanism.w.detach().float().cpu()
+            return Feature(_MAPS[cls])
+        (left, cq), (right, ck) = (mechanism.features(x.float()) for x in (q, k))
+        made.q, made.k = _plain(left), _plain(right)
+        made.cq, made.ck = (None if c is None else c[0].detach().float().cpu() for c in (cq, ck))
+        return Feature("stored")
+    return _dense(made, mechanism, q, k, v, mask, crossing)
+
+
+def _tiles(
+    mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, crossing: bool, step: int
+) -> Iterator[Tensor]:
+    """The explicit weights, [H,rows,S], some rows at a time."""
+    assert mask.extent is not None
+    T, S = mask.extent
+    standing = None if crossing else mask.standing(T, S, v.device)
+    for start in range(0, T, step):
+        stop = min(T, start + step)
+        rows = None if standing is None else Rows(*(x[:, start:stop] for x in standing))
+        bias = mask.bias
+        if bias is not None and bias.dim() > 1 and bias.shape[-2] == T > 1:
+            bias = bias[..., start:stop, :]
+        part = mask.but(rows=rows, extent=(stop - start, S), bias=bias)
+        weights = mechanism.weights(None if q is None else q[:, :, start:stop], k, part)
+        yield weights[0].detach().float().cpu()
+
+
+def _choices(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, crossing: bool) -> Tensor:
+    assert q is not None
+    step = max(1, CELLS // max(1, q.shape[1] * v.shape[2]))
+    best = (x.max(-1) for x in _tiles(mechanism, q, k, v, mask, crossing, step))
+    return torch.cat([torch.where(x.values > 0.5, x.indices, -1) for x in best], 1)
+
+
+def _dense(
+    made: Attended, mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, crossing: bool
+) -> Dense:
+    tiles: list[list[bytes]] = [[] for _ in range(made.heads)]
+    error = torch.zeros(made.heads)
+    for weights in _tiles(mechanism, q, k, v, mask, crossing, _TILE):
+        error = torch.maximum(error, (weights - weights.half().float()).abs().amax((1, 2)))
+        for head, rows in zip(tiles, weights, strict=True):
+            head.append(packed(rows, "f16"))
+    made.error = error.tolist()
+    return Dense(_TILE, tiles)
+
+
+def _plain(x: Tensor | None) -> Any:
+    """The first row of a batch as float32 on the CPU, for itself."""
+    return None if x is None else x[0].detach().float().cpu().contiguous()

@@ -1,0 +1,25 @@
+"""Packages that can be called: `regard.generate(model, …)` beside `regard.generate.Settings`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+def make_callable(package: str, function: Callable[..., Any]) -> None:
+    """Makes a package callable, which then does what one of its functions does.
+
+    A pinned function may share its name with a package. Were the function to take the package's place, none of the
+    package's modules could be reached by its dotted name any more.
+    """
+
+    class CallablePackage(ModuleType):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+    module = sys.modules[package]
+    module.__class__ = CallablePackage
+    module.__dict__["__signature__"] = inspect.signature(function)

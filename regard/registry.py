@@ -1,0 +1,99 @@
+"""Things known by name: a dictionary that a decorator fills and that answers a wrong name with the right ones."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Generic, TypeVar
+
+from regard.errors import OptionError, RegardError, UnknownNameError, did_you_mean
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+
+class Registry(MutableMapping[str, _T], Generic[_T]):
+    """A mapping from names to what is known by them, in the order of registration.
+
+    `kind` is what an entry is called in errors. `modules` names entries that are registered when their module is first
+    imported, which happens when one of them is looked up: so a low layer can list what a higher one defines.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        modules: Mapping[str, str] | None = None,
+        error: type[RegardError] = UnknownNameError,
+    ) -> None:
+        self.kind = kind
+        self.error = error
+        self._modules = dict(modules or {})
+        self._entries: dict[str, _T] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._modules, *self._entries)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self._modules
+
+    def __getitem__(self, name: str) -> _T:
+        if name not in self._entries and name in self._modules:
+            importlib.import_module(self._modules[name])
+        return self._entries[name]
+
+    def __setitem__(self, name: str, entry: _T) -> None:
+        self._entries[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def add(self, name: str) -> Callable[[_V], _V]:
+        """Decorator: registers an entry under a name.
+
+        A module that is imported again replaces its own entries; another module's entry is never replaced.
+        """
+
+        def register(entry: _V) -> _V:
+            self.put(name, entry)
+            return entry
+
+        return register
+
+    def put(self, name: str, entry: Any) -> None:
+        """Registers an entry under a name that no other module has taken."""
+        taken = self._entries.get(name)
+        origin = getattr(taken, "__module__", None)
+        if taken is not None and origin != getattr(entry, "__module__", None):
+            raise RegardError(f"a {self.kind} named '{name}' exists already ({origin}); choose another name")
+        self._entries[name] = entry
+
+    def find(self, name: str) -> _T:
+        """Returns the entry of a name; the error of a wrong name lists the right ones."""
+        if not isinstance(name, str) or name not in self:
+            raise self.error(f"no {self.kind} is called {name!r}.{did_you_mean(str(name), self)}")
+        return self[name]
+
+    def build(self, name: str, offered: Mapping[str, Any], **options: Any) -> Any:
+        """Calls the entry of that name with what it takes of `offered` and with all of `options`."""
+        return call_with_options(self.find(name), f"{self.kind} '{name}'", offered, options)
+
+
+def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the offered arguments that a function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+def call_with_options(function: Any, title: str, offered: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Calls a function with what it takes of `offered` and with all of `options`; an error lists its options."""
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(**accepted(function, offered) | dict(options))
+    except TypeError as error:
+        known = ", ".join(signature.parameters) or "none"
+        raise OptionError(f"{title}: {error}. Its options: {known}.") from None
+    return function(*bound.args, **bound.kwargs)

@@ -1,0 +1,68 @@
+"""Pages about experiments and runs that are already there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RunError
+from regard.lab.runs.page import compare_page
+from regard.lab.runs.summary import described
+from regard.models.locate import RESULTS
+from regard.report.page import Page, ReportError
+from regard.sweep.run import ASKED, Sweep
+from regard.train.recipe import flat
+from regard.train.run import Run, find_runs
+
+REPORT = "report.html"
+
+Draw = Callable[[Mapping[str, Any]], Page]
+# Where the page of an experiment's results is drawn: a module and its function.
+PAGES = {
+    "knowledge": ("regard.lab.knowledge.page", "knowledge_page"),
+    "summarize": ("regard.lab.summarize.page", "summarize_page"),
+    "sentiment": ("regard.lab.sentiment.page", "sentiment_page"),
+    "heads": ("regard.lab.heads.page", "heads_page"),
+    "approximate": ("regard.lab.approximate.page", "approximate_page"),
+    "scale": ("regard.lab.scale.page", "scale_page"),
+    "argmax": ("regard.lab.argmax.page", "argmax_page"),
+    "two-heads": ("regard.lab.two_heads.page", "two_heads_page"),
+    "bench": ("regard.lab.bench.page", "bench_page"),
+    "convert": ("regard.convert.page", "convert_page"),
+}
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Writes the page of one experiment or sweep again, or one page that compares all runs in the folders."""
+    if len(folders) == 1 and (folders[0] / ASKED).is_file():
+        return Sweep.open(folders[0]).page().write(out or folders[0] / REPORT)
+    if len(folders) == 1 and (folders[0] / RESULTS).is_file():
+        return _draw_again(folders[0]).write(out or folders[0] / REPORT)
+    runs = [run for folder in folders for run in find_runs(folder)]
+    if not runs:
+        raise RunError(f"no runs in {', '.join(map(str, folders))}: expected folders that `regard train` made")
+    place = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
+    rows = [described(run) | {"config_differences": changed} for run, changed in _differing(runs)]
+    return compare_page(rows).write(place)
+
+
+def _draw_again(folder: Path) -> Page:
+    """Draws the page of a folder's results.json."""
+    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    kind = results.get("experiment") or results.get("lab")
+    if kind not in PAGES:
+        found = f"{folder / RESULTS}: experiment = {kind!r}"
+        raise ReportError(f"{found} has no page; expected one of {', '.join(PAGES)}")
+    module, function = PAGES[kind]
+    draw: Draw = getattr(importlib.import_module(module), function)
+    return draw(results)
+
+
+def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
+    """Each run with the settings in which the runs are not all alike."""
+    settings = [dict(flat(run.config)) for run in runs]
+    keys = sorted({key for one in settings for key in one if len({repr(other.get(key)) for other in settings}) > 1})
+    return [(run, {key: one.get(key) for key in keys}) for run, one in zip(runs, settings, strict=True)]

@@ -1,0 +1,122 @@
+"""The task `heads`: a language model that is measured on single sentences too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.config import ConfigError
+from regard.data.batch import Batch
+from regard.data.files import write_lines
+from regard.data.prose import python_prose
+from regard.data.tokenizers import TextError, Tokenizer
+from regard.data.tokens import fitted, windows
+from regard.errors import did_you_mean
+from regard.models import Model
+from regard.nn import MERGES, POSITIONS
+from regard.train.tasks.base import task
+from regard.train.tasks.lm import LanguageModel, LMData, spaced
+
+PROSE = "prose.txt"
+MOST_SEEDS = 100
+PLAIN = "concatenate"
+SENTENCES = {
+    "normal": "Thank you so much for all your help with this !",
+    "weird": "After learning language models model natural language",
+    "long": (
+        "When the old bridge over the river was closed for the winter, the people of the town had to walk along the "
+        "far bank to the mill, then across the fields behind the church and down the long road to the market, which "
+        "took them most of an hour on a good day and nearly two when there was snow, so in the end they met one "
+        "evening, talked until it was late, and built a ferry from what wood they had, which was small and slow and "
+        "leaked a little, but which all of them soon came to love."
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsData(LMData):
+    """A text as for `lm`, or none for the prose of Python's documentation; and what is compared on it.
+
+    `positions` × `merges`, each with the `seeds` from train.seed on. `sentences` are measured on their own, each in one
+    pass, under the names normal, weird and long.
+    """
+
+    seeds: int = 3
+    positions: tuple[str, ...] = ("learned", "sinusoidal")
+    merges: tuple[str, ...] = (PLAIN, "shuffle", "shift", "reweight", "reweight-sequence")
+    sentences: dict[str, str] = field(default_factory=lambda: dict(SENTENCES))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise ConfigError(f"data.seeds = {self.seeds}: expected 1 to {MOST_SEEDS}")
+        for key, known in {"positions": list(POSITIONS), "merges": list(MERGES)}.items():
+            asked = getattr(self, key)
+            if not asked or len(set(asked)) < len(asked):
+                raise ConfigError(f"data.{key} = {list(asked)}: expected at least one name, and none twice")
+            for name in asked:
+                if name not in known:
+                    raise ConfigError(f"data.{key}: no '{name}'.{did_you_mean(name, known)}")
+        wrong = set(self.sentences) - set(SENTENCES)
+        if wrong:
+            raise ConfigError(f"no key '{min(wrong)}' in data.sentences.{did_you_mean(min(wrong), SENTENCES)}")
+        # A change to one sentence leaves the others as they are.
+        object.__setattr__(self, "sentences", {name: self.sentences.get(name, SENTENCES[name]) for name in SENTENCES})
+
+
+@task("heads")
+class Sentences(LanguageModel):
+    """A language model that is measured on single sentences too."""
+
+    Config = HeadsData
+
+    def __init__(
+        self, config: HeadsData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None
+    ) -> None:
+        super().__init__(with_text(config, folder), seed, device, folder, tokenizer)
+        self.sentences = {name: self._sentence(name, text) for name, text in config.sentences.items()}
+
+    def evaluate(self, model: Model[Any]) -> dict[str, float]:
+        """As of any language model, and the loss of each sentence by itself."""
+        alone = {f"{name}/loss": self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
+        return super().evaluate(model) | alone
+
+    def losses(self, model: Model[Any]) -> dict[str, float]:
+        """Mean token losses of training text (as much of it as of dev), dev, and each sentence."""
+        most = len(self.dev.tokens)
+        parts = {"train": spaced(self.train.tokens, self.length, most), "dev": self._dev()}
+        found = {name: self.mean_loss(model, rows) for name, rows in parts.items()}
+        return found | {name: self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
+
+    def windows(self, rows: int) -> Batch:
+        """Whole windows of dev text, so many or as there are, evenly spaced."""
+        length = fitted(self.dev.tokens, self.length)
+        starts = torch.linspace(0, len(self.dev.tokens) - 1 - length, rows).long().unique()
+        return self._here(windows(self.dev.tokens, length, starts))
+
+    def _sentence(self, name: str, text: str) -> Batch:
+        place = f"data.sentences.{name}"
+        try:
+            ids = self.tokenizer.encode(text)
+        except TextError as error:
+            raise ConfigError(f"{place}: {error} Or divide the text by data.tokenizer=bytes.") from None
+        if not 2 <= len(ids) <= self.length + 1:
+            raise ConfigError(
+                f"{place} has {len(ids)} tokens, windows have {self.length}: expected 2 to {self.length + 1}; raise "
+                "data.block, or give a longer text or another sentence"
+            )
+        row = torch.tensor([ids])
+        return Batch(row[:, :-1], row[:, 1:])
+
+
+def with_text(config: HeadsData, folder: Path) -> HeadsData:
+    """The config with a text: where none is named, prose that is written into the folder unless it is there."""
+    if config.text or config.tokens:
+        return config
+    place = folder / PROSE
+    if not place.is_file():
+        write_lines(place, python_prose())
+    return config.but(text=str(place))
