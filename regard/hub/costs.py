@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.hub.attention import HubError, transformers
-from regard.hub.foreign import outline, quiet, titled
+from regard.hub.foreign import outline, titled
+from regard.hub.gate import quiet
 
 
 @dataclass(frozen=True)

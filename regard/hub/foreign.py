@@ -14,10 +14,10 @@ import torch
 
 from regard.errors import RegardError
 from regard.hub.attention import HubError, transformers
+from regard.hub.gate import built, config_from, model_class, model_from, quiet, tokenizer_from
 from regard.hub.safety import config_of, located
 from regard.hub.weights import Weights
 
-_LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZERS = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
 
 
@@ -59,20 +59,13 @@ def fetch(
     """
     library = transformers()
     folder = located(name, download)
-    config_of(folder)
+    config_of(folder)  # what it refuses comes before what is wrong with the weights
     with Weights(folder):  # opening them tells of damage by the name of the file
         pass
-    with quiet(library), _explained(folder):
-        config = library.AutoConfig.from_pretrained(folder, **_LOCAL)
-        cls = _classifier(library, config, classes) if classes else _class(library, config)
-        model, info = cls.from_pretrained(
-            folder,
-            config=config,
-            use_safetensors=True,
-            output_loading_info=True,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # a head for other classes may differ; the rest is told of below
-        )
+    with _explained(folder):
+        config = config_from(folder)
+        cls = _classifier(library, config, classes) if classes else model_class(config)
+        model, info = model_from(cls, folder, config)
     for key, got, want in sorted(info["mismatched_keys"]):
         if not classes or key.startswith(model.base_model_prefix):
             raise HubError(f"{folder}: {key} is {list(got)} in the file, but config.json asks for {list(want)}")
@@ -83,7 +76,7 @@ def fetch(
         warnings.warn(
             f"{name}: {missing[0]} and {len(missing) - 1} more are not in the file, so they are random", stacklevel=2
         )
-    return Foreign(model.to(device).eval(), _tokenizer(library, folder), titled(name), True)
+    return Foreign(model.to(device).eval(), _tokenizer(folder), titled(name), True)
 
 
 def store(model: Any, tokenizer: Any, folder: str | Path) -> None:
@@ -95,44 +88,29 @@ def store(model: Any, tokenizer: Any, folder: str | Path) -> None:
 
 def untrained(name: str | Path, seed: int = 0, device: torch.device | str = "cpu", download: bool = False) -> Foreign:
     """A twin that has learned nothing: the config of a model, or of a kind such as 'gpt2', and random weights."""
-    library = transformers()
-    with quiet(library):
-        config, folder = _config(library, name, download)
-        tokenizer = None if folder is None else _tokenizer(library, folder)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model = _class(library, config)(config)
+    config, folder = _config(name, download)
+    tokenizer = None if folder is None else _tokenizer(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = built(model_class(config), config)
     return Foreign(model.to(device).eval(), tokenizer, f"random:{titled(name)}", False)
 
 
 def outline(name: str | Path, download: bool = False) -> Any:
     """A model without its numbers, on the device "meta": of any size, from its config or its kind alone."""
-    library = transformers()
-    with quiet(library), torch.device("meta"):
-        config, _ = _config(library, name, download)
-        return _class(library, config)(config).eval()
+    with torch.device("meta"):
+        config, _ = _config(name, download)
+        return built(model_class(config), config).eval()
 
 
-def _config(library: Any, name: str | Path, download: bool) -> tuple[Any, Path | None]:
+def _config(name: str | Path, download: bool) -> tuple[Any, Path | None]:
     """The config of a kind such as 'gpt2', or of a model, with its folder."""
-    if not Path(name).is_dir() and str(name) in library.CONFIG_MAPPING:
-        return library.CONFIG_MAPPING[str(name)](), None
+    kinds = transformers().CONFIG_MAPPING
+    if not Path(name).is_dir() and str(name) in kinds:
+        return kinds[str(name)](), None
     folder = located(name, download)
-    config_of(folder)
     with _explained(folder):
-        return library.AutoConfig.from_pretrained(folder, **_LOCAL), folder
-
-
-def _class(library: Any, config: Any) -> Any:
-    """The class that the config names, else the one that writes text, else the bare one."""
-    for named in getattr(config, "architectures", None) or ():
-        found = getattr(library, named, None)
-        if found is not None:
-            return found
-    for mapping in (library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_MAPPING):
-        if type(config) in mapping:
-            return mapping[type(config)]
-    raise HubError(f"transformers has no model for a {type(config).__name__}")
+        return config_from(folder), folder
 
 
 def _classifier(library: Any, config: Any, classes: Sequence[str]) -> Any:
@@ -146,12 +124,14 @@ def _classifier(library: Any, config: Any, classes: Sequence[str]) -> Any:
     return mapping[type(config)]
 
 
-def _tokenizer(library: Any, folder: Path) -> Any:
+def _tokenizer(folder: Path) -> Any:
     """The tokenizer of a folder; None where it has no files of one, as the model is given token ids, or an image."""
     if not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
         return None
     try:
-        return library.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        return tokenizer_from(folder)
+    except RegardError:
+        raise
     except Exception as error:  # a damaged file, a library that is not there: each has a class of its own
         raise HubError(
             f"the tokenizer of {folder} cannot be read: {type(error).__name__}: {_first_line(error)}"
@@ -170,18 +150,3 @@ def _explained(folder: Path) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-@contextmanager
-def quiet(library: Any) -> Iterator[None]:
-    """Without the library's notes and bars for a while."""
-    log = library.utils.logging
-    before, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(before)
-        if bars:
-            log.enable_progress_bar()

@@ -13,9 +13,8 @@ import torch
 
 from regard import hub
 from regard.data.tokenizers import Bytes
-from regard.errors import ExtraMissingError, OptionError
-from regard.hub.attention import transformers
-from regard.hub.foreign import quiet
+from regard.errors import ExtraMissingError, OptionError, RegardError
+from regard.hub.gate import model_from_gguf
 from regard.lens.recording.hub_models import described as described_foreign
 from regard.lens.recording.hub_models import limit
 from regard.lens.recording.record import Text, record
@@ -115,17 +114,12 @@ def _unpacked(path: Path, twin: bool, device: torch.device | str, seed: int) -> 
     missing = [part for part in ("gguf", "accelerate") if find_spec(part) is None]
     if missing:
         raise ExtraMissingError(f"{path} needs `{'` and `'.join(missing)}`: pip install {' '.join(missing)}")
-    library = transformers()
-    given: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
-        with quiet(library), torch.random.fork_rng():
+        with torch.random.fork_rng():
             torch.manual_seed(seed)
-            tokenizer = library.AutoTokenizer.from_pretrained(path.parent, **given)
-            if twin:
-                config = library.AutoConfig.from_pretrained(path.parent, **given)
-                model = library.AutoModelForCausalLM.from_config(config)
-            else:
-                model = library.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given)
+            model, tokenizer = model_from_gguf(path, trained=not twin)
+    except RegardError:
+        raise
     except (ValueError, KeyError, IndexError, OSError, RuntimeError, struct.error) as error:
         raise hub.HubError(f"{path} cannot be read as a language model: {error}") from None
     card = described_foreign(model, f"{RANDOM}{path.stem}" if twin else path.stem, not twin)
