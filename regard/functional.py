@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.mechanisms import Mechanism, fitted, lookup
+from regard.mechanisms.reach import warn_beyond
 from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, check_sizes
 
 
@@ -31,6 +32,9 @@ def attend(
 
     `mechanism` is a name (its `options` follow, e.g. features=256) or one already built. `visible` [B,S] says which
     keys may be seen. The rest is as in `regard.Mask`. Mechanisms with learned parameters start from random ones.
+
+    `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
+    GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
     mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
     size = check_sizes(q, k, v, mask)
@@ -40,4 +44,5 @@ def attend(
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
     out: Tensor = mechanism(q, k, v, mask)
+    warn_beyond(mechanism, q, k, visible)
     return out

@@ -87,6 +87,19 @@ def test_python_shown_runs(code, tmp_path):
     assert left == 0, printed
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "index.md"], ids=short)
+def test_the_first_example_says_the_error_that_it_prints(page, tmp_path):
+    """As shown, and with q and k of unit variance, where it warns of it."""
+    (_, code), *_ = blocks(page, "python")
+    small, large = re.search(r"# (\d+%); with q and k of unit variance it would be (\d+%), and attend", code).groups()
+    for scale, error in (("0.32 *", small), ("1.0 *", large)):
+        (tmp_path / "program.py").write_text(code.replace("0.32 *", scale))
+        left, printed = shown.program(tmp_path / "program.py", tmp_path)
+        assert left == 0 and error in printed.splitlines(), printed
+        assert ("UserWarning: performer" in printed) == (scale == "1.0 *"), printed
+    assert float(small[:-1]) <= 15
+
+
 @pytest.fixture(scope="session")
 def things(tmp_path_factory):
     """What the words in capitals stand for: a model, a text, its tokens, runs, documents and questions."""

@@ -1,0 +1,94 @@
+"""How far random features can follow softmax, and a warning where inputs are beyond it.
+
+With x = q·K^(−1/4), y = k·K^(−1/4) and independent directions, an estimate of exp(q·k/√K) has the relative variance
+    performer   (e^s − 1) / F              s = ‖x+y‖²
+    fourier     2 sinh²(s/2) / F           s = ‖x−y‖²
+It grows exponentially in s and falls only like 1/F. For values that are independent of each other the standard
+deviation of an entry is about the relative error of the output, so the s at which it reaches a third is the limit.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from regard.mechanisms.base import Mechanism
+from regard.mechanisms.random_features import Fourier, Performer
+from regard.shapes import Keys, Queries, Visible, wide
+
+DEVIATION = 1 / 3  # of an entry, relative: below are outputs right to 15%, above those off by 50%
+SAMPLE = 32  # queries and keys of each head that are looked at, evenly spaced
+
+_SETTLED: set[str] = set()  # names that have warned, or that need not be looked at again
+
+
+def warn_beyond(mechanism: Mechanism, q: Queries, k: Keys, visible: Visible | None) -> None:
+    """Warns once in a process and for each mechanism that its features cannot follow q and k.
+
+    On a CPU each call is judged until one has warned. Elsewhere reading a number waits for the device, so only the
+    first call is judged. Nothing is read where that is impossible: under compile, capture, tracing, or a transform.
+    """
+    if torch.compiler.is_compiling() or not isinstance(mechanism, Performer | Fourier):
+        return
+    if mechanism.name in _SETTLED or not _readable(q) or not _readable(k):
+        return
+    if q.device.type != "cpu":
+        _SETTLED.add(mechanism.name)
+    found = float(_middle(mechanism, q, k, visible))
+    furthest = limit(mechanism)
+    if found > furthest:
+        _SETTLED.add(mechanism.name)
+        sign = _sign(mechanism)
+        warnings.warn(
+            f"{mechanism.name}: q and k are too large for {mechanism.count} features to follow softmax "
+            f"(‖q{sign}k‖²/√K is {found:.3g}, at most {furthest:.2g} would do): use smaller q and k, more features, "
+            "or softmax.",
+            stacklevel=3,
+        )
+
+
+def limit(mechanism: Performer | Fourier) -> float:
+    """The s at which the standard deviation of an entry is `DEVIATION` of its mean."""
+    if isinstance(mechanism, Performer):
+        return math.log1p(mechanism.count * DEVIATION**2)
+    return 2 * math.asinh(DEVIATION * math.sqrt(mechanism.count / 2))
+
+
+def _sign(mechanism: Performer | Fourier) -> str:
+    return "+" if isinstance(mechanism, Performer) else "−"
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether numbers can be read from x now, and nobody records what is done with it."""
+    if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta:
+        return False
+    if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+@torch.no_grad()
+def _middle(mechanism: Performer | Fourier, q: Queries, k: Keys, visible: Visible | None) -> Tensor:
+    """The median of s over pairs of sampled queries and visible keys; NaN where there are none, or only NaN."""
+    every = _step(k.shape[2])
+    x = wide(q[:, :, :: _step(q.shape[2])]) * q.shape[3] ** -0.25
+    y = wide(k[:, :, ::every]) * k.shape[3] ** -0.25
+    if visible is not None:
+        y = y.masked_fill(~visible[:, None, ::every, None], math.nan)
+    x = x.reshape(y.shape[0], y.shape[1], -1, y.shape[3])  # the queries of a group side by side
+    if isinstance(mechanism, Fourier):
+        y = -y
+    lengths = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
+    shifts: Tensor = lengths + 2 * x @ y.mT
+    return shifts.nanmedian()
+
+
+def _step(tokens: int) -> int:
+    """Every how many tokens one is looked at, so that `SAMPLE` are at most."""
+    return max(1, math.ceil(tokens / SAMPLE))
