@@ -10,6 +10,7 @@ before it, so padding never shifts anything.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -206,6 +207,11 @@ class Mask:
 
 def _both(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
+
+
+def default_scale(K: int) -> float:
+    """Returns 1/√K, the factor of the scores q·k of keys of width K unless a mechanism has its own."""
+    return 1 / math.sqrt(K)
 
 
 def wide(x: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ cutting them changes nothing, and no matrix over all tokens is held.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from regard.errors import HubError as HubError
 from regard.hub.calls import Call as Call
 from regard.hub.calls import Used, attended
 from regard.hub.masks import Seen, answered, truth_values
+from regard.shapes import default_scale
 
 NAME = "regard_listening"
 OVER = "regard_over_"  # and behind it the implementation of the layers that stay as they are
@@ -264,7 +264,7 @@ def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
     if scaling is not None:
         return float(scaling)
     head_dim = getattr(module, "head_dim", query.shape[-1])
-    return 1 / math.sqrt(head_dim if isinstance(head_dim, int) else query.shape[-1])
+    return default_scale(head_dim if isinstance(head_dim, int) else query.shape[-1])
 
 
 _CROSS = re.compile(r"cross|encoder_attn|EncDec", re.I)

@@ -5,7 +5,6 @@ On a CPU it is not fused where weights are dropped; regard's own function then t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -25,8 +24,7 @@ def _when(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, m
 
 @kernel(Softmax, "forward", name="sdpa", when=_when)
 def softmax(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    scale = 1 / math.sqrt(q.shape[-1]) if mechanism.scale is None else mechanism.scale
-    return fused(mechanism, q, mask.hide(k), v, mask, scale)
+    return fused(mechanism, q, mask.hide(k), v, mask, mechanism.score_scale(q.shape[-1]))
 
 
 @kernel(Synthesizer, "forward", name="sdpa", when=_when)

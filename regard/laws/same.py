@@ -5,7 +5,6 @@ The slips are tried on the reference: one that reproduces the subject's outputs 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from regard.laws.case import TOLERANCE, Case, Compared, Finding, agree, difference, worst
 from regard.laws.subjects import Subject
 from regard.mechanisms import Softmax, mix, scores
-from regard.shapes import Mask
+from regard.shapes import Mask, default_scale
 
 Slip = Callable[[Subject, Case, list[Tensor]], Tensor | None]
 
@@ -89,7 +88,7 @@ def _over_queries(reference: Subject, case: Case, inputs: list[Tensor]) -> Tenso
         return None
     q, k, v = inputs
     mask = Mask(case.causal)
-    raw = scores(q / math.sqrt(q.shape[-1]), k, mask)
+    raw = scores(q * default_scale(q.shape[-1]), k, mask)
     allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
     if allowed is not None:
         raw = raw.masked_fill(~allowed, float("-inf"))

@@ -36,7 +36,8 @@ class Argmax(Pairwise):
         return self.gradient != "none"
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
-        raw = scores(q, k, mask) / math.sqrt(q.shape[-1])  # divided last: integers stay exact, ties stay ties
+        # Divided after the product, by √K itself: products of integers stay exact, so that ties stay ties.
+        raw = scores(q, k, mask) / math.sqrt(q.shape[-1])
         ranked = _ranked(raw.detach(), mask)
         best = ranked.argmax(-1, keepdim=True)
         hard = torch.zeros_like(ranked).scatter_(-1, best, 1.0)

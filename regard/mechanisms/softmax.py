@@ -7,11 +7,9 @@ unit variance, so that the softmax does not saturate; a single decoding step nee
 
 from __future__ import annotations
 
-import math
-
 from regard.mechanisms.base import register
 from regard.mechanisms.pairwise import Pairwise, scores
-from regard.shapes import Keys, Mask, Queries, Weights
+from regard.shapes import Keys, Mask, Queries, Weights, default_scale
 
 
 @register("softmax")
@@ -22,6 +20,9 @@ class Softmax(Pairwise):
         super().__init__()
         self.scale = scale
 
+    def score_scale(self, K: int) -> float:
+        """Returns the factor of the scores of keys of width K: `scale`, or 1/√K where it is None."""
+        return default_scale(K) if self.scale is None else self.scale
+
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        return mask.softmax(scores(q * scale, k, mask))
+        return mask.softmax(scores(q * self.score_scale(q.shape[-1]), k, mask))

@@ -54,8 +54,7 @@ def extend(
     keys, values = state.k.view(B * G, room, K), state.v.view(B * G, room, -1)
     if 2 * used < room:
         room, keys, values = used, keys[:, :used], values[:, :used]
-    scale = 1 / math.sqrt(K) if mechanism.scale is None else mechanism.scale
-    scores = torch.bmm((q * scale).reshape(B * G, H // G, K), keys.mT)
+    scores = torch.bmm((q * mechanism.score_scale(K)).reshape(B * G, H // G, K), keys.mT)
     if used < room:
         scores[:, :, used:] = -math.inf
     return torch.bmm(scores.softmax(-1), values).view(B, H, 1, -1), state

@@ -7,7 +7,6 @@ step can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-import math
 from importlib.util import find_spec
 
 import torch
@@ -47,6 +46,6 @@ def extend(
 
     state = grown(state, state.used + 1)
     assert state.k is not None
-    scale = 1 / math.sqrt(q.shape[-1]) if mechanism.scale is None else mechanism.scale
+    scale = mechanism.score_scale(q.shape[-1])
     out, tokens = step(q, k, v, state.k, state.v, state.tokens, state.used, scale)
     return out, state._replace(tokens=tokens, used=state.used + 1)

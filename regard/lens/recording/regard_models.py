@@ -6,7 +6,6 @@ laid side by side: since keys are in the order of the tokens, that is the one ma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -299,8 +298,7 @@ def _formula(
     if isinstance(mechanism, SoftmaxAttention) and cls is SoftmaxAttention:
         assert q is not None
         made.slopes = None if mask.slopes is None else mask.slopes.detach().float().cpu()
-        scale = 1 / math.sqrt(q.shape[-1]) if mechanism.scale is None else mechanism.scale
-        return Softmax(scale, mask.softcap)
+        return Softmax(mechanism.score_scale(q.shape[-1]), mask.softcap)
     if isinstance(mechanism, Synthesizer) and cls is Synthesizer and not mask.shapes_scores:
         assert q is not None
         made.q, made.k = map(_plain, mechanism.as_softmax(q, mask))
