@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from regard.errors import KernelError, did_you_mean
 from regard.mechanisms import Kernel, Mechanism, Pairwise
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -25,7 +24,7 @@ def kernel(
     """
 
     def add(run: _F) -> _F:
-        cls.kernels.setdefault(face, []).append(Kernel(name, run, when, device, limits))
+        cls.kernels.add_kernel(face, Kernel(name, run, when, device, limits))
         return run
 
     return add
@@ -34,9 +33,12 @@ def kernel(
 def registered(cls: type[Mechanism]) -> dict[str, list[Kernel]]:
     """The kernels of each face, "parallel" and "recurrent". A pairwise mechanism decodes with its parallel kernel over
     the cache where no other is for decoding."""
-    forward, extend = cls.kernels.get("forward", []), cls.kernels.get("extend", [])
-    found = {"parallel": forward, "recurrent": extend + (forward if issubclass(cls, Pairwise) else [])}
-    return {face: kernels for face, kernels in found.items() if kernels}
+    forward = cls.kernels.for_face("forward")
+    recurrent = cls.kernels.for_face("extend")
+    if issubclass(cls, Pairwise):
+        recurrent += forward
+    kernels = {"parallel": forward, "recurrent": recurrent}
+    return {face: listed for face, listed in kernels.items() if listed}
 
 
 def runs_here(kernel: Kernel) -> bool:
@@ -54,9 +56,7 @@ def fast(model: _N, name: str = "auto") -> _N:
     if name == "auto":
         return _choose(model, name)
     for mechanism in _mechanisms(model):
-        known = {k.name for kernels in mechanism.kernels.values() for k in kernels}
-        if name not in known:
-            raise KernelError(f"{mechanism.name} has no kernel called '{name}'.{did_you_mean(name, known | {'auto'})}")
+        mechanism.kernels.find(name)
     return _choose(model, name)
 
 

@@ -164,7 +164,8 @@ def flops_as_declared(subject: Subject, case: Case) -> Finding:
 
 def kernel_is_reference(subject: Subject, case: Case) -> Finding:
     """kernel = reference, forward and gradients, with NaN-poisoned output buffers"""
-    kernels = [(face, k) for face, ks in _mechanism(subject, case).kernels.items() for k in ks]
+    registry = _mechanism(subject, case).kernels
+    kernels = [(face, kernel) for faces in registry.values() for face, kernel in faces.items()]
     if not kernels:
         raise DoesNotApply("no kernel is registered for it")
     findings, refusals = [], []

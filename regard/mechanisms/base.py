@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.errors import KernelError, MaskError
+from regard.errors import KernelError, MaskError, did_you_mean
 from regard.registry import Registry, call_with_options
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights
 
@@ -65,6 +65,25 @@ class Kernel(NamedTuple):
     limits: str = ""
 
 
+class KernelRegistry(Registry[dict[str, Kernel]]):
+    """The kernels of one mechanism: by name, then by the face ("forward" or "extend") that each one replaces."""
+
+    def __init__(self, mechanism: type[Mechanism]) -> None:
+        super().__init__("kernel", error=KernelError)
+        self.mechanism = mechanism
+
+    def add_kernel(self, face: str, kernel: Kernel) -> None:
+        """Registers the kernel of a face under its name."""
+        self.put(kernel.name, self.get(kernel.name, {}) | {face: kernel})
+
+    def for_face(self, face: str) -> list[Kernel]:
+        """Returns the kernels of a face in the order in which they are tried."""
+        return [faces[face] for faces in self._entries.values() if face in faces]
+
+    def describe_unknown(self, name: object) -> str:
+        return f"{self.mechanism.name} has no kernel called {name!r}.{did_you_mean(str(name), [*self, 'auto'])}"
+
+
 class Mechanism(nn.Module, ABC):
     """Attention as mathematics: no projections, no heads to merge, no positions to add."""
 
@@ -77,7 +96,7 @@ class Mechanism(nn.Module, ABC):
     crosses: ClassVar[bool] = True  # can attend to another sequence
     signed: ClassVar[bool] = False  # weights may be negative
     letters: ClassVar[dict[str, str]] = {}  # its own sizes, by the letters that the formulas of its cost call them
-    kernels: ClassVar[dict[str, list[Kernel]]] = {}
+    kernels: ClassVar[KernelRegistry]
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +106,7 @@ class Mechanism(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Kernels belong to exactly one class: a subclass may compute something else.
         super().__init_subclass__(**kwargs)
-        cls.kernels = {}
+        cls.kernels = KernelRegistry(cls)
 
     @abstractmethod
     def forward(self, q: Queries | None, k: Keys | None, v: Values, mask: Mask = ...) -> Outputs:
@@ -144,9 +163,9 @@ class Mechanism(nn.Module, ABC):
         """The fast twin to run for this call, or None for the plain reference."""
         if self.use == "plain":
             return None
-        if self.use != "auto" and all(self.use != k.name for kernels in self.kernels.values() for k in kernels):
-            raise KernelError(f"{self.name} has no kernel called '{self.use}'. Use fast(model) to let regard choose.")
-        for kernel in self.kernels.get(face, []):
+        if self.use != "auto":
+            self.kernels.find(self.use)
+        for kernel in self.kernels.for_face(face):
             if self.use not in ("auto", kernel.name):
                 continue
             reason = kernel.refuses(self, *args)
