@@ -74,17 +74,36 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
     def find(self, name: str) -> _T:
         """Returns the entry of a name; the error of a wrong name lists the right ones."""
         if not isinstance(name, str) or name not in self:
-            raise self.error(f"no {self.kind} is called {name!r}.{did_you_mean(str(name), self)}")
+            raise self.error(self.describe_unknown(name))
         return self[name]
+
+    def describe_unknown(self, name: object) -> str:
+        """Returns the message of the error for a name that nothing is known by."""
+        return f"no {self.kind} is called {name!r}.{did_you_mean(str(name), self)}"
 
     def build(self, name: str, offered: Mapping[str, Any], **options: Any) -> Any:
         """Calls the entry of that name with what it takes of `offered` and with all of `options`."""
         return call_with_options(self.find(name), f"{self.kind} '{name}'", offered, options)
 
 
-def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function, or of a class's constructor without `self`, by name and in order."""
+    return inspect.signature(function).parameters
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether a function has a parameter of that name; `**kwargs` does not count."""
+    return name in parameters_of(function)
+
+
+def accepts_any_keyword(function: Callable[..., Any]) -> bool:
+    """Returns whether a function has `**kwargs`, and so takes arguments that it does not name."""
+    return any(p.kind is p.VAR_KEYWORD for p in parameters_of(function).values())
+
+
+def accepted_options(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of the offered arguments that a function has parameters for."""
-    parameters = inspect.signature(function).parameters
+    parameters = parameters_of(function)
     return {name: value for name, value in offered.items() if name in parameters}
 
 
@@ -92,7 +111,7 @@ def call_with_options(function: Any, title: str, offered: Mapping[str, Any], opt
     """Calls a function with what it takes of `offered` and with all of `options`; an error lists its options."""
     signature = inspect.signature(function)
     try:
-        bound = signature.bind(**accepted(function, offered) | dict(options))
+        bound = signature.bind(**accepted_options(function, offered) | dict(options))
     except TypeError as error:
         known = ", ".join(signature.parameters) or "none"
         raise OptionError(f"{title}: {error}. Its options: {known}.") from None

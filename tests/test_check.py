@@ -234,7 +234,7 @@ def test_a_mechanism_in_one_file_of_your_own(tmp_path):
     finally:
         from regard.mechanisms import base
 
-        base._REGISTRY.pop("cosine", None)
+        base.MECHANISMS.pop("cosine", None)
 
 
 def test_case_shows_only_what_differs():

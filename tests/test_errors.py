@@ -19,6 +19,7 @@ from regard.errors import (
     ZeroRowError,
 )
 from regard.mechanisms import fitted
+from regard.registry import accepted_options, accepts, accepts_any_keyword
 
 PAIRWISE = ["softmax", "argmax"]
 LINEAR = ["elu", "quadratic", "linear", "performer", "fourier"]
@@ -393,3 +394,16 @@ def test_all_errors_are_of_one_family_and_of_the_kind_python_expects():
         (OptionError, TypeError),
     ):
         assert issubclass(kind, RegardError) and issubclass(kind, like)
+
+
+# Signatures
+
+
+def test_options_are_filtered_by_the_parameters_that_a_function_names():
+    def takes(a, b=2): ...
+
+    def takes_all(a, **more): ...
+
+    assert accepts(takes, "b") and not accepts(takes, "c") and not accepts(takes_all, "c")
+    assert accepts_any_keyword(takes_all) and not accepts_any_keyword(takes)
+    assert accepted_options(takes, {"c": 3, "b": 4}) == {"b": 4}

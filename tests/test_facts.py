@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -856,3 +858,14 @@ def test_a_random_synthesizer_needs_only_values(use):
     v = torch.randn(3, 2, 7, 5)
     q = torch.randn(3, 6, 7, 4)
     assert torch.equal(built(None, None, v), built(q, None, v))
+
+
+# Names
+
+
+def test_packages_that_can_be_called_still_hold_their_modules():
+    names = ("lab.design", "mechanisms.base", "generate.decode", "lens.recording", "cost.devices")
+    code = [f"assert regard.{name}.__name__ == 'regard.{name}'" for name in names]
+    code.append("assert callable(regard.mechanisms) and callable(regard.generate) and callable(regard.cost)")
+    # A fresh interpreter: here, other tests have imported everything already.
+    subprocess.run([sys.executable, "-c", "; ".join(["import regard", *code])], check=True)

@@ -15,7 +15,7 @@ from regard.lens import models as lens_models
 from regard.lens.models import opened
 from regard.lens.trace.tokens import read
 from regard.mechanisms import Pairwise, mechanisms, register
-from regard.mechanisms.base import _REGISTRY
+from regard.mechanisms.base import MECHANISMS
 from regard.mechanisms.pairwise import scores
 from regard.models import GPT, Encoder, Seq2Seq
 from regard.shapes import Mask
@@ -161,7 +161,7 @@ def test_a_mechanism_of_ones_own_is_kept_as_it_is():
         for layer, maps in enumerate(attention_maps(model, torch.tensor([ids]))):
             close(trace.weights(layer, 2), maps[0, 2], 3e-4)
     finally:
-        del _REGISTRY["cosine of a test"]
+        del MECHANISMS["cosine of a test"]
 
 
 def test_recording_leaves_the_model_as_it_was():

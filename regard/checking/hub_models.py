@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +18,7 @@ from regard.kernels import plain
 from regard.laws import DoesNotApply, Finding
 from regard.laws.case import difference, worst
 from regard.mechanisms import Softmax
+from regard.registry import accepts
 
 _COPIES: WeakKeyDictionary[Any, dict[torch.dtype, Any]] = WeakKeyDictionary()
 
@@ -34,10 +34,10 @@ class HubSubject(Trial):
         self.two_sided = bool(getattr(model.config, "is_encoder_decoder", False))
         parts = {p.part for p in places(model)}
         self.writes = self.two_sided or ("decoder" in parts if parts else model.can_generate())
-        self.takes = inspect.signature(model.forward).parameters
+        self.takes_positions = accepts(model.forward, "position_ids")
         # Some count positions from the ids themselves; of the rest, those that cannot be told them know one side only.
         self.counts = any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())
-        self.sides = ("left", "right") if self.counts or "position_ids" in self.takes else ("right",)
+        self.sides = ("left", "right") if self.counts or self.takes_positions else ("right",)
         self.T = T
         self.tokens = self.random(B, T)
         self.source = self.random(B, T + 2) if self.two_sided else None
@@ -118,7 +118,7 @@ class HubSubject(Trial):
         return _vectors(self.model.base_model(input_ids=tokens, **more))  # one answer for a text: look beneath it
 
     def _positions(self, tokens: Tensor, visible: Tensor | None) -> dict[str, Tensor]:
-        if self.counts or visible is None or "position_ids" not in self.takes:
+        if self.counts or visible is None or not self.takes_positions:
             return {}
         return {"position_ids": (visible.long().cumsum(1) - 1).clamp(min=0)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +22,7 @@ from regard.errors import OptionError
 from regard.mechanisms import Cost, Face, Mechanism, fitted, lookup, sketched
 from regard.mechanisms import mechanisms as known
 from regard.nn import Attention
+from regard.registry import accepted_options
 from regard.shapes import Size
 
 
@@ -40,8 +40,8 @@ class Asked:
     def build(self, name: str, size: Size | None = None, make: Callable[..., Mechanism] = sketched) -> Mechanism:
         """A mechanism of these sizes; to run it, `make` is `fitted`."""
         cls = lookup(name)
-        takes = self.features is not None and "features" in inspect.signature(cls).parameters
-        return make(cls, self.size if size is None else size, **({"features": self.features} if takes else {}))
+        offered = {} if self.features is None else {"features": self.features}
+        return make(cls, self.size if size is None else size, **accepted_options(cls, offered))
 
     def cost(self, name: str) -> Cost:
         """Of the mechanism alone, or of a layer as wide as its heads, without biases."""

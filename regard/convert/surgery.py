@@ -8,7 +8,6 @@ there q and k are each divided by (2√K)^½, since e^s = (1 + s/2)² to the fir
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from regard.mechanisms import lookup
 from regard.models import GPT, Encoder, Model
 from regard.models.config import StackConfig
 from regard.nn import Attention
+from regard.registry import accepts
 
 # What queries and keys of softmax are multiplied by before another mechanism takes them, for key width K.
 SCALES: dict[str, Callable[[int], float]] = {"quadratic": lambda K: (2 * math.sqrt(K)) ** -0.5}
@@ -124,11 +124,10 @@ def _mechanisms(config: StackConfig, name: str, chosen: Sequence[int], options: 
         what = "it has no queries and keys that another mechanism could inherit"
         _check_needs(config.per_layer[n], f"is what layer {n} has: {what}")
     names = [name if n in chosen else old for n, old in enumerate(config.per_layer)]
-    takes = {n: set(inspect.signature(lookup(n)).parameters) for n in names}
-    kept = {n: x for n, x in config.options.items() if any(n in takes[old] for old in names)}
+    kept = {n: x for n, x in config.options.items() if any(accepts(lookup(old), n) for old in names)}
     others = {old for n, old in enumerate(config.per_layer) if n not in chosen}
     for option, value in options.items():
-        shared = [old for old in others if option in takes[old] and config.options.get(option) != value]
+        shared = [old for old in others if accepts(lookup(old), option) and config.options.get(option) != value]
         if shared:
             raise ConvertError(
                 f"--option {option}={value}: '{shared[0]}' of a layer that stays has that option too, and a model "

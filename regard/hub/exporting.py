@@ -6,7 +6,6 @@ is what the family has no equivalent of, and is named.
 
 from __future__ import annotations
 
-import inspect
 import json
 import secrets
 import shutil
@@ -28,6 +27,7 @@ from regard.hub.safety import CONFIG, WEIGHTS
 from regard.hub.tokenizer_files import token_ids, tokenizer_files
 from regard.models import GPT, Encoder, Model, StackConfig
 from regard.nn import POSITIONS
+from regard.registry import parameters_of
 
 _AUTO = {"words": "AutoModelForCausalLM", "none": "AutoModel", "masked": "AutoModelForMaskedLM"}
 _AUTO["classes"] = "AutoModelForSequenceClassification"
@@ -95,7 +95,7 @@ def resolved(model: GPT | Encoder) -> Any:
     config, block = model.config, model.stack.layers[0]
     size = block.attention.size
     a = config.attention
-    position = inspect.signature(POSITIONS.find(config.position)).parameters
+    position = parameters_of(POSITIONS.find(config.position))
     options = {n: x for n, x in config.position_options.items() if n not in position or x != position[n].default}
     final = config.block.before if config.block.final_norm is None else config.block.final_norm
     config = config.but(

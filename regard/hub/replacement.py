@@ -5,7 +5,6 @@ takes all of them out again. Nothing of the model's own is changed or copied.
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from regard.hub.attention import PART, answers, calls_interface, crosses, unused
 from regard.hub.calls import Used
 from regard.mechanisms import Mechanism, lookup
 from regard.mechanisms import mechanism as build
+from regard.registry import accepted_options, parameters_of
 
 Part = Literal["encoder", "decoder", "cross"]
 M = TypeVar("M", bound=nn.Module)
@@ -128,11 +128,11 @@ def _fitted(name: str, place: Place, model: nn.Module, options: Mapping[str, Any
         width = hidden // heads
     length = _number(module, config, "max_position_embeddings", "n_positions", "max_source_positions")
     known = {"heads": heads, "width": width, "length": length}
-    takes = inspect.signature(lookup(name)).parameters
-    for key, p in takes.items():
+    for key, p in parameters_of(lookup(name)).items():
         if key in known and known[key] is None and key not in options and p.default is p.empty:
             raise OptionError(f"{place.name}: its {key} is not in the model's config; give {key}= to use '{name}'")
-    return build(name, **{n: x for n, x in known.items() if n in takes and x is not None} | dict(options))
+    offered = {n: x for n, x in known.items() if x is not None}
+    return build(name, **accepted_options(lookup(name), offered) | dict(options))
 
 
 def _number(module: nn.Module, config: Any, *names: str) -> int | None:

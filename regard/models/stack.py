@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from regard.kernels.dropout import dropout
 from regard.mechanisms import Cache, fork, lookup
 from regard.models.config import StackConfig
 from regard.nn import MLPS, NORMS, POSITIONS, Attention, Block, BlockState, Rotation
+from regard.registry import accepted_options, accepts
 from regard.shapes import Mask
 
 Vectors = Float[Tensor, "B T D"]
@@ -215,6 +215,6 @@ def initialise(module: nn.Module, residuals: int) -> None:
 
 def _taken(name: str, config: StackConfig) -> dict[str, Any]:
     """The options that this layer's mechanism has; one that no layer has is passed on, to be refused."""
-    takes = {n: set(inspect.signature(lookup(n)).parameters) for n in config.per_layer}
-    unknown = set(config.options) - set().union(*takes.values())
-    return {n: x for n, x in config.options.items() if n in takes[name] or n in unknown}
+    known = accepted_options(lookup(name), config.options)
+    unknown = {n for n in config.options if not any(accepts(lookup(other), n) for other in config.per_layer)}
+    return {n: x for n, x in config.options.items() if n in known or n in unknown}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.errors import RegardError
 from regard.models import Model
+from regard.registry import accepts
 
 Loss = Callable[[Batch], Tensor]
 
@@ -150,7 +150,7 @@ class Replicated:
         self.model, self.loss = model, loss
         self.shared: DDP | None = None
         if process.count > 1:
-            newer = "forward_sync_buffers" in signature(DDP).parameters  # what torch 2.13 calls it
+            newer = accepts(DDP, "forward_sync_buffers")  # what torch 2.13 calls it
             options: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
             options["find_unused_parameters"] = not _all_learn(model, loss, row())
             self.loss = self.shared = DDP(_Computed(model, loss), **options)

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 from regard.config import ConfigError
 from regard.errors import did_you_mean
+from regard.registry import parameters_of
 from regard.train.distributed import dealt, gathered, parted
 from regard.train.settings import OptimizerConfig, ScheduleConfig, share
 
@@ -39,7 +40,7 @@ def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = Fa
             f"train.optimizer.name = {config.name!r}: no such optimiser in torch.optim."
             f"{did_you_mean(config.name.lower(), OPTIMIZERS)}"
         )
-    takes = inspect.signature(cls).parameters
+    takes = parameters_of(cls)
     for name, instead in {"lr": "train.lr", "weight_decay": "train.optimizer.decay"}.items():
         if name in config.options:
             raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")

@@ -8,7 +8,6 @@ took, is left out, and the reason is kept.
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from regard.lab.bench.peers import PEERS
 from regard.laws import Subject
 from regard.laws.subjects import FunctionSubject, MechanismSubject
 from regard.mechanisms import Cost, Mechanism, fitted, lookup, mechanisms, sketched
+from regard.registry import accepted_options
 from regard.shapes import Size
 
 Pass = Literal["forward", "training", "decode"]
@@ -112,7 +112,7 @@ def entrants(
 
 
 def _options(name: str, config: Race) -> dict[str, Any]:
-    return {"features": config.features} if "features" in inspect.signature(lookup(name)).parameters else {}
+    return accepted_options(lookup(name), {"features": config.features})
 
 
 def _ours(name: str, config: Race) -> Entrant:

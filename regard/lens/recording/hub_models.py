@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from regard.lens.recording.projections import record_projections
 from regard.lens.recording.regard_models import Gradient
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording
+from regard.registry import accepted_options, accepts, accepts_any_keyword
 
 LANGUAGE = re.compile(r"(CausalLM|LMHeadModel|MaskedLM|ConditionalGeneration)$")
 
@@ -116,9 +116,9 @@ def _inputs(
     fast = bool(getattr(tokenizer, "is_fast", False))
     found = dict(tokenizer(text, return_tensors="pt", return_offsets_mapping=fast, verbose=False))
     offsets = [(int(a), int(b)) for a, b in found.pop("offset_mapping")[0].tolist()] if fast else None
-    takes = inspect.signature(model.forward).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    return {n: x.to(device) for n, x in found.items() if open_ended or n in takes}, offsets, text
+    if not accepts_any_keyword(model.forward):
+        found = accepted_options(model.forward, found)
+    return {n: x.to(device) for n, x in found.items()}, offsets, text
 
 
 def limit(model: Any) -> int | None:
@@ -168,8 +168,7 @@ def _run(
 
 
 def _labels(model: Any, inputs: dict[str, Any]) -> Tensor:
-    takes = inspect.signature(model.forward).parameters
-    if "labels" not in takes or not LANGUAGE.search(type(model).__name__):
+    if not accepts(model.forward, "labels") or not LANGUAGE.search(type(model).__name__):
         raise OptionError(
             f"{type(model).__name__} has no loss of its own here: give gradient=f, with f(output) the number to "
             "differentiate"
