@@ -18,12 +18,12 @@ from regard.checking import plugin
 from regard.cli.app import app
 from regard.config import ConfigError
 from regard.cost import timing
-from regard.lab.base import page_again
 from regard.lab.bench import peers
 from regard.lab.bench import run as bench
 from regard.lab.bench.memory import free, peak
 from regard.lab.bench.page import bench_page, picture
 from regard.lab.bench.run import Race, race
+from regard.reporting import write_report
 
 CPU = torch.device("cpu")
 NAMES = [peer.name for peer in peers.PEERS]
@@ -243,7 +243,7 @@ def test_the_command_writes_results_page_and_pictures(tmp_path: Path) -> None:
     assert "times the floor" in done.output
     results = json.loads((out / "results.json").read_text())
     assert {row["what"] for row in results["rows"]} == {"elu", "softmax"}
-    assert page_again([out]) == out / "report.html"
+    assert write_report([out]) == out / "report.html"
     again = CliRunner().invoke(app, [*asked, "-o", str(out)])
     assert "holds results already" in str(again.exception)
 

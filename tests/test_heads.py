@@ -22,7 +22,7 @@ from regard.lab.heads.statistics import beyond, detectable, holm, paired, studen
 from regard.models import GPT
 from regard.nn import MERGES
 from regard.report.page import ReportError
-from regard.reporting import compare
+from regard.reporting import write_report
 from regard.train.progress import Progress
 from regard.train.tasks.heads import SENTENCES, HeadsData
 
@@ -294,7 +294,7 @@ def test_an_experiment_goes_on_to_the_same_results(whole, text, tmp_path):
 def test_the_page_says_what_was_found(whole, tmp_path):
     out, results = whole
     page = (out / "report.html").read_text()
-    assert compare([out], tmp_path / "again.html").read_text() == page
+    assert write_report([out], tmp_path / "again.html").read_text() == page
     for name in ("Outcome", "Which differences exceed the noise?", "Shift is concatenate", "One merge cheats"):
         assert f">{name}</h2>" in page
     assert "broken: looks ahead" in page and "off at inference" in page and SENTENCES["weird"] in page
@@ -323,7 +323,7 @@ def test_parts_without_their_merge_are_left_out_and_one_seed_proves_nothing(whol
 def test_results_of_an_unknown_experiment_have_no_page(whole, tmp_path):
     (tmp_path / "results.json").write_text('{"experiment": "haeds"}')
     with pytest.raises(ReportError, match=r"'haeds' has no page; expected one of .*heads"):
-        compare([tmp_path])
+        write_report([tmp_path])
 
 
 def test_the_recipe_alone_trains_one_model(tmp_path):

@@ -403,9 +403,9 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
     monkeypatch.setattr(plan, "_READY", {})
     x = torch.randn(1, 1, 256, 8)
     for dtype in (torch.float32, torch.bfloat16):
-        plan = plan.planned(x.to(dtype), x.to(dtype), x.to(dtype), None, "elu")
+        chosen = plan.planned(x.to(dtype), x.to(dtype), x.to(dtype), None, "elu")
         sums, tops = torch.zeros(1, 3, 72), torch.zeros(1, 3)
-        launch._combined(plan, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), False, False)
+        launch._combined(chosen, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), False, False)
     assert compiled == [torch.float32, torch.bfloat16]
 
 

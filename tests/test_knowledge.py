@@ -15,7 +15,7 @@ from regard.data.questions import PAD, Question, prompt, read_questions, vocabul
 from regard.errors import LengthError
 from regard.lab import experiment
 from regard.lab.knowledge.answers import answer, person, score
-from regard.reporting import compare
+from regard.reporting import write_report
 from regard.train import Interrupted, RunError, recipe, stage
 from regard.train.progress import Progress
 from regard.train.tasks.knowledge import Corruption, KnowledgeData, Questions
@@ -106,8 +106,8 @@ def test_an_experiment_goes_on_to_the_same_results(whole, stop, where, tmp_path)
 def test_the_report_again_from_results_and_of_runs(whole, tmp_path):
     out, _ = whole
     page = (out / "report.html").read_bytes()
-    assert compare([out], tmp_path / "one.html").read_bytes() == page
-    runs = compare([out / "pretraining", out / "with-pretraining"], tmp_path / "two.html").read_text()
+    assert write_report([out], tmp_path / "one.html").read_bytes() == page
+    runs = write_report([out / "pretraining", out / "with-pretraining"], tmp_path / "two.html").read_text()
     assert "with-pretraining" in runs
 
 

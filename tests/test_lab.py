@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -96,7 +97,7 @@ def test_what_fails_leaves_the_folder_free(tmp_path, monkeypatch):
 
 
 def test_a_lab_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.lab.base.LABS", dict(LABS))
+    monkeypatch.setattr("regard.lab.base.LABS", copy.deepcopy(LABS))
 
     @lab("mine", LabConfig, lambda results: Page("mine", results["found"]))
     def measure(config, say):

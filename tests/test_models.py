@@ -351,7 +351,7 @@ def _swap_weights(folder: Path) -> None:
 DAMAGE = {
     "no config.json": lambda f: (f / "config.json").unlink(),
     "config.json is damaged": lambda f: (f / "config.json").write_text("{"),
-    "something else": lambda f: (f / "config.json").write_text("{}"),
+    "no model saved by regard": lambda f: (f / "config.json").write_text("{}"),
     "a Hugging Face model": lambda f: (f / "config.json").write_text('{"model_type": "gpt2"}'),
     "format_version 2, newer": lambda f: _edit(f, format_version=2),
     "format_version 'x'": lambda f: _edit(f, format_version="x"),

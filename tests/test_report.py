@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from regard import GPT, Encoder, Seq2Seq
 from regard.errors import ExtraMissingError, OptionError, RegardError, ShapeError
+from regard.lab.knowledge.page import knowledge_page
+from regard.lab.runs.page import compare_page
 from regard.laws.case import difference
 from regard.lens import attention_maps
 from regard.mechanisms import mechanisms, mix
-from regard.report import Page, ReportError, compare_page, heads_grid, heat, knowledge_page, plots
+from regard.report import Page, ReportError, heads_grid, heat, plots
 from regard.report.heat import label
 from regard.report.markup import Markup, duration, escape, number, percent, strong, tag
 from regard.report.page import details, facts, heading, paragraph, samples, table

@@ -25,7 +25,7 @@ from regard.hub.classifier import Classifier, HubTokenizer, default_encoder
 from regard.lab import experiment
 from regard.lab.sentiment.run import Judged, _confusion, _wrong
 from regard.models import token_loss
-from regard.reporting import compare
+from regard.reporting import write_report
 from regard.train import recipe, stage
 from regard.train.loop import compilation
 from regard.train.tasks.sentiment import Sentiment, SentimentData, encoded, judged, positive
@@ -486,7 +486,7 @@ def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):
         results["wrong"][0]["text"],
     ):
         assert words in text
-    assert compare([out], tmp_path / "again.html").read_text() == text
+    assert write_report([out], tmp_path / "again.html").read_text() == text
 
 
 def test_a_stopped_experiment_goes_on(done, roberta, tmp_path):

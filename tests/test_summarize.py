@@ -27,7 +27,7 @@ from regard.lab.summarize.summaries import judged, scored, summaries
 from regard.lens import attention_maps
 from regard.models import token_loss
 from regard.report.masks import reasons
-from regard.reporting import compare
+from regard.reporting import write_report
 from regard.train import recipe, stage
 from regard.train.progress import Progress
 from regard.train.tasks.summarize import AHEAD, COPY, GIVEN, Summarize, SummarizeData, batch_of, encoded, trimmed
@@ -375,7 +375,7 @@ def test_what_the_experiment_leaves(whole):
     page = (out / "report.html").read_text()
     for title in ("Outcome", "True, confused and invented", "Who may see whom", "Where it looks", "Side by side"):
         assert f">{title}</h2>" in page
-    assert compare([out], out.parent / "again.html").read_text() == page
+    assert write_report([out], out.parent / "again.html").read_text() == page
 
 
 def test_the_masks_are_those_of_the_model(whole):
