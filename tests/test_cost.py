@@ -467,18 +467,18 @@ def test_times():
 
 def test_the_cache_of_a_hugging_face_config_is_counted_without_weights():
     pytest.importorskip("transformers")
-    from regard.hub.costs import foreign_cost
+    from regard.hub.costs import hub_model_cost
 
-    gpt2 = foreign_cost("gpt2", T=64, B=2)
+    gpt2 = hub_model_cost("gpt2", T=64, B=2)
     with torch.device("meta"):
         ours = GPT.preset("gpt2").bfloat16().summary(64, B=2).total
     assert (gpt2.parameters, gpt2.forward) == (ours.parameters, ours.whole.matmul)
     assert gpt2.cache == ours.state == 2 * 64 * gpt2.a_token and gpt2.a_token == 12 * 2 * 768 * 2
-    mistral = foreign_cost("mistral", T=32)
+    mistral = hub_model_cost("mistral", T=32)
     assert mistral.a_token == 32 * 2 * 8 * 128 * 2 and mistral.cache == 32 * mistral.a_token
-    mixtral = foreign_cost("mixtral", T=8)
+    mixtral = hub_model_cost("mixtral", T=8)
     assert mixtral.forward is None and mixtral.cache == 8 * 32 * 2 * 8 * 128 * 2
-    bert = foreign_cost("bert", T=16)
+    bert = hub_model_cost("bert", T=16)
     assert bert.cache is None and bert.forward > 2 * 16 * 85_000_000
     text = run("--model", "random:gpt2", "--tokens", "64", *H200)
     assert "cache, one more token of a sequence" in text and "36.9 kB" in text
@@ -498,9 +498,9 @@ def test_the_tables_of_the_page_are_the_formulas_and_the_results():
 
 @pytest.mark.slow
 def test_the_caches_on_the_page_are_those_of_the_configs():
-    from regard.hub.costs import foreign_cost
+    from regard.hub.costs import hub_model_cost
 
     rows = re.findall(r"^\| `(\w+)`[^|]*\| ([\d,]+) \|$", DOCS.read_text(encoding="utf-8"), re.M)
     assert len(rows) == 4
     for kind, shown in rows:
-        assert foreign_cost(kind, T=8).a_token == int(shown.replace(",", "")), kind
+        assert hub_model_cost(kind, T=8).a_token == int(shown.replace(",", "")), kind

@@ -16,13 +16,13 @@ import regard
 from regard import hub
 from regard.errors import HubError
 from regard.hub import gate, safety
-from regard.hub.foreign import outline
+from regard.hub.fetching import model_on_meta
 
 transformers = pytest.importorskip("transformers")
 hub_kernels = pytest.importorskip("transformers.integrations.hub_kernels")
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 20}
-TAKES: tuple[Callable[[Path], Any], ...] = (hub.fetch, hub.untrained, outline)
+TAKES: tuple[Callable[[Path], Any], ...] = (hub.fetch, hub.untrained, model_on_meta)
 every_take = pytest.mark.parametrize("take", TAKES, ids=[take.__name__ for take in TAKES])
 
 
@@ -112,7 +112,7 @@ import regard.lens.models as models
 from regard.errors import RegardError
 models.find_spec = lambda name: True
 try:
-    models.opened(sys.argv[1])
+    models.open_recordable(sys.argv[1])
 except RegardError as error:
     print(type(error).__name__, error)
 """
@@ -238,7 +238,7 @@ def test_only_models_of_transformers_can_be_named(named: Any, take: Any, folder:
 
 def test_a_model_that_transformers_does_not_know_by_name_follows_from_its_kind(folder: Path) -> None:
     say(folder / "config.json", architectures=["SomeoneElsesModel"])
-    assert type(outline(folder)) is transformers.GPT2LMHeadModel
+    assert type(model_on_meta(folder)) is transformers.GPT2LMHeadModel
 
 
 @pytest.mark.parametrize("named", ["AutoTokenizer", "AutoProcessorFast", "RagRetriever", "RagTokenizer", "pipeline"])

@@ -19,7 +19,7 @@ from regard.lens.heads.labels import MIXED, Score, _interval, chosen, label_head
 from regard.lens.heads.linguistics import follow_mentions, follow_syntax
 from regard.lens.heads.redundancy import redundant
 from regard.lens.heads.scores import ABOUT
-from regard.lens.models import Subject
+from regard.lens.models import RecordableModel
 from regard.lens.recording.hub_models import described as card_of
 from regard.lens.recording.overview import overview
 from regard.lens.recording.regard_models import described
@@ -228,7 +228,7 @@ def test_random_weights_are_not_labelled(cls, sharper, texts, allowed):
         model.tokenizer = Bytes()
         for block in model.stack.layers:
             block.attention.project.weight.data[:96] *= sharper  # queries and keys
-        subject = Subject(model, model.tokenizer, described(model))
+        subject = RecordableModel(model, model.tokenizer, described(model))
         recordings = [subject.read(text[:80]) for text in default_texts()[:texts]]
         again = [subject.read(ids) for ids in repeated(subject, seed)[:2]]
         labels = label_heads(recordings, again)
@@ -253,7 +253,7 @@ def test_a_model_trained_on_repetition_shows_its_induction_head():
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < 0.5
-    subject = Subject(model.eval(), None, described(model))
+    subject = RecordableModel(model.eval(), None, described(model))
     ids = repeated(subject)
     recordings = [subject.read(x) for x in ids]
     labels = label_heads(recordings, recordings)
@@ -261,7 +261,7 @@ def test_a_model_trained_on_repetition_shows_its_induction_head():
     assert {(0, "previous"), (1, "induction")} <= found
     torch.manual_seed(0)
     fresh = GPT(model.config)
-    twin = Subject(fresh.eval(), None, described(fresh))
+    twin = RecordableModel(fresh.eval(), None, described(fresh))
     again = [twin.read(x) for x in ids]
     assert {x.label for x in label_heads(again, again)} == {MIXED}
 
@@ -385,7 +385,7 @@ def subject_of(model, tokenizer=None):
     for p in model.parameters():
         p.data = torch.randn_like(p) * 0.2
     model.tokenizer = tokenizer or Bytes()
-    return Subject(model.eval(), model.tokenizer, described(model))
+    return RecordableModel(model.eval(), model.tokenizer, described(model))
 
 
 def test_removing_a_head_costs_what_its_output_was_worth():
@@ -411,7 +411,7 @@ def test_removing_a_head_of_a_hugging_face_model():
     )
     torch.manual_seed(0)
     model = transformers.BertModel(config).eval()
-    subject = Subject(model, None, card_of(model))
+    subject = RecordableModel(model, None, card_of(model))
     ids = list(range(5, 17))
     found = ablate(subject, [ids])
     cost = {(x["layer"], x["head"]): x["cost"] for x in found["heads"]}

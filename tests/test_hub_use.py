@@ -15,7 +15,7 @@ from regard import hub
 from regard.checking.hub_models import HUB_LAWS
 from regard.cli.app import app
 from regard.errors import HubError, LengthError, OptionError, UnknownNameError
-from regard.hub.attention import OVER, used_in
+from regard.hub.attention import OVER, replacement_in
 from regard.hub.cache import StateLayer
 from regard.hub.masks import Seen, recognised
 from regard.lens import record
@@ -161,7 +161,7 @@ def test_softmax_is_regards_own_code(name, monkeypatch):
     weights = Softmax.weights
     monkeypatch.setattr(Softmax, "weights", lambda self, *a, **b: asked.append(self) or weights(self, *a, **b))
     passed(model, ids, mask)
-    assert {id(m) for m in asked} == {id(used_in(p.module).mechanism) for p in hub.places(model)}
+    assert {id(m) for m in asked} == {id(replacement_in(p.module).mechanism) for p in hub.places(model)}
 
 
 @pytest.mark.parametrize("mechanism", [*STATED, "argmax"])
@@ -225,7 +225,7 @@ def test_a_linear_state_is_of_constant_size(mechanism):
             sizes.append([layer.bytes for layer in cache.layers])
     assert cache.get_seq_length() == 12
     assert all(size == sizes[0] and min(size) > 0 for size in sizes)
-    mechanism = used_in(hub.places(model)[0].module).mechanism
+    mechanism = replacement_in(hub.places(model)[0].module).mechanism
     declared = mechanism.cost(regard.Size(B=3, T=1, S=12, H=6, G=2, K=8, V=8), "recurrent").state
     peak = cache.layers[0].state.peak
     assert sum(sizes[0]) == 2 * (declared + peak.nbytes + 3 * 8)  # and the numbers of tokens
@@ -261,8 +261,8 @@ def test_several_mechanisms_in_one_model_and_all_of_them_out_again():
     one = passed(model, ids, mask)
     hub.use(model, "synthesizer", layers=[1])
     two = passed(model, ids, mask)
-    names = [used_in(p.module).mechanism.name for p in hub.places(model)]
-    assert names == ["performer", "synthesizer"] and used_in(hub.places(model)[0].module).mechanism.count == 16
+    names = [replacement_in(p.module).mechanism.name for p in hub.places(model)]
+    assert names == ["performer", "synthesizer"] and replacement_in(hub.places(model)[0].module).mechanism.count == 16
     for a, b in ((before, one), (one, two), (before, two)):
         assert apart(a.logits, b.logits) > 1e-2
     assert hub.restore(model) is model and [type(m) for m in model.modules()] == modules
@@ -277,7 +277,7 @@ def test_several_mechanisms_in_one_model_and_all_of_them_out_again():
 def test_layers_that_were_not_chosen_are_as_they_were():
     model, (ids, mask) = made("gemma2"), given("left")
     hub.use(model, "softmax", layers=[1])
-    assert used_in(hub.places(model)[0].module) is None
+    assert replacement_in(hub.places(model)[0].module) is None
     heard = []
     hub.places(model)[0].module.register_forward_hook(lambda m, a, out: heard.append(out[0]))
     passed(model, ids, mask)
@@ -396,7 +396,7 @@ class TestLaws:
 
     def test_of_a_mechanism_in_use(self):
         model = hub.use(made("gpt2"), "performer", features=16)
-        assert regard.check(model, draws=1).ok and used_in(hub.places(model)[0].module) is not None
+        assert regard.check(model, draws=1).ok and replacement_in(hub.places(model)[0].module) is not None
 
     def test_a_model_that_looks_ahead_is_found_out(self):
         model = made("llama")
@@ -495,7 +495,10 @@ class TestRefused:
         model = made("bart")
         with pytest.raises(OptionError, match=r"encoder_attn: synthesizer has no cross-attention.*parts="):
             hub.use(model, "synthesizer")
-        assert all(used_in(p.module) is None for p in hub.places(model)) and model.config._attn_implementation == "sdpa"
+        assert (
+            all(replacement_in(p.module) is None for p in hub.places(model))
+            and model.config._attn_implementation == "sdpa"
+        )
         ids, mask = given("right")
         assert passed(hub.use(model, "synthesizer", parts=["encoder", "decoder"]), ids, mask).logits.isfinite().all()
 

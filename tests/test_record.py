@@ -12,7 +12,7 @@ from regard.generate import generate
 from regard.kernels import plain
 from regard.lens import attention_maps, record
 from regard.lens import models as lens_models
-from regard.lens.models import opened
+from regard.lens.models import open_recordable
 from regard.lens.trace.tokens import read
 from regard.mechanisms import Pairwise, mechanisms, register
 from regard.mechanisms.base import MECHANISMS
@@ -441,26 +441,26 @@ def test_models_are_found_by_folder_and_as_untrained_twins(tmp_path):
     model = nano(vocabulary=256)
     model.tokenizer = Bytes()
     model.save(tmp_path / "own")
-    own, twin = opened(tmp_path / "own"), opened(f"random:{tmp_path / 'own'}")
+    own, twin = open_recordable(tmp_path / "own"), open_recordable(f"random:{tmp_path / 'own'}")
     assert own.card.trained and twin.card.trained is False and twin.card.name == "random:own"
     assert twin.record("the dog").tokens == list("the dog")
     a, b = own.model.embedding.weight, twin.model.embedding.weight
     assert a.shape == b.shape and not torch.equal(a, b)
-    again = opened(f"random:{tmp_path / 'own'}")
+    again = open_recordable(f"random:{tmp_path / 'own'}")
     assert torch.equal(again.model.embedding.weight, b)
     foreign = family("llama")
     foreign.save_pretrained(tmp_path / "theirs")
-    theirs = opened(tmp_path / "theirs")
+    theirs = open_recordable(tmp_path / "theirs")
     assert theirs.card.home == "transformers" and theirs.card.groups == 2
     assert record(theirs.model, [5, 6, 7]).recordings[0].model.name == "theirs"  # no folder of this machine
     close(theirs.record([5, 6, 7]).weights(1, 2), record(foreign, [5, 6, 7]).weights(1, 2))
-    random = opened(f"random:{tmp_path / 'theirs'}")
+    random = open_recordable(f"random:{tmp_path / 'theirs'}")
     assert random.card.trained is False and random.record([5, 6, 7]).weights(0, 0).shape == (3, 3)
     with pytest.raises(OptionError, match="no tokenizer"):
         theirs.record("text")
     for name, match in ((tmp_path / "nothing", "does not exist"), ("nobody/nothing", "download")):
         with pytest.raises(Exception, match=match):
-            opened(name)
+            open_recordable(name)
 
 
 def test_a_gguf_file_says_what_it_needs_or_what_is_wrong_with_it(tmp_path, monkeypatch):
@@ -468,10 +468,10 @@ def test_a_gguf_file_says_what_it_needs_or_what_is_wrong_with_it(tmp_path, monke
     path.write_bytes(b"GGUF, but no more")
     monkeypatch.setattr(lens_models, "find_spec", lambda name: None)
     with pytest.raises(ExtraMissingError, match="needs `gguf` and `accelerate`: pip install gguf accelerate"):
-        opened(path)
+        open_recordable(path)
     monkeypatch.setattr(lens_models, "find_spec", lambda name: True)
     with pytest.raises(RegardError, match=r"small\.gguf cannot be read as a language model"):
-        opened(path)
+        open_recordable(path)
 
 
 def test_weights_in_a_pickle_are_refused(tmp_path):
@@ -479,7 +479,7 @@ def test_weights_in_a_pickle_are_refused(tmp_path):
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(Exception, match=r"pytorch_model\.bin is a pickle"):
-        opened(tmp_path)
+        open_recordable(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -490,7 +490,7 @@ def minilm(request):
         if request.config.getoption("--require-all"):
             pytest.fail(reason)
         pytest.skip(reason)
-    return opened(Path(found.origin).parent / "model")
+    return open_recordable(Path(found.origin).parent / "model")
 
 
 def test_a_real_model(minilm):

@@ -11,7 +11,7 @@ import torch
 from regard.config import ConfigError
 from regard.lens import small_model
 from regard.lens.heads.examine import examine
-from regard.lens.models import opened
+from regard.lens.models import open_recordable
 from regard.lens.small_model import SUMS, ShippedError, shipped, shipped_text
 from regard.train import recipe
 from regard.train.tasks.repeats import SHORTEST, Repeats, RepeatsData
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def subject():
-    return opened(shipped())
+    return open_recordable(shipped())
 
 
 def test_the_folder_is_small_whole_and_says_what_it_is():

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, allowed
 from regard.errors import HubError, OptionError
-from regard.hub.attention import listening, used_in
-from regard.hub.calls import Call, Used, attended
+from regard.hub.attention import recording_attention, replacement_in
+from regard.hub.calls import Call, Replacement, attended
 from regard.hub.replacement import places
 from regard.kernels import plain
 from regard.laws import DoesNotApply, Finding
@@ -126,7 +126,7 @@ class HubSubject(Trial):
     def heard(self) -> list[tuple[str, Finding, Finding]]:
         """For each attention layer: how far its output is from the reference, and its rows' sums from one."""
         ear = _Comparing(self.limit)
-        with listening(self.model, ear):
+        with recording_attention(self.model, ear):
             self.whole(self.tokens)
         if not ear.found:
             raise DoesNotApply(f"{type(self.model).__name__} makes its attention itself: nothing can be heard")
@@ -134,7 +134,7 @@ class HubSubject(Trial):
 
 
 class _Comparing:
-    """An ear that compares each call with regard's own mechanism on the same q, k and v."""
+    """A recorder that compares each call with regard's own mechanism on the same q, k and v."""
 
     def __init__(self, limit: float) -> None:
         self.limit, self.sums = limit, 0.0
@@ -148,10 +148,10 @@ class _Comparing:
         self.sums = max(self.sums, difference(sums, torch.ones_like(sums)))
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        own = used_in(call.module)
+        own = replacement_in(call.module)
         reference = plain(Softmax() if own is None else copy.deepcopy(own.mechanism))
         try:
-            want, _ = attended(Used(reference, call.name, call.cross), call, 0.0, False)
+            want, _ = attended(Replacement(reference, call.name, call.cross), call, 0.0, False)
         except HubError as reason:
             raise DoesNotApply(str(reason)) from None
         apart = Finding(difference(out, want), self.limit, f"{call.name}, its output on its own q, k and v")

@@ -12,8 +12,8 @@ from regard import cost as costs
 from regard.cli.amounts import amount, bytes_of, seconds
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
-from regard.hub import HubError, is_foreign
-from regard.hub.costs import ForeignCost, foreign_cost
+from regard.hub import HubError, is_hub_folder
+from regard.hub.costs import HubModelCost, hub_model_cost
 from regard.lens.models import RANDOM
 from regard.models import GPT, Encoder, Model, Seq2Seq, Stack, load
 from regard.models.locate import model_folder
@@ -53,7 +53,7 @@ def _ours(name: str) -> Model[Any] | None:
     if name.startswith(RANDOM):
         return None
     if Path(name).is_dir():
-        return None if is_foreign(name) else load(model_folder(name))
+        return None if is_hub_folder(name) else load(model_folder(name))
     cls, _, preset = name.rpartition(":")
     if cls and cls not in _CLASSES:
         raise OptionError(f"--model {name}: expected a preset of {', '.join(_CLASSES)}, e.g. Encoder:bert")
@@ -71,9 +71,9 @@ def _check_length(model: Model[Any], tokens: int | None, source: int | None) -> 
             stack.check_length(n)
 
 
-def _theirs(name: str, T: int, B: int, dtype: torch.dtype, download: bool) -> ForeignCost:
+def _theirs(name: str, T: int, B: int, dtype: torch.dtype, download: bool) -> HubModelCost:
     try:
-        return foreign_cost(name.removeprefix(RANDOM), T, B, dtype, download)
+        return hub_model_cost(name.removeprefix(RANDOM), T, B, dtype, download)
     except HubError as error:
         presets = ", ".join(f"{c}:{p}" for c, cls in _CLASSES.items() for p in cls.PRESETS)
         raise HubError(f"{error}. Presets of regard: {presets}") from error
@@ -119,7 +119,7 @@ def _cells(row: Row) -> list[str]:
     return [*flops[:2], moved[0], flops[2], *moved[1:]]
 
 
-def _print_theirs(found: ForeignCost, dtype: torch.dtype, device: costs.Device) -> None:
+def _print_theirs(found: HubModelCost, dtype: torch.dtype, device: costs.Device) -> None:
     out, kind = console(), str(dtype).removeprefix("torch.")
     out.print(f"{found.name} ({found.kind}): B = {found.B}, T = {found.T:,}, {kind}\n")
     made = table("", "")

@@ -15,7 +15,7 @@ from regard.data.questions import MARK, Question, read_questions, write_predicti
 from regard.data.sentences import read_sentences
 from regard.devices import resolve_device
 from regard.errors import OptionError, RunError, did_you_mean
-from regard.hub import is_foreign
+from regard.hub import is_hub_folder
 from regard.hub.classifier import Classifier
 from regard.lab import LABS, experiment
 from regard.lab import base as lab
@@ -242,7 +242,7 @@ def _answering(model: str, device: str | None) -> Decoder[Any]:
 def _classifier(model: str, device: str | None) -> Classifier | None:
     """The model where it judges sentences, None where it answers questions."""
     folder = model_folder(model)
-    return Classifier(name=str(folder)).to(resolve_device(device or "cpu")).eval() if is_foreign(folder) else None
+    return Classifier(name=str(folder)).to(resolve_device(device or "cpu")).eval() if is_hub_folder(folder) else None
 
 
 def _alone(*others: Any) -> None:

@@ -137,7 +137,7 @@ def begin(
     if find_runs(path):
         raise RunError(f"{path} holds runs already: choose another --out")
     folder = model_folder(source)
-    if not folder.is_dir() or hub.is_foreign(folder):
+    if not folder.is_dir() or hub.is_hub_folder(folder):
         folder = path / ORIGINAL
         model.save(folder)
     student.save(path / SURGERY)
@@ -307,7 +307,7 @@ def measure(path: Path, taught: Taught) -> dict[str, Any]:
             row["heads"] = {str(n): errors for n, errors in head_errors(first, model, probe).items()}
         stages.append(row)
     errors = {int(n): errors for n, errors in next(row for row in stages if row["name"] == last)["heads"].items()}
-    name = hub.titled(document["source"])
+    name = hub.display_name(document["source"])
     measures.lens_page(path / "lens.html", {name: first, f"{name}, converted": models[last]}, probe, errors)
     results: dict[str, Any] = {
         "experiment": "convert",

@@ -1,29 +1,29 @@
 """Hugging Face models: loading them without running anyone's code, and hearing their attention."""
 
-from regard.hub.attention import Call, Ear, HubError, listening
+from regard.hub.attention import AttentionRecorder, Call, HubError, recording_attention
 from regard.hub.exporting import Exported, NoEquivalentError, export
-from regard.hub.foreign import Foreign, fetch, is_foreign, store, titled, untrained
+from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, store, untrained
 from regard.hub.loading import load
 from regard.hub.replacement import Part, Place, places, restore, use
 
 __all__ = [
+    "AttentionRecorder",
     "Call",
-    "Ear",
     "Exported",
-    "Foreign",
     "HubError",
+    "LoadedModel",
     "NoEquivalentError",
     "Part",
     "Place",
+    "display_name",
     "export",
     "fetch",
-    "is_foreign",
-    "listening",
+    "is_hub_folder",
     "load",
     "places",
+    "recording_attention",
     "restore",
     "store",
-    "titled",
     "untrained",
     "use",
 ]

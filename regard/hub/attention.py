@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.errors import ExtraMissingError
 from regard.errors import HubError as HubError
 from regard.hub.calls import Call as Call
-from regard.hub.calls import Used, attended
+from regard.hub.calls import Replacement, attended
 from regard.hub.masks import Seen, answered, truth_values
 from regard.shapes import default_scale
 
@@ -36,7 +36,7 @@ CELLS = 1 << 22  # weights computed together
 
 
 @runtime_checkable
-class Ear(Protocol):
+class AttentionRecorder(Protocol):
     """Who listens. `rows` is given weights [H,R,S] of the first row of the batch, from query `start` on."""
 
     def begin(self, call: Call) -> None: ...
@@ -54,7 +54,7 @@ def transformers() -> Any:
 
 
 @contextmanager
-def listening(model: Any, ear: Ear) -> Iterator[None]:
+def recording_attention(model: Any, ear: AttentionRecorder) -> Iterator[None]:
     """Every attention call of the model is heard, for a while; afterwards the model is as it was."""
     library = transformers()
     masks = _mask_interface()
@@ -72,7 +72,7 @@ def listening(model: Any, ear: Ear) -> Iterator[None]:
         scale = _scale(module, query, scaling)
         cross = crosses(module, names.get(module, ""))
         call = Call(module, names.get(module, ""), query, key, value, attention_mask, scale, cross, more)
-        used = used_in(module)
+        used = replacement_in(module)
         return _heard(call, ear, _eager(module) if used is None else partial(_with_weights, used)), None
 
     before = _implementations(model)
@@ -118,10 +118,10 @@ def calls_interface(module: nn.Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def used_in(module: nn.Module) -> Used | None:
+def replacement_in(module: nn.Module) -> Replacement | None:
     """The mechanism of ours in a layer, if there is one."""
     found = module._modules.get(PART)
-    return found if isinstance(found, Used) else None
+    return found if isinstance(found, Replacement) else None
 
 
 def _answer(
@@ -138,7 +138,7 @@ def _answer(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention by the layer's mechanism of ours, or by the function `base` where it has none."""
-    used = used_in(module)
+    used = replacement_in(module)
     more["output_attentions"] = more.get("output_attentions") or _weights_wanted()
     if used is None:
         causal = {} if is_causal is None else {"is_causal": is_causal}
@@ -178,7 +178,7 @@ def _weights_wanted() -> bool:
 
 
 def _with_weights(
-    used: Used, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
+    used: Replacement, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, Tensor | None]:
     """A mechanism of ours, as the listener wants it: with its weights."""
     scaling = more.pop("scaling")
@@ -192,7 +192,7 @@ def _mask_interface() -> Any:
     return AttentionMaskInterface
 
 
-def _heard(call: Call, ear: Ear, eager: Callable[..., Any]) -> Tensor:
+def _heard(call: Call, ear: AttentionRecorder, eager: Callable[..., Any]) -> Tensor:
     """The output [B,T,H,V] of the model's own function, over some queries at a time."""
     B, H, T, _ = call.q.shape
     S = call.k.shape[2]
@@ -200,7 +200,7 @@ def _heard(call: Call, ear: Ear, eager: Callable[..., Any]) -> Tensor:
     found = []
     for start in range(0, T, max(1, CELLS // max(1, B * H * S))):
         stop = min(T, start + max(1, CELLS // max(1, B * H * S)))
-        more = {name: _cut(x, start, stop, T, S) for name, x in call.more.items()}
+        more = {name: _cut(x, start, stop, T, S) for name, x in call.kwargs.items()}
         part = _Part(call, eager, _added(call, start, stop), more)
         q = call.q[:, :, start:stop]
         if torch.is_grad_enabled():  # weights are computed again on the way back rather than kept

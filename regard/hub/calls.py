@@ -35,10 +35,10 @@ class Call:
     mask: Tensor | None  # True may be seen, or numbers that are added; [B|1,1|H,T,S]
     scaling: float
     cross: bool
-    more: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def seen(self) -> Tensor | None:
+    def allowed(self) -> Tensor | None:
         """[T,S] of the first row of the batch: which cells may be seen."""
         if self.mask is None:
             return None
@@ -47,7 +47,7 @@ class Call:
         return mask[..., : self.k.shape[2]].expand(self.q.shape[2], -1)
 
 
-class Used(nn.Module):
+class Replacement(nn.Module):
     """A mechanism in the place of a layer's own attention. It is a part of that layer, so that moving, saving and
     training the model reach its parameters and random features."""
 
@@ -89,14 +89,14 @@ _KNOWN = {
 }
 
 
-def attended(used: Used, call: Call, dropout: float, causal: bool) -> tuple[Tensor, Tensor | None]:
+def attended(used: Replacement, call: Call, dropout: float, causal: bool) -> tuple[Tensor, Tensor | None]:
     """out [B,T,H,V] and, where the model asks for them, weights [B,H,T,S]. `causal`: what no mask at all means."""
     mechanism, layer = used.mechanism, used.state
     used.state = None
     mechanism.dropout = dropout
     q = _scaled(used, call)
     _check_keywords(used, call)
-    asked = bool(call.more.get("output_attentions"))
+    asked = bool(call.kwargs.get("output_attentions"))
     if layer is not None:
         return _from_state(used, call, q, layer, asked).transpose(1, 2).contiguous(), None
     mask = _mask(used, call, causal)
@@ -111,7 +111,7 @@ def explicit(mechanism: Mechanism, q: Tensor, k: Tensor | None, mask: Mask, S: i
     return mechanism.weights(q, k, mask if k is not None else mask.but(extent=(q.shape[2], S)))
 
 
-def _scaled(used: Used, call: Call) -> Tensor:
+def _scaled(used: Replacement, call: Call) -> Tensor:
     """q such that q·k/√K is the score that the model means; a softmax is simply told its scale, unless it has one."""
     if isinstance(used.mechanism, Softmax):
         used.mechanism.scale = used.mechanism.scale if used.own_scale else call.scaling
@@ -120,7 +120,7 @@ def _scaled(used: Used, call: Call) -> Tensor:
     return call.q if math.isclose(factor, 1, rel_tol=1e-6) else call.q * factor
 
 
-def _from_state(used: Used, call: Call, q: Tensor, layer: StateLayer, asked: bool) -> Tensor:
+def _from_state(used: Replacement, call: Call, q: Tensor, layer: StateLayer, asked: bool) -> Tensor:
     mechanism = used.mechanism
     if asked:
         raise used.refuse("'output_attentions' while it keeps a state", "the keys are gone; pass use_cache=False")
@@ -136,15 +136,15 @@ def _from_state(used: Used, call: Call, q: Tensor, layer: StateLayer, asked: boo
     return out
 
 
-def _check_window(used: Used, call: Call, tokens: int, window: int | None) -> None:
-    for width in (window, call.more.get("sliding_window"), getattr(call.mask, "local", None)):
+def _check_window(used: Replacement, call: Call, tokens: int, window: int | None) -> None:
+    for width in (window, call.kwargs.get("sliding_window"), getattr(call.mask, "local", None)):
         if width is not None and tokens > int(width):
             raise used.refuse(
                 f"a sliding window of {width} over {tokens} tokens", "its state sums up the past and cannot forget"
             )
 
 
-def _new_visible(used: Used, call: Call, start: int, T: int) -> Tensor | None:
+def _new_visible(used: Replacement, call: Call, start: int, T: int) -> Tensor | None:
     """Which of the new tokens may be seen, once it is certain that all before them may be, padding apart."""
     if call.mask is None:
         return None
@@ -157,7 +157,7 @@ def _new_visible(used: Used, call: Call, start: int, T: int) -> Tensor | None:
     return None if bool(new.all()) else new.expand(call.q.shape[0], T)
 
 
-def _mask(used: Used, call: Call, causal: bool) -> Mask:
+def _mask(used: Replacement, call: Call, causal: bool) -> Mask:
     """The mask of a call without a state."""
     given, S = call.mask, call.k.shape[2]
     if given is None:
@@ -178,17 +178,17 @@ def _mask(used: Used, call: Call, causal: bool) -> Mask:
             raise used.refuse("a mask given as a matrix", "it knows causal masks and padding")
         matrix = given.matrix() if isinstance(given, Seen) else given
         rule = Mask(bias=added(matrix, call.q.dtype))
-    bias = call.more.get("position_bias")
+    bias = call.kwargs.get("position_bias")
     if bias is not None and used.has_scores:
         rule = rule.but(bias=bias if rule.bias is None else rule.bias + bias)
-    return rule.but(softcap=call.more.get("softcap"))
+    return rule.but(softcap=call.kwargs.get("softcap"))
 
 
-def _check_keywords(used: Used, call: Call) -> None:
+def _check_keywords(used: Replacement, call: Call) -> None:
     """An error for the first keyword that would be dropped."""
     honoured = {"position_bias", "softcap"} if used.has_scores else set()
-    for name in sorted(set(call.more) - _IDLE - honoured):
-        if _says_something(call.more[name]):
+    for name in sorted(set(call.kwargs) - _IDLE - honoured):
+        if _says_something(call.kwargs[name]):
             raise used.refuse(f"'{name}'", _KNOWN.get(name, "regard does not know what it asks for"))
 
 

@@ -22,7 +22,7 @@ from regard.config import ConfigError, Section
 from regard.data.files import sync
 from regard.data.sentences import CLASSES
 from regard.data.tokenizers import Tokenizer
-from regard.hub import HubError, fetch, is_foreign, store
+from regard.hub import HubError, fetch, is_hub_folder, store
 from regard.mechanisms import Cost
 from regard.models import Model, Summary
 from regard.models.base import MODELS
@@ -112,7 +112,7 @@ class Classifier(Model[ClassifierConfig]):
         place = model_folder(self.config.name) if self.config.name else default_encoder()
         if place.is_dir():
             place = place.resolve()
-            if (place / CONFIG).is_file() and not is_foreign(place):
+            if (place / CONFIG).is_file() and not is_hub_folder(place):
                 raise HubError(f"{place} holds a model of regard; expected an encoder as transformers saves it")
         try:
             found = fetch(str(place), download=self.config.download, classes=CLASSES)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from regard.hub.attention import HubError, transformers
-from regard.hub.foreign import outline, titled
+from regard.hub.fetching import display_name, model_on_meta
 from regard.hub.gate import quiet
 
 
 @dataclass(frozen=True)
-class ForeignCost:
+class HubModelCost:
     """B sequences of T tokens. `forward`: FLOPs of matrix products of all of them; `step`: of one more token of each;
     `cache`: bytes that the cache of all had before it; `a_token`: bytes that it adds for one sequence. Without a cache
     the last three are None; so are FLOPs where the tokens choose their experts, which are not counted."""
@@ -34,13 +34,13 @@ class ForeignCost:
     a_token: int | None
 
 
-def foreign_cost(
+def hub_model_cost(
     name: str | Path, T: int = 1024, B: int = 1, dtype: torch.dtype = torch.bfloat16, download: bool = False
-) -> ForeignCost:
+) -> HubModelCost:
     """Costs of a folder, of a model downloaded before, or of a kind such as 'llama' as its config comes."""
     from torch.utils.flop_counter import FlopCounterMode  # it loads triton where there is one, which takes its time
 
-    model = outline(name, download).to(dtype)
+    model = model_on_meta(name, download).to(dtype)
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise HubError(f"{name} reads no text but {model.main_input_name}, so its cost for T tokens is not known")
     model.set_attn_implementation("eager")  # products that the counter sees
@@ -55,8 +55,8 @@ def foreign_cost(
         a_token = (sum(x.nbytes for x in _tensors(past)) - cache) // B
     chosen = any(("expert" in key and "num" in key) or key == "n_routed_experts" for key in model.config.to_dict())
     parameters = list(model.parameters())
-    return ForeignCost(
-        name=titled(name),
+    return HubModelCost(
+        name=display_name(name),
         kind=str(model.config.model_type),
         parameters=sum(p.numel() for p in parameters),
         weights=sum(p.nbytes for p in parameters),

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from regard.errors import HubError, OptionError
-from regard.hub.attention import PART, answers, calls_interface, crosses, unused, used_in, using
-from regard.hub.calls import Used
+from regard.hub.attention import PART, answers, calls_interface, crosses, replacement_in, unused, using
+from regard.hub.calls import Replacement
 from regard.mechanisms import Mechanism, lookup
 from regard.mechanisms import mechanism as build
 from regard.registry import accepted_options, parameters_of
@@ -101,7 +101,7 @@ def _chosen(model: nn.Module, layers: Sequence[int] | None, parts: Sequence[Part
     return [p for p in known if layers is None or p.layer in layers]
 
 
-def _made(mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Used:
+def _made(mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Replacement:
     """The mechanism for one place, as wide as its heads, where its parameters are."""
     like = next((p for p in place.module.parameters() if p.is_floating_point()), None)
     built = copy.deepcopy(mechanism) if isinstance(mechanism, Mechanism) else _fitted(mechanism, place, model, options)
@@ -114,7 +114,7 @@ def _made(mechanism: str | Mechanism, place: Place, model: nn.Module, options: M
         built.to(like.device)
         for p in built.parameters():
             p.data = p.data.to(like.dtype)
-    return Used(built, place.name, place.part == "cross").train(place.module.training)
+    return Replacement(built, place.name, place.part == "cross").train(place.module.training)
 
 
 def _fitted(name: str, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Mechanism:
@@ -154,7 +154,7 @@ def _part(model: Any, module: nn.Module, name: str) -> Part:
 
 
 def _take_out(module: nn.Module) -> None:
-    if used_in(module) is None:
+    if replacement_in(module) is None:
         return
     del module._modules[PART]
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
@@ -165,7 +165,7 @@ def _take_out(module: nn.Module) -> None:
 
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Makes the layer's part of the cache ours, where the mechanism keeps a state."""
-    used = used_in(module)
+    used = replacement_in(module)
     if used is None or not answers(module):
         return
     used.asked, used.state = False, None
@@ -176,7 +176,7 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    used = used_in(module)
+    used = replacement_in(module)
     if used is not None and answers(module) and not used.asked:
         raise HubError(
             f"{used.name}: {type(module).__name__} did not call transformers' attention interface, so "

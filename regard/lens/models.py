@@ -27,7 +27,7 @@ GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
-class Subject:
+class RecordableModel:
     """A model to look at, with its tokenizer and its card."""
 
     model: Any
@@ -78,12 +78,14 @@ class Subject:
         return Bytes().encode(text)
 
 
-def opened(name: str | Path, device: torch.device | str = "cpu", *, seed: int = 0, download: bool = False) -> Subject:
+def open_recordable(
+    name: str | Path, device: torch.device | str = "cpu", *, seed: int = 0, download: bool = False
+) -> RecordableModel:
     """The model of a folder, or by its name on the hub; 'random:' before it makes an untrained twin of it."""
     name = str(name)
     twin = name.startswith(RANDOM)
     name = name.removeprefix(RANDOM)
-    if Path(name).is_dir() and not hub.is_foreign(name):
+    if Path(name).is_dir() and not hub.is_hub_folder(name):
         return _own(name, twin, device, seed)
     if name.endswith(GGUF) and Path(name).is_file():
         return _unpacked(Path(name), twin, device, seed)
@@ -94,22 +96,22 @@ def opened(name: str | Path, device: torch.device | str = "cpu", *, seed: int = 
     else:
         raise OptionError(f"{name} does not exist; expected a model folder, a run, or a name on the hub")
     card = described_foreign(found.model, found.name, found.trained)
-    return Subject(found.model, found.tokenizer, card)
+    return RecordableModel(found.model, found.tokenizer, card)
 
 
-def _own(folder: str, twin: bool, device: torch.device | str, seed: int) -> Subject:
+def _own(folder: str, twin: bool, device: torch.device | str, seed: int) -> RecordableModel:
     model = load(folder, device)
-    name = hub.titled(folder)
+    name = hub.display_name(folder)
     if twin:
         tokenizer, cls = model.tokenizer, type(model)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = cls(model.config).to(device).eval()
         model.tokenizer = tokenizer
-    return Subject(model, model.tokenizer, described(model, f"{RANDOM}{name}" if twin else name, not twin))
+    return RecordableModel(model, model.tokenizer, described(model, f"{RANDOM}{name}" if twin else name, not twin))
 
 
-def _unpacked(path: Path, twin: bool, device: torch.device | str, seed: int) -> Subject:
+def _unpacked(path: Path, twin: bool, device: torch.device | str, seed: int) -> RecordableModel:
     """The language model of a GGUF file, its weights unpacked to float32."""
     missing = [part for part in ("gguf", "accelerate") if find_spec(part) is None]
     if missing:
@@ -123,7 +125,7 @@ def _unpacked(path: Path, twin: bool, device: torch.device | str, seed: int) -> 
     except (ValueError, KeyError, IndexError, OSError, RuntimeError, struct.error) as error:
         raise hub.HubError(f"{path} cannot be read as a language model: {error}") from None
     card = described_foreign(model, f"{RANDOM}{path.stem}" if twin else path.stem, not twin)
-    return Subject(model.to(device).eval(), tokenizer, card)
+    return RecordableModel(model.to(device).eval(), tokenizer, card)
 
 
 def _is_path(name: str) -> bool:

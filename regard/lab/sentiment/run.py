@@ -21,7 +21,7 @@ from regard.data.reviews import KINDS
 from regard.data.scores import calibration, wilson
 from regard.data.sentences import CLASSES, Sentence, Split, majority
 from regard.errors import did_you_mean
-from regard.hub import titled
+from regard.hub import display_name
 from regard.hub.classifier import DISTRIBUTION, PACKAGE, Classifier
 from regard.lab.experiment import Experiment, experiment
 from regard.lab.sentiment.page import sentiment_page
@@ -107,7 +107,7 @@ def _plan(task: Sentiment, encoder: Classifier) -> str:
 
 
 def _title(encoder: Classifier) -> str:
-    return DISTRIBUTION if f"/{PACKAGE}/" in encoder.config.name else titled(encoder.config.name)
+    return DISTRIBUTION if f"/{PACKAGE}/" in encoder.config.name else display_name(encoder.config.name)
 
 
 def _recipe(this: Experiment, name: str, compare: CompareConfig, rows: int) -> Recipe:

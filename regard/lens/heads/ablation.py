@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import OptionError
-from regard.hub import listening
+from regard.hub import recording_attention
 from regard.hub.attention import Call
-from regard.lens.models import Subject
+from regard.lens.models import RecordableModel
 from regard.lens.recording.hub_models import LANGUAGE
 from regard.lens.recording.maps import evaluating
 from regard.lens.trace.formulas import Dense
@@ -27,7 +27,7 @@ Told = Callable[[int, int], None]
 
 
 @torch.no_grad()
-def ablate(subject: Subject, texts: Sequence[Any], told: Told | None = None) -> dict[str, Any]:
+def ablate(subject: RecordableModel, texts: Sequence[Any], told: Told | None = None) -> dict[str, Any]:
     """The cost of each head of self-attention, one removed at a time: {"measure", "whole", "heads": [{…, "cost"}]}."""
     model = subject.model
     runs = [_run(subject, text) for text in texts]
@@ -53,7 +53,7 @@ def _cost(now: Tensor, before: Tensor) -> float:
     return float(now - before) if now.dim() == 0 else float((now - before).norm() / before.norm())
 
 
-def _run(subject: Subject, text: Any) -> Callable[[], Tensor]:
+def _run(subject: RecordableModel, text: Any) -> Callable[[], Tensor]:
     """The loss of a text, or the vectors of its tokens, each time it is called."""
     model = subject.model
     device = next(model.parameters()).device
@@ -75,7 +75,7 @@ def _run(subject: Subject, text: Any) -> Callable[[], Tensor]:
     return lambda: model(**inputs).last_hidden_state[0]
 
 
-def _places(subject: Subject, text: Any) -> list[tuple[dict[str, Any], int]]:
+def _places(subject: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
     """Every self-attention: where it is, and how many heads it has."""
     found = [a for a in subject.read(text).attentions if a.kind == "self"]
     if any(isinstance(a.formula, Dense) and a.q is None for a in found):
@@ -104,12 +104,12 @@ def _without(model: Any, name: str, head: int) -> Iterator[None]:
         def end(self, call: Call, out: Tensor) -> Tensor:
             return out.index_fill(2, torch.tensor([head], device=out.device), 0) if call.name == name else out
 
-    with listening(model, Remove()):
+    with recording_attention(model, Remove()):
         yield
 
 
 class _Deaf:
-    """An ear that changes nothing."""
+    """A recorder that changes nothing."""
 
     def begin(self, call: Call) -> None:
         pass

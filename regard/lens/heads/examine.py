@@ -14,7 +14,7 @@ from regard.data.tokenizers import TextError
 from regard.errors import LengthError, OptionError
 from regard.lens.heads.labels import MIXED, HeadLabel, label_heads
 from regard.lens.heads.redundancy import redundant
-from regard.lens.models import Subject
+from regard.lens.models import RecordableModel
 from regard.lens.trace.trace import Recording
 from regard.models import Model
 
@@ -28,7 +28,7 @@ def default_texts() -> list[str]:
 
 
 def examine(
-    subject: Subject, texts: Sequence[str] | None = None, seed: int = 0, told: Told | None = None
+    subject: RecordableModel, texts: Sequence[str] | None = None, seed: int = 0, told: Told | None = None
 ) -> tuple[dict[str, Any], list[Recording]]:
     """Labels, the share of specialised heads, redundant pairs, change over layers; and the recordings behind them."""
     told = told or (lambda what, n, of: None)
@@ -51,7 +51,7 @@ def examine(
     return summary(subject, recordings, labels), recordings
 
 
-def summary(subject: Subject, recordings: Sequence[Recording], labels: Sequence[HeadLabel]) -> dict[str, Any]:
+def summary(subject: RecordableModel, recordings: Sequence[Recording], labels: Sequence[HeadLabel]) -> dict[str, Any]:
     """Plain numbers about labelled heads."""
     special = [x for x in labels if x.label != MIXED]
     return {
@@ -81,7 +81,7 @@ def layers(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
     return found
 
 
-def repeated(subject: Subject, seed: int = 0) -> list[list[int]]:
+def repeated(subject: RecordableModel, seed: int = 0) -> list[list[int]]:
     """Random tokens, and the same again: what an induction head is for. None where the model reads no tokens."""
     if not subject.reads_text:
         return []
@@ -102,7 +102,7 @@ def repeated(subject: Subject, seed: int = 0) -> list[list[int]]:
     return [ids + ids for ids in parts]
 
 
-def _recorded(subject: Subject, text: str, strict: bool) -> Recording | None:
+def _recorded(subject: RecordableModel, text: str, strict: bool) -> Recording | None:
     """A text that was given must be readable; those that regard brings along are cut to fit, or left out."""
     try:
         return subject.read(text)

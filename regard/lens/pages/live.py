@@ -19,8 +19,8 @@ from regard.data.tokenizers import Pieces
 from regard.errors import LengthError, OptionError
 from regard.generate import Settings, draw
 from regard.generate.sampling import uniforms
-from regard.hub.attention import Call, listening
-from regard.lens.models import Subject
+from regard.hub.attention import Call, recording_attention
+from regard.lens.models import RecordableModel
 from regard.lens.recording.regard_models import attentions
 from regard.mechanisms.base import exact
 from regard.models import GPT, Model
@@ -47,7 +47,7 @@ class Reader(Protocol):
         """Reads more tokens: logits of the next one, and the last row of each attention."""
 
 
-def generates(subject: Subject) -> bool:
+def generates(subject: RecordableModel) -> bool:
     """Whether a model continues a text: a GPT of regard's, or a causal language model of Hugging Face's."""
     if isinstance(subject.model, Model):
         return isinstance(subject.model, GPT)
@@ -56,7 +56,7 @@ def generates(subject: Subject) -> bool:
     return bool(subject.reads_text and subject.model.can_generate())
 
 
-def room(subject: Subject) -> int | None:
+def room(subject: RecordableModel) -> int | None:
     """How many tokens a model can read; None: any number."""
     if isinstance(subject.model, Model):
         limit = getattr(subject.model.stack, "limit", None)
@@ -65,13 +65,13 @@ def room(subject: Subject) -> int | None:
     return None if limit is None else int(limit)
 
 
-def vocabulary(subject: Subject) -> int:
+def vocabulary(subject: RecordableModel) -> int:
     """How many tokens a model knows."""
     own = isinstance(subject.model, Model)
     return int(subject.model.embedding.num_embeddings if own else subject.model.config.get_text_config().vocab_size)
 
 
-def pieces(subject: Subject) -> Pieces:
+def pieces(subject: RecordableModel) -> Pieces:
     """The text of tokens, one at a time."""
     if isinstance(subject.model, Model) and subject.tokenizer is not None:
         found: Pieces = subject.tokenizer.pieces()
@@ -79,7 +79,9 @@ def pieces(subject: Subject) -> Pieces:
     return Pieces(_Decoder(subject.tokenizer))  # type: ignore[arg-type]
 
 
-def steps(subject: Subject, ids: Sequence[int], settings: Settings, guard: Guard = nullcontext) -> Iterator[Step]:
+def steps(
+    subject: RecordableModel, ids: Sequence[int], settings: Settings, guard: Guard = nullcontext
+) -> Iterator[Step]:
     """Continues token ids one by one, up to an end token, `max_tokens`, or as many as the model can read.
 
     `guard` is entered for each step, and left before it is given out.
@@ -96,7 +98,9 @@ def steps(subject: Subject, ids: Sequence[int], settings: Settings, guard: Guard
     return _steps(subject, list(ids), settings, guard, most)
 
 
-def _steps(subject: Subject, ids: list[int], settings: Settings, guard: Guard, most: int | None) -> Iterator[Step]:
+def _steps(
+    subject: RecordableModel, ids: list[int], settings: Settings, guard: Guard, most: int | None
+) -> Iterator[Step]:
     own = isinstance(subject.model, Model)
     reader: Reader = _Own(subject.model, len(ids) + settings.max_tokens) if own else _Foreign(subject.model)
     ends, texts = _ends(subject), pieces(subject)
@@ -117,7 +121,7 @@ def _steps(subject: Subject, ids: list[int], settings: Settings, guard: Guard, m
         new = [token]
 
 
-def _ends(subject: Subject) -> set[int]:
+def _ends(subject: RecordableModel) -> set[int]:
     if isinstance(subject.model, Model):
         end = None if subject.tokenizer is None else subject.tokenizer.role("end")
     else:
@@ -190,7 +194,7 @@ class _Foreign:
 
     def read(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         self.tokens += len(ids)
-        with listening(self.model, self):
+        with recording_attention(self.model, self):
             out = self.model(
                 input_ids=torch.tensor([list(ids)], device=self.device), past_key_values=self.cache, use_cache=True
             )

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
-from regard.lens.models import Subject
+from regard.lens.models import RecordableModel
 from regard.lens.pages.live import Step, generates, pieces, room, steps, vocabulary
 from regard.lens.pages.page import AROUND, policy
 from regard.lens.trace.format import encode, to_bytes
@@ -70,7 +70,9 @@ class _Refused(Exception):
 class Desk:
     """A model that several tabs ask in turn."""
 
-    def __init__(self, subject: Subject, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE) -> None:
+    def __init__(
+        self, subject: RecordableModel, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE
+    ) -> None:
         if not subject.reads_text:
             raise OptionError(
                 f"{subject.card.name} reads no text but {subject.model.main_input_name}: record it with regard.record "

@@ -28,7 +28,7 @@ class Heard:
 
     def __init__(self, call: Call, dense: int | None) -> None:
         self.name, self.cross = call.name, call.cross
-        self.formula = Softmax(call.scaling, call.more.get("softcap"))
+        self.formula = Softmax(call.scaling, call.kwargs.get("softcap"))
         self.q: list[Tensor] = []
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
@@ -55,7 +55,7 @@ class Heard:
         if new:
             self.k.append(_plain(call.k[:, :, S - new :]))
             self.v.append(_plain(call.v[:, :, S - new :]))
-        self.masks.append((self.first, call.seen, t))
+        self.masks.append((self.first, call.allowed, t))
         self.bias = _bias(call)
         if self.bias is not None:
             self._learn(self.bias)
@@ -72,7 +72,7 @@ class Heard:
         scores = self.formula.scores(q, k.repeat_interleave(H // k.shape[0], 0))
         if self.bias is not None:
             scores = scores + self._biases(self.start + start, R, scores.shape[2])
-        seen = call.seen
+        seen = call.allowed
         if seen is not None:
             scores = scores.masked_fill(~seen[start : start + R].cpu(), float("-inf"))
         n = scores.logsumexp(-1)
@@ -179,7 +179,7 @@ class Heard:
 
 
 class Listener:
-    """An ear for every module. `dense`: names of modules whose weights are to be kept, and how many keys they have."""
+    """A recorder of every module. `dense`: modules whose weights are to be kept, and how many keys they have."""
 
     def __init__(self, probing: bool = False, dense: dict[str, int] | None = None) -> None:
         self.probing, self.dense = probing, dense or {}
@@ -204,7 +204,7 @@ class Listener:
 
 def _bias(call: Call) -> Float[Tensor, "H T S"] | None:
     """What the call adds to its scores, besides hiding some."""
-    added: Any = call.more.get("position_bias")
+    added: Any = call.kwargs.get("position_bias")
     total: Tensor | None = None if added is None else added[0].detach().float().cpu()
     if call.mask is not None and call.mask.dtype != torch.bool:
         numbers = call.mask[0].detach().float().cpu()[..., : call.k.shape[2]]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.data.tokenizers import Pieces
 from regard.errors import LengthError, OptionError
-from regard.hub.attention import HubError, listening
-from regard.hub.foreign import titled
+from regard.hub.attention import HubError, recording_attention
+from regard.hub.fetching import display_name
 from regard.lens.recording.capture import Listener
 from regard.lens.recording.maps import evaluating
 from regard.lens.recording.overview import overview
@@ -84,7 +84,7 @@ def described(model: Any, name: str | None = None, trained: bool | None = None, 
     width = int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or 0)
     key_width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or (width // heads if heads else 0)
     return Card(
-        name=name or titled(getattr(config, "_name_or_path", "") or type(model).__name__),
+        name=name or display_name(getattr(config, "_name_or_path", "") or type(model).__name__),
         cls=type(model).__name__,
         home="transformers",
         parameters=sum(p.numel() for p in model.parameters()),
@@ -150,7 +150,7 @@ def _run(
 ) -> tuple[list[list[int]], float | None]:
     """Runs the model; the ids of what it read and of what it wrote, and the loss."""
     known = [inputs[n][0].tolist() for n in ("input_ids", "decoder_input_ids") if n in inputs]
-    with listening(model, listener):
+    with recording_attention(model, listener):
         if generate is not None:
             return _generated(model, inputs, generate, known), None
         labels = {}

@@ -22,7 +22,7 @@ _TOKENIZERS = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.spm", "
 
 
 @dataclass(frozen=True)
-class Foreign:
+class LoadedModel:
     """A Hugging Face model with its tokenizer, where it has one."""
 
     model: Any
@@ -31,7 +31,7 @@ class Foreign:
     trained: bool
 
 
-def is_foreign(folder: str | Path) -> bool:
+def is_hub_folder(folder: str | Path) -> bool:
     """Whether a folder holds a Hugging Face model."""
     try:
         document = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def is_foreign(folder: str | Path) -> bool:
     return isinstance(document, dict) and "format_version" not in document
 
 
-def titled(name: str | Path) -> str:
+def display_name(name: str | Path) -> str:
     """What to call the model of a folder: by the folder above it where its own name says nothing."""
     path = Path(name)
     if not path.exists():
@@ -52,7 +52,7 @@ def titled(name: str | Path) -> str:
 
 def fetch(
     name: str | Path, device: torch.device | str = "cpu", download: bool = False, classes: Sequence[str] = ()
-) -> Foreign:
+) -> LoadedModel:
     """The model of a folder, or of a name on the hub that was downloaded before; `download` fetches it if need be.
 
     `classes`: as a classifier of whole texts with classes of these names, whose head is random where the file has none.
@@ -76,7 +76,7 @@ def fetch(
         warnings.warn(
             f"{name}: {missing[0]} and {len(missing) - 1} more are not in the file, so they are random", stacklevel=2
         )
-    return Foreign(model.to(device).eval(), _tokenizer(folder), titled(name), True)
+    return LoadedModel(model.to(device).eval(), _tokenizer(folder), display_name(name), True)
 
 
 def store(model: Any, tokenizer: Any, folder: str | Path) -> None:
@@ -86,17 +86,19 @@ def store(model: Any, tokenizer: Any, folder: str | Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def untrained(name: str | Path, seed: int = 0, device: torch.device | str = "cpu", download: bool = False) -> Foreign:
+def untrained(
+    name: str | Path, seed: int = 0, device: torch.device | str = "cpu", download: bool = False
+) -> LoadedModel:
     """A twin that has learned nothing: the config of a model, or of a kind such as 'gpt2', and random weights."""
     config, folder = _config(name, download)
     tokenizer = None if folder is None else _tokenizer(folder)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = built(model_class(config), config)
-    return Foreign(model.to(device).eval(), tokenizer, f"random:{titled(name)}", False)
+    return LoadedModel(model.to(device).eval(), tokenizer, f"random:{display_name(name)}", False)
 
 
-def outline(name: str | Path, download: bool = False) -> Any:
+def model_on_meta(name: str | Path, download: bool = False) -> Any:
     """A model without its numbers, on the device "meta": of any size, from its config or its kind alone."""
     with torch.device("meta"):
         config, _ = _config(name, download)
