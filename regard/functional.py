@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.mechanisms import Mechanism, fitted, lookup
-from regard.mechanisms.reach import warn_beyond
+from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, check_sizes
 
 
@@ -44,5 +44,5 @@ def attend(
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
     out: Tensor = mechanism(q, k, v, mask)
-    warn_beyond(mechanism, q, k, visible)
+    warn_if_inaccurate(mechanism, q, k, visible)
     return out

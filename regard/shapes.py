@@ -66,11 +66,11 @@ class Size:
         """Bytes of a number."""
         return self.dtype.itemsize
 
-    def at_least(self, dtype: torch.dtype) -> int:
+    def itemsize_at_least(self, dtype: torch.dtype) -> int:
         """Bytes of a number that is at least as precise as `dtype`."""
         return torch.promote_types(self.dtype, dtype).itemsize
 
-    def chunked(self, C: int) -> Chunks:
+    def chunk_counts(self, C: int) -> Chunks:
         """The T tokens in chunks of C."""
         whole, rest = divmod(self.T, C)
         pairs = whole * C * C + rest * rest
@@ -91,7 +91,7 @@ class Mask:
     `causal` and T < S: the queries are the last T keys. `documents` marks packed documents: a change of number
     starts a new one, and nothing is seen across. `window=w`: only keys fewer than w positions away. `bias` is
     added to the scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first.
-    `rows` and `extent` are filled in by states and by mechanisms that do without q or k.
+    `rows` and `size_override` are filled in by states and by mechanisms that do without q or k.
     """
 
     causal: bool = False
@@ -102,27 +102,27 @@ class Mask:
     slopes: Float[Tensor, " H"] | None = None
     softcap: float | None = None
     rows: Rows | None = None
-    extent: tuple[int, int] | None = None
+    size_override: tuple[int, int] | None = None
 
     def but(self, **changes: object) -> Mask:
         """The same mask with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @property
-    def shapes_scores(self) -> bool:
+    def adjusts_scores(self) -> bool:
         """Whether it changes scores, and not only which of them count."""
         return self.bias is not None or self.slopes is not None or self.softcap is not None
 
     def size(self, q: Tensor | None, k: Tensor | None) -> tuple[int, int]:
         """(T, S), from q and k where they are given."""
-        if self.extent is not None:
-            return self.extent
+        if self.size_override is not None:
+            return self.size_override
         if q is None and k is None:
-            raise ShapeError("weights of a mechanism without q and k: say the size with Mask(extent=(T, S))")
+            raise ShapeError("weights of a mechanism without q and k: say the size with Mask(size_override=(T, S))")
         T = q.shape[2] if q is not None else k.shape[2]  # type: ignore[union-attr]
         return T, (k.shape[2] if k is not None else T)
 
-    def runs(self) -> Int[Tensor, "B S"] | None:
+    def document_ids(self) -> Int[Tensor, "B S"] | None:
         """Number of the packed document that each key belongs to."""
         if self.documents is None:
             return None
@@ -138,14 +138,14 @@ class Mask:
             before = torch.arange(S, device=device)[None].expand(self.documents.shape)  # type: ignore[union-attr]
         else:
             before = self.visible.cumsum(1) - self.visible.long()
-        runs = self.runs()
+        runs = self.document_ids()
         if runs is None:
             return before
         starts = torch.zeros_like(before)
         starts[:, 1:] = torch.where(runs[:, 1:] != runs[:, :-1], before[:, 1:], 0)
         return before - starts.cummax(1).values
 
-    def standing(self, T: int, S: int, device: torch.device) -> Rows:
+    def query_positions(self, T: int, S: int, device: torch.device) -> Rows:
         """Where each query stands; unless told, the queries are the last T keys."""
         if self.rows is not None:
             return self.rows
@@ -163,27 +163,27 @@ class Mask:
         """The matrix of what may be seen, or None where everything may."""
         see = None if self.visible is None else self.visible[:, None, :]
         if self.causal or self.window is not None or self.documents is not None:
-            keys, rows = self.positions(S, device)[:, None, :], self.standing(T, S, device)
+            keys, rows = self.positions(S, device)[:, None, :], self.query_positions(T, S, device)
             if self.causal:
                 see = _both(see, keys < rows.limit[:, :, None])
             if self.window is not None:
                 see = _both(see, (rows.position[:, :, None] - keys).abs() < self.window)
-            runs = self.runs()
+            runs = self.document_ids()
             if runs is not None:
                 see = _both(see, runs[:, S - T :, None] == runs[:, None, :])
         return None if see is None else see[:, None]
 
-    def hide(self, x: Float[Tensor, "B G S X"]) -> Float[Tensor, "B G S X"]:
+    def zero_hidden(self, x: Float[Tensor, "B G S X"]) -> Float[Tensor, "B G S X"]:
         """Zero what no query may see, so that even NaN there is inert, in gradients too."""
         return x if self.visible is None else x.masked_fill(~self.visible[:, None, :, None], 0)
 
-    def shaped(self, scores: Float[Tensor, "#B #H T S"]) -> Weights:
+    def adjusted_scores(self, scores: Float[Tensor, "#B #H T S"]) -> Weights:
         """Scores after softcap, slopes and bias."""
         T, S = scores.shape[2:]
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if self.slopes is not None:
-            keys, rows = self.positions(S, scores.device), self.standing(T, S, scores.device)
+            keys, rows = self.positions(S, scores.device), self.query_positions(T, S, scores.device)
             distance = (rows.position[:, :, None] - keys[:, None, :]).abs()
             scores = scores - self.slopes.to(scores.dtype)[None, :, None, None] * distance[:, None]
         if self.bias is not None:
@@ -195,7 +195,7 @@ class Mask:
     def softmax(self, scores: Float[Tensor, "#B #H T S"]) -> Weights:
         """Softmax over the keys each query may see; zeros where it may see none."""
         allowed = self.allowed(scores.shape[2], scores.shape[3], scores.device)
-        scores = self.shaped(scores)
+        scores = self.adjusted_scores(scores)
         if allowed is None and self.bias is None:
             return scores.softmax(-1)
         if allowed is not None:
@@ -214,7 +214,7 @@ def default_scale(K: int) -> float:
     return 1 / math.sqrt(K)
 
 
-def wide(x: Tensor) -> Tensor:
+def upcast_half(x: Tensor) -> Tensor:
     """float32 for half precision, itself otherwise: what sums and states are kept in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 

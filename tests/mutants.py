@@ -115,7 +115,7 @@ class KernelLeavesRows(Softmax):
 
 @kernel(KernelLeavesRows, "forward", name="fast", when=lambda *_: None)
 def _leaves(mechanism, q, k, v, mask):
-    whole = mix(mechanism.weights(q, k, mask), mask.hide(v))
+    whole = mix(mechanism.weights(q, k, mask), mask.zero_hidden(v))
     out = torch.empty_like(whole)
     rows = torch.arange(whole.shape[2] - 1)
     return out.index_copy(2, rows, whole[:, :, :-1])

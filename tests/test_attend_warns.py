@@ -132,7 +132,7 @@ def test_it_is_silent_under_compile_and_breaks_no_graph(name):
 def test_it_is_silent_for_meta_and_fake_tensors(name):
     one = regard.mechanism(name, width=64)
     q, k, _ = (x.to("meta") for x in inputs(1.0))  # no linear mechanism runs there, so the judgement is asked alone
-    assert told(lambda: reach.warn_beyond(one, q, k, None)) == []
+    assert told(lambda: reach.warn_if_inaccurate(one, q, k, None)) == []
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = [mode.from_tensor(x) for x in inputs(1.0)]
         assert told(lambda: regard.attend(*fake, regard.mechanism(name, width=64))) == []

@@ -153,7 +153,7 @@ def test_extending_takes_as_many_queries_as_keys(name):
 
 
 def test_random_synthesizer_weights_without_q_and_k_need_a_size():
-    with refused(ShapeError, "Mask(extent=(T, S))"):
+    with refused(ShapeError, "Mask(size_override=(T, S))"):
         made("synthesizer-random").weights()
 
 

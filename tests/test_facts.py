@@ -299,8 +299,8 @@ def test_the_fused_call_is_the_plain_formula(name, mask):
 def test_softcap_bends_the_scores_and_is_left_to_the_plain_formula():
     q, k, v = qkv(scale=3.0)
     mask, softmax = Mask(causal=True, softcap=2.0), regard.mechanism("softmax")
-    assert softmax.kernel("forward", q, k, v, mask) is None
-    assert softmax.kernel("forward", q, k, v, mask.but(softcap=None)) is not None
+    assert softmax.select_kernel("forward", q, k, v, mask) is None
+    assert softmax.select_kernel("forward", q, k, v, mask.but(softcap=None)) is not None
     bent = 2 * torch.tanh(q @ k.repeat_interleave(2, 1).mT / math.sqrt(5) / 2)
     weights = bent.masked_fill(torch.ones(13, 13).triu(1).bool(), -math.inf).softmax(-1)
     assert distance(softmax(q, k, v, mask), weights @ v.repeat_interleave(2, 1)) < 1e-6

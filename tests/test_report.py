@@ -598,7 +598,7 @@ def test_maps_are_the_weights_behind_the_output(kind, name, padded):
     assert len(maps) == len(calls) == 2
     for weights, (v, mask, out) in zip(maps, calls, strict=True):
         assert weights.shape == (2, 3, 7, 7)
-        assert difference(mix(weights, mask.hide(v)), out) < 1e-8
+        assert difference(mix(weights, mask.zero_hidden(v)), out) < 1e-8
 
 
 def test_maps_leave_the_model_as_it_was():

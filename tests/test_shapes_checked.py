@@ -43,7 +43,7 @@ def faces(mechanism):
         for mask in masks:
             assert mechanism(q, k, v, mask).shape == (B, H, T, V)
             assert mechanism.weights(q, k, mask).shape == (B, H, T, T)
-            mechanism.certain(q, k, mask)
+            mechanism.unambiguous_rows(q, k, mask)
         assert mechanism(q[:, :, 4:], k, v, Mask(causal=True)).shape == (B, H, 3, V)
         for seen in (None, visible):
             for rules in (Mask(), Mask(window=3)):
@@ -88,7 +88,7 @@ CALLS = {
         lambda: regard.attend(q, k, v, visible=visible.float()),
     ],
     "'q'": [lambda: regard.attend(q.long(), k, v)],
-    "'mask'": [lambda: made("softmax").certain(q, k, None)],
+    "'mask'": [lambda: made("softmax").unambiguous_rows(q, k, None)],
     "return": [elu_with_narrow_results],
 }
 for word, calls in CALLS.items():

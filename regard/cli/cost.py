@@ -19,7 +19,7 @@ from regard.cost.crossing import Crossing, Named, Point, measured, modelled
 from regard.cost.formulas import KINDS, LEGEND, QUANTITIES, Kind, formula, legend
 from regard.devices import resolve_device, resolve_dtype
 from regard.errors import OptionError
-from regard.mechanisms import Cost, Face, Mechanism, fitted, lookup, sketched
+from regard.mechanisms import Cost, Face, Mechanism, fitted, lookup, on_meta
 from regard.mechanisms import mechanisms as known
 from regard.nn import Attention
 from regard.registry import accepted_options
@@ -37,7 +37,7 @@ class Asked:
     features: int | None
     layer: bool = False
 
-    def build(self, name: str, size: Size | None = None, make: Callable[..., Mechanism] = sketched) -> Mechanism:
+    def build(self, name: str, size: Size | None = None, make: Callable[..., Mechanism] = on_meta) -> Mechanism:
         """A mechanism of these sizes; to run it, `make` is `fitted`."""
         cls = lookup(name)
         offered = {} if self.features is None else {"features": self.features}

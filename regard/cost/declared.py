@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard.errors import OptionError
-from regard.mechanisms import Cost, Face, Mechanism, sketched
+from regard.mechanisms import Cost, Face, Mechanism, on_meta
 from regard.shapes import Size
 
 
@@ -13,7 +13,7 @@ def of(
     mechanism: str | Mechanism, size: Size, face: Face = "parallel", *, training: bool = False, **options: Any
 ) -> Cost:
     """Cost of one face of a mechanism, by name or built. `training`: with the gradients of a whole sequence."""
-    built = mechanism if isinstance(mechanism, Mechanism) else sketched(mechanism, size, **options)
+    built = mechanism if isinstance(mechanism, Mechanism) else on_meta(mechanism, size, **options)
     cost = built.cost(size, face)
     if not training:
         return cost

@@ -38,10 +38,10 @@ class _Letters(Size):
     def e(self) -> Any:
         return _letter("e")
 
-    def at_least(self, dtype: Any) -> Any:
+    def itemsize_at_least(self, dtype: Any) -> Any:
         return _letter("w")
 
-    def chunked(self, C: int) -> Chunks:
+    def chunk_counts(self, C: int) -> Chunks:
         return Chunks(*map(_letter, "RQAZ"))
 
 
@@ -96,9 +96,9 @@ def _tidy(x: Expression) -> Expression:
 
 def values(mechanism: Mechanism, size: Size) -> dict[str, int]:
     """What each letter stands for at a size, so that formulas can be worked out by hand."""
-    chunks, kept = size.chunked(CHUNK), getattr(mechanism, "accumulate", size.dtype)
+    chunks, kept = size.chunk_counts(CHUNK), getattr(mechanism, "accumulate", size.dtype)
     own = {letter: getattr(mechanism, name) for name, letter in mechanism.letters.items()}
-    known = {n: getattr(size, n) for n in "BTSHGKV"} | {"N": size.T, "e": size.e, "w": size.at_least(kept)}
+    known = {n: getattr(size, n) for n in "BTSHGKV"} | {"N": size.T, "e": size.e, "w": size.itemsize_at_least(kept)}
     known |= dict(zip("RQAZ", chunks, strict=True))
     return known | {n: x(size.K) if callable(x) else x for n, x in own.items() if x is not None}
 

@@ -10,7 +10,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.generate.sampling import draw, penalised, uniforms
 from regard.generate.settings import Choice, Settings
 from regard.generate.text import Writer
-from regard.shapes import wide
+from regard.shapes import upcast_half
 
 
 class Rows:
@@ -67,7 +67,7 @@ class Rows:
         tokens = logits.argmax(-1) if self.u is None else draw(logits, self.settings, self.u[:, self.count])
         if self.seen is not None:
             self.seen.scatter_(-1, tokens[:, None], True)
-        self.scores += wide(raw).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        self.scores += upcast_half(raw).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         self._latest.append(tokens)
         self.count += 1
         leaving = self._leaving(tokens)

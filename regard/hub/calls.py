@@ -108,7 +108,7 @@ def attended(used: Replacement, call: Call, dropout: float, causal: bool) -> tup
 
 def explicit(mechanism: Mechanism, q: Tensor, k: Tensor | None, mask: Mask, S: int) -> Tensor:
     """The weights face, for mechanisms that do without keys too."""
-    return mechanism.weights(q, k, mask if k is not None else mask.but(extent=(q.shape[2], S)))
+    return mechanism.weights(q, k, mask if k is not None else mask.but(size_override=(q.shape[2], S)))
 
 
 def _scaled(used: Replacement, call: Call) -> Tensor:

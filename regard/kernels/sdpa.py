@@ -24,7 +24,7 @@ def _when(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, m
 
 @kernel(Softmax, "forward", name="sdpa", when=_when)
 def softmax(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    return fused(mechanism, q, mask.hide(k), v, mask, mechanism.score_scale(q.shape[-1]))
+    return fused(mechanism, q, mask.zero_hidden(k), v, mask, mechanism.score_scale(q.shape[-1]))
 
 
 @kernel(Synthesizer, "forward", name="sdpa", when=_when)
@@ -45,7 +45,7 @@ def random_synthesizer(
     # All of the score is a bias; a query and key of zeros leave it as it is.
     bias = mechanism.scores(mask, q).to(v.dtype)
     if mask.bias is not None:
-        bias = mask.but(slopes=None).shaped(bias)  # the slopes are added with the rest below
+        bias = mask.but(slopes=None).adjusted_scores(bias)  # the slopes are added with the rest below
     B, H, T, S = v.shape[0], *bias.shape[1:]
     q, k = v.new_zeros(B, H, T, 8), v.new_zeros(B, H, S, 8)
     return fused(mechanism, *_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]].to(dtype)
@@ -69,21 +69,21 @@ def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, sca
         attention,
         q,
         k,
-        mask.hide(v),
+        mask.zero_hidden(v),
         dropout_p=p,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
     simple = mask.visible is None and mask.window is None and mask.documents is None and mask.rows is None
-    if simple and not mask.shapes_scores and (not mask.causal or T in (1, S)):
+    if simple and not mask.adjusts_scores and (not mask.causal or T in (1, S)):
         return call(is_causal=mask.causal and T > 1)
     allowed = mask.allowed(T, S, q.device)
-    if not mask.shapes_scores and allowed is not None:
+    if not mask.adjusts_scores and allowed is not None:
         blind = ~allowed.any(-1, keepdim=True)
         added = allowed | blind
     else:
         heads = q.shape[1] if mask.slopes is not None else 1
-        added = mask.shaped(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
+        added = mask.adjusted_scores(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
         added = added if allowed is None else added.masked_fill(~allowed, float("-inf"))
         blind = added.amax(-1, keepdim=True) == float("-inf")
         added = added.masked_fill(blind, 0)
@@ -93,5 +93,5 @@ def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, sca
 def _same_width(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
     """Zero-padded to one multiple of 8, which the flash kernels want; values repeated for each query head."""
     width = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
-    v = mask.hide(v).repeat_interleave(q.shape[1] // v.shape[1], 1)
+    v = mask.zero_hidden(v).repeat_interleave(q.shape[1] // v.shape[1], 1)
     return tuple(functional.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))  # type: ignore[return-value]

@@ -149,7 +149,7 @@ def agree(case: Case, compute: Callable[[Case], Compared], what: str, times: flo
 
 def comparable(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, *tensors: Tensor) -> list[Tensor]:
     """Rows on which rounding cannot decide."""
-    sure = mechanism.certain(q, k, mask)
+    sure = mechanism.unambiguous_rows(q, k, mask)
     return list(tensors) if sure is None else [x[sure] for x in tensors]
 
 

@@ -43,7 +43,7 @@ def parallel_is_weights(subject: Subject, case: Case) -> Finding:
         q, k, v = case.qkv(S=S)
         mask = case.mask(case.T, S)
         weights = mechanism.weights(q, k, mask)
-        hidden = mask.hide(v).to(weights.dtype)
+        hidden = mask.zero_hidden(v).to(weights.dtype)
         out, want = mechanism(q, k, v, mask), mix(weights, hidden)
         scale = spread(mechanism, weights, hidden)
         if scale is None:
@@ -73,7 +73,7 @@ def recurrent_is_parallel(subject: Subject, case: Case) -> Finding:
             out, state = mechanism.extend(qs, ks, vs, fork(state), visible)
             parts.append(out)
         out, want = torch.cat(parts, 2), mechanism(q, k, v, mask)
-        scale = spread(mechanism, mechanism.weights(q, k, mask), mask.hide(v)) if mechanism.signed else None
+        scale = spread(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v)) if mechanism.signed else None
         if scale is None:
             out, want = comparable(mechanism, q, k, mask, out, want)
         return out, want, scale
@@ -121,7 +121,7 @@ def written_is_cross(subject: Subject, case: Case) -> Finding:
         parts = [mechanism.read(part, state) for part in q.split(max(1, case.T // 2), 2)]
         mask = Mask(visible=visible)
         out, want = torch.cat(parts, 2), mechanism(q, k, v, mask)
-        scale = spread(mechanism, mechanism.weights(q, k, mask), mask.hide(v)) if mechanism.signed else None
+        scale = spread(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v)) if mechanism.signed else None
         if scale is None:
             out, want = comparable(mechanism, q, k, mask, out, want)
         return out, want, scale
@@ -195,7 +195,7 @@ def _kernel_arguments(subject: Subject, case: Case, face: str, start: int) -> tu
     q, k, v = case.qkv()
     mask = case.mask(case.T, case.T)
     if face == "forward":
-        return mechanism, q, k, v, mask if "k" in mechanism.needs else mask.but(extent=(case.T, case.T))
+        return mechanism, q, k, v, mask if "k" in mechanism.needs else mask.but(size_override=(case.T, case.T))
     mechanism.use = "plain"
     state = mechanism.empty(case.size(S=case.T + 1), Mask(window=mask.window))
     seen = [None, None] if mask.visible is None else mask.visible.split([start, case.T - start], 1)
@@ -229,7 +229,7 @@ def _kernel_scale(subject: Subject, case: Case, face: str, start: int) -> Tensor
     q, k, v = exact.qkv()
     mask = exact.mask(case.T, case.T)
     mask = mask.but(causal=True, documents=None) if face == "extend" else mask
-    scale = spread(mechanism, mechanism.weights(q, k, mask), mask.hide(v))
+    scale = spread(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v))
     return None if scale is None else scale[:, :, start:]
 
 

@@ -103,7 +103,7 @@ class MechanismSubject(Subject):
 
     def certain(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
         q, k, _ = inputs
-        return self.mechanism(case).certain(q, k, Mask(case.causal, window=case.window))
+        return self.mechanism(case).unambiguous_rows(q, k, Mask(case.causal, window=case.window))
 
     def spread(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
         built = self.mechanism(case)

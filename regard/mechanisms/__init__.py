@@ -18,8 +18,8 @@ from regard.mechanisms.base import (
     lookup,
     mechanism,
     mechanisms,
+    on_meta,
     register,
-    sketched,
 )
 from regard.mechanisms.features import AnyFeatures, Elu, Quadratic
 from regard.mechanisms.linear import Linear, Sums
@@ -53,9 +53,9 @@ __all__ = [
     "mechanism",
     "mechanisms",
     "mix",
+    "on_meta",
     "register",
     "scores",
-    "sketched",
 ]
 
 make_callable(__name__, mechanisms)

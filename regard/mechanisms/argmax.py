@@ -47,7 +47,7 @@ class Argmax(Pairwise):
         soft = mask.softmax(raw)
         return hard + (soft - soft.detach())
 
-    def certain(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
+    def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
         """Rows whose best and second-best score differ by more than rounding."""
         ranked = _ranked(scores(q.double(), k.double(), mask), mask)
         top = ranked.topk(min(2, ranked.shape[-1]), -1).values
@@ -60,6 +60,6 @@ class Argmax(Pairwise):
 
 def _ranked(raw: Weights, mask: Mask) -> Weights:
     """Scores with −inf where nothing may be seen, before the argmax and never after it."""
-    raw = mask.shaped(raw)
+    raw = mask.adjusted_scores(raw)
     allowed = mask.allowed(raw.shape[2], raw.shape[3], raw.device)
     return raw if allowed is None else raw.masked_fill(~allowed, float("-inf"))

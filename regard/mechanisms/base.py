@@ -155,11 +155,11 @@ class Mechanism(nn.Module, ABC):
         whole = self.cost(size)
         return Cost(2 * whole.matmul, 2 * whole.useful, whole.elementwise, gradient_bytes(self, size), 0)
 
-    def certain(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"] | None:
+    def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"] | None:
         """Rows where rounding cannot change the answer by a jump; None: all."""
         return None
 
-    def kernel(self, face: str, *args: Any) -> Callable[..., Any] | None:
+    def select_kernel(self, face: str, *args: Any) -> Callable[..., Any] | None:
         """The fast twin to run for this call, or None for the plain reference."""
         if self.use == "plain":
             return None
@@ -220,7 +220,7 @@ def refuse_in_state(mechanism: Mechanism, rules: Mask) -> None:
             raise MaskError(f"a state of {mechanism.name} cannot hold '{field}': {why}.")
 
 
-def crossing(mechanism: Mechanism) -> None:
+def require_cross(mechanism: Mechanism) -> None:
     """An error where a mechanism's scores belong to positions of one sequence."""
     if not mechanism.crosses:
         raise MaskError(
@@ -277,7 +277,7 @@ def _build(name: str | type[Mechanism], offered: dict[str, Any], options: dict[s
     return built
 
 
-def sketched(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
+def on_meta(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
     """The same without the numbers it would learn, which may not fit into memory: for what follows from sizes alone."""
     with torch.device("meta"):
         return fitted(name, size, **options)
@@ -288,6 +288,6 @@ def lookup(name: str | type[Mechanism]) -> type[Mechanism]:
     return name if isinstance(name, type) else MECHANISMS.find(name)
 
 
-def exact(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> torch.autocast:
     """Switches autocast off: sums and states stay in float32 whatever the surroundings."""
     return torch.autocast(x.device.type, enabled=False)

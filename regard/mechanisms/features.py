@@ -56,7 +56,7 @@ class Quadratic(Linear):
     def feature_count(self, K: int) -> int:
         return (K + 1) * (K + 2) // 2
 
-    def certain(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
+    def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
         """Rows whose features do not cancel beyond what float64 resolves: Σ(|q|·|k|+1)² / Σ(q·k+1)² is the loss."""
         q, k = q.double(), k.double()
         allowed = mask.allowed(q.shape[2], k.shape[2], q.device)

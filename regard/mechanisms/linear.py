@@ -22,19 +22,31 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import ShapeError, ZeroRowError
-from regard.mechanisms.base import Cost, Face, Mechanism, exact, gradient_bytes, refuse, refuse_in_state
+from regard.mechanisms.base import Cost, Face, Mechanism, gradient_bytes, refuse, refuse_in_state, without_autocast
 from regard.mechanisms.pairwise import (
     Cache,
-    append,
+    append_to_cache,
+    attend_by_weights,
     empty_cache,
-    explicit,
     extend_cache,
-    nothing,
     pair_cost,
     pair_gradient_cost,
     read_cache,
+    zero_output,
 )
-from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights, check_sizes, check_state, wide
+from regard.shapes import (
+    Keys,
+    Mask,
+    Outputs,
+    Queries,
+    Size,
+    Values,
+    Visible,
+    Weights,
+    check_sizes,
+    check_state,
+    upcast_half,
+)
 
 CHUNK = 128  # tokens of a causal chunk: pairs within it cost C·(F+V) a token, the sums F·V
 BLOCK = 2048  # tokens whose features are held at once where nothing is causal
@@ -82,13 +94,14 @@ class Linear(Mechanism):
             or (mask.documents is not None and not mask.causal)
             or (mask.causal and size.T != size.S)
         ):
-            return explicit(self, q, k, v, mask)  # a running sum cannot forget: these need the pairs themselves
-        fast = self.kernel("forward", q, k, v, mask)
+            # A running sum cannot forget: these need the pairs themselves.
+            return attend_by_weights(self, q, k, v, mask)
+        fast = self.select_kernel("forward", q, k, v, mask)
         if fast is not None:
             return functional.dropout(fast(self, q, k, v, mask), self.dropout, self.training)
         state = self._nothing(size)
         if mask.causal:
-            out = self._scan(q, k, v, state, mask.visible, mask.runs())[0]
+            out = self._scan(q, k, v, state, mask.visible, mask.document_ids())[0]
         else:
             out = self.read(q, self.write(state, k, v, mask.visible))
         return functional.dropout(out, self.dropout, self.training)
@@ -113,8 +126,8 @@ class Linear(Mechanism):
         check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True)
         self._check_state(state, k, v)
         if q.shape[2] == 0:
-            return nothing(q, v), state
-        fast = self.kernel("extend", q, k, v, state, visible)
+            return zero_output(q, v), state
+        fast = self.select_kernel("extend", q, k, v, state, visible)
         if fast is not None:
             result: tuple[Tensor, Sums] = fast(self, q, k, v, state, visible)
             return result
@@ -128,11 +141,11 @@ class Linear(Mechanism):
     ) -> Sums | Cache:
         check_sizes(None, k, v, Mask(visible=visible))
         if isinstance(state, Cache):
-            return append(state, k, v, visible)
+            return append_to_cache(state, k, v, visible)
         self._check_state(state, k, v)
         if k.shape[2] == 0:
             return state
-        with exact(v):
+        with without_autocast(v):
             for ks, vs, seen in _pieces(BLOCK, k, v, visible):
                 psi, c, values = self._keys(ks, vs, seen)
                 state = _added(state, psi, c, values, _tokens(vs, seen).sum(1))
@@ -155,7 +168,7 @@ class Linear(Mechanism):
                 "with G dividing H and the width K of the keys written."
             )
         out = []
-        with exact(q):
+        with without_autocast(q):
             for piece in q.split(BLOCK, 2):
                 psi = self.features(self._wide(piece))[0]
                 sums = psi.reshape(psi.shape[0], G, -1, F).to(state.sums.dtype) @ state.sums
@@ -166,7 +179,7 @@ class Linear(Mechanism):
         check_sizes(q, k, k, mask)
         refuse(self, mask, "bias", "slopes", "softcap")
         T, S = q.shape[2], k.shape[2]
-        with exact(q):
+        with without_autocast(q):
             allowed = mask.allowed(T, S, q.device)
             queries = _grouped(self.features(self._wide(q))[0], k.shape[1])
             psi, c, _ = self._keys(k, k, mask.visible)
@@ -174,7 +187,7 @@ class Linear(Mechanism):
             similar = similar.view(q.shape[0], q.shape[1], T, S)
             total = similar.sum(-1, keepdim=True)
             seen = torch.ones_like(total[:, :1, :, 0]) if allowed is None else allowed.any(-1)
-            return self._divided(similar, total, seen[:, 0]).to(wide(q).dtype)
+            return self._divided(similar, total, seen[:, 0]).to(upcast_half(q).dtype)
 
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
         return _linear_cost(self, size, face)
@@ -203,18 +216,18 @@ class Linear(Mechanism):
     def _keys(self, k: Keys, v: Values, visible: Visible | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """ψ(k), c and [v, 1], all of them nothing where invisible."""
         mask = Mask(visible=visible)
-        psi, c = self.features(self._wide(mask.hide(k)))
-        values = mask.hide(v).to(psi.dtype)
+        psi, c = self.features(self._wide(mask.zero_hidden(k)))
+        values = mask.zero_hidden(v).to(psi.dtype)
         if c is not None and visible is not None:
             c = c.masked_fill(~visible[:, None], float("-inf"))
-        return mask.hide(psi), c, torch.cat([values, torch.ones_like(values[..., :1])], -1)
+        return mask.zero_hidden(psi), c, torch.cat([values, torch.ones_like(values[..., :1])], -1)
 
     def _scan(
         self, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None, runs: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Causal attention chunk by chunk. `runs`: packed documents, of which the sums hold only the current one."""
         G, out, run = k.shape[1], [], None
-        with exact(v):
+        with without_autocast(v):
             for qs, ks, vs, seen, here in _pieces(CHUNK, q, k, v, visible, runs):
                 queries = _grouped(self.features(self._wide(qs))[0], G)
                 psi, c, values = self._keys(ks, vs, seen)
@@ -340,7 +353,7 @@ def _added(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens: T
 def _linear_cost(mechanism: Linear, size: Size, face: Face) -> Cost:
     B, T, S, H, G, K, V = size.B, size.T, size.S, size.H, size.G, size.K, size.V
     F, per_vector = mechanism.feature_count(K), mechanism.feature_flops(K)
-    state = B * G * F * (V + 1) * size.at_least(mechanism.accumulate)
+    state = B * G * F * (V + 1) * size.itemsize_at_least(mechanism.accumulate)
     if face == "weights" or _by_pairs(size, face):
         vectors = B * (H * T + G * S)
         pairs = pair_cost(mechanism, size, face, 2 * F, mechanism.pair_work + 1)
@@ -366,7 +379,7 @@ def linear_flops(size: Size, F: int, per_vector: int, face: Face = "parallel") -
     matmul = B * (H * T + G * fresh) * per_vector + B * (G * fresh + H * T) * sums
     useful, pairs_done = matmul, 0
     if (face == "recurrent" or size.causal) and not (face == "recurrent" and T == 1):
-        chunks, per_pair = size.chunked(CHUNK), 2 * B * H * (F + V + 1)
+        chunks, per_pair = size.chunk_counts(CHUNK), 2 * B * H * (F + V + 1)
         pairs_done = chunks.pairs
         matmul += per_pair * pairs_done
         useful += per_pair * chunks.causal
@@ -386,7 +399,7 @@ def _linear_gradient_cost(mechanism: Linear, size: Size) -> Cost:
     matmul, useful, pairs_done = linear_flops(size, F, 0)
     mapped, spared = vectors * per_vector, 0
     if size.causal:
-        chunks = size.chunked(CHUNK)
+        chunks = size.chunk_counts(CHUNK)
         spared = 2 * B * F * (V + 1) * (H * chunks.first + 2 * G * chunks.last)
     work = vectors * F * mechanism.feature_work + B * H * (pairs_done * mechanism.pair_work + 4 * T * V)
     return Cost(mapped + 2 * matmul - spared, mapped + 2 * useful, 2 * work, moved, 0)

@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import MaskError
-from regard.mechanisms.base import Cost, Face, Mechanism, crossing, exact, gradient_bytes, refuse_in_state
+from regard.mechanisms.base import (
+    Cost,
+    Face,
+    Mechanism,
+    gradient_bytes,
+    refuse_in_state,
+    require_cross,
+    without_autocast,
+)
 from regard.shapes import (
     Keys,
     Mask,
@@ -29,7 +37,7 @@ from regard.shapes import (
     check_mask,
     check_sizes,
     check_state,
-    wide,
+    upcast_half,
 )
 
 
@@ -73,8 +81,8 @@ class Pairwise(Mechanism):
     def forward(self, q: Queries | None, k: Keys | None, v: Values, mask: Mask = Mask()) -> Outputs:
         size = check_sizes(q, k, v, mask)
         if size.T != size.S and not mask.causal:
-            crossing(self)
-        return explicit(self, q, k, v, mask)
+            require_cross(self)
+        return attend_by_weights(self, q, k, v, mask)
 
     def empty(self, size: Size, rules: Mask = Mask()) -> Cache:
         return empty_cache(self, size, rules)
@@ -88,16 +96,16 @@ class Pairwise(Mechanism):
         visible: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Outputs, Cache]:
         check_sizes(q, k, v, _CAUSAL if visible is None else _CAUSAL.but(visible=visible), new=True)
-        fast = self.kernel("extend", q, k, v, state, visible)
+        fast = self.select_kernel("extend", q, k, v, state, visible)
         if fast is not None:
             result: tuple[Tensor, Cache] = fast(self, q, k, v, state, visible)
             return result
         return extend_cache(self, q, k, v, state, visible)
 
     def write(self, state: Cache, k: Keys | None, v: Values, visible: Visible | None = None) -> Cache:
-        crossing(self)
+        require_cross(self)
         check_sizes(None, k, v, Mask(visible=visible))
-        return append(state, k, v, visible)
+        return append_to_cache(state, k, v, visible)
 
     def read(
         self,
@@ -106,7 +114,7 @@ class Pairwise(Mechanism):
         positions: Int[Tensor, "B T"] | None = None,
         bias: Float[Tensor, "..."] | None = None,
     ) -> Outputs:
-        crossing(self)
+        require_cross(self)
         return read_cache(self, q, state, positions, bias)
 
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
@@ -121,7 +129,7 @@ class Pairwise(Mechanism):
 def scores(q: Queries, k: Keys, mask: Mask) -> Weights:
     """q·k for every pair, [B,H,T,S]; query head h meets key head h // (H/G)."""
     check_sizes(q, k, k, mask)
-    q, k = wide(q), wide(mask.hide(k))
+    q, k = upcast_half(q), upcast_half(mask.zero_hidden(k))
     B, H, T, _ = q.shape
     G, S = k.shape[1], k.shape[2]
     return (q.reshape(B, G, H // G * T, -1) @ k.mT).view(B, H, T, S)
@@ -134,20 +142,20 @@ def mix(weights: Weights, v: Values) -> Outputs:
     return (weights.reshape(B, G, H // G * T, S) @ v).view(v.shape[0], H, T, v.shape[3])
 
 
-def explicit(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values, mask: Mask) -> Outputs:
+def attend_by_weights(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values, mask: Mask) -> Outputs:
     """The parallel face by its definition, weights @ v, or by a kernel that does the same."""
-    if "k" not in mechanism.needs and mask.extent is None:
-        mask = mask.but(extent=(v.shape[2] if q is None else q.shape[2], v.shape[2]))
-    fast = mechanism.kernel("forward", q, k, v, mask)
+    if "k" not in mechanism.needs and mask.size_override is None:
+        mask = mask.but(size_override=(v.shape[2] if q is None else q.shape[2], v.shape[2]))
+    fast = mechanism.select_kernel("forward", q, k, v, mask)
     if fast is not None:
         out: Tensor = fast(mechanism, q, k, v, mask)
         return out
     if v.shape[2] == 0:
-        return nothing(q, v)
-    with exact(v):
-        weights = mechanism.weights(q, None if k is None else mask.hide(k), mask)
+        return zero_output(q, v)
+    with without_autocast(v):
+        weights = mechanism.weights(q, None if k is None else mask.zero_hidden(k), mask)
         weights = functional.dropout(weights, mechanism.dropout, mechanism.training)
-        return mix(weights, wide(mask.hide(v)).to(weights.dtype)).to(v.dtype)
+        return mix(weights, upcast_half(mask.zero_hidden(v)).to(weights.dtype)).to(v.dtype)
 
 
 def empty_cache(mechanism: Mechanism, size: Size, rules: Mask) -> Cache:
@@ -162,13 +170,13 @@ def empty_cache(mechanism: Mechanism, size: Size, rules: Mask) -> Cache:
     return Cache(k, room(size.V), count, 0, True, rules)
 
 
-def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) -> Cache:
+def append_to_cache(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) -> Cache:
     """Writes tokens at the next free slots of each row; invisible ones take none. In place unless gradients flow."""
     T, start = v.shape[2], state.used
     if not _fits(state, k, v):
         K = 0 if state.k is None else state.k.shape[3]
         check_state(Size(B=state.v.shape[0], G=state.v.shape[1], K=K, V=state.v.shape[3]), k if K else None, v)
-    state = grown(state, start + T)
+    state = grow_cache(state, start + T)
     if state.even and visible is None:
         k_room = None if state.k is None or k is None else _put(state.k, k, start)
         return Cache(k_room, _put(state.v, v, start), state.tokens + T, start + T, True, state.rules)
@@ -176,8 +184,8 @@ def append(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) ->
         order, added = None, torch.full_like(state.tokens, T)
     else:
         order, added = torch.argsort((~visible).to(torch.uint8), dim=1, stable=True), visible.sum(1)
-        v = Mask(visible=visible).hide(v)
-        k = None if k is None else Mask(visible=visible).hide(k)
+        v = Mask(visible=visible).zero_hidden(v)
+        k = None if k is None else Mask(visible=visible).zero_hidden(k)
     # Invisible tokens go behind the visible ones, where the next write covers them.
     slots = state.tokens[:, None] + torch.arange(T, device=v.device)
 
@@ -209,7 +217,7 @@ def _kept(room: Tensor, x: Tensor) -> bool:
     return torch.is_grad_enabled() and (x.requires_grad or room.requires_grad)
 
 
-def grown(state: Cache, need: int) -> Cache:
+def grow_cache(state: Cache, need: int) -> Cache:
     """The same cache with room for `need` tokens."""
     room = state.v.shape[2]
     if need <= room:
@@ -232,17 +240,17 @@ def extend_cache(
     """The recurrent face of anything with a `Cache`: append, then attend over the slots."""
     T = check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True).T
     if T == 0:
-        return nothing(q, v), state
+        return zero_output(q, v), state
     before = state.tokens
-    state = append(state, k, v, visible)
+    state = append_to_cache(state, k, v, visible)
     rows = None
     if not state.even:
         seen = torch.ones(v.shape[0], T, dtype=torch.long, device=v.device) if visible is None else visible.long()
         limit = before[:, None] + seen.cumsum(1)
         rows = Rows(limit - seen, limit)
     keys, values = _slots(state)
-    mask = state.rules.but(causal=True, rows=rows, extent=(T, state.used))
-    return explicit(mechanism, q, keys, values, mask).to(v.dtype), state
+    mask = state.rules.but(causal=True, rows=rows, size_override=(T, state.used))
+    return attend_by_weights(mechanism, q, keys, values, mask).to(v.dtype), state
 
 
 def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -250,21 +258,21 @@ def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor 
         raise MaskError("reading with a window or slopes needs the queries' places: read(q, state, positions=[B,T])")
     keys, values = _slots(state)
     if state.used == 0:
-        return nothing(q, values)
+        return zero_output(q, values)
     visible = None if state.even else torch.arange(state.used, device=q.device) < state.tokens[:, None]
     rows = None if positions is None else Rows(positions, positions + 1)
     mask = state.rules.but(visible=visible, rows=rows, bias=bias)
     check_sizes(q, keys, values, mask)
-    return explicit(mechanism, q, keys, values, mask)
+    return attend_by_weights(mechanism, q, keys, values, mask)
 
 
-def nothing(q: Tensor | None, v: Tensor) -> Tensor:
+def zero_output(q: Tensor | None, v: Tensor) -> Tensor:
     """The output for no tokens, or over no keys: zeros."""
     B, G, T, V = v.shape
     return v.new_zeros((B, G, T, V) if q is None else (*q.shape[:3], V))
 
 
-def pairs(size: Size) -> int:
+def count_pairs(size: Size) -> int:
     """Pairs of query and key that count: the causal half where the queries are the last T keys."""
     T, S = size.T, size.S
     return T * S - T * (T - 1) // 2 if size.causal else T * S
@@ -277,7 +285,7 @@ def pair_cost(mechanism: Mechanism, size: Size, face: Face, score: int, elementw
     q_width = K if "q" in mechanism.needs else 0
     mixing = 0 if face == "weights" else 2 * V
     per_pair = (B if "q" in mechanism.needs else 1) * score + B * mixing  # scores without q serve the whole batch
-    useful = pairs(Size(T=T, S=S, causal=size.causal or face == "recurrent"))
+    useful = count_pairs(Size(T=T, S=S, causal=size.causal or face == "recurrent"))
     moved = H * T * q_width + G * S * k_width + (H * T * S if face == "weights" else G * S * V + H * T * V)
     return Cost(
         matmul=H * T * S * per_pair,
@@ -292,7 +300,7 @@ def pair_gradient_cost(mechanism: Mechanism, size: Size, score: int, learns: boo
     """Of the gradients of all pairs: to v one product; where weights learn, one to them and two for each score."""
     B, V, per_batch = size.B, size.V, size.B if "q" in mechanism.needs else 1
     per_pair = 2 * B * V + (2 * B * V + 2 * per_batch * score if learns else 0)
-    useful = pairs(size)
+    useful = count_pairs(size)
     return Cost(
         matmul=size.H * size.T * size.S * per_pair,
         useful=size.H * useful * per_pair,

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from regard.mechanisms.base import Mechanism
 from regard.mechanisms.random_features import Fourier, Performer
-from regard.shapes import Keys, Queries, Visible, wide
+from regard.shapes import Keys, Queries, Visible, upcast_half
 
 DEVIATION = 1 / 3  # of an entry, relative: below are outputs right to 15%, above those off by 50%
 SAMPLE = 32  # queries and keys of each head that are looked at, evenly spaced
@@ -26,7 +26,7 @@ SAMPLE = 32  # queries and keys of each head that are looked at, evenly spaced
 _SETTLED: set[str] = set()  # names that have warned, or that need not be looked at again
 
 
-def warn_beyond(mechanism: Mechanism, q: Queries, k: Keys, visible: Visible | None) -> None:
+def warn_if_inaccurate(mechanism: Mechanism, q: Queries, k: Keys, visible: Visible | None) -> None:
     """Warns once in a process and for each mechanism that its features cannot follow q and k.
 
     On a CPU each call is judged until one has warned. Elsewhere reading a number waits for the device, so only the
@@ -77,8 +77,8 @@ def _readable(x: Tensor) -> bool:
 def _middle(mechanism: Performer | Fourier, q: Queries, k: Keys, visible: Visible | None) -> Tensor:
     """The median of s over pairs of sampled queries and visible keys; NaN where there are none, or only NaN."""
     every = _step(k.shape[2])
-    x = wide(q[:, :, :: _step(q.shape[2])]) * q.shape[3] ** -0.25
-    y = wide(k[:, :, ::every]) * k.shape[3] ** -0.25
+    x = upcast_half(q[:, :, :: _step(q.shape[2])]) * q.shape[3] ** -0.25
+    y = upcast_half(k[:, :, ::every]) * k.shape[3] ** -0.25
     if visible is not None:
         y = y.masked_fill(~visible[:, None, ::every, None], math.nan)
     x = x.reshape(y.shape[0], y.shape[1], -1, y.shape[3])  # the queries of a group side by side

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from regard.errors import LengthError, OptionError, ShapeError
 from regard.mechanisms.base import register
-from regard.mechanisms.pairwise import Pairwise, pairs
-from regard.shapes import Keys, Mask, Queries, Size, Weights, wide
+from regard.mechanisms.pairwise import Pairwise, count_pairs
+from regard.shapes import Keys, Mask, Queries, Size, Weights, upcast_half
 
 
 class Positional(Pairwise):
@@ -56,7 +56,7 @@ class Positional(Pairwise):
 
     def rows(self, T: int, S: int, mask: Mask, device: torch.device) -> Tensor:
         """Positions of the queries, [B|1,T]."""
-        return self._within(mask.standing(T, S, device).position, None)
+        return self._within(mask.query_positions(T, S, device).position, None)
 
     def _within(self, positions: Tensor, visible: Tensor | None) -> Tensor:
         if visible is None and positions.shape[0] == 1:
@@ -91,7 +91,7 @@ class Synthesizer(Positional):
         """q' = [ReLU(q), 1] and the learned keys [Bᵀ, b₂] in the order of the tokens: softmax attention at scale 1."""
         self.fits(q, self.width)
         _, S = mask.size(q, None)
-        q = wide(q).relu()
+        q = upcast_half(q).relu()
         keys = torch.cat([self.keys, self.offset[..., None]], -1).to(q.dtype)
         keys = keys[:, self.columns(S, mask, q.device)].transpose(0, 1)
         return torch.cat([q, torch.ones_like(q[..., :1])], -1), keys.expand(q.shape[0], -1, -1, -1)
@@ -135,14 +135,14 @@ class RandomSynthesizer(Positional):
             left, right = self.factors(mask, q, k)
             return left @ right.mT
         rows, columns = self._places(mask, q, k)
-        return wide(self.left)[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
+        return upcast_half(self.left)[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
 
     def factors(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """R₁ at the rows and R₂ at the columns: the queries and keys of softmax attention at scale 1."""
         assert self.right is not None
         rows, columns = self._places(mask, q, k)
         # Widened before they are picked: gradients of a whole batch add up in float32.
-        return wide(self.left)[:, rows].transpose(0, 1), wide(self.right)[:, columns].transpose(0, 1)
+        return upcast_half(self.left)[:, rows].transpose(0, 1), upcast_half(self.right)[:, columns].transpose(0, 1)
 
     def _places(self, mask: Mask, q: Tensor | None, k: Tensor | None) -> tuple[Tensor, Tensor]:
         self.fits(q)
@@ -160,4 +160,4 @@ class RandomSynthesizer(Positional):
         return 0 if self.rank is None else 2 * self.rank
 
     def learned_numbers(self, size: Size) -> int:
-        return size.H * (pairs(size) if self.rank is None else (size.T + size.S) * self.rank)
+        return size.H * (count_pairs(size) if self.rank is None else (size.T + size.S) * self.rank)

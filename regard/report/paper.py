@@ -174,7 +174,7 @@ def _rotary(length: int, width: int) -> dict[str, Tensor]:
 def _alibi(length: int) -> dict[str, Tensor]:
     """−slope · distance with the slopes 2⁻¹ … 2⁻⁸ of eight heads, as a mask adds it to equal scores."""
     slopes = torch.tensor([2.0**-n for n in (1, 3, 5, 8)])
-    added = Mask(causal=True, slopes=slopes).shaped(torch.zeros(1, 4, length, length))[0, :, -1].flip(-1)
+    added = Mask(causal=True, slopes=slopes).adjusted_scores(torch.zeros(1, 4, length, length))[0, :, -1].flip(-1)
     return {f"slope {_fraction(s)}": row for s, row in zip(slopes.tolist(), added, strict=True)}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, Mechanism, Softmax
-from regard.mechanisms.pairwise import append
+from regard.mechanisms.pairwise import append_to_cache
 
 
 def plain_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | None) -> str | None:
@@ -24,7 +24,7 @@ def plain_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | 
         return "it takes values of the dtype in which they are kept"
     if mechanism.training and mechanism.dropout:
         return "it has no dropout"
-    if state.rules.window is not None or state.rules.shapes_scores:
+    if state.rules.window is not None or state.rules.adjusts_scores:
         return "it knows no window, slopes or softcap"
     return None
 
@@ -48,7 +48,7 @@ def _when(
 def extend(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:
-    state = append(state, k, v, None)
+    state = append_to_cache(state, k, v, None)
     assert state.k is not None
     (B, G, room, K), used, H = state.k.shape, state.used, q.shape[1]
     keys, values = state.k.view(B * G, room, K), state.v.view(B * G, room, -1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, Softmax
-from regard.mechanisms.pairwise import grown
+from regard.mechanisms.pairwise import grow_cache
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 256
@@ -31,7 +31,7 @@ def _when(
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return "it has no gradient"
     rules = state.rules
-    if rules.window is not None or rules.shapes_scores:
+    if rules.window is not None or rules.adjusts_scores:
         return "it knows no window, slopes or softcap"
     if max(k.shape[3], v.shape[3]) > _WIDEST or v.dtype not in _DTYPES or state.v.dtype != v.dtype:
         return f"it takes widths up to {_WIDEST} and {', '.join(str(d).split('.')[1] for d in _DTYPES)}"
@@ -44,7 +44,7 @@ def extend(
 ) -> tuple[Tensor, Cache]:
     from regard.kernels.decode.triton_decode import step
 
-    state = grown(state, state.used + 1)
+    state = grow_cache(state, state.used + 1)
     assert state.k is not None
     scale = mechanism.score_scale(q.shape[-1])
     out, tokens = step(q, k, v, state.k, state.v, state.tokens, state.used, scale)

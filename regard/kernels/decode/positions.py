@@ -14,9 +14,9 @@ from torch import Tensor
 from regard.kernels.decode.cpu import plain_step
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, RandomSynthesizer, Synthesizer
-from regard.mechanisms.pairwise import append, mix
+from regard.mechanisms.pairwise import append_to_cache, mix
 from regard.mechanisms.synthesizer import Positional
-from regard.shapes import wide
+from regard.shapes import upcast_half
 
 
 def _when(
@@ -49,20 +49,20 @@ def random_synthesizer(
     state = _written(mechanism, v, state)
     used, left, right = state.used, mechanism.left, mechanism.right
     rows = left[:, used - 1 : used] if state.even else left.index_select(1, state.tokens - 1)
-    scores = wide(rows[:, :, :used]) if right is None else _product(rows, right[:, :used])
+    scores = upcast_half(rows[:, :, :used]) if right is None else _product(rows, right[:, :used])
     return _mixed(scores.expand(-1, v.shape[0], -1), state), state
 
 
 def _written(mechanism: Positional, v: Tensor, state: Cache) -> Cache:
     mechanism.reaches(state.used + 1)
-    return append(state, None, v, None)
+    return append_to_cache(state, None, v, None)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """a [H,B,K] times b [H,S,K], in float32 where they are in half precision."""
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
         return torch.bmm(a, b.mT, out_dtype=torch.float32)
-    return wide(a) @ wide(b).mT
+    return upcast_half(a) @ upcast_half(b).mT
 
 
 def _mixed(scores: Tensor, state: Cache) -> Tensor:
@@ -73,4 +73,4 @@ def _mixed(scores: Tensor, state: Cache) -> Tensor:
     weights = scores.softmax(-1).transpose(0, 1)[:, :, None]
     if values.is_cuda:
         return mix(weights.to(values.dtype), values)
-    return mix(weights, wide(values)).to(values.dtype)  # a CPU may sum products of float16 in float16
+    return mix(weights, upcast_half(values)).to(values.dtype)  # a CPU may sum products of float16 in float16

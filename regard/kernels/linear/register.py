@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.kernels.registry import kernel
 from regard.mechanisms import AnyFeatures, Elu, Fourier, Linear, Performer, Sums
-from regard.mechanisms.base import exact
+from regard.mechanisms.base import without_autocast
 from regard.shapes import Mask
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -126,8 +126,8 @@ def _attended(
 
     name, w = _MAPS[type(mechanism)], _directions(mechanism, q)
     if isinstance(mechanism, AnyFeatures):
-        with exact(v):
-            q, k = (mechanism.features(x.float())[0] for x in (q, Mask(visible=visible).hide(k)))
+        with without_autocast(v):
+            q, k = (mechanism.features(x.float())[0] for x in (q, Mask(visible=visible).zero_hidden(k)))
             q, k = (x.bfloat16() if v.dtype == torch.bfloat16 else x for x in (q, k))
     before: tuple[Any, ...] = (None, None) if state is None else (state.sums, state.peak)
     out, sums, peak = attended(q, k, v, w, visible, *before, name, causal, state is not None)
@@ -147,8 +147,8 @@ def _stepped(
 
     w = _directions(mechanism, q)
     if isinstance(mechanism, AnyFeatures):
-        with exact(v):
-            q, k = (mechanism.features(x.to(state.sums.dtype))[0] for x in (q, Mask(visible=visible).hide(k)))
+        with without_autocast(v):
+            q, k = (mechanism.features(x.to(state.sums.dtype))[0] for x in (q, Mask(visible=visible).zero_hidden(k)))
     out, *after = step(q, k, v, w, visible, *state, _MAPS[type(mechanism)])
     return out, Sums(*after)
 

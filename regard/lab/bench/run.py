@@ -30,7 +30,7 @@ from regard.lab.bench.memory import free, peak
 from regard.lab.bench.peers import PEERS
 from regard.laws import Subject
 from regard.laws.subjects import FunctionSubject, MechanismSubject
-from regard.mechanisms import Cost, Mechanism, fitted, lookup, mechanisms, sketched
+from regard.mechanisms import Cost, Mechanism, fitted, lookup, mechanisms, on_meta
 from regard.registry import accepted_options
 from regard.shapes import Size
 
@@ -118,7 +118,7 @@ def _options(name: str, config: Race) -> dict[str, Any]:
 def _ours(name: str, config: Race) -> Entrant:
     def built(size: Size) -> Mechanism:
         options, there = _options(name, config), SPARE * free(torch.device(size.device))
-        learned = sum(x.numel() * x.element_size() for x in sketched(name, size, **options).parameters())
+        learned = sum(x.numel() * x.element_size() for x in on_meta(name, size, **options).parameters())
         if learned > there:
             raise RegardError(f"what it learns is {_gib(learned)}; {_gib(there)} can be spared")
         with torch.random.fork_rng(), torch.device(size.device):

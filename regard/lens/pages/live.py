@@ -22,7 +22,7 @@ from regard.generate.sampling import uniforms
 from regard.hub.attention import Call, recording_attention
 from regard.lens.models import RecordableModel
 from regard.lens.recording.regard_models import attentions
-from regard.mechanisms.base import exact
+from regard.mechanisms.base import without_autocast
 from regard.models import GPT, Model
 from regard.nn import Attention
 
@@ -177,9 +177,9 @@ class _Tap:
     def row(self) -> Float[Tensor, "H S"]:
         """The weights of the last query."""
         mechanism = self.attention.mechanism
-        mask = self.attention.rules.but(causal=True, extent=(1, self.tokens))
+        mask = self.attention.rules.but(causal=True, size_override=(1, self.tokens))
         like = self.q if self.q is not None else self.attention.out.weight
-        with exact(like):
+        with without_autocast(like):
             found = mechanism.weights(self.q, self.k, mask)
         return found[0, :, 0].float().cpu()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import OptionError
 from regard.mechanisms import Mechanism
-from regard.mechanisms.base import exact
+from regard.mechanisms.base import without_autocast
 from regard.models.base import Model
 from regard.models.seq2seq import Seq2Seq
 from regard.models.stack import Stack
@@ -60,9 +60,9 @@ def attention_maps(
 def _weights(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask) -> Tensor:
     """The explicit matrix behind one call, on its own for each row of the batch."""
     if "k" not in mechanism.needs:
-        mask = mask.but(extent=(v.shape[2] if q is None else q.shape[2], v.shape[2]))
-    with exact(v):
-        weights = mechanism.weights(q, None if k is None else mask.hide(k), mask)
+        mask = mask.but(size_override=(v.shape[2] if q is None else q.shape[2], v.shape[2]))
+    with without_autocast(v):
+        weights = mechanism.weights(q, None if k is None else mask.zero_hidden(k), mask)
     return weights.expand(v.shape[0], -1, -1, -1)
 
 

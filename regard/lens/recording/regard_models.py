@@ -26,7 +26,7 @@ from regard.lens.trace.tokens import read
 from regard.lens.trace.trace import CELLS, Attended, Card, Recording
 from regard.mechanisms import Mechanism
 from regard.mechanisms.argmax import Argmax
-from regard.mechanisms.base import exact
+from regard.mechanisms.base import without_autocast
 from regard.mechanisms.features import Elu, Quadratic
 from regard.mechanisms.linear import Linear
 from regard.mechanisms.random_features import Fourier, Performer, RandomFeatures
@@ -281,8 +281,8 @@ def _attended(ear: _Ear, recording: Recording) -> Attended:
     )
     if ear.probe is not None:
         made.g = _plain(ear.probe)
-    mask = mask.but(visible=None, extent=(len(recording.sequences[asking]), v.shape[2]))
-    with torch.no_grad(), exact(v):
+    mask = mask.but(visible=None, size_override=(len(recording.sequences[asking]), v.shape[2]))
+    with torch.no_grad(), without_autocast(v):
         made.formula = _formula(made, mechanism, q, k, v, mask, crossing)
     return made
 
@@ -299,7 +299,7 @@ def _formula(
         assert q is not None
         made.slopes = None if mask.slopes is None else mask.slopes.detach().float().cpu()
         return Softmax(mechanism.score_scale(q.shape[-1]), mask.softcap)
-    if isinstance(mechanism, Synthesizer) and cls is Synthesizer and not mask.shapes_scores:
+    if isinstance(mechanism, Synthesizer) and cls is Synthesizer and not mask.adjusts_scores:
         assert q is not None
         made.q, made.k = map(_plain, mechanism.as_softmax(q, mask))
         return Softmax(1.0)
@@ -326,16 +326,16 @@ def _tiles(
     mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, crossing: bool, step: int
 ) -> Iterator[Tensor]:
     """The explicit weights, [H,rows,S], some rows at a time."""
-    assert mask.extent is not None
-    T, S = mask.extent
-    standing = None if crossing else mask.standing(T, S, v.device)
+    assert mask.size_override is not None
+    T, S = mask.size_override
+    standing = None if crossing else mask.query_positions(T, S, v.device)
     for start in range(0, T, step):
         stop = min(T, start + step)
         rows = None if standing is None else Rows(*(x[:, start:stop] for x in standing))
         bias = mask.bias
         if bias is not None and bias.dim() > 1 and bias.shape[-2] == T > 1:
             bias = bias[..., start:stop, :]
-        part = mask.but(rows=rows, extent=(stop - start, S), bias=bias)
+        part = mask.but(rows=rows, size_override=(stop - start, S), bias=bias)
         weights = mechanism.weights(None if q is None else q[:, :, start:stop], k, part)
         yield weights[0].detach().float().cpu()
 
