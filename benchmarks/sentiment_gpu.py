@@ -32,7 +32,7 @@ from regard.lab.sentiment import run as sentiment
 from regard.models.locate import MODEL
 from regard.train import recipe, train
 from regard.train.run import versions
-from regard.train.tasks.sentiment import Sentiment, encoded, judged
+from regard.train.tasks.sentiment import Sentiment, classify, encode_sentences
 
 BATCHES, RATES, EPOCHS = (64, 128, 256), (1e-4, 5e-5, 1e-5), (2, 5)
 OTHER = {"adagrad": (3e-4, 1e-3, 3e-3), "sgd": (3e-3, 1e-2, 3e-2, 1e-1), "adamw": (2e-4, 4e-4)}
@@ -70,7 +70,7 @@ class Setting(NamedTuple):
         how = {"name": self.optimizer, "options": sentiment.OPTIONS.get(self.optimizer, {})}
         own = {"optimizer": how, "batch": self.batch, "lr": self.rate, "epochs": self.epochs, "seed": self.seed}
         own |= {"evaluation": {"every": 1 / self.epochs}, "saving": {"every": 0, "keep": 1}}
-        tables = recipe.merged(recipe.document("sentiment"), "full", "sentiment")
+        tables = recipe.apply_variant(recipe.read_tables("sentiment"), "full", "sentiment")
         return recipe.resolve("sentiment", tables, place.asked | {"train": own})
 
 
@@ -83,9 +83,9 @@ def trained(setting: Setting, place: Place, keep: str | None = None) -> dict[str
     model = Classifier(name=str(run.path / MODEL)).to(place.device).eval()
     task = Sentiment(made.data, setting.seed, torch.device(place.device), run.path, model.tokenizer)  # type: ignore[arg-type]
     parts = {"train": task.train, "dev": task.dev}
-    parts["test"] = encoded(model.tokenizer, task.sentences.test, task.config, "test")
+    parts["test"] = encode_sentences(model.tokenizer, task.sentences.test, task.config, "test")
     with torch.no_grad():
-        right = {key: int((judged(model, part).argmax(1) == part.labels).sum()) for key, part in parts.items()}
+        right = {key: int((classify(model, part).argmax(1) == part.labels).sum()) for key, part in parts.items()}
     found = {
         **setting._asdict(), "seconds": round(seconds, 1), "best_step": run.best,
         **{k: {"right": n, "n": len(parts[k].ids), "accuracy": n / len(parts[k].ids)} for k, n in right.items()},

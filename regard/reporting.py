@@ -13,8 +13,8 @@ from regard.lab.runs.page import compare_page
 from regard.lab.runs.summary import described
 from regard.models.locate import RESULTS
 from regard.report.page import Page, ReportError
-from regard.sweep.run import ASKED, Sweep
-from regard.train.recipe import flat
+from regard.sweep.run import SWEEP_CONFIG, Sweep
+from regard.train.recipe import flatten
 from regard.train.run import Run, find_runs
 
 REPORT = "report.html"
@@ -37,7 +37,7 @@ PAGES = {
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Writes the page of one experiment or sweep again, or one page that compares all runs in the folders."""
-    if len(folders) == 1 and (folders[0] / ASKED).is_file():
+    if len(folders) == 1 and (folders[0] / SWEEP_CONFIG).is_file():
         return Sweep.open(folders[0]).page().write(out or folders[0] / REPORT)
     if len(folders) == 1 and (folders[0] / RESULTS).is_file():
         return _draw_again(folders[0]).write(out or folders[0] / REPORT)
@@ -63,6 +63,6 @@ def _draw_again(folder: Path) -> Page:
 
 def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
     """Each run with the settings in which the runs are not all alike."""
-    settings = [dict(flat(run.config)) for run in runs]
+    settings = [dict(flatten(run.config)) for run in runs]
     keys = sorted({key for one in settings for key in one if len({repr(other.get(key)) for other in settings}) > 1})
     return [(run, {key: one.get(key) for key in keys}) for run, one in zip(runs, settings, strict=True)]

@@ -57,7 +57,7 @@ def test_one_at_a_time_goes_on(tmp_path):
     with pytest.raises(Crash):
         stage.train(pretraining(*HARD), tmp_path, progress=StopAt(7))
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with Run.open(tmp_path).held(), pytest.raises(RunError, match="another process is training into"):
+    with Run.open(tmp_path).locked(), pytest.raises(RunError, match="another process is training into"):
         stage.resume(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert stage.resume(tmp_path).finished

@@ -18,7 +18,7 @@ from regard.data import write_lines
 from regard.lab import LABS
 from regard.lab.experiment import EXPERIMENTS
 from regard.train.progress import Progress
-from regard.train.recipe import known
+from regard.train.recipe import recipe_names
 
 TEXT = "to be, or not to be: that is the question. " * 20
 SMALL = ["model.width=16", "model.layers=1", "model.attention.heads=2"]
@@ -57,10 +57,10 @@ class Stops(Progress):
 
 def test_without_a_name_recipes_and_experiments_are_listed(regard_):
     code, out, _ = regard_("train")
-    assert code == 0 and all(name in out for name in known())
+    assert code == 0 and all(name in out for name in recipe_names())
     assert "A language model of any text: data.text=FILE" in out
     code, out, _ = regard_("train", "--json")
-    assert [row["recipe"] for row in json.loads(out)] == known() and all(row["about"] for row in json.loads(out))
+    assert [row["recipe"] for row in json.loads(out)] == recipe_names() and all(row["about"] for row in json.loads(out))
     code, out, _ = regard_("run", "--json")
     assert code == 0 and [row["experiment"] for row in json.loads(out)] == [*EXPERIMENTS, *LABS]
 

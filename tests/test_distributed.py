@@ -20,8 +20,8 @@ from training import MODEL, WORLD, Toy, bits, gpt, timeless, trainer
 from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.train import Run, checkpoint
-from regard.train.distributed import Process, _all_learn
-from regard.train.loop import compilation
+from regard.train.distributed import Process, _uses_all_parameters
+from regard.train.loop import resolve_compile
 
 # Answers of unequal length, so that the processes have unequal shares of the targets; and no dropout.
 SMALL = [*MODEL, *WORLD, "model.dropout=0", "model.attention.dropout=0", "train.optimizer=sgd", "train.lr=0.5"]
@@ -217,12 +217,12 @@ def test_other_commands_are_for_one_process():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_rows_are_dealt_out_in_turn(count):
     batch = Batch(torch.arange(14).view(7, 2), torch.arange(14).view(7, 2))
-    parts = [Process(rank, count).rows(batch) for rank in range(count)]
+    parts = [Process(rank, count).shard(batch) for rank in range(count)]
     assert sorted(torch.cat([p.x for p in parts])[:, 0].tolist()) == batch.x[:, 0].tolist()
     assert {len(p.x) for p in parts} <= {7 // count, -(-7 // count)}
     assert parts[0].visible is None
     with pytest.raises(ConfigError, match=r"7 rows for 8 processes: raise train.batch"):
-        Process(0, 8).rows(batch)
+        Process(0, 8).shard(batch)
 
 
 def test_what_no_loss_depends_on_is_found():
@@ -230,9 +230,9 @@ def test_what_no_loss_depends_on_is_found():
     model, task = gpt(dropout=0.5), Toy()
     before = torch.get_rng_state()
     row = task.batch(0, 1)
-    assert _all_learn(model, lambda batch: task.loss(model, batch), row)
+    assert _uses_all_parameters(model, lambda batch: task.loss(model, batch), row)
     model.spare = nn.Parameter(torch.ones(1))
-    assert not _all_learn(model, lambda batch: task.loss(model, batch), row)
+    assert not _uses_all_parameters(model, lambda batch: task.loss(model, batch), row)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in model.parameters())
 
@@ -244,15 +244,15 @@ from regard.train import Run, TrainConfig, Trainer
 from regard.train.distributed import Process
 from regard.train.progress import Progress
 
-process = Process.here()
-process.join(torch.device("cpu"))
+process = Process.from_environment()
+process.init_group(torch.device("cpu"))
 for shard in (False, True):
     model = gpt()
     model.spare = torch.nn.Parameter(torch.ones(4, 4))
     trainer = Trainer(model, Toy(), TrainConfig().but(**SHORT, shard=shard), Run(sys.argv[1]), Progress(), process)
     for _ in range(3):
         trainer._step()
-    with trainer.together.whole() as whole:
+    with trainer.parallel.full_model() as whole:
         assert torch.equal(whole.spare, torch.ones(4, 4)), whole.spare
         assert not torch.equal(whole.state_dict()["embedding.weight"], gpt().state_dict()["embedding.weight"])
 os._exit(0)
@@ -268,9 +268,9 @@ def test_what_no_loss_depends_on_stays_as_it_is(tmp_path, monkeypatch):
 
 
 def test_what_several_processes_cannot_do(tmp_path):
-    assert compilation("auto", torch.device("cuda"), processes=2) == "off"
+    assert resolve_compile("auto", torch.device("cuda"), processes=2) == "off"
     with pytest.raises(ConfigError, match=r"train.compile = 'graph' needs a single process"):
-        compilation("graph", torch.device("cuda"), processes=2)
+        resolve_compile("graph", torch.device("cuda"), processes=2)
     with pytest.raises(ConfigError, match=r"train.shard and train.precision = 'float16'"):
         trainer(Path(tmp_path), shard=True, precision="float16")
 

@@ -18,7 +18,8 @@ from regard.lab.knowledge.answers import answer, person, score
 from regard.reporting import write_report
 from regard.train import Interrupted, RunError, recipe, stage
 from regard.train.progress import Progress
-from regard.train.tasks.knowledge import Corruption, KnowledgeData, Questions
+from regard.train.tasks.corruption import Corruption, KnowledgeData
+from regard.train.tasks.questions import Questions
 
 pytest.importorskip("matplotlib")  # reports draw
 

@@ -205,7 +205,7 @@ def test_what_cannot_be_read_is_said(changes, said, tmp_path):
 
 def test_the_full_variant_is_what_its_comment_promises():
     full = recipe.load("lm", ["data.text=a"], variant="full")
-    _, config = recipe.model_config(full.model)
+    _, config = recipe.resolve_model(full.model)
     assert (config.layers, config.attention.heads, config.width) == (6, 6, 384)
     assert (config.dropout, config.attention.dropout) == (0.2, 0.2)
     assert (full.data.block, full.train.batch, full.train.steps) == (256, 64, 5000)
@@ -215,4 +215,4 @@ def test_the_full_variant_is_what_its_comment_promises():
 def test_a_model_looks_back_as_far_as_it_learned_to(variant):
     """Rotary positions mean nothing beyond the windows of training, so a long text is written from one window."""
     found = recipe.load("lm", ["data.text=a"], variant)
-    assert recipe.model_config(found.model)[1].attention.window == found.data.block
+    assert recipe.resolve_model(found.model)[1].attention.window == found.data.block

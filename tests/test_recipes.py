@@ -10,7 +10,7 @@ from training import TINY, pretraining
 
 from regard.config import ConfigError
 from regard.train import Run, recipe, stage
-from regard.train.recipe import SECTIONS, known, load, merged, overlaid, parse, resolve
+from regard.train.recipe import SECTIONS, apply_variant, load, merge_tables, parse, recipe_names, resolve
 from regard.train.settings import TrainConfig
 
 OWN = """
@@ -34,7 +34,7 @@ schedule = { name = "linear", floor = 0.5 }
 
 def _variants():
     root = resources.files("regard") / "recipes"
-    for name in known():
+    for name in recipe_names():
         tables = tomllib.loads((root / f"{name}.toml").read_text(encoding="utf-8"))
         yield from ((name, variant) for variant in (None, *tables.get("variant", {})))
 
@@ -47,7 +47,7 @@ def test_every_recipe_and_variant_resolves(name, variant):
 
 
 def test_the_known_recipes():
-    assert {"knowledge/pretrain", "knowledge/finetune", "knowledge/scratch"} <= set(known())
+    assert {"knowledge/pretrain", "knowledge/finetune", "knowledge/scratch"} <= set(recipe_names())
     full, plain = load("knowledge/pretrain", variant="full"), load("knowledge/pretrain")
     assert full.data.world.people == 3000 > plain.data.world.people and full.data.block == 128
     assert full.model["preset"] == plain.model["preset"]  # a variant is a change, no more
@@ -185,20 +185,20 @@ tables = st.recursive(
 
 @given(a=tables, b=tables)
 def test_laying_tables_over_each_other(a, b):
-    assert overlaid({}, a) == overlaid(a, {}) == overlaid(a, a) == a
+    assert merge_tables({}, a) == merge_tables(a, {}) == merge_tables(a, a) == a
     before = repr((a, b))
-    made = overlaid(a, b)
+    made = merge_tables(a, b)
     assert repr((a, b)) == before and set(made) == set(a) | set(b)
-    assert overlaid(made, b) == made
+    assert merge_tables(made, b) == made
     for key in b:
         inner = isinstance(a.get(key), dict) and isinstance(b[key], dict)
-        assert made[key] == (overlaid(a[key], b[key]) if inner else b[key])
+        assert made[key] == (merge_tables(a[key], b[key]) if inner else b[key])
 
 
 def test_a_variant_is_laid_over_the_recipe():
     tables = {"task": "t", "train": {"lr": 1, "steps": 2}, "variant": {"v": {"train": {"lr": 3}}}}
-    assert merged(tables, "v", "r") == {"task": "t", "train": {"lr": 3, "steps": 2}}
-    assert merged(tables, None, "r") == {"task": "t", "train": {"lr": 1, "steps": 2}}
+    assert apply_variant(tables, "v", "r") == {"task": "t", "train": {"lr": 3, "steps": 2}}
+    assert apply_variant(tables, None, "r") == {"task": "t", "train": {"lr": 1, "steps": 2}}
 
 
 def test_what_a_run_wrote_is_the_recipe_again(tmp_path):
@@ -208,7 +208,7 @@ def test_what_a_run_wrote_is_the_recipe_again(tmp_path):
     tables = {key: value for key, value in run.config.items() if key != "device"}
     again = resolve("again", tables)
     assert again.train == made.train and again.data == made.data
-    assert recipe.model_config(again.model) == recipe.model_config(made.model)
+    assert recipe.resolve_model(again.model) == recipe.resolve_model(made.model)
     assert run.config["versions"].keys() == {"regard", "torch", "python"}
     assert Run.open(run.path).config == run.config
 

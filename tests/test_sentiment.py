@@ -27,8 +27,8 @@ from regard.lab.sentiment.run import Judged, _confusion, _wrong
 from regard.models import token_loss
 from regard.reporting import write_report
 from regard.train import recipe, stage
-from regard.train.loop import compilation
-from regard.train.tasks.sentiment import Sentiment, SentimentData, encoded, judged, positive
+from regard.train.loop import resolve_compile
+from regard.train.tasks.sentiment import Sentiment, SentimentData, classify, encode_sentences, positive_probabilities
 
 pytest.importorskip("matplotlib")  # reports draw
 pytest.importorskip("transformers")
@@ -240,11 +240,11 @@ def test_workers_change_no_batch(workers, encoder, tmp_path):
 
 def test_a_long_sentence_is_cut_between_its_special_tokens_or_refused(encoder):
     long = [Sentence("the plot is dull", 0), Sentence("the plot " * 20, 1)]
-    rows = encoded(encoder.tokenizer, long, SentimentData(length=10), "a.tsv")
+    rows = encode_sentences(encoder.tokenizer, long, SentimentData(length=10), "a.tsv")
     assert rows.cut == 1 and rows.lengths.tolist() == [6, 10]
     assert rows.ids[1].tolist() == [0, *encoder.tokenizer.encode("the plot " * 4)[1:-1], 2]
     with pytest.raises(DataError, match=r"a.tsv, sentence 2: 42 tokens, data.length is 10"):
-        encoded(encoder.tokenizer, long, SentimentData(length=10, truncation=False), "a.tsv")
+        encode_sentences(encoder.tokenizer, long, SentimentData(length=10, truncation=False), "a.tsv")
 
 
 @torch.no_grad()
@@ -258,7 +258,7 @@ def test_loss_and_padding(encoder, tmp_path):
         encoder(torch.tensor([ids[: sum(s)]])) for ids, s in zip(batch.x.tolist(), batch.visible.tolist(), strict=True)
     ]
     assert torch.allclose(torch.cat(alone), encoder(batch.x, batch.visible), atol=1e-6)
-    logits = judged(encoder, made.dev)
+    logits = classify(encoder, made.dev)
     found = made.evaluate(encoder)
     assert found["dev/loss"] == pytest.approx(float(token_loss(logits, made.dev.labels)))
     each = [encoder(torch.tensor([made.tokenizer.encode(s.text)])) for s in made.sentences.dev]
@@ -403,7 +403,7 @@ def test_files_of_ones_own(roberta, tmp_path):
 
 def test_a_step_of_varying_shape_is_no_graph():
     cuda = torch.device("cuda")
-    assert (compilation("auto", cuda), compilation("auto", cuda, varies=True)) == ("graph", "off")
+    assert (resolve_compile("auto", cuda), resolve_compile("auto", cuda, varies=True)) == ("graph", "off")
     assert Sentiment.varies
 
 
@@ -558,7 +558,9 @@ def test_a_trained_classifier_judges_files(done, tmp_path, typed):
     assert (tmp_path / "said.txt").read_text().split("\n") == labels
     model = Classifier(name=str(out))
     texts = [s.text for s in read_sentences(test)]
-    assert positive(model.eval(), texts[::-1]) == pytest.approx(positive(model, texts)[::-1], abs=1e-6)
+    assert positive_probabilities(model.eval(), texts[::-1]) == pytest.approx(
+        positive_probabilities(model, texts)[::-1], abs=1e-6
+    )
 
 
 def test_a_batch_is_shown(roberta, tmp_path, typed):

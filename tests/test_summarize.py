@@ -30,7 +30,16 @@ from regard.report.masks import reasons
 from regard.reporting import write_report
 from regard.train import recipe, stage
 from regard.train.progress import Progress
-from regard.train.tasks.summarize import AHEAD, COPY, GIVEN, Summarize, SummarizeData, batch_of, encoded, trimmed
+from regard.train.tasks.summarize import (
+    AHEAD,
+    COPY,
+    GIVEN,
+    Summarize,
+    SummarizeData,
+    encode_pairs,
+    make_batch,
+    trim_padding,
+)
 
 pytest.importorskip("matplotlib")  # reports draw
 pytest.importorskip("tokenizers")
@@ -251,11 +260,11 @@ def test_rows_that_copy_go_on_with_their_article(tmp_path):
 
 def test_padding_changes_no_loss(plain):
     model = small(plain)
-    whole = batch_of(plain.train, torch.arange(6), plain.start)
-    assert whole.source.shape[1] > trimmed(whole).source.shape[1]
-    alone = sum(plain.loss(model, trimmed(whole.rows(n, n + 1))) for n in range(6))
+    whole = make_batch(plain.train, torch.arange(6), plain.start)
+    assert whole.source.shape[1] > trim_padding(whole).source.shape[1]
+    alone = sum(plain.loss(model, trim_padding(whole.rows(n, n + 1))) for n in range(6))
     assert torch.allclose(plain.loss(model, whole), alone, rtol=1e-5)
-    assert torch.allclose(plain.loss(model, trimmed(whole)), alone, rtol=1e-5)
+    assert torch.allclose(plain.loss(model, trim_padding(whole)), alone, rtol=1e-5)
 
 
 def small(task):
@@ -274,7 +283,7 @@ def test_label_smoothing_is_the_formula_and_nothing_that_is_measured_has_it(plai
     assert plain.loss(model, batch, 0.5) != plain.loss(model, batch)
     with torch.no_grad():
         measured = plain.evaluate(model.eval())
-        every = trimmed(batch_of(plain.dev, torch.arange(len(plain.dev)), plain.start))
+        every = trim_padding(make_batch(plain.dev, torch.arange(len(plain.dev)), plain.start))
         alone = plain.loss(model, every) / (every.y != IGNORE).sum()
     assert measured["dev/loss"] == pytest.approx(float(alone), rel=1e-5)
     assert measured["dev/perplexity"] == pytest.approx(float(alone.exp()), rel=1e-4)
@@ -472,6 +481,6 @@ def test_what_a_tokenizer_must_have(tmp_path):
     BPE.train(["a b"], 300).save(tmp_path / "t.json")
     with pytest.raises(DataError, match="no special token for the start of a summary"):
         task(tmp_path / "run", f"data.tokenizer_file={tmp_path / 't.json'}")
-    rows = encoded(BPE.train(["a b"], 300, ("<start>", "<end>")), [Pair("a b", "b")], 5, 5)
+    rows = encode_pairs(BPE.train(["a b"], 300, ("<start>", "<end>")), [Pair("a b", "b")], 5, 5)
     assert rows.targets.tolist() == [2] and rows.cut == (0, 0)
     assert SummarizeData().tokenizer == "bpe"

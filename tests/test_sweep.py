@@ -32,9 +32,9 @@ from regard.report.page import Page
 from regard.report.parallel import Setting, Tried, _Scale, _spread, faint, parallel, slices
 from regard.sweep import run as sweeps
 from regard.sweep.page import sweep_page
-from regard.sweep.run import Sweep, scored
+from regard.sweep.run import Sweep, best_value
 from regard.sweep.settings import asked
-from regard.sweep.space import Choice, Range, check, combinations, read, split
+from regard.sweep.space import Choices, Range, check, combinations, read, split
 from regard.sweep.study import DEATHS, Study, SweepError
 from regard.train import Run, stage
 from regard.train.loop import Interrupted
@@ -174,15 +174,15 @@ def test_a_range_belongs_to_a_search():
 
 
 def test_every_combination_once_the_last_key_fastest():
-    found = combinations([Choice("a", ("1", "2")), Choice("b", ("x", "y", "z"))])
+    found = combinations([Choices("a", ("1", "2")), Choices("b", ("x", "y", "z"))])
     assert found == [{"a": a, "b": b} for a, b in product("12", "xyz")]
     with pytest.raises(ConfigError, match="1,000,000 combinations"):
-        combinations([Choice(c, tuple(map(str, range(100)))) for c in "abc"])
+        combinations([Choices(c, tuple(map(str, range(100)))) for c in "abc"])
 
 
 def test_a_value_is_refused_where_no_combination_can_be_and_only_there():
     """3 fits nowhere; 4 fits with "y" alone, which is enough."""
-    values = [Choice("a.b", ("3", "4")), Choice("a.c", ("x", "y"))]
+    values = [Choices("a.b", ("3", "4")), Choices("a.c", ("x", "y"))]
 
     def attempt(texts):
         if texts["a.b"] == "3" or (texts["a.c"] == "x" and texts["a.b"] == "4"):
@@ -192,8 +192,8 @@ def test_a_value_is_refused_where_no_combination_can_be_and_only_there():
         with pytest.raises(ConfigError, match=r"a\.b=3: not 3"):
             check(values, is_grid, attempt)
         with pytest.raises(ConfigError, match=r"a\.c=x: not 4"):
-            check([Choice("a.b", ("4",)), values[1]], is_grid, attempt)
-        check([Choice("a.b", ("4", "5")), values[1]], is_grid, attempt)
+            check([Choices("a.b", ("4",)), values[1]], is_grid, attempt)
+        check([Choices("a.b", ("4", "5")), values[1]], is_grid, attempt)
 
 
 @pytest.mark.parametrize(
@@ -279,15 +279,15 @@ def test_a_metric_that_is_not_measured_is_told_with_what_there_is():
     run.log({"step": 1, "loss": 3.0, "lr": 0.1})
     run.log({"step": 1, "dev/loss": 2.0})
     run.log({"step": 2, "loss": 4.0, "lr": 0.1})
-    assert scored(run, "dev/loss", False) == (2.0, 1) and scored(run, "loss", False) == (4.0, 2)
+    assert best_value(run, "dev/loss", False) == (2.0, 1) and best_value(run, "loss", False) == (4.0, 2)
     with pytest.raises(SweepError, match=r"'dev/los' is not measured in r\. Did you mean 'dev/loss'"):
-        scored(run, "dev/los", False)
+        best_value(run, "dev/los", False)
     run.log({"step": 3, "dev/loss": math.nan})
     run.log({"step": 4, "dev/loss": math.inf})
-    assert scored(run, "dev/loss", True) == (2.0, 1)
+    assert best_value(run, "dev/loss", True) == (2.0, 1)
     run.log({"step": 4, "dev/accuracy": math.nan})
     with pytest.raises(SweepError, match="'dev/accuracy' is never a finite number in r"):
-        scored(run, "dev/accuracy", True)
+        best_value(run, "dev/accuracy", True)
 
 
 def test_from_the_command_line_to_the_page(regard_):

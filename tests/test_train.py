@@ -22,9 +22,10 @@ from regard.data.seeds import derive
 from regard.devices import autocast_dtype
 from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, recipe, stage
 from regard.train.optimizer import OPTIMIZERS, SCHEDULES, build, decayed, restore, schedule, state_tensors
-from regard.train.settings import OptimizerConfig, ScheduleConfig, share
+from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
 from regard.train.tasks.base import Order
-from regard.train.tasks.knowledge import Corruption, Questions
+from regard.train.tasks.corruption import Corruption
+from regard.train.tasks.questions import Questions
 
 # Batches
 
@@ -204,7 +205,7 @@ def test_the_rate_of_a_run_is_that_of_its_schedule(tmp_path):
 
 
 def test_shares_of_a_whole():
-    assert [share(x, 200) for x in (0, 0.001, 0.1, 0.5, 1, 7, 7.9)] == [0, 1, 20, 100, 1, 7, 7]
+    assert [resolve_steps(x, 200) for x in (0, 0.001, 0.1, 0.5, 1, 7, 7.9)] == [0, 1, 20, 100, 1, 7, 7]
 
 
 @pytest.mark.parametrize("section", ["schedule", "optimizer"])

@@ -83,7 +83,7 @@ def _options(
     ] = False,
 ) -> None:
     """Options before any command."""
-    processes = Process.here().count
+    processes = Process.from_environment().world_size
     if processes > 1 and context.invoked_subcommand != "train":
         raise OptionError(
             f"`regard {context.invoked_subcommand}` is for one process, torchrun started {processes}: "
@@ -93,16 +93,16 @@ def _options(
 
 def main() -> None:
     """Runs the command line and turns errors and warnings into one line, and errors into an exit code."""
-    process = Process.here()
-    warnings.showwarning = warning_line if process.first else lambda *_, **__: None
+    process = Process.from_environment()
+    warnings.showwarning = warning_line if process.is_main else lambda *_, **__: None
     try:
         code = app(standalone_mode=False)
     except Interrupted as stopped:
-        if process.first:
+        if process.is_main:
             console(stderr=True).print(str(stopped), soft_wrap=True)
         code = 130
     except RegardError as error:
-        error_line(str(error) if process.first else f"process {process.rank}: {error}")
+        error_line(str(error) if process.is_main else f"process {process.rank}: {error}")
         code = 2
     except KeyboardInterrupt:
         error_line("interrupted")
@@ -113,7 +113,7 @@ def main() -> None:
             raise
         show()
         code = getattr(error, "exit_code", 2)
-    if process.count > 1:  # gloo's threads may still hold tensors, and Python's end would abort with them
+    if process.world_size > 1:  # gloo's threads may still hold tensors, and Python's end would abort with them
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)

@@ -18,7 +18,7 @@ from regard.lab.experiment import Shown
 from regard.models.locate import model_folder
 from regard.train import Interrupted
 from regard.train.recipe import parse
-from regard.train.run import stamped
+from regard.train.run import timestamped_path
 
 
 def convert(
@@ -54,7 +54,7 @@ def convert(
     """Convert a trained model: pool its key/value heads, or give it another mechanism, and teach it what it was."""
     screen = console(stderr=True)
     how = Shown(lambda said: screen.print(said, soft_wrap=True), shown)
-    folder = resume or out or stamped("convert")
+    folder = resume or out or timestamped_path("convert")
     try:
         if resume is not None:
             given = (model, overrides, kv_heads, mechanism, layers, option, text, out, uptrain)

@@ -12,7 +12,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from regard.cli.show import console
-from regard.train.progress import Lines, Progress, described
+from regard.train.progress import Lines, Progress, format_metrics
 
 
 class _Below(RichProgress):
@@ -51,7 +51,7 @@ class Bar(Progress):
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         telling = {k: x for k, x in values.items() if x is not None and not k.startswith("train/")}
-        known = described(telling)
+        known = format_metrics(telling)
         if "lr" in values:
             self.speed = known
         else:

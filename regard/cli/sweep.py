@@ -16,10 +16,10 @@ from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
 from regard.lab.experiment import Shown
 from regard.report.markup import duration, number, short
-from regard.sweep.run import ASKED, Sweep, in_words
+from regard.sweep.run import SWEEP_CONFIG, Sweep, format_settings
 from regard.sweep.settings import asked
 from regard.train.progress import Lines, Progress
-from regard.train.run import stamped
+from regard.train.run import timestamped_path
 
 SHOWN = 20  # trials in the terminal's table
 SELDOM = 30.0  # seconds between lines about a trial, in a log
@@ -95,7 +95,7 @@ def sweep(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train a recipe with many settings: all of a grid, or what a search draws; go on with a sweep that was stopped."""
-    if (Path(recipe) / ASKED).is_file():
+    if (Path(recipe) / SWEEP_CONFIG).is_file():
         given = (overrides, grid, search, metric, maximize, storage, variant, out, seed)
         if any(x is not None and x != [] for x in given):
             raise OptionError(
@@ -106,7 +106,7 @@ def sweep(
         made.extend(trials or 0)
     else:
         config = asked(recipe, overrides or (), grid or (), search or (), trials, variant, metric, maximize, seed)
-        made = Sweep.create(out or stamped(f"sweep-{Path(recipe).stem}"), config, storage)
+        made = Sweep.create(out or timestamped_path(f"sweep-{Path(recipe).stem}"), config, storage)
     if retry:
         made.study.again()
     where = console(stderr=True)
@@ -137,7 +137,7 @@ def _print(results: dict[str, Any], path: Path) -> None:
     failed = [row for row in results["trials"] if row["state"] == "failed"]
     for row in failed[:SHOWN]:
         said = short(row["error"] or "", 160)
-        out.print(f"failed: {row['folder']} {in_words(row['settings'])}: {said}", style="red", soft_wrap=True)
+        out.print(f"failed: {row['folder']} {format_settings(row['settings'])}: {said}", style="red", soft_wrap=True)
     counts = ", ".join(f"{n:,} {state}" for state, n in results["counts"].items())
     out.print(f"\n{len(results['trials']):,} trials: {counts}", soft_wrap=True)
     if done:

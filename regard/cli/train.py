@@ -27,10 +27,10 @@ from regard.models.locate import model_folder
 from regard.reporting import write_report
 from regard.train import Interrupted, stage
 from regard.train.distributed import Process
-from regard.train.recipe import known, parse
 from regard.train.recipe import load as load_recipe
-from regard.train.run import find_runs, stamped
-from regard.train.tasks.sentiment import positive
+from regard.train.recipe import parse, recipe_names
+from regard.train.run import find_runs, timestamped_path
+from regard.train.tasks.sentiment import positive_probabilities
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
@@ -60,7 +60,7 @@ def run(
         return _list("experiment", about | {key: one.about for key, one in LABS.items()}, "regard run NAME", json)
     where = console(stderr=True)
     how = Shown(lambda text: where.print(text, soft_wrap=True), shown)
-    folder = resume or out or stamped(name or "")
+    folder = resume or out or timestamped_path(name or "")
     if name is not None and name in LABS:
         if variant or device:
             raise OptionError(f"{name} is a calculation on the CPU: it takes KEY=VALUE, --seed and --out")
@@ -104,12 +104,12 @@ def train(
         _alone(recipe, overrides, out, variant, seed)
         done = stage.resume(resume, device, shown(resume.resolve().name))
     elif recipe is None:
-        return _list("recipe", {name: _about(name) for name in known()}, "regard train NAME", json)
+        return _list("recipe", {name: _about(name) for name in recipe_names()}, "regard train NAME", json)
     else:
         made = load_recipe(recipe, _changes(overrides, seed), variant)
         name = Path(recipe).stem if recipe.endswith(".toml") else recipe
-        done = stage.train(made, out or stamped(name), device or "cpu", shown(name))
-    if not Process.here().first:
+        done = stage.train(made, out or timestamped_path(name), device or "cpu", shown(name))
+    if not Process.from_environment().is_main:
         return
     row = described(done)
     if json:
@@ -132,7 +132,7 @@ def evaluate(
         said = [a.text for a in answer(_answering(model, device), questions)]
     else:
         questions = [Question(s.text, str(s.label)) for s in read_sentences(data)]
-        said = [str(int(p > 0.5)) for p in positive(judge, [q.text for q in questions])]
+        said = [str(int(p > 0.5)) for p in positive_probabilities(judge, [q.text for q in questions])]
     if predictions is not None:
         write_predictions(predictions, said)
     found = score(said, questions)
@@ -156,7 +156,7 @@ def predict(
     if judge is None:
         said = [a.text for a in answer(_answering(model, device), questions)]
     else:
-        said = [f"{int(p > 0.5)}\t{p:.4f}" for p in positive(judge, [q.text for q in questions])]
+        said = [f"{int(p > 0.5)}\t{p:.4f}" for p in positive_probabilities(judge, [q.text for q in questions])]
     write_predictions(out, said)
     console().print(f"{len(questions)} answers in {out}", soft_wrap=True)
 

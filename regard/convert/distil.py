@@ -29,8 +29,8 @@ from regard.models import GPT, Encoder, Model, load
 from regard.models.locate import model_folder
 from regard.nn import Attention, Rotation
 from regard.train.tasks.base import TASKS, Task, task
-from regard.train.tasks.knowledge import Questions
-from regard.train.tasks.lm import LanguageModel, spaced
+from regard.train.tasks.lm import LanguageModel, evaluation_windows
+from regard.train.tasks.questions import Questions
 
 PROBE = 1 << 20  # a step that no training reaches: its batch is what a task without dev data is measured on
 ROWS = 64  # rows that errors are measured on
@@ -187,7 +187,7 @@ def probe_loss(inner: Task, model: Model[Any], parts: Sequence[Batch]) -> float:
 def held_out(inner: Task) -> list[Batch]:
     """Rows that a task does not learn from; where it has none, those of steps that no training reaches."""
     if isinstance(inner, LanguageModel):
-        return [inner._here(part) for part in spaced(inner.dev.tokens, inner.length, MOST)]
+        return [inner._here(part) for part in evaluation_windows(inner.dev.tokens, inner.length, MOST)]
     if isinstance(inner, Questions) and inner.dev is not None:
         return [inner.dev.rows(0, ROWS)]
     return [inner.batch(PROBE * inner.period + n, -(-ROWS // inner.period)) for n in range(inner.period)]

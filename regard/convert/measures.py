@@ -21,7 +21,7 @@ from regard.lens.pages.page import write_page
 from regard.lens.recording.regard_models import described
 from regard.models import GPT, Encoder, Model
 from regard.train.tasks.base import Task
-from regard.train.tasks.knowledge import KnowledgeData, data_files
+from regard.train.tasks.corruption import KnowledgeData, data_files
 
 LENGTHS = (128, 1024, 8192)  # tokens at which a state is weighed
 ROWS, TOKENS = 8, 64  # sequences that are continued at a time, and by how many tokens

@@ -33,12 +33,13 @@ from regard.models.locate import MODEL, RESULTS, model_folder
 from regard.report.canvas import available
 from regard.report.markup import number, percent
 from regard.train import recipe as recipes
-from regard.train.recipe import overlaid
+from regard.train.recipe import merge_tables
 from regard.train.run import Run, claim, find_runs, run_of, versions, write_text
-from regard.train.settings import share
+from regard.train.settings import resolve_steps
 from regard.train.tasks.base import TASKS, Task
-from regard.train.tasks.knowledge import KnowledgeData, Questions
+from regard.train.tasks.corruption import KnowledgeData
 from regard.train.tasks.lm import TOKENS, LMData, token_files
+from regard.train.tasks.questions import Questions
 
 ASKED = "convert.json"
 ORIGINAL, SURGERY, DISTILLATION, UPTRAINING, CONTROL = "original", "surgery", "distillation", "uptraining", "control"
@@ -246,7 +247,7 @@ def _uptraining(model: Model[Any], config: ConvertConfig, reading: Reading) -> i
         raise ConvertError(
             f"--uptrain {asked:g}: a share of what? No run says how long it was trained; say how many steps"
         )
-    return share(asked, reading.steps)
+    return resolve_steps(asked, reading.steps)
 
 
 def _data(reading: Reading, path: Path, model: Model[Any]) -> dict[str, Any]:
@@ -281,8 +282,8 @@ def _recipes(
     for key, name, task, read, steps, init, more in plans:
         if not steps:
             continue
-        train = overlaid(overlaid(reading.train, more), asked.get("train", {}))
-        train = overlaid(train, asked.get(key, {}).get("train", {}))
+        train = merge_tables(merge_tables(reading.train, more), asked.get("train", {}))
+        train = merge_tables(train, asked.get(key, {}).get("train", {}))
         train |= {"epochs": 0.0, "steps": steps, "init": init, "seed": config.seed}
         tables = {"task": task, "data": read, "model": {}, "train": train}
         made[name] = recipes.resolve(f"convert/{key}", tables)
@@ -373,7 +374,7 @@ def _command(document: Mapping[str, Any]) -> str:
     words += ["--text", config["text"]] if config["text"] else []
     words += ["--steps", str(config["steps"]), "--uptrain", f"{config['uptrain']:g}"]
     words += [] if config["control"] else ["--no-control"]
-    words += [f"{key}={json.dumps(value)}" for key, value in recipes.flat(document["asked"]) if key]
+    words += [f"{key}={json.dumps(value)}" for key, value in recipes.flatten(document["asked"]) if key]
     words += [] if not config["seed"] else ["--seed", str(config["seed"])]
     words += [] if document["device"] == "cpu" else ["--device", document["device"]]
     return shlex.join(words)

@@ -22,7 +22,7 @@ from regard.registry import Registry
 from regard.train import recipe as recipes
 from regard.train import stage
 from regard.train.progress import Progress
-from regard.train.recipe import COMPARE, SECTIONS, flat, overlaid
+from regard.train.recipe import COMPARE, SECTIONS, flatten, merge_tables
 from regard.train.run import Run, claim, find_runs, write_text
 
 S = TypeVar("S", bound=Section)
@@ -51,13 +51,13 @@ class Experiment:
     def recipe(self, file: str, name: str, own: Mapping[str, Any], drop: Sequence[str] = ()) -> recipes.Recipe:
         """A stage's recipe: its file, what all stages were asked, what this one was, and what the experiment sets."""
         common = {key: value for key, value in self.asked.items() if key in SECTIONS and key not in drop}
-        asked = overlaid(overlaid(common, self.asked.get(name, {})), own)
-        tables = recipes.merged(recipes.document(file), self.variant, file)
+        asked = merge_tables(merge_tables(common, self.asked.get(name, {})), own)
+        tables = recipes.apply_variant(recipes.read_tables(file), self.variant, file)
         return recipes.resolve(file, tables, asked)
 
     def compare(self, file: str, kind: type[S]) -> S:
         """What is varied: the section `compare` of a recipe, and what was asked of it."""
-        tables = recipes.merged(recipes.document(file), self.variant, file)
+        tables = recipes.apply_variant(recipes.read_tables(file), self.variant, file)
         return kind().but(**tables.get(COMPARE, {})).but(**self.asked.get(COMPARE, {}))
 
     def train(self, recipe: recipes.Recipe, folder: str, title: str) -> Run:
@@ -70,7 +70,7 @@ class Experiment:
     @property
     def command(self) -> str:
         """What to type to get these results again."""
-        words = ["regard", "run", self.name, *(f"{key}={_toml(x)}" for key, x in sorted(flat(self.asked)))]
+        words = ["regard", "run", self.name, *(f"{key}={_toml(x)}" for key, x in sorted(flatten(self.asked)))]
         words += [] if self.variant is None else ["--variant", self.variant]
         return shlex.join([*words, *([] if self.device == "cpu" else ["--device", self.device])])
 
@@ -142,10 +142,10 @@ def run(
                 raise ConfigError(f"{key}.{inner} = {table!r}: expected a section too, e.g. {key}.train.lr=3e-4")
     data = asked.get("data", {})
     absolute = {key: str(Path(data[key]).resolve()) for key in known.files if isinstance(data.get(key), str)}
-    asked = overlaid(asked, {"data": absolute} if absolute else {})
+    asked = merge_tables(asked, {"data": absolute} if absolute else {})
     encoder = asked.get("model", {}).get("name")
     if isinstance(encoder, str) and Path(encoder).is_dir():  # and no id of the hub
-        asked = overlaid(asked, {"model": {"name": str(Path(encoder).resolve())}})
+        asked = merge_tables(asked, {"model": {"name": str(Path(encoder).resolve())}})
     path = claim(out, ASKED, RESULTS)
     if find_runs(path):
         raise RunError(f"{path} holds runs already: choose another --out")

@@ -40,13 +40,13 @@ from regard.sweep.settings import SweepConfig, recipe_of
 from regard.sweep.study import Study, SweepError, Taken, folder, place, values
 from regard.train import stage
 from regard.train.loop import Interrupted
-from regard.train.recipe import flat
+from regard.train.recipe import flatten
 from regard.train.run import Run, claim, write_text
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-ASKED, TRIALS, REPORT, ERROR = "sweep.toml", "trials.db", "report.html", "error.txt"
+SWEEP_CONFIG, TRIALS, REPORT, ERROR = "sweep.toml", "trials.db", "report.html", "error.txt"
 STATES = {"COMPLETE": "finished", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 QUARTER, ENOUGH = 0.25, 8  # importance is what the best quarter has in common, of at least so many trials
 STOPPED = 130  # the exit code of a worker that was asked to stop
@@ -66,7 +66,7 @@ class Sweep:
     def create(cls, path: str | Path, config: SweepConfig, storage: str | None = None) -> Sweep:
         """A new folder, or one that holds this very sweep, which can go on; another sweep's is an error."""
         path = Path(path)
-        if (path / ASKED).is_file():
+        if (path / SWEEP_CONFIG).is_file():
             made = cls.open(path)
             _agree(made.config.as_dict(), config.as_dict(), f"{path} holds another sweep", path)
             made.extend(config.trials)
@@ -79,7 +79,7 @@ class Sweep:
             with made.study.reached():
                 made._prepare()
         except SweepError:
-            (path / ASKED).unlink()  # nothing has begun: the folder is free for another try
+            (path / SWEEP_CONFIG).unlink()  # nothing has begun: the folder is free for another try
             raise
         return made
 
@@ -87,13 +87,13 @@ class Sweep:
     def open(cls, path: str | Path) -> Sweep:
         """A folder that `regard sweep` made."""
         path = Path(path)
-        if not (path / ASKED).is_file():
-            raise SweepError(f"{path} is no sweep: expected a folder with {ASKED}, as `regard sweep` makes")
+        if not (path / SWEEP_CONFIG).is_file():
+            raise SweepError(f"{path} is no sweep: expected a folder with {SWEEP_CONFIG}, as `regard sweep` makes")
         try:
-            document = tomllib.loads((path / ASKED).read_text(encoding="utf-8"))
+            document = tomllib.loads((path / SWEEP_CONFIG).read_text(encoding="utf-8"))
             return cls(path, SweepConfig().but(**document["sweep"]), document["here"])
         except (OSError, ValueError, KeyError) as error:
-            raise SweepError(f"{path / ASKED} cannot be read: {error}") from None
+            raise SweepError(f"{path / SWEEP_CONFIG} cannot be read: {error}") from None
 
     def extend(self, trials: int) -> None:
         """A search of more trials than it was begun with."""
@@ -141,7 +141,7 @@ class Sweep:
                 run = stage.resume(path, device, progress)
             else:
                 run = stage.train(recipe_of(self.config, taken.texts, self.root), path, device, progress)
-            value, step = scored(run, self.config.metric, self.config.maximize)
+            value, step = best_value(run, self.config.metric, self.config.maximize)
         except (Interrupted, KeyboardInterrupt):
             self.study.give_back(taken)
             raise
@@ -228,11 +228,11 @@ class Sweep:
         else:
             came = f"{self.config.metric} {number(row['value'])}"
             came += f" (best: {number(best['value'])}, {best['folder']})" if best and row is not best else ", the best"
-        return f"{row['folder']}, {ended} of {len(rows)}: {in_words(row['settings'])} → {came}"
+        return f"{row['folder']}, {ended} of {len(rows)}: {format_settings(row['settings'])} → {came}"
 
     def _write(self) -> None:
         document = {"sweep": self.config.as_dict(), "here": dict(self.here)}
-        write_text(self.path / ASKED, tomli_w.dumps(document, multiline_strings=False))
+        write_text(self.path / SWEEP_CONFIG, tomli_w.dumps(document, multiline_strings=False))
 
     def _prepare(self) -> None:
         """The study with all its trials; one that is there must have been made for the same."""
@@ -308,19 +308,19 @@ def _worker(path: str, device: str, threads: int) -> None:
 
 def _agree(begun: Mapping[str, Any], asked: Mapping[str, Any], what: str, path: Path) -> None:
     """An error that says the difference where other settings are asked than a sweep was begun with."""
-    had, has = (dict(flat({**settings, "trials": 0})) for settings in (begun, asked))
+    had, has = (dict(flatten({**settings, "trials": 0})) for settings in (begun, asked))
     differ = [key for key in {**had, **has} if had.get(key) != has.get(key)]
     if differ:
         told = "; ".join(f"{key} was {had.get(key)!r} and is now {has.get(key)!r}" for key in differ[:3])
         raise SweepError(f"{what}: {told}. Choose another --out, or go on with what is there: regard sweep {path}")
 
 
-def in_words(settings: Mapping[str, Any]) -> str:
+def format_settings(settings: Mapping[str, Any]) -> str:
     """The settings of a trial in a line."""
     return " ".join(f"{key}={x:.4g}" if isinstance(x, float) else f"{key}={x}" for key, x in settings.items())
 
 
-def scored(run: Run, metric: str, maximize: bool) -> tuple[float, int]:
+def best_value(run: Run, metric: str, maximize: bool) -> tuple[float, int]:
     """The best value of a metric that a run measured, and its step; of what training logs, the last."""
     rows = run.metrics()
     found = [row for row in rows if _known(row.get(metric))]

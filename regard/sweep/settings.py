@@ -15,7 +15,7 @@ from regard.config import ConfigError, Section
 from regard.errors import OptionError
 from regard.lab.experiment import EXPERIMENTS
 from regard.models.folder import MODELS
-from regard.sweep.space import Choice, Parameter, Texts, check, combinations, read
+from regard.sweep.space import Choices, Parameter, Texts, check, combinations, read
 from regard.train import optimizer
 from regard.train import recipe as recipes
 from regard.train.recipe import Recipe
@@ -49,7 +49,7 @@ class SweepConfig(Section):
         """The values of each trial; those of a search are drawn later."""
         if not self.grid:
             return [{}] * self.trials
-        kept = [p for p in self.parameters if isinstance(p, Choice)]
+        kept = [p for p in self.parameters if isinstance(p, Choices)]
         stored = {p.key: dict(zip(p.texts, p.choices, strict=True)) for p in kept}
         return [{key: stored[key][text] for key, text in one.items()} for one in combinations(kept)]
 
@@ -72,8 +72,8 @@ def asked(
     seed: int | None = None,
 ) -> SweepConfig:
     """The settings of a sweep, every value checked against the recipe."""
-    if recipe in EXPERIMENTS and recipe not in recipes.known():
-        stages = [name for name in recipes.known() if name.startswith(f"{recipe}/")]
+    if recipe in EXPERIMENTS and recipe not in recipes.recipe_names():
+        stages = [name for name in recipes.recipe_names() if name.startswith(f"{recipe}/")]
         raise ConfigError(f"{recipe} is an experiment of several trainings; sweep one of them: {', '.join(stages)}")
     if bool(grid) == bool(search):
         raise OptionError(
@@ -90,7 +90,7 @@ def asked(
     twice = {p.key for p in parameters} & {text.partition("=")[0].strip() for text in fixed}
     if twice:
         raise ConfigError(f"{min(twice)} is varied and also set; expected one of the two")
-    base = recipes.merged(recipes.document(recipe), variant, recipe)
+    base = recipes.apply_variant(recipes.read_tables(recipe), variant, recipe)
     plain = recipes.resolve(recipe, base, recipes.parse(fixed))
     task = TASKS[plain.task]
     own = plain.train.evaluation.metric or task.metric or "loss"
@@ -142,7 +142,7 @@ def possible(recipe: Recipe) -> None:
             raise ConfigError(f"{key} = {path}: there is no such file or folder")
     recipe.train.total(rows=1)
     optimizer.schedule(recipe.train.schedule, 0, 1)
-    cls, config = recipes.model_config(recipe.model)
+    cls, config = recipes.resolve_model(recipe.model)
     own = cls in MODELS.values() and not recipe.train.init  # others read files where they are built
     with torch.random.fork_rng([]), torch.device("meta"):
         model = cls(config) if own else torch.nn.Linear(1, 1)

@@ -27,7 +27,7 @@ Texts = Mapping[str, str]  # a key and its value as it would be typed
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choices:
     """Values to choose from, as they were typed."""
 
     key: str
@@ -113,7 +113,7 @@ class Range:
         return repr(source.uniform(self.low, self.high))
 
 
-Parameter = Choice | Range
+Parameter = Choices | Range
 
 
 def read(pairs: Sequence[str], ranges: bool) -> tuple[list[Parameter], list[str]]:
@@ -139,7 +139,7 @@ def read(pairs: Sequence[str], ranges: bool) -> tuple[list[Parameter], list[str]
         if len(texts) == 1:
             single.append(f"{key}={texts[0]}")
             continue
-        choice = Choice(key, tuple(texts))
+        choice = Choices(key, tuple(texts))
         twice = [t for n, t in enumerate(texts) if choice.choices[n] in choice.choices[:n]]
         if twice:
             raise ConfigError(f"'{pair}': {twice[0]} is named twice")
@@ -166,7 +166,7 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def combinations(parameters: Sequence[Choice]) -> list[dict[str, str]]:
+def combinations(parameters: Sequence[Choices]) -> list[dict[str, str]]:
     """Every combination, the last key changing fastest."""
     total = math.prod(len(p.texts) for p in parameters)
     if total > MOST:
@@ -195,7 +195,7 @@ def check(parameters: Sequence[Parameter], grid: bool, attempt: Callable[[Texts]
 
 def _around(others: Sequence[Parameter], grid: bool) -> list[dict[str, str]]:
     if grid:
-        return combinations([p for p in others if isinstance(p, Choice)])
+        return combinations([p for p in others if isinstance(p, Choices)])
     source = random.Random(0)
     return [{p.key: p.drawn(source) for p in others} for _ in range(DRAWN if others else 1)]
 

@@ -1,12 +1,14 @@
-"""Several processes, as torchrun starts them: each computes its rows of every batch, and only the first writes.
+"""Training in several processes that torchrun started, with DDP (`ReplicatedModel`) or FSDP2 (`ShardedModel`).
 
-The batch of a step is the same everywhere, and its gradient is the sum of what the processes computed of it. So the
-number of processes changes nothing but the order of sums, and which dropout a row gets.
+Every process draws the whole batch of a step, computes the loss of its own rows of it, and takes part in the exchange
+of gradients. So the number of processes changes nothing but the order of sums, and which dropout a row gets. Rank 0
+alone writes files and prints.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -29,199 +31,257 @@ Loss = Callable[[Batch], Tensor]
 
 
 class ProcessError(RegardError, RuntimeError):
-    """A process that waited for another in vain."""
+    """A collective that failed because another process has ended."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """Which of several processes this is, and which of those on its machine. A batch's rows are dealt out in turn."""
+    """This process among the `world_size` that train together, with the collectives that training uses.
+
+    Alone, every collective returns its own value at once, and no process group is needed.
+    """
 
     rank: int = 0
-    count: int = 1
-    local: int = 0
+    world_size: int = 1
+    local_rank: int = 0
 
     @classmethod
-    def here(cls) -> Process:
-        """As torchrun says."""
-        rank, count, local = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-        return cls(rank, count, local)
+    def from_environment(cls) -> Process:
+        """Reads the environment variables that torchrun sets; without them the process is alone."""
+        return cls(
+            rank=int(os.environ.get("RANK", 0)),
+            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            local_rank=int(os.environ.get("LOCAL_RANK", 0)),
+        )
 
     @property
-    def first(self) -> bool:
-        """Whether it is the one that writes and shows."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes files and prints."""
         return self.rank == 0
 
     def device(self, name: str) -> str:
-        """Its own GPU, where `cuda` is asked for."""
-        return f"cuda:{self.local}" if self.count > 1 and name == "cuda" else name
+        """Returns the name of the device to use: one of several processes has a GPU of its own."""
+        if name == "cuda" and self.world_size > 1:
+            return f"cuda:{self.local_rank}"
+        return name
 
-    def join(self, device: torch.device) -> None:
-        """Meets the others, unless it has. They stay together for as long as they run: torchrun's do not meet twice."""
-        if self.count == 1 or dist.is_initialized():
+    def init_group(self, device: torch.device) -> None:
+        """Initialises the process group, unless it is there. It is never destroyed: torchrun's processes cannot meet a
+        second time."""
+        if self.world_size == 1 or dist.is_initialized():
             return
+        backend = "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            backend = "cpu:gloo,cuda:nccl"  # flags and measured values are exchanged on the CPU
         try:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            dist.init_process_group(backend)
         except (ValueError, RuntimeError) as error:
-            raise ConfigError(f"{self.count} processes cannot meet: {error}. Start them with torchrun") from error
+            raise ConfigError(f"{self.world_size} processes cannot meet: {error}. Start them with torchrun") from error
 
-    @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """The first does it before the others do."""
-        if not self.first:
-            self.any(False)
-        yield
-        if self.first:
-            self.any(False)
-
-    def any(self, mine: bool) -> bool:
-        """Whether any of them says so. All wait for the last."""
-        return mine if self.count == 1 else bool(self.total(torch.tensor(float(mine))))
-
-    def total(self, x: Tensor) -> Tensor:
-        """The sum over the processes, in place."""
-        if self.count > 1:
-            with _others():
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Replaces `x` in place by its sum over all processes, and returns it."""
+        if self.world_size > 1:
+            with _peer_errors():
                 dist.all_reduce(x)
         return x
 
-    def firsts(self, x: Tensor) -> Tensor:
-        """The tensor of the first process, in place."""
-        if self.count > 1:
-            with _others():
+    def any_rank(self, flag: bool) -> bool:
+        """Returns whether the flag is set in any process. All wait for the last of them."""
+        if self.world_size == 1:
+            return flag
+        return bool(self.all_reduce(torch.tensor(float(flag))))
+
+    def barrier(self) -> None:
+        """Waits until every process is here."""
+        self.any_rank(False)
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Runs the body in rank 0 before it runs in the others, which then find the files that rank 0 wrote."""
+        # Without try/finally: where rank 0 fails, the others must not go on, and learn of it when its process ends.
+        if not self.is_main:
+            self.barrier()
+        yield
+        if self.is_main:
+            self.barrier()
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Replaces `x` in place by rank 0's, and returns it."""
+        if self.world_size > 1:
+            with _peer_errors():
                 dist.broadcast(x, 0)
         return x
 
-    def agreed(self, values: Mapping[str, float]) -> dict[str, float]:
-        """What the first measured: decisions that follow from it have to be the same everywhere."""
-        if self.count == 1:
+    def broadcast_values(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Returns the values that rank 0 has under the same names: what is decided by them is the same everywhere."""
+        if self.world_size == 1:
             return dict(values)
-        firsts = self.firsts(torch.tensor([*values.values()], dtype=torch.float64))
-        return dict(zip(values, firsts.tolist(), strict=True))
+        main_values = self.broadcast(torch.tensor([*values.values()], dtype=torch.float64))
+        return dict(zip(values, main_values.tolist(), strict=True))
 
-    def path(self, own: str | Path) -> Path:
-        """The first one's."""
-        text = os.fsencode(own)
-        size = int(self.firsts(torch.tensor(len(text))))
-        padded = text[:size].ljust(size, b"\0")
-        return Path(os.fsdecode(bytes(self.firsts(torch.tensor(list(padded), dtype=torch.uint8)).tolist())))
+    def broadcast_path(self, path: str | Path) -> Path:
+        """Returns the path that rank 0 has."""
+        encoded = os.fsencode(path)
+        size = int(self.broadcast(torch.tensor(len(encoded))))
+        # The others receive into a buffer of rank 0's size; what they put into it does not matter.
+        buffer = torch.tensor(list(encoded[:size].ljust(size, b"\0")), dtype=torch.uint8)
+        return Path(os.fsdecode(bytes(self.broadcast(buffer).tolist())))
 
-    def rows(self, batch: Batch) -> Batch:
-        """Its share of a batch."""
-        if self.count == 1:
+    def shard(self, batch: Batch) -> Batch:
+        """Returns this process's rows of a batch: every `world_size`-th, beginning with its rank."""
+        if self.world_size == 1:
             return batch
-        if len(batch.x) < self.count:
-            raise ConfigError(f"a batch has {len(batch.x)} rows for {self.count} processes: raise train.batch")
-        return Batch(*(None if t is None else t[self.rank :: self.count] for t in batch))  # type: ignore[arg-type]
+        if len(batch.x) < self.world_size:
+            raise ConfigError(f"a batch has {len(batch.x)} rows for {self.world_size} processes: raise train.batch")
+        rows = slice(self.rank, None, self.world_size)
+        return batch._replace(**{name: x[rows] for name, x in batch._asdict().items() if x is not None})
 
 
 @contextmanager
-def _others() -> Iterator[None]:
-    """Around a meeting, to which somebody may not come."""
+def _peer_errors() -> Iterator[None]:
+    """Turns the error of a collective that waited in vain for another process into one that says so."""
     try:
         yield
     except RuntimeError as error:
         raise ProcessError(f"another process has ended, see what it says: {str(error).splitlines()[0]}") from error
 
 
-class _Computed(nn.Module):
-    """A loss as a module: what DDP wraps, so that a task may call the model as it likes."""
+class ParallelModel(ABC):
+    """A model that all processes train together. `loss` is what to call instead of the loss that it was built with.
+
+    Gradients are averaged over the processes.
+    """
+
+    loss: Loss
+
+    @abstractmethod
+    def sync_gradients(self, enabled: bool) -> AbstractContextManager[None]:
+        """Returns a context for one micro-batch: its backward pass exchanges gradients, or only accumulates them."""
+
+    @abstractmethod
+    def full_model(self, device: str | torch.device = "cpu") -> AbstractContextManager[Model[Any]]:
+        """Returns a context with the model whose weights are whole. All processes must enter it.
+
+        `device`: where it is put together, if it has to be.
+        """
+
+    @abstractmethod
+    def load_weights(self, folder: Path) -> None:
+        """Loads the weights of a model folder."""
+
+
+class ReplicatedModel(ParallelModel):
+    """A model of which every process has a copy (DDP); in a single process the model as it is.
+
+    `example` returns a batch of one row: DDP has to know whether its loss depends on every parameter.
+    """
+
+    def __init__(self, model: Model[Any], loss: Loss, process: Process, example: Callable[[], Batch]) -> None:
+        self.model = model
+        self.loss = loss
+        self.ddp: DDP | None = None
+        if process.world_size > 1:
+            # torch 2.13 renames broadcast_buffers. Buffers are the same everywhere: nothing in training writes them.
+            renamed = accepts(DDP, "forward_sync_buffers")
+            options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+            options["find_unused_parameters"] = not _uses_all_parameters(model, loss, example())
+            self.ddp = DDP(_LossModule(model, loss), **options)
+            self.loss = self.ddp
+
+    def sync_gradients(self, enabled: bool) -> AbstractContextManager[None]:
+        if enabled or self.ddp is None:
+            return nullcontext()
+        return self.ddp.no_sync()
+
+    @contextmanager
+    def full_model(self, device: str | torch.device = "cpu") -> Iterator[Model[Any]]:
+        yield self.model
+
+    def load_weights(self, folder: Path) -> None:
+        self.model.restore(folder)
+
+
+class _LossModule(nn.Module):
+    """A loss as a module: DDP hooks into `forward`, and a task may call its model more than once, or in parts."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss
 
     def forward(self, batch: Batch) -> Tensor:
         return self.loss(batch)
 
 
-def _all_learn(model: nn.Module, loss: Loss, row: Batch) -> bool:
-    """Whether a loss depends on every weight that is learned. DDP wants to know: to look each time costs time."""
-    own = [p for p in model.parameters() if p.requires_grad]
-    with torch.random.fork_rng([own[0].device] if own[0].device.type == "cuda" else []):
-        return all(grad is not None for grad in torch.autograd.grad(loss(row), own, allow_unused=True))
+def _uses_all_parameters(model: nn.Module, loss: Loss, batch: Batch) -> bool:
+    """Returns whether a loss depends on every parameter that is learned. DDP could look for unused ones in each step,
+    which costs time, and waits for ever for their gradients if it does not look."""
+    learned = [p for p in model.parameters() if p.requires_grad]
+    devices = [p.device for p in learned[:1] if p.device.type == "cuda"]
+    with torch.random.fork_rng(devices):  # dropout draws numbers
+        gradients = torch.autograd.grad(loss(batch), learned, allow_unused=True)
+    return all(gradient is not None for gradient in gradients)
 
 
-class Replicated:
-    """Every process has the whole model; gradients are averaged (DDP). `row`: an example of what is computed."""
+class ShardedModel(ParallelModel):
+    """A model of which every process has a shard of each weight, of its gradient and of its optimiser state (FSDP2).
 
-    def __init__(self, model: Model[Any], loss: Loss, process: Process, row: Callable[[], Batch]) -> None:
-        self.model, self.loss = model, loss
-        self.shared: DDP | None = None
-        if process.count > 1:
-            newer = accepts(DDP, "forward_sync_buffers")  # what torch 2.13 calls it
-            options: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
-            options["find_unused_parameters"] = not _all_learn(model, loss, row())
-            self.loss = self.shared = DDP(_Computed(model, loss), **options)
+    To evaluate and to save, the weights are gathered into a whole copy of the model, which is kept on the CPU.
+    """
 
-    def part(self, last: bool) -> AbstractContextManager[None]:
-        """Around a part of a batch: gradients are exchanged with the last."""
-        return nullcontext() if last or self.shared is None else self.shared.no_sync()
-
-    @contextmanager
-    def whole(self, device: str | torch.device = "cpu") -> Iterator[Model[Any]]:
-        """The model as one process would have it; where it has to be put together, on a device."""
-        yield self.model
-
-    def restore(self, place: Path) -> None:
-        """Takes the weights of a model folder."""
-        self.model.restore(place)
-
-
-class Sharded:
-    """Every process has a part of each weight, of its gradient and of the optimiser's state (FSDP2). To evaluate and to
-    save, a copy of the model is put together."""
-
-    def __init__(self, model: Model[Any], loss: Loss, process: Process, row: Callable[[], Batch]) -> None:
+    def __init__(self, model: Model[Any], loss: Loss, process: Process, example: Callable[[], Batch]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss  # it calls the model, whose hooks do the rest
         self.copy = deepcopy(model).cpu()
-        mesh = init_device_mesh(model.device.type, (process.count,))
+        mesh = init_device_mesh(model.device.type, (process.world_size,))
+        # Each block is gathered when it is computed. Blocks first: the model then takes the parameters that are left.
         for blocks in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
             for block in blocks:
                 fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         assert isinstance(model, FSDPModule)
-        self.sharded: FSDPModule = model
+        self.fsdp: FSDPModule = model
 
-    def part(self, last: bool) -> AbstractContextManager[None]:
-        """Around a part of a batch: gradients are exchanged with the last."""
-        self.sharded.set_requires_gradient_sync(last)
+    def sync_gradients(self, enabled: bool) -> AbstractContextManager[None]:
+        self.fsdp.set_requires_gradient_sync(enabled)
         return nullcontext()
 
     @contextmanager
-    def whole(self, device: str | torch.device = "cpu") -> Iterator[Model[Any]]:
-        """The model as one process would have it; where it has to be put together, on a device."""
-        parts = self.model.state_dict()
-        for name, own in self.copy.state_dict().items():  # one after the other: all of them may not fit
-            own.copy_(gathered(parts[name]))
+    def full_model(self, device: str | torch.device = "cpu") -> Iterator[Model[Any]]:
+        shards = self.model.state_dict()
+        for name, weight in self.copy.state_dict().items():  # one after the other: all of them may not fit
+            weight.copy_(full_tensor(shards[name]))
         yield self.copy.train(self.model.training).to(device)
         self.copy.cpu()
 
-    def restore(self, place: Path) -> None:
-        """Takes the weights of a model folder."""
-        self.copy.restore(place)
-        whole = self.copy.state_dict()
-        self.model.load_state_dict({name: dealt(whole[name], own) for name, own in self.model.state_dict().items()})
+    def load_weights(self, folder: Path) -> None:
+        self.copy.restore(folder)
+        weights = self.copy.state_dict()
+        shards = {name: shard_like(weights[name], like) for name, like in self.model.state_dict().items()}
+        self.model.load_state_dict(shards)
 
 
-def parted(x: Tensor) -> bool:
-    """Whether every process has a part of it only."""
+def is_sharded(x: Tensor) -> bool:
+    """Returns whether `x` is a DTensor, of which every process has a part."""
     return hasattr(x, "full_tensor")
 
 
-def gathered(x: Tensor) -> Tensor:
-    """A whole tensor of one that is parted."""
-    whole: Tensor = x.full_tensor() if parted(x) else x  # type: ignore[attr-defined]
+def full_tensor(x: Tensor) -> Tensor:
+    """Returns the whole of a sharded tensor, which all processes must ask for; a plain tensor as it is."""
+    if not is_sharded(x):
+        return x
+    whole: Tensor = x.full_tensor()  # type: ignore[attr-defined]
     return whole
 
 
-def dealt(x: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor as a part of it, where `like` is parted."""
-    if not parted(like) or x.shape != like.shape:
+def shard_like(x: Tensor, like: Tensor) -> Tensor:
+    """Returns this process's shard of a whole tensor, laid out as `like`; `x` itself where `like` is not sharded."""
+    # Of another shape are what an optimiser keeps besides moments, such as its count of steps.
+    if not is_sharded(like) or x.shape != like.shape:
         return x
     from torch.distributed.tensor import DTensor, distribute_tensor
 

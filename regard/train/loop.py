@@ -25,11 +25,11 @@ from regard.errors import RegardError, RunError
 from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint, optimizer
-from regard.train.distributed import Process, Replicated, Sharded, gathered
+from regard.train.distributed import Process, ReplicatedModel, ShardedModel, full_tensor
 from regard.train.graph import GraphStep
 from regard.train.progress import Meter, Progress
 from regard.train.run import Run
-from regard.train.settings import TrainConfig, share
+from regard.train.settings import TrainConfig, resolve_steps
 from regard.train.tasks.base import Task
 
 
@@ -72,19 +72,19 @@ class Trainer:
         self.total = config.total(task.rows, task.period)
         optimizer.schedule(config.schedule, 0, self.total)  # an error about it comes before the first step
         self.dtype = autocast_dtype(config.precision, self.device)
-        how = compilation(config.compile, self.device, task.varies, process.count)
+        how = resolve_compile(config.compile, self.device, task.varies, process.world_size)
         graphs = how in ("graph", "both") and self.dtype is not torch.float16  # its scaler decides on the host
         if config.shard and self.dtype is torch.float16:
             raise ConfigError("train.shard and train.precision = 'float16' do not go together: expected bfloat16")
-        kind = Sharded if config.shard and process.count > 1 else Replicated
-        self.together = kind(model, self._loss, process, lambda: task.batch(0, config.batch).rows(0, 1))
+        kind = ShardedModel if config.shard and process.world_size > 1 else ReplicatedModel
+        self.parallel = kind(model, self._loss, process, lambda: task.batch(0, config.batch).rows(0, 1))
         self.optimizer = optimizer.build(config.optimizer, model, config.lr, graphs)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.state = State()
         # The sum of losses and of their weights since the last line of metrics, and the last norm of the gradient.
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.metric = config.evaluation.metric or task.metric
-        loss = self.together.loss
+        loss = self.parallel.loss
         self.loss = torch.compile(loss, dynamic=False) if how in ("inductor", "both") else loss
         self.update = GraphStep(self._update) if graphs and optimizer.captured(self.optimizer) else self._update
 
@@ -99,21 +99,21 @@ class Trainer:
             self.scaler.load_state_dict(saved.state["scaler"])
             self.state = State(**saved.state["state"])
             self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
-        if self.process.first:
-            self.run.forget(after=self.state.step)
+        if self.process.is_main:
+            self.run.truncate_metrics(after=self.state.step)
             self.run.best = self.state.best_step
         return self.state.step
 
     def fit(self) -> None:
         """Trains to the end, or until it is interrupted, which saves."""
-        every = share(self.config.evaluation.every, self.total)
-        saving = share(self.config.saving.every, self.total)
+        every = resolve_steps(self.config.evaluation.every, self.total)
+        saving = resolve_steps(self.config.saving.every, self.total)
         line = max(1, self.total // 200)
         if 2 * line > self.task.period:
             line = -(-line // self.task.period) * self.task.period
-        meter = Meter(self.model, self.task, self.device, self.dtype, self.process.count)
+        meter = Meter(self.model, self.task, self.device, self.dtype, self.process.world_size)
         self.model.train()
-        with _asked_to_stop(self.process.count > 1) as asked, self._own_randomness(), self.progress:
+        with _asked_to_stop(self.process.world_size > 1) as asked, self._own_randomness(), self.progress:
             while self.state.step < self.total and not self._stale:
                 began = time.perf_counter()
                 self._step()
@@ -126,7 +126,7 @@ class Trainer:
                     self._evaluate()
                 if (saving and step % saving == 0) or step == self.total or self._stale:
                     self._save()
-                if self.process.any(bool(asked)) and step < self.total and not self._stale:
+                if self.process.any_rank(bool(asked)) and step < self.total and not self._stale:
                     self._save()
                     raise Interrupted(
                         f"stopped at step {step} of {self.total}; all of it is saved. "
@@ -158,20 +158,20 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         """Gradients of a batch, in parts where `micro` says so, weighted by their targets as one batch would be."""
-        weight, own = self.task.targets(batch).clamp(min=1), self.process.rows(batch)
-        rows, count = len(own.x), self.process.count
+        weight, own = self.task.targets(batch).clamp(min=1), self.process.shard(batch)
+        rows, count = len(own.x), self.process.world_size
         micro = self.config.micro or rows
         if self.config.micro and len(batch.x) % count:
             raise ConfigError(f"train.micro needs batches that {count} processes share evenly, not {len(batch.x)} rows")
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros_like(self.sums[0])
         for start in range(0, rows, micro):
-            with self.together.part(last=start + micro >= rows):
+            with self.parallel.sync_gradients(start + micro >= rows):
                 with self._autocast():
                     loss = self.loss(own.rows(start, start + micro))
                 self.scaler.scale(loss * count / weight).backward()  # gradients are averaged
             total += loss.detach()
-        self.sums[0] += self.process.total(total)
+        self.sums[0] += self.process.all_reduce(total)
         self.sums[1] += weight
         self.scaler.unscale_(self.optimizer)
         self.sums[2] = optimizer.gradient_norm(self.model, self.config.clip)
@@ -199,7 +199,7 @@ class Trainer:
         self._tell(row)
 
     def _tell(self, values: Mapping[str, Any]) -> None:
-        if self.process.first:
+        if self.process.is_main:
             self.run.log({"step": self.state.step, **values})
             self.progress.show(self.state.step, self.total, values)
 
@@ -215,7 +215,7 @@ class Trainer:
         """An error where the loss or a weight is not a finite number: such a model is neither measured nor saved."""
         if not self.sums[0].isfinite():
             raise self._diverged(f"the loss is {self.sums[0].item()}")
-        own = [gathered(p.detach().isfinite().all()) for p in self.model.parameters()]
+        own = [full_tensor(p.detach().isfinite().all()) for p in self.model.parameters()]
         if not torch.stack(own).all():
             raise self._diverged("weights are no longer finite numbers")
 
@@ -224,8 +224,8 @@ class Trainer:
         self._check_finite()
         began, state = time.perf_counter(), self.state
         self.model.eval()
-        with torch.no_grad(), self.together.whole(self.device) as model, self._autocast():
-            measured = self.process.agreed(self.task.evaluate(model))
+        with torch.no_grad(), self.parallel.full_model(self.device) as model, self._autocast():
+            measured = self.process.broadcast_values(self.task.evaluate(model))
         self.model.train()
         if self.config.evaluation.metric and self.metric not in measured:
             raise ConfigError(
@@ -251,8 +251,8 @@ class Trainer:
         self.state.sums = self.sums.tolist()
         tensors, plain = optimizer.state_tensors(self.optimizer)
         document = {"state": vars(self.state), "optimizer": plain, "scaler": self.scaler.state_dict()}
-        with self.together.whole() as model:
-            if not self.process.first:
+        with self.parallel.full_model() as model:
+            if not self.process.is_main:
                 return
             checkpoint.write(self.run.checkpoints, self.state.step, model, tensors, document)
         if self.state.best_step != self.run.best:
@@ -262,17 +262,17 @@ class Trainer:
     def _finish(self) -> None:
         """The model of the best checkpoint becomes the run's."""
         best = self.run.checkpoints / f"step-{self.state.best_step}"
-        wrong = checkpoint.fault(best) if self.process.first else None
+        wrong = checkpoint.fault(best) if self.process.is_main else None
         if wrong is not None:
             warnings.warn(f"the best checkpoint is damaged, the last one is taken: {wrong}", stacklevel=2)
             self.run.best = self.state.step
-        if not self.process.any(wrong is not None):
+        if not self.process.any_rank(wrong is not None):
             self._take_weights(best)
         self.model.eval()
-        with self.together.whole() as model:
-            if self.process.first:
+        with self.parallel.full_model() as model:
+            if self.process.is_main:
                 self._publish(model)
-        self.process.any(False)  # all end when it is there
+        self.process.barrier()  # all end when it is there
 
     def _publish(self, model: Model[Any]) -> None:
         try:
@@ -284,10 +284,10 @@ class Trainer:
 
     def _take_weights(self, place: Path) -> None:
         with torch.random.fork_rng([]):  # building a model draws numbers
-            self.together.restore(place)
+            self.parallel.load_weights(place)
 
 
-def compilation(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
+def resolve_compile(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
     """How steps are compiled; "auto": on a GPU as one graph; on a CPU, where batches vary in shape, or where several
     processes wait for each other not at all."""
     graphs = device.type == "cuda" and not varies and processes == 1

@@ -13,8 +13,8 @@ from torch import Tensor, nn, optim
 from regard.config import ConfigError
 from regard.errors import did_you_mean
 from regard.registry import parameters_of
-from regard.train.distributed import dealt, gathered, parted
-from regard.train.settings import OptimizerConfig, ScheduleConfig, share
+from regard.train.distributed import full_tensor, is_sharded, shard_like
+from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
 
 # Those that need more than a gradient: a closure, sparse gradients, matrices only.
 _OTHERS = {"lbfgs", "sparseadam", "muon"}
@@ -46,11 +46,11 @@ def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = Fa
             raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
     options = {"lr": lr, **config.options}
     one = next(model.parameters())
-    if parted(one) and cls in _WHOLE:
+    if is_sharded(one) and cls in _WHOLE:
         raise ConfigError(
             f"train.optimizer.name = {config.name!r} and train.shard do not go together: expected another"
         )
-    fused = one.device.type in _FUSED.get(cls, ("cpu", "cuda")) and (not parted(one) or cls in _FUSED_PARTS)
+    fused = one.device.type in _FUSED.get(cls, ("cpu", "cuda")) and (not is_sharded(one) or cls in _FUSED_PARTS)
     if fused and "fused" in takes and not {"fused", "foreach"} & set(options):
         options["fused"] = True
     if graph and "capturable" in takes:
@@ -114,7 +114,7 @@ def schedule(config: ScheduleConfig, step: int, total: int) -> float:
     shape = SCHEDULES.get(config.name)
     if shape is None:
         raise ConfigError(f"train.schedule.name = {config.name!r}: unknown.{did_you_mean(config.name, SCHEDULES)}")
-    warmup = share(config.warmup, total)
+    warmup = resolve_steps(config.warmup, total)
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, total - warmup))
@@ -127,7 +127,7 @@ def state_tensors(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[s
     for number, entry in optimizer.state_dict()["state"].items():
         for name, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"{number}.{name}"] = gathered(value).cpu() if parted(value) else value
+                tensors[f"{number}.{name}"] = full_tensor(value).cpu() if is_sharded(value) else value
             elif value is not None:
                 plain[f"{number}.{name}"] = value
     return tensors, plain
@@ -142,10 +142,10 @@ def restore(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plain: Ma
     document = optimizer.state_dict()
     own = [p for group in optimizer.param_groups for p in group["params"]]  # as they are numbered
     for place, entry in state.items():
-        entry |= {name: dealt(value, own[place]) for name, value in entry.items() if isinstance(value, Tensor)}
+        entry |= {name: shard_like(value, own[place]) for name, value in entry.items() if isinstance(value, Tensor)}
     optimizer.load_state_dict({"state": state, "param_groups": document["param_groups"]})
 
 
 def gradient_norm(model: nn.Module, clip: float) -> Tensor:
     """The norm of all gradients, which are scaled down to `clip` where it is above (0: never)."""
-    return gathered(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf))
+    return full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf))

@@ -87,7 +87,7 @@ class Lines(Progress):
         if "lr" in values and step < total and now - self.last < self.seconds:
             return
         self.last = now
-        self.write(f"{self.name}: step {step:,} of {total:,}{self._left(step, total, now)}  {described(values)}")
+        self.write(f"{self.name}: step {step:,} of {total:,}{self._left(step, total, now)}  {format_metrics(values)}")
 
     def _left(self, step: int, total: int, now: float) -> str:
         assert self.first is not None
@@ -95,7 +95,7 @@ class Lines(Progress):
         return f", {(now - self.first[1]) / done * (total - step):,.0f} s left" if done and step < total else ""
 
 
-def described(values: Mapping[str, Any]) -> str:
+def format_metrics(values: Mapping[str, Any]) -> str:
     """Metrics in words, the most telling ones."""
     shown = []
     for name, value in values.items():

@@ -46,7 +46,7 @@ class Recipe:
         }
 
 
-def known() -> list[str]:
+def recipe_names() -> list[str]:
     """The names of the recipes that come with regard."""
     root = Path(str(resources.files("regard") / "recipes"))
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
@@ -54,25 +54,27 @@ def known() -> list[str]:
 
 def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
     """A recipe by its name or file, with changes applied."""
-    return resolve(name, merged(document(name), variant, name), parse(overrides))
+    return resolve(name, apply_variant(read_tables(name), variant, name), parse(overrides))
 
 
-def document(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a recipe's file says, over what the recipe says that it `extends`."""
     if name in above:
         raise ConfigError(f"the recipe {name} extends itself: {' → '.join((*above, name))}")
     if name.endswith(".toml"):
         path = Path(name)
     else:
-        if name not in known():
-            raise ConfigError(f"no recipe '{name}'.{did_you_mean(name, known())} A file of your own ends in .toml.")
+        if name not in recipe_names():
+            raise ConfigError(
+                f"no recipe '{name}'.{did_you_mean(name, recipe_names())} A file of your own ends in .toml."
+            )
         path = Path(str(resources.files("regard") / "recipes" / f"{name}.toml"))
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
     extends = tables.pop("extends", None)
-    return tables if extends is None else overlaid(document(str(extends), (*above, name)), tables)
+    return tables if extends is None else merge_tables(read_tables(str(extends), (*above, name)), tables)
 
 
 def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> Recipe:
@@ -93,12 +95,12 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
         raise ConfigError(f"{name}: task = {task!r}.{did_you_mean(str(task), TASKS)}")
     data = TASKS[task].Config().but(**tables.get("data", {})).but(**asked.get("data", {}))
     train = TrainConfig().but(**tables.get("train", {})).but(**asked.get("train", {}))
-    model = overlaid(tables.get("model", {}), asked.get("model", {}))
-    model_config(model)
+    model = merge_tables(tables.get("model", {}), asked.get("model", {}))
+    resolve_model(model)
     return Recipe(name, task, data, model, train, asked)
 
 
-def model_config(changes: Mapping[str, Any], **given: Any) -> tuple[type[Model[Any]], Any]:
+def resolve_model(changes: Mapping[str, Any], **given: Any) -> tuple[type[Model[Any]], Any]:
     """The class and config of a model: its preset, then what the data decide, then the changes."""
     rest = dict(changes)
     name, preset = rest.pop("class", "GPT"), rest.pop("preset", None)
@@ -112,7 +114,7 @@ def model_config(changes: Mapping[str, Any], **given: Any) -> tuple[type[Model[A
     return cls, config.but(**given).but(**rest)
 
 
-def merged(tables: Mapping[str, Any], variant: str | None, name: str) -> dict[str, Any]:
+def apply_variant(tables: Mapping[str, Any], variant: str | None, name: str) -> dict[str, Any]:
     """A recipe with one of its variants applied."""
     plain = {key: value for key, value in tables.items() if key != "variant"}
     variants = tables.get("variant", {})
@@ -120,25 +122,25 @@ def merged(tables: Mapping[str, Any], variant: str | None, name: str) -> dict[st
         return plain
     if variant not in variants:
         raise ConfigError(f"{name} has no variant '{variant}'.{did_you_mean(variant, variants)}")
-    return overlaid(plain, variants[variant])
+    return merge_tables(plain, variants[variant])
 
 
-def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Nested tables, the second's entries in place of the first's. A text beside a table is the table's `name`."""
     made = dict(under)
     for key, value in over.items():
         below = made.get(key)
         if isinstance(below, Mapping) != isinstance(value, Mapping):
             below, value = ({"name": x} if isinstance(x, str) else x for x in (below, value))
-        made[key] = overlaid(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        made[key] = merge_tables(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return made
 
 
-def flat(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Nested tables as pairs of `section.key` and value."""
     if not isinstance(table, Mapping):
         return [(prefix, table)]
-    return [pair for key, value in table.items() for pair in flat(value, f"{prefix}.{key}" if prefix else key)]
+    return [pair for key, value in table.items() for pair in flatten(value, f"{prefix}.{key}" if prefix else key)]
 
 
 def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
         nested: Any = _value(value.strip())
         for part in reversed(parts):
             nested = {part: nested}
-        made = overlaid(made, nested)
+        made = merge_tables(made, nested)
     return made
 
 

@@ -41,12 +41,12 @@ class Run:
         run._write(CONFIG, tomli_w.dumps(_without_none(document), multiline_strings=False))
         return run
 
-    def abandon(self) -> None:
+    def release(self) -> None:
         """Gives the folder of a run that could not begin free for another."""
         for name in (CONFIG, METRICS):
             (self.path / name).unlink(missing_ok=True)
 
-    def begin(self) -> None:
+    def mark_started(self) -> None:
         """Its data are made: they stay as they are from now on."""
         (self.path / METRICS).touch()
 
@@ -59,10 +59,10 @@ class Run:
         return run
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """No other process trains into the folder meanwhile. Who dies lets go."""
         with (self.path / CONFIG).open("rb") as file:
-            if not _locked(file):
+            if not _try_lock(file):
                 raise RunError(f"another process is training into {self.path}: wait until it has ended")
             yield
 
@@ -110,7 +110,7 @@ class Run:
                 raise RunError(f"{path}, line {number}: {error}; remove the line to go on without it") from None
         return rows
 
-    def forget(self, after: int) -> None:
+    def truncate_metrics(self, after: int) -> None:
         """Drops what was logged after a step, which a resumed run is going to log again."""
         kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= after]
         self._write(METRICS, "".join(kept))
@@ -119,7 +119,7 @@ class Run:
         write_text(self.path / name, text)
 
 
-def _locked(file: IO[bytes]) -> bool:
+def _try_lock(file: IO[bytes]) -> bool:
     """Whether the file is ours alone now. Where a system or a file system knows no locks, nobody is kept out."""
     if find_spec("fcntl") is None:
         return True
@@ -154,7 +154,7 @@ def claim(path: str | Path, *files: str) -> Path:
     return path
 
 
-def stamped(name: str, root: str | Path = "runs") -> Path:
+def timestamped_path(name: str, root: str | Path = "runs") -> Path:
     """runs/NAME-<date>-<time>, with a number where that exists."""
     base = Path(root) / f"{name.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
     path, n = base, 1

@@ -137,6 +137,6 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 COMPILES = ("auto", "off", "graph", "inductor", "both")
 
 
-def share(every: float, total: int) -> int:
+def resolve_steps(every: float, total: int) -> int:
     """Steps: as said, or a share of the total where it is below 1; 0 stays 0."""
     return int(every) if every >= 1 else max(1, round(every * total)) if every > 0 else 0

@@ -26,14 +26,14 @@ from regard.train.tasks.base import TASKS, Task
 
 def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progress | None = None) -> Run:
     """Trains from the beginning into a new folder."""
-    process = Process.here()
+    process = Process.from_environment()
     place = resolve_device(process.device(device))
     recipe.train.total(rows=1)  # an error before anything is written
     start = _start(recipe, place, recipe.asked.get("model", {}))
     recipe = _absolute(recipe if start is None else _following(recipe, start))
-    process.join(torch.device(place))
-    run = Run(process.path(out))
-    if process.first:
+    process.init_group(torch.device(place))
+    run = Run(process.broadcast_path(out))
+    if process.is_main:
         run = Run.create(out, {**recipe.as_dict(), "device": device})
     _fit(recipe, run, torch.device(place), start, progress, process, new=True)
     return run
@@ -45,11 +45,11 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
     if run.finished:
         return run
     tables = dict(run.config)
-    process = Process.here()
+    process = Process.from_environment()
     place = resolve_device(process.device(device or str(tables.get("device", "cpu"))))
     recipe = recipes.resolve(tables.get("recipe", str(path)), {k: v for k, v in tables.items() if k != "device"})
     start = _start(recipe, place, recipe.model)
-    process.join(torch.device(place))
+    process.init_group(torch.device(place))
     _fit(recipe, run, torch.device(place), start, progress, process, new=False)
     return run
 
@@ -59,12 +59,12 @@ def _fit(
     process: Process, new: bool,
 ) -> None:  # fmt: skip
     """Trains in the run's folder, which the first process keeps others out of. One that cannot begin is given up."""
-    with run.held() if process.first else nullcontext():
+    with run.locked() if process.is_main else nullcontext():
         try:
             trainer = _trainer(recipe, run, device, start, progress, process)
         except BaseException:
-            if new and process.first:
-                run.abandon()
+            if new and process.is_main:
+                run.release()
             raise
         if not new:
             trainer.resume()
@@ -82,7 +82,7 @@ def _absolute(recipe: Recipe) -> Recipe:
 def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any] | None:
     """The model to start from, if any, with changes that leave its weights as they are, e.g. to its dropout."""
     init = recipe.train.init
-    kind, config = recipes.model_config(recipe.model)
+    kind, config = recipes.resolve_model(recipe.model)
     if kind.has_weights:
         return _pretrained(recipe, kind, config, device)
     if not init:
@@ -134,10 +134,10 @@ def _trainer(
     process: Process,
 ) -> Trainer:  # fmt: skip
     tokenizer = None if start is None else start.tokenizer
-    with process.in_turn():  # the others find what the first has made of the data
+    with process.main_first():  # the others find what the first has made of the data
         task: Task = TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
-        if process.count > 1:
-            run.begin()
+        if process.world_size > 1:
+            run.mark_started()
     model = start
     read = {"block": (getattr(start, "limit", None), task.length)}
     if isinstance(start, Seq2Seq):
@@ -149,12 +149,12 @@ def _trainer(
                 f"expected at most {limit}: lower data.{key}"
             )
     if model is None:
-        cls, config = recipes.model_config(recipe.model, **task.given)
+        cls, config = recipes.resolve_model(recipe.model, **task.given)
         with torch.random.fork_rng([]):
             torch.manual_seed(derive(recipe.train.seed, "model"))
             model = cls(config)
         model.tokenizer = task.tokenizer
         model.to(device)
     task.prepare(model)
-    shown = [progress or Progress(), *logs(recipe.train.saving.log, run)] if process.first else []
+    shown = [progress or Progress(), *logs(recipe.train.saving.log, run)] if process.is_main else []
     return Trainer(model, task, recipe.train, run, Several(shown), process)

@@ -24,7 +24,7 @@ from regard.models import Decoder, load
 from regard.models.locate import MODEL
 from regard.report.canvas import available
 from regard.train.run import Run, versions
-from regard.train.tasks.knowledge import Files, KnowledgeData, data_files
+from regard.train.tasks.corruption import KnowledgeData, KnowledgeFiles, data_files
 
 WITHOUT, READING, WITH = "without pretraining", "pretraining", "with pretraining"
 FOLDERS = {name: name.replace(" ", "-") for name in (WITHOUT, READING, WITH)}
@@ -62,7 +62,7 @@ def knowledge(this: Experiment) -> Mapping[str, Any]:
     return results
 
 
-def _sets(files: Files) -> dict[str, list[Question]]:
+def _sets(files: KnowledgeFiles) -> dict[str, list[Question]]:
     """The questions of each file, read before any training, so that a bad line is told at once."""
     for name in ("train", "dev"):
         if getattr(files, name) is None:
@@ -72,7 +72,9 @@ def _sets(files: Files) -> dict[str, list[Question]]:
     return sets if files.test is None else sets | {"test": read_questions(files.test)}
 
 
-def _results(this: Experiment, files: Files, sets: dict[str, list[Question]], runs: dict[str, Run]) -> dict[str, Any]:
+def _results(
+    this: Experiment, files: KnowledgeFiles, sets: dict[str, list[Question]], runs: dict[str, Run]
+) -> dict[str, Any]:
     asked: dict[str, Sequence[Question]] = {name: sets[name] for name in ("dev", "test") if name in sets}
     results: dict[str, Any] = {
         "experiment": this.name,
@@ -168,7 +170,7 @@ def _stage(name: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _world(files: Files, sets: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
+def _world(files: KnowledgeFiles, sets: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
     documents = read_documents(files.documents)
     people = None
     if files.unwritten is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.train.progress import described as in_words
-from regard.train.recipe import model_config
+from regard.train.progress import format_metrics
+from regard.train.recipe import resolve_model
 from regard.train.run import Run
 
 
@@ -21,14 +21,14 @@ def described(run: Run) -> dict[str, Any]:
         "name": run.path.name,
         "path": str(run.path),
         "recipe": config.get("recipe", ""),
-        "mechanism": model_config(config.get("model", {}))[1].mechanism,
+        "mechanism": resolve_model(config.get("model", {}))[1].mechanism,
         "status": "finished" if run.finished else "stopped" if curve else "begun",
         "steps": last.get("step", 0),
         "seconds": last.get("seconds", 0.0),
         "tokens": last.get("tokens", 0),
         "metrics": {**last, **(measured[-1] if measured else {})},
         "best": best,
-        "measured": in_words({key: value for key, value in shown.items() if key != "step"}),
+        "measured": format_metrics({key: value for key, value in shown.items() if key != "step"}),
         "curve": curve,
         "evaluations": measured,
     }

@@ -28,9 +28,9 @@ from regard.lab.sentiment.page import sentiment_page
 from regard.models.locate import MODEL
 from regard.report.canvas import available
 from regard.train.optimizer import OPTIMIZERS
-from regard.train.recipe import COMPARE, Recipe, model_config, overlaid
+from regard.train.recipe import COMPARE, Recipe, merge_tables, resolve_model
 from regard.train.run import Run, versions
-from regard.train.tasks.sentiment import Rows, Sentiment, SentimentData, encoded, judged
+from regard.train.tasks.sentiment import SentenceRows, Sentiment, SentimentData, classify, encode_sentences
 
 FILE = "sentiment"
 OPTIMISERS = ("adamw", "adagrad", "sgd")
@@ -85,7 +85,7 @@ def sentiment(this: Experiment) -> Mapping[str, Any]:
     began = time.perf_counter()
     compare = this.compare(FILE, CompareConfig)
     probe = this.recipe(FILE, "", {})
-    encoder = Classifier(model_config(probe.model)[1])
+    encoder = Classifier(resolve_model(probe.model)[1])
     assert isinstance(probe.data, SentimentData)
     task = Sentiment(probe.data, probe.train.seed, torch.device(this.device), this.out, encoder.tokenizer)
     this.shown.say(_plan(task, encoder))
@@ -112,7 +112,7 @@ def _title(encoder: Classifier) -> str:
 
 def _recipe(this: Experiment, name: str, compare: CompareConfig, rows: int) -> Recipe:
     """One optimiser's recipe: its learning rate where none was asked for, and an evaluation after each epoch."""
-    asked = overlaid(this.asked.get("train", {}), this.asked.get(name, {}).get("train", {}))
+    asked = merge_tables(this.asked.get("train", {}), this.asked.get(name, {}).get("train", {}))
     rated = name in this.asked.get(COMPARE, {}).get("rates", {})
     lr = compare.rates.get(name) if rated or "lr" not in asked else None
     own: dict[str, Any] = {"optimizer": {"name": name, "options": OPTIONS.get(name, {})}}
@@ -133,7 +133,9 @@ def _results(
 ) -> dict[str, Any]:
     this.shown.say("Judging …")
     rows = {"train": task.train, "dev": task.dev}
-    rows["test"] = encoded(task.tokenizer, task.sentences.test, task.config, task.config.test or "data/test.tsv")
+    rows["test"] = encode_sentences(
+        task.tokenizer, task.sentences.test, task.config, task.config.test or "data/test.tsv"
+    )
     said = {name: _judged(task, run, rows) for name, run in runs.items()}
     models = [_row(name, recipes[name], runs[name], said[name], task.rows) for name in runs]
     best = max(models, key=lambda row: row["dev"]["accuracy"])
@@ -168,12 +170,12 @@ def _results(
     return results
 
 
-def _judged(task: Sentiment, run: Run, rows: Mapping[str, Rows]) -> dict[str, Judged]:
+def _judged(task: Sentiment, run: Run, rows: Mapping[str, SentenceRows]) -> dict[str, Judged]:
     """What the best model of a run says of train, dev and test."""
     model, found = Classifier(name=str(run.path / MODEL)).to(task.device).eval(), {}
     for name, part in rows.items():
         with torch.no_grad():
-            positive = judged(model, part).softmax(1)[:, 1].tolist()
+            positive = classify(model, part).softmax(1)[:, 1].tolist()
         found[name] = Judged(getattr(task.sentences, name), positive)
     return found
 

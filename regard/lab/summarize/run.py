@@ -29,17 +29,17 @@ from regard.models import Seq2Seq, load
 from regard.models.locate import MODEL
 from regard.report.canvas import available
 from regard.shapes import Mask
-from regard.train.recipe import COMPARE, Recipe, model_config
+from regard.train.recipe import COMPARE, Recipe, resolve_model
 from regard.train.run import Run, versions
 from regard.train.tasks.summarize import (
     TOKENIZER,
     SummarizeData,
-    batch_of,
-    encoded,
-    learned,
+    build_tokenizer,
+    encode_pairs,
+    load_pairs,
+    make_batch,
     save_tokenizer,
-    split,
-    trimmed,
+    trim_padding,
 )
 
 FILE = "summarize"
@@ -101,7 +101,7 @@ def summarize(this: Experiment) -> Mapping[str, Any]:
         compare = compare.but(rates=[this.asked["train"]["lr"]])
     data = this.recipe(FILE, BARE, {}).data
     assert isinstance(data, SummarizeData)
-    pairs = split(data, this.out)
+    pairs = load_pairs(data, this.out)
     this.shown.say(
         f"{'Pairs' if data.train else 'Generated pairs'}: {len(pairs.train):,} to learn from, {len(pairs.dev):,} to "
         f"choose by (dev), {len(pairs.test):,} to judge by (test)"
@@ -123,7 +123,7 @@ def _files(data: SummarizeData, pairs: Split, out: Path) -> dict[str, Any]:
     path = out / "data" / TOKENIZER
     if "tokenizer_file" not in named:
         if not path.is_file():
-            save_tokenizer(learned(data, pairs.train), path)
+            save_tokenizer(build_tokenizer(data, pairs.train), path)
         named["tokenizer_file"] = str(path.resolve())
     return named
 
@@ -143,7 +143,7 @@ def _trials(this: Experiment, compare: CompareConfig, files: Mapping[str, Any]) 
                     "cross_options": part["options"],
                 }
             recipe = this.recipe(FILE, BARE if F is None else RANDOM, own)
-            kind = model_config(recipe.model)[1].mechanism if F is None else f"performer {F}"
+            kind = resolve_model(recipe.model)[1].mechanism if F is None else f"performer {F}"
             folder = f"{'base' if F is None else f'performer-{F}'}-lr-{rate:g}"
             made.append(Tried(f"{kind}, lr {rate:g}", folder, F, recipe))
     return made
@@ -227,8 +227,8 @@ def _best(rows: Sequence[dict[str, Any]], base: bool) -> dict[str, Any]:
 def _data(recipe: Recipe, pairs: Split, k: int) -> dict[str, Any]:
     data = recipe.data
     assert isinstance(data, SummarizeData)
-    tokenizer = learned(data, pairs.train)
-    rows = encoded(tokenizer, pairs.train, data.source, data.target)
+    tokenizer = build_tokenizer(data, pairs.train)
+    rows = encode_pairs(tokenizer, pairs.train, data.source, data.target)
     return {
         "generated": all(pair.truth is not None for pair in pairs.test),
         "pairs": {name: len(part) for name, part in pairs._asdict().items()},
@@ -275,8 +275,8 @@ def _masks(model: Seq2Seq, pairs: Sequence[Pair]) -> dict[str, Any]:
     assert model.tokenizer is not None
     short = sorted(pairs, key=lambda pair: len(pair.article))[: max(2, len(pairs) // 4)]
     chosen = [short[0], max(short[1:], key=lambda pair: len(pair.summary or ""))]
-    rows = encoded(model.tokenizer, chosen, model.config.encoder.length, model.config.decoder.length)
-    batch = trimmed(batch_of(rows, torch.arange(2), model.config.start))
+    rows = encode_pairs(model.tokenizer, chosen, model.config.encoder.length, model.config.decoder.length)
+    batch = trim_padding(make_batch(rows, torch.arange(2), model.config.start))
     assert batch.visible is not None and batch.source is not None and batch.source_visible is not None
     place = int(batch.source_visible.sum(1).argmin())
     S, T = batch.source.shape[1], batch.x.shape[1]
@@ -307,8 +307,8 @@ def _attention(model: Seq2Seq, pairs: Sequence[Pair], said: Sequence[str]) -> di
     scores = rouge.rouge(said, [pair.summary or "" for pair in pairs])["rougeL"]
     fits = [n for n, pair in enumerate(pairs) if len(pair.article.split()) <= 45 and said[n]] or [0]
     n = max(fits, key=lambda n: scores[n])
-    rows = encoded(model.tokenizer, [Pair(pairs[n].article, said[n])], *(c.length for c in _stacks(model)))
-    batch = batch_of(rows, torch.tensor([0]), model.config.start)
+    rows = encode_pairs(model.tokenizer, [Pair(pairs[n].article, said[n])], *(c.length for c in _stacks(model)))
+    batch = make_batch(rows, torch.tensor([0]), model.config.start)
     assert batch.source is not None
     maps = attention_maps(model, batch.x.to(model.device), source=batch.source.to(model.device), cross=True)
     read, begins = _words(model.tokenizer, batch.source[0].tolist())

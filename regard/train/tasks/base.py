@@ -1,7 +1,11 @@
-"""What is learned: a task gives the batch of each step, its loss, and what is measured."""
+"""What a task is, and the registry of all tasks.
+
+A task is one file of this folder: its name is the file's, and it is found without being listed anywhere.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,34 +23,38 @@ from regard.models import Model, token_loss
 from regard.registry import Registry
 
 T = TypeVar("T", bound="Task")
-# A task is registered when its module is imported, which happens when it is first looked up.
-TASKS: Registry[type[Task]] = Registry(
-    "task",
-    {
-        "lm": "regard.train.tasks.lm",
-        "corruption": "regard.train.tasks.knowledge",
-        "questions": "regard.train.tasks.knowledge",
-        "summarize": "regard.train.tasks.summarize",
-        "sentiment": "regard.train.tasks.sentiment",
-        "heads": "regard.train.tasks.heads",
-        "repeats": "regard.train.tasks.repeats",
-        "distil": "regard.convert.distil",
-    },
-)
+
+
+def _task_modules() -> dict[str, str]:
+    """Returns the module of each task by the task's name, without importing any: some need optional libraries."""
+    files = pkgutil.iter_modules([str(Path(__file__).parent)])
+    modules = {file.name: f"{__package__}.{file.name}" for file in files if file.name != "base"}
+    # Conversion has a task of its own, which needs the rest of its package.
+    return modules | {"distil": "regard.convert.distil"}
+
+
+TASKS: Registry[type[Task]] = Registry("task", _task_modules())
+
+
+def task(name: str) -> Callable[[type[T]], type[T]]:
+    """Registers a task under the name that recipes use."""
+    return TASKS.add(name)
 
 
 class Task(ABC):
-    """Data and measure of one training.
+    """Data, loss and measures of one training.
 
     The batch of a step is a pure function of (seed, step): a resumed run sees what it would have seen. `metric` is what
     the best checkpoint is chosen by, "" for the last; `highest` says whether more of it is better. `files` are the keys
-    of its config that name files. `varies`: batches differ in shape.
+    of its config that name files, `generated` those that describe data which are generated in their place. `varies`:
+    batches differ in shape.
     """
 
     Config: ClassVar[type[Any]]
     metric: ClassVar[str] = ""
     highest: ClassVar[bool] = True
     files: ClassVar[tuple[str, ...]] = ()
+    generated: ClassVar[tuple[str, ...]] = ()
     varies: ClassVar[bool] = False
 
     tokenizer: Tokenizer
@@ -64,67 +72,72 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, step: int, size: int) -> Batch:
-        """The batch of a step."""
+        """Returns the batch of a step, with `size` rows."""
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the data decide about a new model's config."""
+        """Returns the settings of a new model that the data decide, such as its vocabulary."""
         return {"vocabulary": self.tokenizer.size, "length": self.length}
 
+    def lengths(self, model: Model[Any]) -> dict[str, tuple[int | None, int]]:
+        """Returns, by the key of `data` that sets it, how many tokens a model can read (None: any) and a row has."""
+        return {"block": (getattr(model, "limit", None), self.length)}
+
     def prepare(self, model: Model[Any]) -> None:  # noqa: B027
-        """Called once before training: the place to say what is not learned."""
+        """Changes a model before training, e.g. freezes what is not learned; does nothing by default."""
 
     def logits(self, model: Model[Any], batch: Batch) -> Tensor:
-        """The model's logits at each place of a batch."""
+        """Returns the model's logits at each place of a batch [B,T,V]."""
         out: Tensor = model(batch.x, batch.visible)
         return out
 
     def loss(self, model: Model[Any], batch: Batch, smoothing: float = 0.0) -> Tensor:
-        """The sum of the losses of a batch's targets, with labels smoothed where training asks for it."""
+        """Returns the sum of the losses of a batch's targets, with labels smoothed where training asks for it."""
         return token_loss(self.logits(model, batch), batch.y, mean=False, smoothing=smoothing)
 
     def targets(self, batch: Batch) -> Tensor:
-        """How many targets a batch has: its weight among others."""
+        """Returns how many targets a batch has: its weight among others."""
         return (batch.y != IGNORE).sum()
 
     def more_is_better(self, metric: str) -> bool:
-        """Whether the best of a measure is its highest: as `highest` says of the task's own, and of others by name."""
-        return self.highest if metric == self.metric else not re.search("loss|perplexity|bits", metric)
+        """Returns whether higher values of a metric are better: `highest` for the task's own, otherwise by its name."""
+        if metric == self.metric:
+            return self.highest
+        return not re.search("loss|perplexity|bits", metric)
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Measures of a model in evaluation mode."""
+        """Returns the metrics of a model in evaluation mode; none by default."""
         return {}
-
-
-def task(name: str) -> Callable[[type[T]], type[T]]:
-    """Registers a task under the name that recipes use."""
-
-    def add(cls: type[T]) -> type[T]:
-        TASKS.put(name, cls)
-        return cls
-
-    return add
 
 
 class Order:
     """Rows in a new order each epoch: which ones a step reads depends on (seed, step) alone."""
 
     def __init__(self, rows: int, seed: int, device: torch.device) -> None:
-        self.rows, self.seed, self.device = rows, seed, device
-        self._epoch, self._order = -1, torch.empty(0)
+        self.rows = rows
+        self.seed = seed
+        self.device = device
+        self._epoch = -1
+        self._order = torch.empty(0)
 
     def at(self, step: int, size: int) -> Tensor:
-        """The rows of a step. Epochs follow each other without a gap, so every batch is full."""
-        start, taken = step * size, []
-        while size > 0:
+        """Returns the rows of a step [size]. Epochs follow each other without a gap, so every batch is full."""
+        start = step * size
+        stop = start + size
+        parts = []
+        while start < stop:
             epoch, place = divmod(start, self.rows)
-            part = self._of(epoch)[place : place + size]
-            taken.append(part)
-            start, size = start + len(part), size - len(part)
-        return taken[0] if len(taken) == 1 else torch.cat(taken)
+            part = self._permutation(epoch)[place : place + stop - start]
+            parts.append(part)
+            start += len(part)
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts)
 
-    def _of(self, epoch: int) -> Tensor:
+    def _permutation(self, epoch: int) -> Tensor:
+        """Returns the order of an epoch, which is kept until another epoch is asked for."""
         if epoch != self._epoch:
             source = generator(self.seed, "order", epoch, device=self.device)
-            self._epoch, self._order = epoch, torch.randperm(self.rows, generator=source, device=self.device)
+            self._order = torch.randperm(self.rows, generator=source, device=self.device)
+            self._epoch = epoch
         return self._order

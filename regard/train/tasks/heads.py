@@ -18,7 +18,7 @@ from regard.errors import did_you_mean
 from regard.models import Model
 from regard.nn import MERGES, POSITIONS
 from regard.train.tasks.base import task
-from regard.train.tasks.lm import LanguageModel, LMData, spaced
+from regard.train.tasks.lm import LanguageModel, LMData, evaluation_windows
 
 PROSE = "prose.txt"
 MOST_SEEDS = 100
@@ -87,7 +87,7 @@ class Sentences(LanguageModel):
     def losses(self, model: Model[Any]) -> dict[str, float]:
         """Mean token losses of training text (as much of it as of dev), dev, and each sentence."""
         most = len(self.dev.tokens)
-        parts = {"train": spaced(self.train.tokens, self.length, most), "dev": self._dev()}
+        parts = {"train": evaluation_windows(self.train.tokens, self.length, most), "dev": self._dev()}
         found = {name: self.mean_loss(model, rows) for name, rows in parts.items()}
         return found | {name: self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
 

@@ -94,7 +94,7 @@ class LanguageModel(Task):
         return float(total) / weight
 
     def _dev(self) -> Iterator[Batch]:
-        return spaced(self.dev.tokens, self.length, MOST)
+        return evaluation_windows(self.dev.tokens, self.length, MOST)
 
     def _unit(self) -> tuple[str, float]:
         """What a token is made of, and how many of these it has on average in dev."""
@@ -107,7 +107,7 @@ class LanguageModel(Task):
         return batch.to(self.device)
 
 
-def spaced(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
+def evaluation_windows(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
     """Windows side by side, each token a target once; of more than `most` tokens as many windows, evenly spaced."""
     length = fitted(tokens, length)
     rows = max(1, PART // length)

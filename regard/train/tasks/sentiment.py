@@ -65,7 +65,7 @@ class SentimentData(Section):
             raise ConfigError(f"data.workers = {self.workers}: expected 0 to 64")
 
 
-def split(config: SentimentData, folder: Path) -> Split:
+def load_sentences(config: SentimentData, folder: Path) -> Split:
     """The sentences of a config; generated ones are written into the folder unless they are there."""
     given = {name: getattr(config, name) for name in Split._fields}
     if not config.train:
@@ -96,7 +96,7 @@ def _generated(config: ReviewsConfig, folder: Path) -> Split:
     return made
 
 
-class Rows(NamedTuple):
+class SentenceRows(NamedTuple):
     """Encoded sentences, one below the other: ids, padded; how many there are of each; labels; how many were cut."""
 
     ids: Int[Tensor, "N L"]
@@ -114,7 +114,9 @@ class Rows(NamedTuple):
         return Batch(x, y, torch.arange(x.shape[1]) < lengths[:, None])
 
 
-def encoded(tokenizer: HubTokenizer, sentences: Sequence[Sentence], config: SentimentData, name: str) -> Rows:
+def encode_sentences(
+    tokenizer: HubTokenizer, sentences: Sequence[Sentence], config: SentimentData, name: str
+) -> SentenceRows:
     """Sentences as ids. `name`: what they are called where one is too long and may not be cut."""
     texts = [sentence.text for sentence in sentences]
     ids = tokenizer.many(texts)
@@ -132,7 +134,7 @@ def encoded(tokenizer: HubTokenizer, sentences: Sequence[Sentence], config: Sent
     for row, own in zip(rows, ids, strict=True):
         row[: len(own)] = torch.tensor(own, dtype=torch.int32)
     labels = torch.tensor([sentence.label for sentence in sentences])
-    return Rows(rows, torch.tensor([len(own) for own in ids]), labels, len(long))
+    return SentenceRows(rows, torch.tensor([len(own) for own in ids]), labels, len(long))
 
 
 @task("sentiment")
@@ -155,10 +157,10 @@ class Sentiment(Task):
                 f"data.length = {config.length}: that encoder reads at most {tokenizer.limit} tokens; lower it"
             )
         self.config, self.seed, self.device, self.tokenizer = config, seed, device, tokenizer
-        self.sentences = split(config, folder)
+        self.sentences = load_sentences(config, folder)
         named = {name: getattr(config, name) or f"data/{name}.tsv" for name in Split._fields}
-        self.train = encoded(tokenizer, self.sentences.train, config, named["train"])
-        self.dev = encoded(tokenizer, self.sentences.dev, config, named["dev"])
+        self.train = encode_sentences(tokenizer, self.sentences.train, config, named["train"])
+        self.dev = encode_sentences(tokenizer, self.sentences.dev, config, named["dev"])
         if self.train.cut:
             warnings.warn(
                 f"{named['train']}: {self.train.cut:,} of {len(self.train.ids):,} sentences have more than "
@@ -190,16 +192,16 @@ class Sentiment(Task):
         """Loss and accuracy of the dev sentences, and of as many training sentences, evenly spaced."""
         some = min(len(self.dev.ids), self.rows)
         chosen = torch.arange(some) * self.rows // some
-        train = Rows(self.train.ids[chosen], self.train.lengths[chosen], self.train.labels[chosen], 0)
+        train = SentenceRows(self.train.ids[chosen], self.train.lengths[chosen], self.train.labels[chosen], 0)
         found = {}
         for name, rows in {"dev": self.dev, "train": train}.items():
-            logits = judged(model, rows)
+            logits = classify(model, rows)
             found[f"{name}/loss"] = float(token_loss(logits, rows.labels))
             found[f"{name}/accuracy"] = float((logits.argmax(1) == rows.labels).double().mean())
         return found
 
 
-def judged(model: Model[Any], rows: Rows) -> Float[Tensor, "N classes"]:
+def classify(model: Model[Any], rows: SentenceRows) -> Float[Tensor, "N classes"]:
     """The logits of all rows in their order, on the CPU; they are read in parts of like length."""
     order = rows.lengths.argsort(stable=True)
     parts = order.split(max(1, PART // int(rows.lengths.max())))
@@ -208,10 +210,12 @@ def judged(model: Model[Any], rows: Rows) -> Float[Tensor, "N classes"]:
 
 
 @torch.no_grad()
-def positive(model: Classifier, texts: Sequence[str]) -> list[float]:
+def positive_probabilities(model: Classifier, texts: Sequence[str]) -> list[float]:
     """The probability that each text is positive; of a long one the model reads as much as it can."""
     most = model.tokenizer.limit
     sentences = [Sentence(text, 0) for text in texts]
-    rows = encoded(model.tokenizer, sentences, SentimentData() if most is None else SentimentData(length=most), "texts")
-    found: list[float] = judged(model, rows).softmax(1)[:, 1].tolist()
+    rows = encode_sentences(
+        model.tokenizer, sentences, SentimentData() if most is None else SentimentData(length=most), "texts"
+    )
+    found: list[float] = classify(model, rows).softmax(1)[:, 1].tolist()
     return found

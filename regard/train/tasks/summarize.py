@@ -74,7 +74,7 @@ class SummarizeData(Section):
             raise ConfigError(f"data.held_out = {self.held_out}: expected more than 0 and less than 0.5")
 
 
-def split(config: SummarizeData, folder: Path) -> Split:
+def load_pairs(config: SummarizeData, folder: Path) -> Split:
     """The pairs of a config that can be used; generated ones are written into the folder unless they are there."""
     given = {name: getattr(config, name) for name in ("train", "dev", "test")}
     if not config.train:
@@ -116,7 +116,7 @@ def _usable(pairs: list[Pair], path: str) -> list[Pair]:
     return kept
 
 
-def learned(config: SummarizeData, pairs: Sequence[Pair]) -> Tokenizer:
+def build_tokenizer(config: SummarizeData, pairs: Sequence[Pair]) -> Tokenizer:
     """The tokenizer of a config: that of its file, or one made from the pairs to learn from."""
     if config.tokenizer_file:
         made = load_tokenizer(config.tokenizer_file)
@@ -147,7 +147,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PairRows:
     """Pairs as padded rows of tokens, with their lengths; a target ends with <end> unless it was cut."""
 
     source: Tensor
@@ -159,20 +159,20 @@ class Rows:
     def __len__(self) -> int:
         return len(self.source)
 
-    def to(self, device: torch.device) -> Rows:
+    def to(self, device: torch.device) -> PairRows:
         """The same on a device."""
         source, sources = self.source.to(device), self.sources.to(device)
-        return Rows(source, sources, self.target.to(device), self.targets.to(device), self.cut)
+        return PairRows(source, sources, self.target.to(device), self.targets.to(device), self.cut)
 
 
-def encoded(tokenizer: Tokenizer, pairs: Sequence[Pair], source: int, target: int) -> Rows:
+def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair], source: int, target: int) -> PairRows:
     """Pairs as rows, cut after so many tokens."""
     end = tokenizer.role("end")
     assert end is not None
     articles = [tokenizer.encode(pair.article) for pair in pairs]
     summaries = [[*tokenizer.encode(pair.summary or ""), end] for pair in pairs]
     long = sum(len(ids) > source for ids in articles), sum(len(ids) > target for ids in summaries)
-    return Rows(*_packed(articles, source), *_packed(summaries, target), long)
+    return PairRows(*_packed(articles, source), *_packed(summaries, target), long)
 
 
 def _packed(rows: Sequence[Sequence[int]], most: int) -> tuple[Tensor, Tensor]:
@@ -195,7 +195,7 @@ class Summarize(Task):
     def __init__(
         self, config: SummarizeData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None
     ) -> None:
-        pairs = split(config, folder)
+        pairs = load_pairs(config, folder)
         self.tokenizer = tokenizer or self._kept(config, pairs.train, folder)
         start = self.tokenizer.role("start")
         if start is None or self.tokenizer.role("end") is None:
@@ -216,11 +216,11 @@ class Summarize(Task):
         """The run's tokenizer: one that it began with stays."""
         path = folder / TOKENIZER
         if not (path.is_file() and (folder / METRICS).is_file()):
-            save_tokenizer(learned(config, pairs), path)
+            save_tokenizer(build_tokenizer(config, pairs), path)
         return load_tokenizer(path)
 
-    def _rows(self, pairs: Sequence[Pair], config: SummarizeData, name: str) -> Rows:
-        rows = encoded(self.tokenizer, pairs, config.source, config.target)
+    def _rows(self, pairs: Sequence[Pair], config: SummarizeData, name: str) -> PairRows:
+        rows = encode_pairs(self.tokenizer, pairs, config.source, config.target)
         for what, key, cut_off in zip(("articles", "summaries"), ("source", "target"), rows.cut, strict=True):
             if cut_off:
                 warnings.warn(
@@ -247,13 +247,13 @@ class Summarize(Task):
         if self._made is None or self._made[:2] != (ahead, size):
             self._made = ahead, size, self._alike(self.order.at(ahead, size * AHEAD), ahead, size)
         batch = self._made[2].rows(place * size, (place + 1) * size)
-        return batch if self.device.type != "cpu" else trimmed(batch)
+        return batch if self.device.type != "cpu" else trim_padding(batch)
 
     def _alike(self, chosen: Tensor, ahead: int, size: int) -> Batch:
         by_length = self.train.sources[chosen].argsort(stable=True).view(AHEAD, size)
         source = generator(self.seed, "mixed", ahead, device=self.device)
         mixed = torch.randperm(AHEAD, generator=source, device=self.device)
-        batch = batch_of(self.train, chosen[by_length[mixed].flatten()], self.start)
+        batch = make_batch(self.train, chosen[by_length[mixed].flatten()], self.start)
         return batch if self.copy is None or not self.copies else self._copying(batch, self.copy, source)
 
     def _copying(self, batch: Batch, first: int, source: torch.Generator) -> Batch:
@@ -279,7 +279,7 @@ class Summarize(Task):
         total, hits, weight = torch.zeros((), dtype=torch.float64, device=self.device), 0, 0
         rows = max(1, PART // (self.dev.source.shape[1] + self.dev.target.shape[1]))
         for chosen in self.dev.sources.argsort(stable=True).split(rows):
-            part = trimmed(batch_of(self.dev, chosen, self.start))
+            part = trim_padding(make_batch(self.dev, chosen, self.start))
             logits = self.logits(model, part).float()
             total += token_loss(logits, part.y, mean=False)
             hits += int((logits.argmax(-1) == part.y).sum())
@@ -288,7 +288,7 @@ class Summarize(Task):
         return {"dev/loss": loss, "dev/perplexity": exp(min(loss, 700.0)), "dev/token_accuracy": hits / weight}
 
 
-def batch_of(rows: Rows, chosen: Tensor, start: int) -> Batch:
+def make_batch(rows: PairRows, chosen: Tensor, start: int) -> Batch:
     """Some pairs: x is <start> and the summary but its last token, y the summary; what is padded is invisible."""
     S, T = rows.source.shape[1], rows.target.shape[1]
     reach = torch.arange(max(S, T), device=rows.source.device)
@@ -298,7 +298,7 @@ def batch_of(rows: Rows, chosen: Tensor, start: int) -> Batch:
     return Batch(x, y.masked_fill(~visible, IGNORE), visible, rows.source[chosen].long(), source_visible)
 
 
-def trimmed(batch: Batch) -> Batch:
+def trim_padding(batch: Batch) -> Batch:
     """The batch without columns of nothing but padding."""
     assert batch.visible is not None and batch.source is not None and batch.source_visible is not None
     T, S = int(batch.visible.sum(1).max()), int(batch.source_visible.sum(1).max())
