@@ -108,11 +108,11 @@ def gguf(path: Path) -> None:
 
 OPEN = """
 import sys
-import regard.lens.models as models
+import regard.hub.opening as models
 from regard.errors import RegardError
 models.find_spec = lambda name: True
 try:
-    models.open_recordable(sys.argv[1])
+    models.open_model(sys.argv[1])
 except RegardError as error:
     print(type(error).__name__, error)
 """

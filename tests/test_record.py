@@ -9,9 +9,9 @@ import torch
 from regard.data.tokenizers import BPE, Bytes, Characters
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import generate
+from regard.hub import opening
 from regard.kernels import plain
 from regard.lens import attention_maps, record
-from regard.lens import models as lens_models
 from regard.lens.models import open_recordable
 from regard.lens.trace.tokens import read
 from regard.mechanisms import Pairwise, mechanisms, register
@@ -466,10 +466,10 @@ def test_models_are_found_by_folder_and_as_untrained_twins(tmp_path):
 def test_a_gguf_file_says_what_it_needs_or_what_is_wrong_with_it(tmp_path, monkeypatch):
     path = tmp_path / "small.gguf"
     path.write_bytes(b"GGUF, but no more")
-    monkeypatch.setattr(lens_models, "find_spec", lambda name: None)
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
     with pytest.raises(ExtraMissingError, match="needs `gguf` and `accelerate`: pip install gguf accelerate"):
         open_recordable(path)
-    monkeypatch.setattr(lens_models, "find_spec", lambda name: True)
+    monkeypatch.setattr(opening, "find_spec", lambda name: True)
     with pytest.raises(RegardError, match=r"small\.gguf cannot be read as a language model"):
         open_recordable(path)
 

@@ -15,13 +15,11 @@ from rich.text import Text
 from regard.checking import DRAWS, Verdict, Verdicts, check_model, plugin
 from regard.checking import check as run_laws
 from regard.cli.models import HELP as MODEL
-from regard.cli.models import opened
 from regard.cli.show import console, print_json, table
 from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean
-from regard.lens.models import RANDOM
+from regard.hub.opening import RANDOM, find_source, open_model
 from regard.mechanisms import mechanisms
 from regard.models import Model
-from regard.models.locate import model_folder
 
 _MARK = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "does not apply": ("–", "dim")}
 
@@ -69,7 +67,7 @@ def check(
 def _model(name: str, download: bool) -> Any:
     """The model of that name; a name that could be a mechanism's is said to be neither."""
     try:
-        return opened(name, download=download).model
+        return open_model(name, download=download).model
     except HubError:
         if Path(name).is_dir() or name.startswith(RANDOM) or "/" in name or download:
             raise
@@ -81,11 +79,13 @@ def _model(name: str, download: bool) -> Any:
 
 def _source(name: str, model: Any) -> str:
     """The line of Python that makes the model again."""
-    bare = name.removeprefix(RANDOM)
-    folder = str(model_folder(bare)) if Path(bare).is_dir() else bare
-    if isinstance(model, Model):
-        return f"regard.load({folder!r})" if bare == name else "model  # the untrained twin that was checked"
-    return f"regard.hub.{'fetch' if bare == name else 'untrained'}({folder!r}).model"
+    source = find_source(name)
+    if not isinstance(model, Model):
+        function = "fetch" if source.trained else "untrained"
+        return f"regard.hub.{function}({source.location!r}).model"
+    if source.trained:
+        return f"regard.load({source.location!r})"
+    return "model  # the untrained twin that was checked"
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import loaded
 from regard.cli.progress import shown
 from regard.cli.show import console, print_json, table
 from regard.convert.run import ConvertConfig
 from regard.convert.run import convert as run
 from regard.convert.run import resume as go_on
 from regard.errors import OptionError
+from regard.hub.opening import load_regard_model
 from regard.lab.experiment import Shown
 from regard.models.locate import model_folder
 from regard.train import Interrupted
@@ -76,7 +76,8 @@ def convert(
                 seed=seed,
             )
             where = device or "cpu"
-            results = run(loaded(model, where, download=download), model, folder, config, overrides or (), where, how)
+            original = load_regard_model(model, where, download=download)
+            results = run(original, model, folder, config, overrides or (), where, how)
     except (Interrupted, KeyboardInterrupt):
         raise Interrupted(f"stopped; what was done is saved. Go on with: regard convert --resume {folder}") from None
     if json:

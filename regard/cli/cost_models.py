@@ -12,11 +12,10 @@ from regard import cost as costs
 from regard.cli.amounts import amount, bytes_of, seconds
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
-from regard.hub import HubError, is_hub_folder
+from regard.hub import HubError
 from regard.hub.costs import HubModelCost, hub_model_cost
-from regard.lens.models import RANDOM
+from regard.hub.opening import RANDOM, find_source
 from regard.models import GPT, Encoder, Model, Seq2Seq, Stack, load
-from regard.models.locate import model_folder
 from regard.models.summary import Row, Summary
 
 HELP = "A preset (gpt2, Encoder:bert, …), a run or model folder, or a Hugging Face folder, name or kind (llama)."
@@ -53,7 +52,8 @@ def _ours(name: str) -> Model[Any] | None:
     if name.startswith(RANDOM):
         return None
     if Path(name).is_dir():
-        return None if is_hub_folder(name) else load(model_folder(name))
+        source = find_source(name)
+        return load(source.location) if source.kind == "regard" else None
     cls, _, preset = name.rpartition(":")
     if cls and cls not in _CLASSES:
         raise OptionError(f"--model {name}: expected a preset of {', '.join(_CLASSES)}, e.g. Encoder:bert")
@@ -73,7 +73,7 @@ def _check_length(model: Model[Any], tokens: int | None, source: int | None) -> 
 
 def _theirs(name: str, T: int, B: int, dtype: torch.dtype, download: bool) -> HubModelCost:
     try:
-        return hub_model_cost(name.removeprefix(RANDOM), T, B, dtype, download)
+        return hub_model_cost(find_source(name).location, T, B, dtype, download)
     except HubError as error:
         presets = ", ".join(f"{c}:{p}" for c, cls in _CLASSES.items() for p in cls.PRESETS)
         raise HubError(f"{error}. Presets of regard: {presets}") from error

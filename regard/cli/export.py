@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from regard import hub
-from regard.cli.models import loaded
 from regard.cli.show import console, print_json
+from regard.hub.opening import load_regard_model
 
 
 def export(
@@ -19,7 +19,7 @@ def export(
 ) -> None:
     """Write a model as transformers' AutoModel and AutoTokenizer load it, with the same numbers; or say what of it
     transformers has no equivalent of."""
-    done = hub.export(loaded(model, download=download), to)
+    done = hub.export(load_regard_model(model, download=download), to)
     if json:
         notes = {"files": done.files, "left_out": list(done.notes)}
         print_json({"folder": to, "class": done.architecture, "loads_with": done.loads_with, **notes})

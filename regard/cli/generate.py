@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import loaded as opened
 from regard.cli.show import console, print_json
 from regard.errors import OptionError
 from regard.generate import Choice, Settings, stream
 from regard.generate import generate as run
+from regard.hub.opening import load_regard_model
 
 
 def generate(
@@ -52,7 +52,7 @@ def generate(
         seed=seed,
         slide=slide,
     )
-    loaded = opened(model, device, download=download)
+    loaded = load_regard_model(model, device, download=download)
     if loaded.tokenizer is None:
         raise OptionError(f"{model} has no tokenizer.json, so it cannot read text; use regard.generate with token ids")
     if streaming and not json and beams is None and n == 1:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.models import HELP, opened
+from regard.cli.models import HELP
 from regard.cli.show import console, print_json, table
 from regard.data.files import read_lines
 from regard.errors import OptionError
@@ -17,6 +17,7 @@ from regard.lens.heads.ablation import ablate as remove
 from regard.lens.heads.annotations import read_conllu, read_mentions
 from regard.lens.heads.examine import default_texts, examine
 from regard.lens.heads.linguistics import follow_mentions, follow_syntax
+from regard.lens.models import open_recordable
 from regard.lens.trace.trace import Trace
 
 SHOWN = 12  # redundant pairs, and relations
@@ -42,7 +43,7 @@ def heads(
         raise OptionError(f"{texts} has only empty lines; expected one text a line")
     parsed = None if syntax is None else read_conllu(syntax)
     mentions = None if coreference is None else read_mentions(coreference)
-    subject = opened(model, device, seed=seed, download=download)
+    subject = open_recordable(model, device or "cpu", seed=seed, download=download)
     with _progress() as told:
         found, recordings = examine(subject, lines, seed, told)
         if parsed is not None:

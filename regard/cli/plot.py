@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import HELP, opened
+from regard.cli.models import HELP
 from regard.cli.show import console
 from regard.errors import OptionError
+from regard.lens.models import open_recordable
 from regard.report import paper
 
 plot = typer.Typer(help="Draw figures for papers, as PNG, SVG or PDF.", no_args_is_help=True, rich_markup_mode=None)
@@ -56,7 +57,7 @@ def weights(
 ) -> None:
     """The heads of a model over a text: all of them, or one with its tokens."""
     inches = _inches(size)
-    recording = opened(model, device, seed=seed, download=download).read(text)
+    recording = open_recordable(model, device or "cpu", seed=seed, download=download).read(text)
     paper.weights(recording, out, inches, layer or (), head or ())
     _written(out)
 

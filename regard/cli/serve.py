@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import HELP, opened
-from regard.cli.models import labels as label_heads
+from regard.cli.models import HELP, label_heads
 from regard.cli.show import console
+from regard.lens.models import open_recordable
 from regard.lens.pages.server import Desk, required
 from regard.lens.pages.server import serve as run
 from regard.lens.small_model import shipped, shipped_text
@@ -30,7 +30,7 @@ def serve(
     """Show a model on a local page: type a text and see it, let it go on and watch where it looks."""
     required()
     with console(stderr=True).status("loading"):
-        subject = opened(model or str(shipped()), device, seed=seed, download=download)
+        subject = open_recordable(model or shipped(), device or "cpu", seed=seed, download=download)
         found = label_heads(subject, seed) if labels else None
     desk = Desk(subject, found) if model else Desk(subject, found, shipped_text())
     with suppress(KeyboardInterrupt):  # the usual way to end it

@@ -19,7 +19,6 @@ from regard.errors import OptionError
 from regard.generate import Settings
 from regard.lab.summarize.summaries import Summaries, summaries, writer
 from regard.models import load
-from regard.models.locate import model_folder
 
 
 def summarize(
@@ -55,7 +54,7 @@ def summarize(
     if out is not None and n > 1 and out.suffix != ".jsonl":
         raise OptionError(f"--n {n} --out {out}: several summaries of an article need a file that ends in .jsonl")
     articles = _articles(file, article)
-    found = summaries(writer(load(model_folder(model), resolve_device(device)), model), articles, settings)
+    found = summaries(writer(load(model, resolve_device(device)), model), articles, settings)
     _warn(found, file)
     rows = [_row(number, summary) for number, summary in enumerate(found, 1)]
     if out is not None:

@@ -231,7 +231,7 @@ def _cell(found: Any) -> str:
 
 
 def _answering(model: str, device: str | None) -> Decoder[Any]:
-    loaded = load(model_folder(model), resolve_device(device or "cpu"))
+    loaded = load(model, resolve_device(device or "cpu"))
     if not isinstance(loaded, Decoder):
         raise OptionError(f"{model} is a {type(loaded).__name__}, which writes no answers; expected a GPT")
     if loaded.tokenizer is None or loaded.tokenizer.id(MARK) is None:

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.models import HELP, opened
-from regard.cli.models import labels as label_heads
+from regard.cli.models import HELP, label_heads
 from regard.cli.show import console
 from regard.errors import OptionError
+from regard.hub.opening import GGUF
 from regard.lens import Trace, encode, load
-from regard.lens.models import GGUF
+from regard.lens.models import open_recordable
 from regard.lens.pages.page import write_page
 from regard.lens.small_model import shipped, shipped_text
 
@@ -53,7 +53,7 @@ def view(
                 continue
             if text is None:
                 raise OptionError(f'{name} needs a text: regard view {name} "The dog ran"')
-            subject = opened(name, device, seed=seed, download=download)
+            subject = open_recordable(name, device or "cpu", seed=seed, download=download)
             trace = subject.record(text, text_b, **asked)
             found = label_heads(subject, seed) if labels else None
             for recording in trace.recordings:

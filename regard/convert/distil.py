@@ -26,7 +26,6 @@ from regard.convert.surgery import changed_layers, layers_of
 from regard.data.batch import IGNORE, Batch
 from regard.data.tokenizers import Tokenizer
 from regard.models import GPT, Encoder, Model, load
-from regard.models.locate import model_folder
 from regard.nn import Attention, Rotation
 from regard.train.tasks.base import TASKS, Task, task
 from regard.train.tasks.lm import LanguageModel, evaluation_windows
@@ -74,7 +73,7 @@ class Distil(Task):
         self.inner: Task = cls(cls.Config().but(**config.data), seed, device, folder, tokenizer)
         self.tokenizer, self.rows, self.length = self.inner.tokenizer, self.inner.rows, self.inner.length
         self.period = self.inner.period
-        self.teacher = load(model_folder(config.teacher), device).requires_grad_(False)
+        self.teacher = load(config.teacher, device).requires_grad_(False)
         self.probe = held_out(self.inner)
 
     def batch(self, step: int, size: int) -> Batch:

@@ -4,6 +4,7 @@ from regard.hub.attention import AttentionRecorder, Call, HubError, recording_at
 from regard.hub.exporting import Exported, NoEquivalentError, export
 from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, store, untrained
 from regard.hub.loading import load
+from regard.hub.opening import ModelSource, find_source, load_regard_model, open_model
 from regard.hub.replacement import Part, Place, places, restore, use
 
 __all__ = [
@@ -12,14 +13,18 @@ __all__ = [
     "Exported",
     "HubError",
     "LoadedModel",
+    "ModelSource",
     "NoEquivalentError",
     "Part",
     "Place",
     "display_name",
     "export",
     "fetch",
+    "find_source",
     "is_hub_folder",
     "load",
+    "load_regard_model",
+    "open_model",
     "places",
     "recording_attention",
     "restore",

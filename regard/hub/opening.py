@@ -1,0 +1,134 @@
+"""The one way to open a model by its name.
+
+A name is one of these:
+
+- a run, an experiment or a model folder of regard's;
+- a Hugging Face folder, or an id on the hub such as 'openai-community/gpt2';
+- a GGUF file;
+- 'random:' before any of them, or before a model type of transformers ('random:gpt2'): the same architecture with
+  random weights, as a baseline for the trained model.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from regard.devices import resolve_device
+from regard.errors import ExtraMissingError, HubError, OptionError, RegardError
+from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, untrained
+from regard.hub.gate import model_from_gguf
+from regard.hub.loading import load as load_hub_weights
+from regard.models import Model, load
+from regard.models.locate import model_folder
+
+RANDOM = "random:"
+GGUF = ".gguf"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What a name stands for, found without opening anything.
+
+    `location` is a folder, a GGUF file or an id on the hub. `trained` is False where 'random:' came before the name.
+    """
+
+    kind: Literal["regard", "transformers", "gguf", "missing"]
+    location: str
+    trained: bool
+
+
+def find_source(name: str | Path) -> ModelSource:
+    """Returns what a name stands for; a run or an experiment is followed to the folder of its model."""
+    bare = str(name).removeprefix(RANDOM)
+    trained = bare == str(name)
+    path = Path(bare)
+    if path.is_dir():
+        folder = model_folder(path)
+        if is_hub_folder(folder):
+            return ModelSource("transformers", str(folder), trained)
+        return ModelSource("regard", str(folder), trained)
+    if path.is_file() and bare.endswith(GGUF):
+        return ModelSource("gguf", bare, trained)
+    if _can_be_hub_id(bare):
+        return ModelSource("transformers", bare, trained)
+    return ModelSource("missing", bare, trained)
+
+
+def open_model(
+    name: str | Path, device: torch.device | str = "cpu", *, seed: int = 0, download: bool = False
+) -> LoadedModel:
+    """Opens a model in evaluation mode, whatever kind of name it has (see above), with its tokenizer.
+
+    The model is of regard's classes if regard saved it, and of transformers' classes otherwise. `seed` is that of
+    random weights. `download` permits fetching a model of the hub that is not on this machine.
+    """
+    device = resolve_device(str(device))
+    source = find_source(name)
+    if source.kind == "regard":
+        return _open_folder(source, device, seed)
+    if source.kind == "gguf":
+        return _open_gguf(source, device, seed)
+    if source.kind == "missing":
+        problem = "is no model" if Path(source.location).exists() else "does not exist"
+        raise OptionError(f"{source.location} {problem}; expected a model folder, a run, or a name on the hub")
+    if source.trained:
+        return fetch(source.location, device, download)
+    return untrained(source.location, seed, device, download)
+
+
+def load_regard_model(name: str | Path, device: torch.device | str = "cpu", *, download: bool = False) -> Model[Any]:
+    """Returns a model of regard's own classes from a name; the weights of a Hugging Face model are converted.
+
+    That is what generating, converting and exporting need. GGUF files and untrained models are refused.
+    """
+    device = resolve_device(str(device))
+    source = find_source(name)
+    if not source.trained:
+        raise OptionError(f"{name} has random weights; expected a trained model, {source.location}")
+    if source.kind == "transformers":
+        return load_hub_weights(source.location, device, download)
+    return load(source.location, device)
+
+
+def _open_folder(source: ModelSource, device: str, seed: int) -> LoadedModel:
+    """Opens a model folder of regard's."""
+    model = load(source.location, device)
+    name = display_name(source.location)
+    if source.trained:
+        return LoadedModel(model, model.tokenizer, name, trained=True)
+    tokenizer = model.tokenizer
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = type(model)(model.config).to(device).eval()
+    model.tokenizer = tokenizer
+    return LoadedModel(model, tokenizer, RANDOM + name, trained=False)
+
+
+def _open_gguf(source: ModelSource, device: str, seed: int) -> LoadedModel:
+    """Opens the language model of a GGUF file, its weights dequantised to float32."""
+    path = Path(source.location)
+    missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
+    if missing:
+        raise ExtraMissingError(f"{path} needs `{'` and `'.join(missing)}`: pip install {' '.join(missing)}")
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model, tokenizer = model_from_gguf(path, source.trained)
+    except RegardError:
+        raise
+    except (ValueError, KeyError, IndexError, OSError, RuntimeError, struct.error) as error:
+        raise HubError(f"{path} cannot be read as a language model: {error}") from None
+    name = path.stem if source.trained else RANDOM + path.stem
+    return LoadedModel(model.to(device).eval(), tokenizer, name, source.trained)
+
+
+def _can_be_hub_id(name: str) -> bool:
+    """Tells whether a name can be an id on the hub: one slash at most, and it neither exists nor looks like a path."""
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    return not is_path and not Path(name).exists()
