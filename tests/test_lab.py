@@ -20,7 +20,7 @@ from regard.lab.argmax import run as selecting
 from regard.lab.base import LABS, Lab, LabConfig, LabError, lab, normal, quartiles, run
 from regard.lab.scale import run as scale
 from regard.mechanisms import mechanism
-from regard.report.chart import Axis, Line, chart
+from regard.report.chart import Axis, Series, chart
 from regard.report.page import Page, ReportError
 from regard.report.palette import style
 
@@ -138,7 +138,7 @@ def test_an_unknown_name_is_an_error():
 
 def test_a_chart_leaves_out_what_a_logarithm_cannot_show():
     zero, half = (
-        Line(name, [(1, 0.0), (2, last)], style(0), [(0.0, 1.0)] * 2) for name, last in (("a", 0.0), ("b", 2.0))
+        Series(name, [(1, 0.0), (2, last)], style(0), [(0.0, 1.0)] * 2) for name, last in (("a", 0.0), ("b", 2.0))
     )
     svg = chart([zero, half], Axis("x"), Axis("y", log=True), values=True)
     assert ">b<" in svg and ">a<" not in svg and "inf" not in svg

@@ -52,12 +52,12 @@ def painted(monkeypatch, draw):
 
 
 def test_every_mask_is_drawn_as_softmax_has_it(tmp_path, monkeypatch):
-    axes = painted(monkeypatch, lambda: paper.masks(tmp_path / "masks.svg", length=9))
-    panels = list(paper._masks(9))
+    axes = painted(monkeypatch, lambda: paper.plot_masks(tmp_path / "masks.svg", length=9))
+    panels = list(paper._example_masks(9))
     seen = np.array(matplotlib.colors.to_rgb(paper._REASONS[paper.SEEN]))
     assert len(axes) == len(panels) == 8
-    for ax, (title, mask, T, S) in zip(axes, panels, strict=True):
-        wanted = mask.softmax(torch.randn(1, 1, T, S))[0, 0] > 0
+    for ax, (title, mask) in zip(axes, panels, strict=True):
+        wanted = mask.softmax(torch.randn(1, 1, 9, 9))[0, 0] > 0
         blue = (np.asarray(ax.images[0].get_array()) == seen).all(-1)
         assert ax.get_title() == title and np.array_equal(blue, wanted.numpy()), title
 
@@ -65,15 +65,15 @@ def test_every_mask_is_drawn_as_softmax_has_it(tmp_path, monkeypatch):
 def test_reasons_name_the_first_rule_that_hides():
     names = list(paper._REASONS)
     mask = Mask(causal=True, window=2, visible=torch.tensor([[False, True, True, True]]))
-    why = paper._why(mask, 4, 4)
+    why = paper._hidden_reasons(mask, 4)
     assert [names[n] for n in why[3]] == [paper.PADDING, paper.FAR, paper.SEEN, paper.SEEN]
     assert names[why[1, 2]] == paper.LATER and names[why[1, 0]] == paper.PADDING
-    packed = paper._why(Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1]])), 4, 4)
+    packed = paper._hidden_reasons(Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1]])), 4)
     assert names[packed[2, 0]] == paper.OTHER and names[packed[0, 3]] == paper.LATER
 
 
 def test_positions_are_those_of_the_models(tmp_path, monkeypatch):
-    axes = painted(monkeypatch, lambda: paper.positions(tmp_path / "p.svg", length=16, width=8))
+    axes = painted(monkeypatch, lambda: paper.plot_positions(tmp_path / "p.svg", length=16, width=8))
     assert np.allclose(axes[0].images[0].get_array(), sinusoids(16, 8))
     assert np.allclose(axes[1].images[0].get_array(), shift_matrix(8))
     lines = {line.get_label(): line.get_ydata() for line in axes[5].lines}
@@ -86,7 +86,7 @@ def test_positions_are_those_of_the_models(tmp_path, monkeypatch):
 def test_one_head_has_its_weights_and_tokens(model, tmp_path, monkeypatch):
     trace = record(model, "A $dog")
     out = tmp_path / "head.svg"
-    ax = painted(monkeypatch, lambda: paper.weights(trace.recordings[0], out, layers=[1], heads=[2]))[0]
+    ax = painted(monkeypatch, lambda: paper.plot_weights(trace.recordings[0], out, layers=[1], heads=[2]))[0]
     cells = ax.images[0].get_array()
     hidden = np.triu(np.ones((6, 6), bool), 1)
     assert np.array_equal(np.ma.getmaskarray(cells), hidden)
@@ -97,7 +97,7 @@ def test_one_head_has_its_weights_and_tokens(model, tmp_path, monkeypatch):
 
 def test_all_heads_are_there_each_on_its_own_scale(model, tmp_path, monkeypatch):
     trace = record(model, "A dog")
-    axes = painted(monkeypatch, lambda: paper.weights(trace.recordings[0], tmp_path / "all.svg"))
+    axes = painted(monkeypatch, lambda: paper.plot_weights(trace.recordings[0], tmp_path / "all.svg"))
     images = [ax.images[0].get_array() for ax in axes[:9]]
     assert len(axes) == 10 and all(np.isclose(x.max(), 1) for x in images)  # nine heads and the colour bar
     whole = trace.weights(2, 0)
@@ -110,14 +110,14 @@ def test_cross_attention_has_rows_of_its_own(tmp_path, monkeypatch):
     model = Seq2Seq(vocabulary=256, encoder=stack, decoder=stack)
     model.tokenizer = Bytes()
     trace = record(model, "source", target="to")
-    axes = painted(monkeypatch, lambda: paper.weights(trace.recordings[0], tmp_path / "both.svg"))
+    axes = painted(monkeypatch, lambda: paper.plot_weights(trace.recordings[0], tmp_path / "both.svg"))
     assert [axes[n].get_ylabel() for n in (0, 3, 6)] == ["encoder layer 0", "decoder layer 0", "decoder cross layer 0"]
 
 
 @pytest.mark.parametrize("ending", paper.FORMATS)
 def test_the_file_has_the_format_and_size_that_were_asked_for(ending, tmp_path):
     out = tmp_path / f"masks.{ending}"
-    paper.masks(out, size=(6, 3.5), length=4)
+    paper.plot_masks(out, size=(6, 3.5), length=4)
     raw = out.read_bytes()
     if ending == "png":
         assert struct.unpack(">II", raw[16:24]) == (1800, 1050)  # 300 dots an inch
@@ -127,19 +127,19 @@ def test_the_file_has_the_format_and_size_that_were_asked_for(ending, tmp_path):
         assert "causal, window 2" in {t.text for t in root.iter("{http://www.w3.org/2000/svg}text")}
     else:
         assert re.search(rb"/MediaBox \[ ?0 0 432 252 ?\]", raw) and b"/Type3" not in raw
-    paper.masks(out, size=(6, 3.5), length=4)
+    paper.plot_masks(out, size=(6, 3.5), length=4)
     assert out.read_bytes() == raw
 
 
 @pytest.mark.parametrize(
     "draw, words",
     [
-        (lambda p, m: paper.masks(p / "x.jpg"), "ends in .png, .svg or .pdf"),
-        (lambda p, m: paper.masks(p / "x.png", size=(0, 3)), "expected 1 to 50 inches"),
-        (lambda p, m: paper.masks(p / "x.png", length=1), "expected 4 to 64"),
-        (lambda p, m: paper.positions(p / "x.png", width=7), "an even width"),
-        (lambda p, m: paper.weights(m, p / "x.png", layers=[9]), "no layer 9: there are 0 to 2"),
-        (lambda p, m: paper.weights(m, p / "x.png", heads=[3]), "no head 3: there are 0 to 2"),
+        (lambda p, m: paper.plot_masks(p / "x.jpg"), "ends in .png, .svg or .pdf"),
+        (lambda p, m: paper.plot_masks(p / "x.png", size=(0, 3)), "expected 1 to 50 inches"),
+        (lambda p, m: paper.plot_masks(p / "x.png", length=1), "expected 4 to 64"),
+        (lambda p, m: paper.plot_positions(p / "x.png", width=7), "an even width"),
+        (lambda p, m: paper.plot_weights(m, p / "x.png", layers=[9]), "no layer 9: there are 0 to 2"),
+        (lambda p, m: paper.plot_weights(m, p / "x.png", heads=[3]), "no head 3: there are 0 to 2"),
     ],
 )
 def test_what_cannot_be_drawn_is_told_and_nothing_is_written(draw, words, model, tmp_path):

@@ -21,7 +21,7 @@ from regard.laws.case import difference
 from regard.lens import attention_maps
 from regard.mechanisms import mechanisms, mix
 from regard.report import Page, ReportError, heads_grid, heat, plots
-from regard.report.heat import label
+from regard.report.heat import token_label
 from regard.report.markup import Markup, duration, escape, number, percent, strong, tag
 from regard.report.page import details, facts, heading, paragraph, samples, table
 from regard.report.palette import CARD, INK, MUTED, PAGE, SERIES, WASH, styles
@@ -399,8 +399,8 @@ def test_calibration_points_are_as_large_as_their_bins():
 
 
 def test_coverage_reads_the_half():
-    assert plots.at([(0.2, 1.0), (0.6, 0.5), (1.0, 0.25)], 0.5) == pytest.approx(0.625)
-    assert plots.at([(0.2, 1.0)], 0.5) == plots.at([(0.7, 1.0)], 0.5) == 1.0
+    assert plots.interpolate([(0.2, 1.0), (0.6, 0.5), (1.0, 0.25)], 0.5) == pytest.approx(0.625)
+    assert plots.interpolate([(0.2, 1.0)], 0.5) == plots.interpolate([(0.7, 1.0)], 0.5) == 1.0
     svg = plots.coverage({"a": [(1.0, 0.25), (0.2, 1.0), (0.6, 0.5)]})
     assert "a 62.5% on the surest half, 25.0% on all" in svg
 
@@ -443,7 +443,7 @@ def test_heads_grid_has_every_head_and_labels_where_they_fit():
     assert all(f">head {n}<" in few for n in range(5)) and ">␣cat<" in few and ">⏎<" in few
     many = heads_grid([torch.eye(200)], [f"t{n}" for n in range(200)], ["head"])
     assert ">t7<" not in many
-    assert label("") == "∅"
+    assert token_label("") == "∅"
     assert ">$x^{$<" in heat([[1.0]], ["$x^{$"]), "not taken for a formula"
 
 

@@ -26,7 +26,7 @@ from regard.lab import experiment
 from regard.lab.summarize.summaries import judged, scored, summaries
 from regard.lens import attention_maps
 from regard.models import token_loss
-from regard.report.masks import reasons
+from regard.report.masks import hidden_reasons
 from regard.reporting import write_report
 from regard.train import recipe, stage
 from regard.train.progress import Progress
@@ -398,7 +398,7 @@ def test_the_masks_are_those_of_the_model(whole):
     both = [[a & b for a, b in zip(row, target, strict=True)] for row in causal]
     real = sum(target)
     assert masks["matrices"]["decoder"][:real] == both[:real]
-    assert reasons([[1, 0, 0]], [1, 1, 0]).tolist() == [[0, 1, 2]]
+    assert hidden_reasons([[1, 0, 0]], [1, 1, 0]).tolist() == [[0, 1, 2]]
 
 
 def test_the_experiment_goes_on_after_a_crash(whole, tmp_path):

@@ -29,7 +29,15 @@ from regard.lab.experiment import Shown
 from regard.models import load
 from regard.models.locate import model_folder
 from regard.report.page import Page
-from regard.report.parallel import Setting, Tried, _Scale, _spread, faint, parallel, slices
+from regard.report.trials import (
+    AxisScale,
+    Dimension,
+    TrialPoint,
+    parallel_coordinates,
+    slice_plots,
+    spread_heights,
+    trial_curves,
+)
 from regard.sweep import run as sweeps
 from regard.sweep.page import sweep_page
 from regard.sweep.run import Sweep, best_value
@@ -636,29 +644,29 @@ def test_the_page_shows_what_there_is_and_escapes_it():
 
 
 def test_the_pictures_have_a_line_a_trial_the_best_in_its_own_colour():
-    settings = [Setting("train.lr", log=True), Setting("model.mechanism", ["softmax", "elu"])]
-    tried = [Tried([10.0**-n, "elu" if n % 2 else "softmax"], None if n == 3 else 10.0**n) for n in range(6)]
-    svg = parallel(settings, tried, "dev/loss", maximize=False)
+    settings = [Dimension("train.lr", log=True), Dimension("model.mechanism", ["softmax", "elu"])]
+    tried = [TrialPoint([10.0**-n, "elu" if n % 2 else "softmax"], None if n == 3 else 10.0**n) for n in range(6)]
+    svg = parallel_coordinates(settings, tried, "dev/loss", maximize=False)
     lines = re.findall(r'<path d="[^"]*C[^"]*"[^>]*style="([^"]*)"', svg)
     assert len(lines) == 6 and sum("stroke-dasharray" in line for line in lines) == 1
     assert sum("--series-1" in line for line in lines) == 1 and "The best has 1 with train.lr 1" in svg
-    best = parallel(settings, tried, "dev/loss", maximize=True)
+    best = parallel_coordinates(settings, tried, "dev/loss", maximize=True)
     assert "The best has 1e+05 with" in best
     for picture in (
-        slices(settings, tried, "dev/loss", False),
-        faint([[(1, 9e3), (2, 1.0)]], [(1, 2.0)], [], "x", "n", False),
+        slice_plots(settings, tried, "dev/loss", False),
+        trial_curves([[(1, 9e3), (2, 1.0)]], [(1, 2.0)], [], "x", "n", False),
     ):
         assert "mathdefault" not in picture and "<svg" in picture
 
 
 def test_lines_through_one_value_stand_side_by_side_and_in_the_order_of_what_came():
-    listed = _Scale.of(Setting("a", ["x", "y"]), [])
-    heights = _spread(listed, ["x", "y", "x", "x", "y"])
+    listed = AxisScale.for_dimension(Dimension("a", ["x", "y"]), [])
+    heights = spread_heights(listed, ["x", "y", "x", "x", "y"])
     assert len(set(heights)) == 5 and heights[0] > heights[2] > heights[3] and heights[1] > heights[4]
     assert max(heights[0], heights[2]) < 0.5 < min(heights[1], heights[4]) and 0 <= min(heights) <= max(heights) <= 1
-    falling = _Scale.through([1.0, 3.0], log=False, falls=True)
-    assert (falling.at(1.0), falling.at(2.0), falling.at(3.0)) == (1.0, 0.5, 0.0)
-    assert _Scale.through([1e-4, 1e-2], log=True).at(1e-3) == pytest.approx(0.5)
+    falling = AxisScale.over_range([1.0, 3.0], log=False, falling=True)
+    assert (falling.height(1.0), falling.height(2.0), falling.height(3.0)) == (1.0, 0.5, 0.0)
+    assert AxisScale.over_range([1e-4, 1e-2], log=True).height(1e-3) == pytest.approx(0.5)
 
 
 def test_the_page_of_a_sweep_without_a_good_end():

@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 from pygments.formatters import HtmlFormatter
 
 from regard.report.page import POLICY
-from regard.report.palette import variables
+from regard.report.palette import css_variables
 
 CHROMIUM = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -38,7 +38,7 @@ def page(path: Path) -> str:
     light = HtmlFormatter(style="friendly").get_style_defs(".highlight")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".highlight")
     css = (Path(__file__).parent / "course.css").read_text(encoding="utf-8")
-    style = f"{variables()}\n{light}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n{css}"
+    style = f"{css_variables()}\n{light}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n{css}"
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'

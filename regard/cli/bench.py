@@ -23,7 +23,7 @@ from regard.lab.base import RESULTS
 from regard.lab.bench import page as shown
 from regard.lab.bench.peers import PEERS
 from regard.lab.bench.run import PASSES, Race, race
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 
 NAMES = [peer.name for peer in PEERS]
 QUICK: dict[str, Any] = {"tokens": (128, 512, 2048), "seconds": 0.05, "patience": 0.5, "draws": 1}
@@ -51,7 +51,7 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Race mechanisms on this machine: time, memory, FLOP/s and bytes/s over length, beside the floor."""
-    available()
+    require_matplotlib()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     gpu = device.startswith("cuda")
     asked: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768} if gpu else {}

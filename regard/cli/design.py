@@ -15,7 +15,7 @@ from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
 from regard.lab import design as lab
 from regard.lab.design.page import design_page
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 
 Result = lab.Design | lab.Identity | lab.Replacement | lab.Fit
 
@@ -69,7 +69,7 @@ def design(
     if out is not None:
         if "--fit" in wishes:
             raise OptionError("--out has no page for --fit; use --json")
-        available()
+        require_matplotlib()
     (wish,) = wishes.values()
     found = wish()
     if out is not None:

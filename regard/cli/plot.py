@@ -27,7 +27,7 @@ def masks(
     length: Annotated[int, typer.Option(help="Tokens.")] = 12,
 ) -> None:
     """Who may see whom under each kind of mask, and why not."""
-    paper.masks(out, _inches(size) or (7.0, 4.3), length)
+    paper.plot_masks(out, _inches(size) or (7.0, 4.3), length)
     _written(out)
 
 
@@ -39,7 +39,7 @@ def positions(
     width: Annotated[int, typer.Option(help="Dimensions of a position.")] = 32,
 ) -> None:
     """Sinusoidal positions and their shift matrix, rotary positions, ALiBi."""
-    paper.positions(out, _inches(size) or (7.0, 4.6), length, width)
+    paper.plot_positions(out, _inches(size) or (7.0, 4.6), length, width)
     _written(out)
 
 
@@ -58,7 +58,7 @@ def weights(
     """The heads of a model over a text: all of them, or one with its tokens."""
     inches = _inches(size)
     recording = open_recordable(model, device or "cpu", seed=seed, download=download).read(text)
-    paper.weights(recording, out, inches, layer or (), head or ())
+    paper.plot_weights(recording, out, inches, layer or (), head or ())
     _written(out)
 
 

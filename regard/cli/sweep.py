@@ -15,7 +15,7 @@ from regard.cli.progress import Bar
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
 from regard.lab.experiment import Shown
-from regard.report.markup import duration, number, short
+from regard.report.markup import duration, number, shorten
 from regard.sweep.run import SWEEP_CONFIG, Sweep, format_settings
 from regard.sweep.settings import asked
 from regard.train.progress import Lines, Progress
@@ -136,7 +136,7 @@ def _print(results: dict[str, Any], path: Path) -> None:
         out.print(made)
     failed = [row for row in results["trials"] if row["state"] == "failed"]
     for row in failed[:SHOWN]:
-        said = short(row["error"] or "", 160)
+        said = shorten(row["error"] or "", 160)
         out.print(f"failed: {row['folder']} {format_settings(row['settings'])}: {said}", style="red", soft_wrap=True)
     counts = ", ".join(f"{n:,} {state}" for state, n in results["counts"].items())
     out.print(f"\n{len(results['trials']):,} trials: {counts}", soft_wrap=True)

@@ -11,10 +11,10 @@ import numpy as np
 
 from regard.report import plots
 from regard.report.canvas import SIZE, draw
-from regard.report.chart import Axis, Line, chart
-from regard.report.dots import Lane, dotted
-from regard.report.experiment import Found, of, page_of
-from regard.report.markup import Markup, counted, join, number, percent, strong, tag
+from regard.report.chart import Axis, Series, chart
+from regard.report.dots import Lane, dot_plot
+from regard.report.experiment import Row, build_page, select_rows
+from regard.report.markup import Markup, count_noun, join, number, percent, strong, tag
 from regard.report.page import Page, figure, figures, paragraph, table
 from regard.report.palette import INK, SERIES, Style, style
 
@@ -30,22 +30,22 @@ NAMES = {
 }
 
 
-def convert_page(results: Found) -> Page:
+def convert_page(results: Row) -> Page:
     """The page; parts that were not done are left out."""
     parts = [("Outcome", _outcome), ("Which heads are off?", _heads)]
     if any(row["steps"] for row in results["stages"]):
         parts.append(("Learning", _learning))
     if results["states"]:
         parts.append(("What it saves", _saves))
-    return page_of(f"Converted: {_kind(results['change'])}", _lead, parts, results)
+    return build_page(f"Converted: {_kind(results['change'])}", _lead, parts, results)
 
 
-def _kind(change: Found) -> str:
+def _kind(change: Row) -> str:
     """The change in a few words."""
     said = []
     before, after = change["kv_heads"]
     if before != after:
-        said.append(f"{before} → {counted(after, 'key/value head')}")
+        said.append(f"{before} → {count_noun(after, 'key/value head')}")
     old, new = change["mechanisms"]
     names = list(dict.fromkeys(b for a, b in zip(old, new, strict=True) if a != b))
     if names:
@@ -53,26 +53,26 @@ def _kind(change: Found) -> str:
     return ", ".join(said) or "new options"
 
 
-def _where(change: Found) -> str:
+def _where(change: Row) -> str:
     layers, of_all = change["layers"], change["of"]
     if len(layers) == of_all:
         return f"all {of_all} layers" if of_all > 1 else "its one layer"
     return f"{'layer' if len(layers) == 1 else 'layers'} {', '.join(map(str, layers))} of {of_all}"
 
 
-def _row(results: Found, name: str) -> Found | None:
-    return next(iter(of(results["stages"], name=name)), None)
+def _row(results: Row, name: str) -> Row | None:
+    return next(iter(select_rows(results["stages"], name=name)), None)
 
 
-def _last(results: Found) -> Found:
-    return of(results["stages"], name=results["run"])[0]
+def _last(results: Row) -> Row:
+    return select_rows(results["stages"], name=results["run"])[0]
 
 
 def _styles() -> dict[str, Style]:
     return {name: style(n) for n, name in enumerate(NAMES)}
 
 
-def _lead(results: Found) -> Markup:
+def _lead(results: Row) -> Markup:
     change, stages = results["change"], results["stages"]
     said: list[object] = [f"{results['source']}, {_where(change)}: ", strong(_kind(change)), ". "]
     if "perplexity" in stages[0]:
@@ -105,7 +105,7 @@ def _bytes(n: float) -> str:
     return f"{n:.3g} GB"
 
 
-def _outcome(results: Found) -> Iterable[Markup]:
+def _outcome(results: Row) -> Iterable[Markup]:
     stages, task = results["stages"], results["task"]
     control = _row(results, "control")
     text = (
@@ -128,27 +128,27 @@ def _outcome(results: Found) -> Iterable[Markup]:
     if "loss" in stages[0]:
         lanes = [_lane(row, stages[0]) for row in stages]
         note = "The loss is the logarithm of the perplexity."
-        yield figure(dotted(lanes, "loss a token", width=6.0), note, "Loss by stage")
+        yield figure(dot_plot(lanes, "loss a token", width=6.0), note, "Loss by stage")
     named = {NAMES[name]: one for name, one in _styles().items()}
     drawn = []
     for key in stages[0].get("answers", {}):
         bars = [_bar(NAMES[row["name"]], row["answers"][key]) for row in stages]
-        drawn.append(figure(plots.bars(bars, drawn=named), "Lines: 95% intervals.", f"Right answers, {key}"))
+        drawn.append(figure(plots.bars(bars, styles=named), "Lines: 95% intervals.", f"Right answers, {key}"))
     if drawn:
         yield figures(*drawn)
 
 
-def _bar(name: str, found: Found) -> tuple[str, float, float, float, int]:
+def _bar(name: str, found: Row) -> tuple[str, float, float, float, int]:
     return name, found["accuracy"], found["low"], found["high"], found["n"]
 
 
-def _lane(row: Found, first: Found) -> Lane:
+def _lane(row: Row, first: Row) -> Lane:
     more = "" if row is first else f", ×{number(math.exp(min(row['loss'] - first['loss'], 700)))}"
     note = f"perplexity {number(row['perplexity'])}{more}"
     return Lane(NAMES[row["name"]], [], _styles()[row["name"]], row["loss"], note=note)
 
 
-def _stages(results: Found) -> Markup:
+def _stages(results: Row) -> Markup:
     stages = results["stages"]
     asked = list(stages[0].get("answers", {}))
     measure = "perplexity" if "perplexity" in stages[0] else "change of the vectors"
@@ -173,11 +173,11 @@ def _stages(results: Found) -> Markup:
     return table(rows, columns, "Shaded: the model that came out.", highlight=best)
 
 
-def _errors(row: Found) -> list[float]:
+def _errors(row: Row) -> list[float]:
     return [error for heads in row.get("heads", {}).values() for error in heads]
 
 
-def _heads(results: Found) -> Iterable[Markup]:
+def _heads(results: Row) -> Iterable[Markup]:
     rows = [row for row in results["stages"] if "heads" in row]
     yield paragraph(
         "Each converted layer was given what the same layer of the original was given. The error of a head is "
@@ -198,12 +198,12 @@ def _heads(results: Found) -> Iterable[Markup]:
     )
 
 
-def _worst(heads: Found) -> str:
+def _worst(heads: Row) -> str:
     error, layer, head = max((error, layer, n) for layer, row in heads.items() for n, error in enumerate(row))
     return f"Furthest off: layer {layer}, head {head}, by {percent(error, 0)}."
 
 
-def _map(heads: Found, most: float) -> Markup:
+def _map(heads: Row, most: float) -> Markup:
     """A cell for each head, the darker the further off, with its error in percent."""
     from matplotlib.colors import to_rgb
 
@@ -234,12 +234,12 @@ def _map(heads: Found, most: float) -> Markup:
     return draw(paint, f"Error of each head. {said}", width, 0.3 * down + 0.75)
 
 
-def _learning(results: Found) -> Iterable[Markup]:
+def _learning(results: Row) -> Iterable[Markup]:
     drawn, styles = [], _styles()
     taught = _row(results, "distillation")
     if taught is not None:
-        begun = of(results["stages"], name="surgery")[0]["error"]
-        line = Line("error", [(0, begun), *map(tuple, taught["errors"])], styles["distillation"])
+        begun = select_rows(results["stages"], name="surgery")[0]["error"]
+        line = Series("error", [(0, begun), *map(tuple, taught["errors"])], styles["distillation"])
         svg = chart([line], Axis("step"), Axis("relative error", shares=True, span=(0, None)), values=True)
         note = (
             "Of what attention adds to the stream, after the output projection: the root of the mean over converted "
@@ -251,14 +251,14 @@ def _learning(results: Found) -> Iterable[Markup]:
         row = _row(results, name)
         if row is not None:
             points = [(step + shift, loss) for step, loss in row["curve"]]
-            lines.append(Line(NAMES[name], points, styles[name], marked=False))
+            lines.append(Series(NAMES[name], points, styles[name], marked=False))
     if lines:
         svg = chart(lines, Axis("step, distillation counted in"), Axis("loss in training", log=True), values=True)
         drawn.append(figure(svg, "The ordinary loss of batches as they are learned from.", "Uptraining"))
     yield figures(*drawn)
 
 
-def _saves(results: Found) -> Iterable[Markup]:
+def _saves(results: Row) -> Iterable[Markup]:
     rows = []
     for row in results["states"]:
         before, after = row["before"], row["after"]
@@ -283,4 +283,4 @@ def _saves(results: Found) -> Iterable[Markup]:
         f"in turn. Converted against original: {ratio['median']:.2f}× (of {len(speed['after'])} rounds: "
         f"{ratio['low']:.2f} to {ratio['high']:.2f})."
     )
-    yield figure(dotted(lanes, "tokens a second"), note, "Speed of generating")
+    yield figure(dot_plot(lanes, "tokens a second"), note, "Speed of generating")

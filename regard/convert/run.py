@@ -30,7 +30,7 @@ from regard.errors import RunError, did_you_mean
 from regard.lab.experiment import Experiment, Shown
 from regard.models import Encoder, Model, load
 from regard.models.locate import MODEL, RESULTS, model_folder
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 from regard.report.markup import number, percent
 from regard.train import recipe as recipes
 from regard.train.recipe import merge_tables
@@ -114,7 +114,7 @@ def convert(
     `overrides` change what is read and how it is trained (`data.block=64 train.lr=1e-4`), under `distil.`, `uptrain.`
     or `control.` the training of that stage alone.
     """
-    available()  # an error about a missing library comes before minutes of training
+    require_matplotlib()  # an error about a missing library comes before minutes of training
     return resume(begin(model, source, out, config, overrides, device), device, shown)
 
 
@@ -173,7 +173,7 @@ def teach(path: Path, device: str | None = None, shown: Shown = Shown()) -> Taug
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008
     """Goes on with a conversion that was begun: what has ended stays, the rest is done."""
-    available()
+    require_matplotlib()
     path, began = Path(path), time.perf_counter()
     taught = teach(path, device, shown)
     shown.say("Measuring …")

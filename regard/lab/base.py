@@ -24,7 +24,7 @@ from regard.config import ConfigError, Section
 from regard.data.files import staged
 from regard.errors import RegardError
 from regard.registry import Registry
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 from regard.report.page import Page
 from regard.version import __version__
 
@@ -99,7 +99,7 @@ def run(
     """Measures into a new folder, and returns the results; one that holds results is never written over."""
     one = LABS.find(name)
     config = one.Config().but(**(overrides or {}))
-    available()
+    require_matplotlib()
     path = _claimed(Path(out), {"lab": name, "versions": versions(), name: config.as_dict()})
     began = time.monotonic()
     try:

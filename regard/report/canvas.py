@@ -1,4 +1,4 @@
-"""Drawing by matplotlib onto SVG that fits a page: its colours follow the page, its text stays text, its bytes repeat.
+"""Figures by matplotlib as SVG that fits a page: colours follow it, text stays text, equal calls give equal bytes.
 
 Figures are drawn in the light colours of the palette; afterwards each becomes a CSS variable with that colour to fall
 back on. No global state of matplotlib is touched.
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import ExtraMissingError
-from regard.report.markup import Markup, cleaned, tag
+from regard.report.markup import Markup, clean_text, tag
 from regard.report.palette import INK, MUTED, RULE, SHADES
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SIZE = 10.0  # points of text: legible in a figure of 4.7 inches from a phone's width to a page's
 _SETTINGS: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "regard",
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "regard",  # ids that do not depend on the time
     "text.parse_math": False,  # a token may be "$"
     "axes.unicode_minus": True,
     "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same measures everywhere
@@ -59,53 +59,66 @@ _SETTINGS: Any = {
 _VARIABLES = {s.light: f"var(--{s.name},{s.light})" for s in SHADES}
 
 
-def available() -> None:
-    """An error where figures cannot be drawn here; call it before long work that ends in a report."""
+def require_matplotlib() -> None:
+    """Raises an error where figures cannot be drawn here. Call it before long work that ends in a report."""
     if find_spec("matplotlib") is None:
         raise ExtraMissingError('figures need `matplotlib`: pip install "regard[plot]"')
 
 
 def draw(paint: Callable[[Figure], None], alt: str, width: float = 4.7, height: float = 2.9) -> Markup:
-    """The SVG of what `paint` puts on a figure of that size in inches; `alt` says in words what it shows."""
-    available()
+    """Returns the SVG of what `paint` puts on a figure of that size in inches; `alt` says in words what it shows."""
+    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    written = io.StringIO()
+    buffer = io.StringIO()
     with rc_context(_SETTINGS), warnings.catch_warnings():
         # Only widths are measured with this font: the reader's browser has others for what it lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        made = Figure(figsize=(width, height), layout="constrained")
-        paint(made)
-        made.savefig(written, format="svg", metadata={"Date": None})
-    return _fitted(written.getvalue(), alt, round(72 * width), round(72 * height))
+        fig = Figure(figsize=(width, height), layout="constrained")
+        paint(fig)
+        fig.savefig(buffer, format="svg", metadata={"Date": None})
+    return _fit_to_page(buffer.getvalue(), alt, round(72 * width), round(72 * height))
 
 
-def _fitted(svg: str, alt: str, width: int, height: int) -> Markup:
-    """The drawing without what a page does not need, with colours that follow it and names that are its own."""
+def _fit_to_page(svg: str, alt: str, width: int, height: int) -> Markup:
+    """Returns matplotlib's drawing without what a page does not need, with the page's colours and ids of its own."""
     inner = svg[svg.index("</metadata>") + len("</metadata>") : svg.rindex("</svg>")]
     inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, count=1, flags=re.DOTALL)
-    used = set(re.findall(r'(?:url\(|href=")#([\w.]+)', inner))
-    own = hashlib.sha256(inner.encode()).hexdigest()[:10]
-    names = {name: f"f{own}-{n}" for n, name in enumerate(sorted(used))}
+    used_ids = set(re.findall(r'(?:url\(|href=")#([\w.]+)', inner))
+    # Ids are shared by a whole page, so each begins with a hash of its drawing.
+    digest = hashlib.sha256(inner.encode()).hexdigest()[:10]
+    new_ids = {old: f"f{digest}-{n}" for n, old in enumerate(sorted(used_ids))}
 
-    def element(found: re.Match[str]) -> str:
-        """One tag; the text between tags is the user's and stays as it is."""
-        text = found[0].replace("xlink:href", "href")
-        text = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", text)
-        text = re.sub(r"#([\w.]+)", lambda m: f"#{names[m[1]]}" if m[1] in names else m[0], text)
+    def rename_id(match: re.Match[str]) -> str:
+        """Returns an id attribute with its new name, or nothing where no reference needs it."""
+        if match[1] in new_ids:
+            return f' id="{new_ids[match[1]]}"'
+        return ""
+
+    def rename_reference(match: re.Match[str]) -> str:
+        """Returns a reference to the new name; what is no reference, such as a colour, stays."""
+        if match[1] in new_ids:
+            return f"#{new_ids[match[1]]}"
+        return match[0]
+
+    def rewrite_tag(match: re.Match[str]) -> str:
+        """Returns one tag as the page needs it. The text between tags is the user's and is not touched."""
+        text = match[0].replace("xlink:href", "href")
+        text = re.sub(r' id="([^"]*)"', rename_id, text)
+        text = re.sub(r"#([\w.]+)", rename_reference, text)
         text = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda m: _VARIABLES.get(m[0], m[0]), text)
         text = re.sub(r" ?font-family: [^;\"]*;?", "", text)
         return re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
 
-    inner = re.sub(r"\s*\n\s*(?=<)", "\n", re.sub(r"<[^>]*>", element, inner))
+    inner = re.sub(r"\s*\n\s*(?=<)", "\n", re.sub(r"<[^>]*>", rewrite_tag, inner))
     return tag(
         "svg",
         Markup(inner),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {width} {height}",
         role="img",
-        aria_label=cleaned(alt),
+        aria_label=clean_text(alt),
         font_family="system-ui, sans-serif",
         stroke_linejoin="round",
         style=f"--width:{width}",

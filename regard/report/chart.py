@@ -6,21 +6,31 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.report.canvas import draw
-from regard.report.markup import Markup, number, short
+from regard.report.markup import Markup, number, shorten
 from regard.report.palette import CARD, Style
-from regard.report.plots import Point, at_ends, in_decades, in_numbers, in_percent
+from regard.report.plots import (
+    Point,
+    format_axis_decades,
+    format_axis_numbers,
+    format_axis_percent,
+    label_line_ends,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis as PlottedAxis
     from matplotlib.figure import Figure
 
 _DASH = (0, (4, 2.5))
 
 
-class Line(NamedTuple):
-    """One series. `band` holds the lower and the upper end at each point; `fitted` is drawn instead of a line through
-    the points; `predicted` is drawn dashed. `floor` is thin, below the line: what cannot be undercut. `marked` is False
-    where there are too many points to tell apart."""
+class Series(NamedTuple):
+    """One named line of a chart. All but the first three fields are optional parts of the drawing.
+
+    `band` holds the lower and the upper end at each point. `fitted` is drawn instead of a line through the points, and
+    `predicted` is drawn dashed. `floor` is a thin line below: what cannot be undercut. `marked` is False where there
+    are too many points to tell apart.
+    """
 
     name: str
     points: Sequence[Point]
@@ -33,7 +43,7 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What an axis shows; `ticks` where only some values were measured; `shares`: as percent."""
+    """What an axis shows. `ticks` are set where only some values were measured; `shares` are written as percent."""
 
     name: str
     log: bool = False
@@ -42,79 +52,94 @@ class Axis(NamedTuple):
     shares: bool = False
 
 
-def chart(lines: Sequence[Line], x: Axis, y: Axis, values: bool = False, height: float = 2.9) -> Markup:
-    """The lines with their names at their ends; `values`: with the last value below each name.
+def chart(series: Sequence[Series], x: Axis, y: Axis, values: bool = False, height: float = 2.9) -> Markup:
+    """Returns the chart of the series with their names at their ends; `values` adds the last value below each name.
 
-    What is zero cannot stand on a logarithmic axis and is left out.
+    A value of zero cannot stand on a logarithmic axis and is left out.
     """
-    lines = [_above_zero(one) for one in lines] if y.log else lines
-    lines = [one for one in lines if one.points]
-    ends = [(f"{short(one.name)}\n{_said(one.points[-1][1], y)}" if values else short(one.name)) for one in lines]
+    if y.log:
+        series = [_keep_positive(line) for line in series]
+    series = [line for line in series if line.points]
+    names = [shorten(line.name) for line in series]
+    if values:
+        names = [f"{name}\n{_format(line.points[-1][1], y)}" for name, line in zip(names, series, strict=True)]
 
-    def paint(made: Figure) -> None:
-        ax = made.add_subplot()
+    def paint(fig: Figure) -> None:
+        ax = fig.add_subplot()
         if x.log:
             ax.set_xscale("log")
         if y.log:
             ax.set_yscale("log")
-        for one in lines:
-            _drawn(ax, one)
+        for line in series:
+            _draw_series(ax, line)
         ax.set(xlabel=x.name, ylabel=y.name)
         ax.set_ylim(*y.span)
-        _settled(ax, x, y)
-        at_ends(ax, [(name, one.points[-1], one.style.colour) for name, one in zip(ends, lines, strict=True)])
+        _format_axes(ax, x, y)
+        ends = [(name, line.points[-1], line.style.colour) for name, line in zip(names, series, strict=True)]
+        label_line_ends(ax, ends)
 
-    said = "; ".join(
-        f"{one.name}: {_said(one.points[0][1], y)} at {number(one.points[0][0])}, "
-        f"{_said(one.points[-1][1], y)} at {number(one.points[-1][0])}"
-        for one in lines
+    ranges = "; ".join(
+        f"{line.name}: {_format(line.points[0][1], y)} at {number(line.points[0][0])}, "
+        f"{_format(line.points[-1][1], y)} at {number(line.points[-1][0])}"
+        for line in series
     )
-    return draw(paint, f"{y.name} against {x.name}. {said}", height=height)
+    return draw(paint, f"{y.name} against {x.name}. {ranges}", height=height)
 
 
-def _above_zero(one: Line) -> Line:
-    """The points above zero and their bands, cut off a decade below the lowest point."""
-    kept = [n for n, (_, value) in enumerate(one.points) if value > 0]
-    points = [one.points[n] for n in kept]
+def _keep_positive(line: Series) -> Series:
+    """Returns the series with its points above zero only, and bands cut off a decade below the lowest of them."""
+    kept = [n for n, (_, value) in enumerate(line.points) if value > 0]
+    points = [line.points[n] for n in kept]
     floor = min((value for _, value in points), default=1.0) / 10
-    band = [(max(one.band[n][0], floor), max(one.band[n][1], floor)) for n in kept] if one.band else ()
-    return one._replace(points=points, band=band)
+    band: list[Point] = []
+    if line.band:
+        band = [(max(line.band[n][0], floor), max(line.band[n][1], floor)) for n in kept]
+    return line._replace(points=points, band=band)
 
 
-def _drawn(ax: Axes, one: Line) -> None:
-    colour, dash, marker = one.style
-    xs, ys = zip(*one.points, strict=True)
-    if one.band:
-        low, high = zip(*one.band, strict=True)
+def _draw_series(ax: Axes, line: Series) -> None:
+    """Draws the parts of a series that are there, from the back to the front."""
+    colour, dash, marker = line.style
+    xs, ys = zip(*line.points, strict=True)
+    if line.band:
+        low, high = zip(*line.band, strict=True)
         ax.fill_between(xs, low, high, color=colour, alpha=0.14, linewidth=0)
-    if one.predicted:
-        ax.plot(*zip(*one.predicted, strict=True), color=colour, linestyle=_DASH, linewidth=1.1)
-    if one.floor:
-        ax.plot(*zip(*one.floor, strict=True), color=colour, linestyle=_DASH, linewidth=0.8, alpha=0.75)
-    line: Any = {"color": colour, "linestyle": dash, "linewidth": 1.6}
-    if one.fitted:
-        ax.plot(*zip(*one.fitted, strict=True), **line)
-    elif not one.predicted:
-        ax.plot(xs, ys, **line)
-    if one.marked:
+    if line.predicted:
+        ax.plot(*zip(*line.predicted, strict=True), color=colour, linestyle=_DASH, linewidth=1.1)
+    if line.floor:
+        ax.plot(*zip(*line.floor, strict=True), color=colour, linestyle=_DASH, linewidth=0.8, alpha=0.75)
+    solid: Any = {"color": colour, "linestyle": dash, "linewidth": 1.6}
+    if line.fitted:
+        ax.plot(*zip(*line.fitted, strict=True), **solid)
+    elif not line.predicted:
+        ax.plot(xs, ys, **solid)
+    if line.marked:
         ax.plot(xs, ys, marker, color=colour, markersize=5, markeredgecolor=CARD.light, markeredgewidth=0.7)
 
 
-def _settled(ax: Axes, x: Axis, y: Axis) -> None:
+def _format_axes(ax: Axes, x: Axis, y: Axis) -> None:
+    """Sets the ticks of both axes and how they are written."""
     from matplotlib.ticker import FixedLocator
 
-    for which, axis in ((x, ax.xaxis), (y, ax.yaxis)):
-        if which.shares:
-            in_percent(ax, "x" if which is x else "y")
+    for settings, axis in ((x, ax.xaxis), (y, ax.yaxis)):
+        if settings.shares:
+            format_axis_percent(axis)
+        elif settings.log and _spans_decades(axis):
+            format_axis_decades(axis)
         else:
-            low, high = axis.get_view_interval()
-            if which.log and high > 1e3 * low:
-                in_decades(axis)
-            else:
-                in_numbers(axis, which.log)
-        if which.ticks:
-            axis.set_major_locator(FixedLocator(list(which.ticks)))
+            format_axis_numbers(axis, settings.log)
+        if settings.ticks:
+            axis.set_major_locator(FixedLocator(list(settings.ticks)))
 
 
-def _said(value: float, y: Axis) -> str:
-    return f"{100 * value:.3g}%" if y.shares else f"{value:.3g}"
+def _spans_decades(axis: PlottedAxis) -> bool:
+    """Returns whether an axis spans more than three decades."""
+    low, high = axis.get_view_interval()
+    return bool(high > 1e3 * low)
+
+
+def _format(value: float, y: Axis) -> str:
+    """Returns a value of the y axis as text."""
+    if y.shares:
+        return f"{100 * value:.3g}%"
+    return f"{value:.3g}"

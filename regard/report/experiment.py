@@ -1,4 +1,4 @@
-"""What the pages of experiments share: parts in order, how they were made, numbers with intervals."""
+"""What the pages of experiments share: sections in order, how the results were made, numbers with intervals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,31 @@ from regard.report.chart import Axis
 from regard.report.markup import Markup, duration
 from regard.report.page import Page, ReportError, details, facts, heading, listing, paragraph
 
-Found = Mapping[str, Any]
-Part = tuple[str, Callable[[Found], Iterable[Markup]]]
+Row = Mapping[str, Any]
+# The title of a section, and what builds its blocks of an experiment's results.
+SectionBuilder = tuple[str, Callable[[Any], Iterable[Markup]]]
 
 
-def page_of(title: str, lead: Callable[[Found], Markup], parts: Sequence[Part], results: Found) -> Page:
-    """The parts in order, then how they were made; results that are not as a part needs them are a ReportError."""
+def build_page(
+    title: str,
+    lead: Callable[[Any], Markup],
+    sections: Sequence[SectionBuilder],
+    results: Any,
+    header: Row | None = None,
+) -> Page:
+    """Returns the page of an experiment: a lead, its sections in order, and how the results were made.
+
+    `results` is what the builders take. `header` holds what every experiment's results.json has: command, config,
+    seconds, threads, versions; where it is None, the results hold that themselves. Results that are not as a section
+    needs them are a ReportError that names the section.
+    """
     name = "lead"
     try:
         page = Page(title, lead(results))
-        for name, build in [*parts, ("How it was made", _made)]:
+        for name, build in sections:
             page.add(heading(name), *build(results))
+        name = "How it was made"
+        page.add(heading(name), *_describe_run(results if header is None else header))
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
         raise ReportError(
             f"the results lack what the part '{name}' needs ({type(error).__name__}: {error}); expected those of "
@@ -29,30 +43,33 @@ def page_of(title: str, lead: Callable[[Found], Markup], parts: Sequence[Part], 
     return page
 
 
-def _made(results: Found) -> Iterable[Markup]:
+def _describe_run(header: Row) -> Iterable[Markup]:
+    """Yields the command that gives the same numbers, the settings, and the versions."""
     yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers:")
-    yield listing(results["command"])
-    settings = {key: json.dumps(value) for key, value in results["config"].items()}
-    yield details("Settings", facts(settings | {"time": duration(results["seconds"]), "threads": results["threads"]}))
-    yield details("Versions", facts(results["versions"]))
+    yield listing(header["command"])
+    settings = {key: json.dumps(value) for key, value in header["config"].items()}
+    yield details("Settings", facts(settings | {"time": duration(header["seconds"]), "threads": header["threads"]}))
+    yield details("Versions", facts(header["versions"]))
 
 
-def signed(x: float, digits: int = 2) -> str:
-    """−0.50, with a minus sign and never −0.00."""
+def signed_number(x: float, digits: int = 2) -> str:
+    """Formats a number with a minus sign and never as −0.00: −0.50."""
     return f"{round(x, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
-def within(found: Sequence[float], digits: int = 2) -> str:
-    """A value and the ends of its interval: −0.50 (−0.51 to −0.49)."""
-    middle, low, high = (signed(x, digits) for x in found)
+def with_interval(estimate: Sequence[float], digits: int = 2) -> str:
+    """Formats a value and the ends of its interval: −0.50 (−0.51 to −0.49)."""
+    middle, low, high = (signed_number(x, digits) for x in estimate)
     return f"{middle} ({low} to {high})"
 
 
-def of(rows: Iterable[Found], **wanted: object) -> list[Found]:
+def select_rows(rows: Iterable[Row], **wanted: object) -> list[Row]:
+    """Returns the rows that have all the wanted values."""
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
-def distinct(rows: Iterable[Found], key: str) -> list[Any]:
+def distinct_values(rows: Iterable[Row], key: str) -> list[Any]:
+    """Returns the values of a column, each once, in order of appearance."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.errors import ShapeError
 from regard.report.canvas import SIZE, draw
-from regard.report.markup import Markup, percent, short
+from regard.report.markup import Markup, percent, shorten
 from regard.report.palette import INK, MUTED, SERIES
 
 if TYPE_CHECKING:
@@ -23,62 +23,78 @@ if TYPE_CHECKING:
 
 Scale = Literal["row", "all"]
 Matrix = Any  # what numpy makes an array of: lists, arrays, tensors on the CPU
+Array = np.ndarray[Any, Any]
 _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
-_POSITIVE, _NEGATIVE = SERIES[0].light, SERIES[1].light
+_POSITIVE = SERIES[0].light
+_NEGATIVE = SERIES[1].light
+_SMALLEST_TEXT = 4.5  # points: tokens that would have to be smaller are left out
 
 
 def heat(matrix: Matrix, rows: Sequence[str], columns: Sequence[str] | None = None, scale: Scale = "row") -> Markup:
-    """One matrix of weights with its tokens. `scale`: the darkest is the largest weight of each row, or of all."""
-    columns = rows if columns is None else columns
-    weights = _checked(matrix, rows, columns)
+    """Returns the picture of one matrix of weights with its tokens.
 
-    def paint(made: Figure) -> None:
-        parts: Any = made.subfigures(2, 1, height_ratios=[height - 0.5, 0.5])
-        above, below = parts
-        ax = above.add_subplot()
-        _map(ax, weights, rows, columns, scale, side=72 * (width - 0.8))
-        ax.set(xlabel="attends to", ylabel="token")
-        _legend(below, signed=bool((weights < 0).any()), scale=scale)
-
+    The darkest cell is the largest weight of each row (`scale="row"`) or of the whole matrix ("all").
+    """
+    if columns is None:
+        columns = rows
+    weights = _as_weights(matrix, rows, columns)
     width = min(max(4.4, 0.16 * len(columns) + 0.8), 7.6)  # many tokens want room for their names
     height = (width - 0.2) * min(max(len(rows) / len(columns), 0.3), 1.4) + 0.55
-    return draw(paint, f"Attention of {len(rows)} tokens. {_strongest(weights, rows, columns)}", width, height)
+
+    def paint(fig: Figure) -> None:
+        parts: Any = fig.subfigures(2, 1, height_ratios=[height - 0.5, 0.5])
+        above, below = parts
+        ax = above.add_subplot()
+        _draw_map(ax, weights, rows, columns, scale, side=72 * (width - 0.8))
+        ax.set(xlabel="attends to", ylabel="token")
+        _draw_legend(below, signed=bool((weights < 0).any()), scale=scale)
+
+    return draw(paint, f"Attention of {len(rows)} tokens. {_describe_strongest(weights, rows, columns)}", width, height)
 
 
 def heads_grid(
     maps: Sequence[Matrix], tokens: Sequence[str], titles: Sequence[str], scale: Scale = "row", across: int = 4
 ) -> Markup:
-    """Many heads over the same tokens at a glance, `across` side by side; tokens are written where they fit."""
-    made_of = [_checked(m, tokens, tokens) for m in maps]
-    if len(made_of) != len(titles):
-        raise ShapeError(f"{len(made_of)} maps and {len(titles)} titles: expected one title a map")
-    across = min(across, len(made_of)) or 1
-    down = math.ceil(len(made_of) / across) or 1
-    each = 7.6 / across
+    """Returns many heads over the same tokens, `across` side by side; tokens are written where they fit."""
+    weights = [_as_weights(matrix, tokens, tokens) for matrix in maps]
+    if len(weights) != len(titles):
+        raise ShapeError(f"{len(weights)} maps and {len(titles)} titles: expected one title a map")
+    across = min(across, len(weights)) or 1
+    down = math.ceil(len(weights) / across) or 1
+    side = 7.6 / across  # inches
 
-    def paint(made: Figure) -> None:
-        parts: Any = made.subfigures(2, 1, height_ratios=[each * down, 0.5])
+    def paint(fig: Figure) -> None:
+        parts: Any = fig.subfigures(2, 1, height_ratios=[side * down, 0.5])
         above, below = parts
         grid = above.subplots(down, across, squeeze=False)
         for n, ax in enumerate(grid.flat):
-            if n >= len(made_of):
+            if n >= len(weights):
                 ax.set_visible(False)
                 continue
-            left, lowest = n % across == 0, n + across >= len(made_of)
-            _map(ax, made_of[n], tokens if left else (), tokens if lowest else (), scale, side=72 * (each - 0.35))
-            ax.set_title(short(titles[n], 24))
-        _legend(below, signed=any(bool((m < 0).any()) for m in made_of), scale=scale)
+            # Only the outer maps of the grid carry tokens: all of them have the same.
+            rows: Sequence[str] = ()
+            columns: Sequence[str] = ()
+            if n % across == 0:
+                rows = tokens
+            if n + across >= len(weights):
+                columns = tokens
+            _draw_map(ax, weights[n], rows, columns, scale, side=72 * (side - 0.35))
+            ax.set_title(shorten(titles[n], 24))
+        _draw_legend(below, signed=any(bool((w < 0).any()) for w in weights), scale=scale)
 
-    said = "; ".join(f"{t}: {_strongest(m, tokens, tokens)}" for t, m in zip(titles, made_of, strict=True))
-    return draw(paint, f"Attention of {len(made_of)} heads. {said}", 7.6, each * down + 0.55)
+    strongest = "; ".join(
+        f"{title}: {_describe_strongest(w, tokens, tokens)}" for title, w in zip(titles, weights, strict=True)
+    )
+    return draw(paint, f"Attention of {len(weights)} heads. {strongest}", 7.6, side * down + 0.55)
 
 
-def label(token: str) -> str:
-    """A token as a label: spaces and line breaks made visible, a long one cut."""
-    return short(token.translate(_VISIBLE), 12) or "∅"
+def token_label(token: str) -> str:
+    """Returns a token as a label: spaces and line breaks made visible, a long one cut, an empty one as ∅."""
+    return shorten(token.translate(_VISIBLE), 12) or "∅"
 
 
-def _checked(matrix: Matrix, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray[Any, Any]:
+def _as_weights(matrix: Matrix, rows: Sequence[str], columns: Sequence[str]) -> Array:
+    """Returns the matrix as float64 [rows, columns] with 0 for what is not finite, or raises a ShapeError."""
     weights = np.asarray(matrix, dtype=np.float64)
     if weights.shape != (len(rows), len(columns)) or not weights.size:
         raise ShapeError(
@@ -88,49 +104,69 @@ def _checked(matrix: Matrix, rows: Sequence[str], columns: Sequence[str]) -> np.
     return np.nan_to_num(weights, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _map(
-    ax: Axes, weights: np.ndarray[Any, Any], rows: Sequence[str], columns: Sequence[str], scale: Scale, side: float
-) -> None:
+def _pixels(weights: Array, largest: Any) -> Array:
+    """Returns RGBA pixels [..., 4]: the colour is the sign of a weight, the opacity its size over the largest."""
     from matplotlib.colors import to_rgb
 
-    largest = np.abs(weights).max(axis=1, keepdims=True) if scale == "row" else np.abs(weights).max()
     pixels = np.empty((*weights.shape, 4))
     pixels[..., :3] = np.where((weights < 0)[..., None], to_rgb(_NEGATIVE), to_rgb(_POSITIVE))
-    pixels[..., 3] = np.abs(weights) / np.where(largest > 0, largest, 1)
-    ax.imshow(pixels, interpolation="none", aspect="equal")
+    pixels[..., 3] = np.abs(weights) / largest
+    return pixels
+
+
+def _draw_map(ax: Axes, weights: Array, rows: Sequence[str], columns: Sequence[str], scale: Scale, side: float) -> None:
+    """Draws one map, `side` points long, and its tokens where they fit; no rows or columns means no tokens there."""
+    largest = np.abs(weights).max()
+    if scale == "row":
+        largest = np.abs(weights).max(axis=1, keepdims=True)
+    # A row of zeros has no largest weight to divide by: it stays empty.
+    ax.imshow(_pixels(weights, np.where(largest > 0, largest, 1)), interpolation="none", aspect="equal")
     ax.grid(False)
-    for spine in ax.spines.values():
-        spine.set(visible=True, linewidth=0.5)
+    _draw_thin_frame(ax)
     T, S = weights.shape
     size = min(SIZE, 1.05 * side / max(T, S))
-    fits = size >= 4.5
-    names = [label(c) for c in columns]
-    ax.set_yticks(range(T) if fits and rows else [], [label(r) for r in rows] if fits and rows else [], fontsize=size)
-    upright = 0 if all(len(name) == 1 for name in names) else 90
-    ax.set_xticks(range(S) if fits and names else [], names if fits else [], fontsize=size, rotation=upright)
+    if size < _SMALLEST_TEXT:
+        rows = ()
+        columns = ()
+    row_labels = [token_label(token) for token in rows]
+    column_labels = [token_label(token) for token in columns]
+    rotation = 90
+    if all(len(label) == 1 for label in column_labels):
+        rotation = 0
+    ax.set_yticks(range(len(row_labels)), row_labels, fontsize=size)
+    ax.set_xticks(range(len(column_labels)), column_labels, fontsize=size, rotation=rotation)
     ax.tick_params(colors=INK.light, pad=1.5)
 
 
-def _legend(made: SubFigure, signed: bool, scale: Scale) -> None:
-    """A strip from nothing to the largest weight, or from the most negative through nothing, below the maps."""
-    from matplotlib.colors import to_rgb
-
-    ramp = np.linspace(-1 if signed else 0, 1, 65)
-    pixels = np.empty((1, len(ramp), 4))
-    pixels[..., :3] = np.where((ramp < 0)[None, :, None], to_rgb(_NEGATIVE), to_rgb(_POSITIVE))
-    pixels[..., 3] = np.abs(ramp)
-    ax = made.add_axes((0.34, 0.62, 0.32, 0.28))
-    ax.imshow(pixels, interpolation="none", aspect="auto", extent=(float(ramp[0]), 1.0, 0.0, 1.0))
+def _draw_legend(fig: SubFigure, signed: bool, scale: Scale) -> None:
+    """Draws a strip from zero to the largest weight, or from the most negative through zero, below the maps."""
+    lowest = 0
+    names = ["0", "largest of all"]
+    if scale == "row":
+        names[-1] = "largest of the row"
+    if signed:
+        lowest = -1
+        names.insert(0, "negative")
+    ramp = np.linspace(lowest, 1, 65)
+    ax = fig.add_axes((0.34, 0.62, 0.32, 0.28))
+    extent = (float(ramp[0]), 1.0, 0.0, 1.0)
+    ax.imshow(_pixels(ramp[None], 1.0), interpolation="none", aspect="auto", extent=extent)
     ax.grid(False)
-    where = "of the row" if scale == "row" else "of all"
-    ax.set_xticks([-1, 0, 1] if signed else [0, 1], ["negative", "0", f"largest {where}"][0 if signed else 1 :])
+    ax.set_xticks(range(lowest, 2), names)
     ax.set_yticks([])
     ax.tick_params(colors=MUTED.light, labelsize=0.9 * SIZE)
+    _draw_thin_frame(ax)
+
+
+def _draw_thin_frame(ax: Axes) -> None:
+    """Draws a thin line around a picture."""
     for spine in ax.spines.values():
         spine.set(visible=True, linewidth=0.5)
 
 
-def _strongest(weights: np.ndarray[Any, Any], rows: Sequence[str], columns: Sequence[str]) -> str:
-    """The largest weight, in words."""
+def _describe_strongest(weights: Array, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """Returns the largest weight in words."""
     i, j = divmod(int(np.abs(weights).argmax()), weights.shape[1])
-    return f"strongest: {label(rows[i])} ({i + 1}) to {label(columns[j])} ({j + 1}), {percent(float(weights[i, j]))}"
+    query = f"{token_label(rows[i])} ({i + 1})"
+    key = f"{token_label(columns[j])} ({j + 1})"
+    return f"strongest: {query} to {key}, {percent(float(weights[i, j]))}"

@@ -17,124 +17,156 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.report.markup import Markup, escape, join, number, percent, tag
-from regard.report.palette import variables
+from regard.report.palette import css_variables
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 # A number, perhaps with a unit: a column of these lines up on the right.
 _NUMERIC = re.compile(r"[−-]?[\d.,]+(e[+-]\d+)?(%| ?(s|min|h)\b.*)?|–")
 
-_BAR = "share-of-one"
+_BAR = "share-of-one"  # the CSS class of `share_bar`
 
 
 class ReportError(RegardError, OSError):
     """A report that cannot be made or written."""
 
 
-def told(key: str, build: Callable[[Mapping[str, Any]], Any], results: Mapping[str, Any], described: str) -> Any:
-    """What `build` makes of results, all of it; where their part `key` is not as the module `described` says, an error
-    that names it."""
+def build_part(key: str, build: Callable[[Mapping[str, Any]], Any], results: Mapping[str, Any], module: str) -> Any:
+    """Returns what `build` makes of results: markup, or a list of blocks.
+
+    Where the results' part `key` is not as `build` needs it, the error names the part and the `module` whose docstring
+    describes it.
+    """
     try:
-        made = build(results)
-        return made if isinstance(made, Markup) else list(made)
+        blocks = build(results)
+        if isinstance(blocks, Markup):
+            return blocks
+        return list(blocks)  # a generator raises only when it is run
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ReportError(
             f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
-            f"{described} describes it"
+            f"{module} describes it"
         ) from error
 
 
 def paragraph(*parts: object, quiet: bool = False) -> Markup:
-    """Text, with markup such as `strong` where wanted. `quiet`: smaller, for remarks."""
-    return tag("p", *parts, class_="quiet" if quiet else None)
+    """Returns a paragraph of text, with markup such as `strong` where wanted; `quiet` is smaller, for remarks."""
+    if quiet:
+        return tag("p", *parts, class_="quiet")
+    return tag("p", *parts)
 
 
 def heading(title: str, level: int = 2) -> Markup:
-    """A heading of level 2 to 4; those of level 2 are listed at the top of the page."""
-    return tag(f"h{level}", title, id=_anchor(title) if level == 2 else None)
+    """Returns a heading of level 2 to 4; those of level 2 are listed at the top of the page."""
+    if level == 2:
+        return tag("h2", title, id=_anchor(title))
+    return tag(f"h{level}", title)
 
 
 def table(
     rows: Iterable[Sequence[object]], columns: Sequence[object], caption: object, highlight: Collection[int] = ()
 ) -> Markup:
-    """Rows of cells, the first of each naming its row. `highlight`: the rows to bring out, counted from 0."""
-    cells = [[escape(cell if isinstance(cell, Markup) else number(cell)) for cell in row] for row in rows]
-    shown = [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in cells]
-    right = [
-        bool(shown) and all(_NUMERIC.fullmatch(row[n]) for row in shown) and _BAR not in cells[0][n]
-        for n in range(len(columns))
-    ]
-    side = ["n" if r else None for r in right]
-    head = join(*(tag("th", c, scope="col", class_=side[n]) for n, c in enumerate(columns)))
-    body = [
-        tag(
-            "tr",
-            tag("th", row[0], scope="row", class_=side[0]),
-            *(tag("td", cell, class_=side[n]) for n, cell in enumerate(row) if n),
-            class_="best" if place in highlight else None,
-        )
-        for place, row in enumerate(cells)
-    ]
+    """Returns a table: rows of cells, the first of each naming its row.
+
+    Columns of numbers line up on the right. `highlight` are the rows to bring out, counted from 0.
+    """
+    cells = [[_as_cell(value) for value in row] for row in rows]
+    # The class of each column's cells: "n" for numbers, None for text.
+    classes = [_column_class([row[n] for row in cells]) for n in range(len(columns))]
+    head = join(*(tag("th", c, scope="col", class_=classes[n]) for n, c in enumerate(columns)))
+    body = []
+    for place, row in enumerate(cells):
+        name = tag("th", row[0], scope="row", class_=classes[0])
+        values = [tag("td", cell, class_=classes[n]) for n, cell in enumerate(row) if n]
+        body.append(tag("tr", name, *values, class_="best" if place in highlight else None))
     whole = tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", head)), tag("tbody", *body))
-    return tag("div", whole, class_="scroll", tabindex=0, role="group", aria_label=re.sub(r"<[^>]*>", "", str(caption)))
+    return tag("div", whole, class_="scroll", tabindex=0, role="group", aria_label=_strip_tags(str(caption)))
+
+
+def _as_cell(value: object) -> Markup:
+    """Returns markup unchanged, and any other value formatted as a number or text."""
+    if isinstance(value, Markup):
+        return value
+    return escape(number(value))
+
+
+def _column_class(cells: Sequence[Markup]) -> str | None:
+    """Returns "n" for a column that holds nothing but numbers; bars of shares are none."""
+    numeric = bool(cells) and all(_NUMERIC.fullmatch(_strip_tags(cell)) for cell in cells)
+    if numeric and _BAR not in cells[0]:
+        return "n"
+    return None
+
+
+def _strip_tags(text: str) -> str:
+    """Returns the text of HTML."""
+    return re.sub(r"<[^>]*>", "", text)
 
 
 def figure(svg: Markup, caption: object, title: object = "") -> Markup:
-    """A picture on a card, with a caption that says what to see in it."""
+    """Returns a picture on a card, with a caption that says what to see in it."""
     inline = Markup(svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1))
-    above = tag("div", title, class_="title") if title else ""
-    return tag("figure", above, tag("div", inline, class_="scroll"), tag("figcaption", caption))
+    blocks = [tag("div", inline, class_="scroll"), tag("figcaption", caption)]
+    if title:
+        blocks.insert(0, tag("div", title, class_="title"))
+    return tag("figure", *blocks)
 
 
 def figures(*pictures: Markup) -> Markup:
-    """Figures side by side where there is room."""
+    """Returns figures side by side where there is room."""
     return tag("div", *pictures, class_="figures")
 
 
 def details(summary: object, *blocks: Markup) -> Markup:
-    """Blocks that unfold on request."""
+    """Returns blocks that unfold on request."""
     return tag("details", tag("summary", summary), *blocks)
 
 
 def facts(pairs: Mapping[str, object], big: bool = False) -> Markup:
-    """Names and values. `big`: the few numbers that matter most."""
-    body = [
-        tag("div", tag("dt", key), tag("dd", x if isinstance(x, Markup) else number(x))) for key, x in pairs.items()
-    ]
-    return tag("dl", *body, class_="big" if big else "facts")
+    """Returns a list of names and values; `big` is for the few numbers that matter most."""
+    body = [tag("div", tag("dt", key), tag("dd", _as_cell(value))) for key, value in pairs.items()]
+    kind = "facts"
+    if big:
+        kind = "big"
+    return tag("dl", *body, class_=kind)
 
 
 def samples(items: Iterable[object]) -> Markup:
-    """Texts as they are, one below the other."""
+    """Returns texts one below the other, with nothing changed in them."""
     return tag("ul", *(tag("li", item) for item in items), class_="samples")
 
 
 def listing(text: str) -> Markup:
-    """Text whose spaces and lines count: a command, a table made by a program."""
+    """Returns text whose spaces and lines count: a command, a table made by a program."""
     return tag("pre", tag("code", text), tabindex=0)
 
 
-def share(value: float) -> Markup:
-    """A share of one as a small bar with its number."""
+def share_bar(value: float) -> Markup:
+    """Returns a share of one as a small bar with its number."""
     return tag("span", percent(value, 0), class_=_BAR, style=f"--share:{100 * min(max(value, 0), 1):.1f}%")
 
 
 class Page:
-    """A title, a first paragraph that says what was done and what came out, and blocks."""
+    """One page: a title, a lead (the first paragraph: what was done and what came out), and blocks."""
 
     def __init__(self, title: str, lead: object, *blocks: Markup) -> None:
-        self.title, self.lead, self.blocks = title, lead, list(blocks)
+        self.title = title
+        self.lead = lead
+        self.blocks = list(blocks)
 
     def add(self, *blocks: Markup) -> None:
+        """Appends blocks to the page."""
         self.blocks.extend(blocks)
 
     def html(self) -> str:
-        """The whole document."""
-        body = _distinct(join(*self.blocks))
+        """Returns the whole document."""
+        body = _make_ids_unique(join(*self.blocks))
         titles = re.findall(r'<h2 id="([^"]*)">(.*?)</h2>', body)
         links = [tag("a", Markup(name), href=f"#{anchor}") for anchor, name in titles]
-        contents = tag("nav", *links, aria_label="Contents") if len(links) > 2 else Markup()
-        css = Markup(variables() + "\n" + files("regard.report").joinpath("page.css").read_text("utf-8"))
+        contents = Markup()
+        if len(links) > 2:
+            contents = tag("nav", *links, aria_label="Contents")
+        css = Markup(css_variables() + "\n" + files("regard.report").joinpath("page.css").read_text("utf-8"))
         head = (
             f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -149,7 +181,7 @@ class Page:
         )
 
     def write(self, path: str | Path) -> Path:
-        """Writes the page; an earlier file at that place stays whole until the new one is complete."""
+        """Writes the page and returns its path; an earlier file there stays whole until the new one is complete."""
         path = Path(path)
         text = self.html().encode()
         staged = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -170,17 +202,19 @@ class Page:
         return path
 
 
-def _distinct(body: Markup) -> Markup:
-    """The same with figures that are alike given names of their own: a name may stand only once on a page."""
+def _make_ids_unique(body: Markup) -> Markup:
+    """Returns the body with new ids in each drawing: equal drawings have equal ids, which a page may hold only once."""
     start, *drawings = body.split("<svg ")
     seen: Counter[str] = Counter()
     for n, drawing in enumerate(drawings):
-        named = re.search(r' id="(f[0-9a-f]{10})-', drawing)
-        if named:
-            seen[named[1]] += 1
-            drawings[n] = drawing.replace(named[1], f"{named[1]}n{seen[named[1]]}")
+        match = re.search(r' id="(f[0-9a-f]{10})-', drawing)
+        if match:
+            digest = match[1]
+            seen[digest] += 1
+            drawings[n] = drawing.replace(digest, f"{digest}n{seen[digest]}")
     return Markup("<svg ".join([start, *drawings]))
 
 
 def _anchor(title: str) -> str:
+    """Returns the id under which a heading can be linked to."""
     return re.sub(r"\W+", "-", title.lower()).strip("-") or "section"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Shade(NamedTuple):
-    """One colour under its CSS name."""
+    """One colour under its CSS name, as it is on a light and on a dark page."""
 
     name: str
     light: str
@@ -39,7 +39,7 @@ _MARKERS = "osD^vPXh*<>p"
 
 
 class Style(NamedTuple):
-    """How one series is drawn: the light colour, which the canvas turns into a variable, its dash and its marker."""
+    """How one series is drawn: the light colour, which the canvas turns into a CSS variable, its dash, its marker."""
 
     colour: str
     dash: str | tuple[int, tuple[float, ...]]
@@ -47,18 +47,18 @@ class Style(NamedTuple):
 
 
 def style(n: int) -> Style:
-    """The n-th style: when the colours are used up, the next dash and other markers begin."""
+    """Returns the n-th style. When the colours are used up, the next dash and other markers begin."""
     rounds, place = divmod(n, len(SERIES))
     return Style(SERIES[place].light, _DASHES[rounds % len(_DASHES)], _MARKERS[n % len(_MARKERS)])
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """One style a name, in order; give the same to every figure of a page."""
+    """Returns one style a name, in order. Give the same ones to every figure of a page."""
     return {name: style(n) for n, name in enumerate(dict.fromkeys(names))}
 
 
-def variables() -> str:
-    """The CSS that gives every colour its value, light unless the reader prefers dark; paper is light."""
+def css_variables() -> str:
+    """Returns the CSS that gives every colour its value: light, unless a screen's reader prefers dark."""
     light = "".join(f"--{s.name}:{s.light};" for s in SHADES)
     dark = "".join(f"--{s.name}:{s.dark};" for s in SHADES)
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

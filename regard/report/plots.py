@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
+from regard.report import palette
 from regard.report.canvas import SIZE, draw
-from regard.report.markup import Markup, number, percent, short
-from regard.report.palette import CARD, INK, MUTED, Style, styles
+from regard.report.markup import Markup, number, percent, shorten
+from regard.report.palette import CARD, INK, MUTED, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Point = tuple[float, float]
+Bar = tuple[str, float, float, float, int]
 Best = Literal["max", "min"] | None
 _PLATE = {"facecolor": CARD.light, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}  # keeps lines out of text
+_DASH: Any = (0, (3, 2))
 MOST = 300  # points of a curve that are drawn: more would be finer than its line
 
 
@@ -29,145 +32,166 @@ def curves(
     y: str = "loss",
     log: bool = False,
     mark_best: Best = None,
-    drawn: Mapping[str, Style] | None = None,
+    styles: Mapping[str, Style] | None = None,
     shares: bool = False,
 ) -> Markup:
-    """A line a series, its name at its end. `mark_best` puts a dot at each series' best point; `shares`: y in percent.
+    """Returns a line a series, its name at its end.
 
-    A curve of more than 300 points is drawn through the means of that many runs of neighbours.
+    `mark_best` puts a dot at each series' best point; `shares` writes y in percent. A curve of more than 300 points is
+    drawn through the means of that many runs of neighbours.
     """
-    drawn = drawn or styles(series)
+    styles = styles or palette.styles(series)
     kept = {name: _finite(points, log) for name, points in series.items()}
     kept = {name: points for name, points in kept.items() if points}
-    best = {name: _best(points, mark_best) for name, points in kept.items()}
+    # The point that a label tells: the best where it is marked, else the last.
+    told = {name: points[-1] for name, points in kept.items()}
+    which = "at the end"
+    if mark_best:
+        told = {name: _best_point(points, mark_best) for name, points in kept.items()}
+        which = mark_best
+    format_value: Callable[[float], str] = percent if shares else number
+    labels = {name: f"{shorten(name)}\n{format_value(value)}" for name, (_, value) in told.items()}
 
-    def label(name: str) -> str:
-        value = best[name][1] if mark_best else kept[name][-1][1]
-        return f"{short(name)}\n{percent(value) if shares else number(value)}"
-
-    def paint(made: Figure) -> None:
-        ax = made.add_subplot()
+    def paint(fig: Figure) -> None:
+        ax = fig.add_subplot()
         if log:
             ax.set_yscale("log")
         for name, points in kept.items():
-            colour, dash, _ = drawn[name]
-            thin = _thinned(points)
-            ax.plot(*zip(*thin, strict=True), color=colour, linestyle=dash, marker="o" if len(thin) == 1 else None)
+            colour, dash, _ = styles[name]
+            thin = _thin_out(points)
+            marker = None
+            if len(thin) == 1:
+                marker = "o"  # a line through one point would not be seen
+            ax.plot(*zip(*thin, strict=True), color=colour, linestyle=dash, marker=marker)
             if mark_best:
-                ax.plot(*best[name], "o", color=colour, markersize=5.5, markeredgecolor=CARD.light)
+                ax.plot(*told[name], "o", color=colour, markersize=5.5, markeredgecolor=CARD.light)
         ax.set(xlabel=x, ylabel=y)
         if shares:
             ax.set_ylim(bottom=0)
-            in_percent(ax, "y")
+            format_axis_percent(ax.yaxis)
         else:
-            in_numbers(ax.yaxis, log)
-        in_numbers(ax.xaxis)
-        ends = [(label(name), kept[name][-1], drawn[name].colour) for name in kept]
-        at_ends(ax, ends)
+            format_axis_numbers(ax.yaxis, log)
+        format_axis_numbers(ax.xaxis)
+        label_line_ends(ax, [(labels[name], points[-1], styles[name].colour) for name, points in kept.items()])
 
-    ends = "; ".join(map(label, kept)).replace("\n", " ") or "nothing to show"
-    return draw(paint, f"{y} against {x}{', ' + str(mark_best) if mark_best else ', at the end'}: {ends}")
+    ends = "; ".join(labels.values()).replace("\n", " ") or "nothing to show"
+    return draw(paint, f"{y} against {x}, {which}: {ends}")
 
 
 def bars(
-    rows: Sequence[tuple[str, float, float, float, int]],
+    rows: Sequence[Bar],
     baseline: Mapping[str, float] | None = None,
     x: str = "accuracy",
-    drawn: Mapping[str, Style] | None = None,
+    styles: Mapping[str, Style] | None = None,
 ) -> Markup:
-    """Shares as bars with their 95% intervals and n: rows of (name, value, low, high, n); baselines as dashed lines."""
-    drawn = drawn or styles(name for name, *_ in rows)
-    lines = sorted((baseline or {}).items(), key=lambda item: item[1])
-    top = max([high for _, _, _, high, _ in rows] + [value for _, value in lines] + [0.05])
+    """Returns shares as bars with their 95% intervals and n.
 
-    def paint(made: Figure) -> None:
-        ax = made.add_subplot()
-        for place, (name, value, low, high, n) in enumerate(rows):
-            colour = drawn[name].colour
-            ax.barh(place, value, height=0.46, color=colour, alpha=0.85)
-            ax.plot([low, high], [place, place], color=INK.light, linewidth=1.3, solid_capstyle="butt")
-            ax.plot([low, high], [place, place], "|", color=INK.light, markersize=7)
-            ax.text(0, place - 0.36, short(name), va="bottom", color=colour, fontweight="bold", bbox=_PLATE)
-            ax.text(high + 0.02 * top, place, f"{percent(value)}, n = {n:,}", va="center", bbox=_PLATE)
-        for level, (name, value) in enumerate(lines):
+    `rows` are (name, value, low, high, n); each baseline is a dashed line with its name below the bars.
+    """
+    styles = styles or palette.styles(name for name, *_ in rows)
+    baselines = sorted((baseline or {}).items(), key=lambda item: item[1])
+    top = max([high for _, _, _, high, _ in rows] + [value for _, value in baselines] + [0.05])
+
+    def paint(fig: Figure) -> None:
+        ax = fig.add_subplot()
+        for place, row in enumerate(rows):
+            _draw_bar(ax, row, place, top, styles[row[0]].colour)
+        for level, (name, value) in enumerate(baselines):
             below = len(rows) - 0.42 + 0.36 * level
-            ax.plot([value, value], [-0.4, below + 0.1], color=MUTED.light, linestyle=(0, (3, 2)), linewidth=1.1)
-            ax.text(value + 0.012 * top, below, f"{short(name)} {percent(value)}", va="center", color=MUTED.light)
-        ax.set(xlim=(0, 1.35 * top), ylim=(len(rows) - 0.25 + 0.36 * len(lines), -0.75), yticks=[], xlabel=x)
+            ax.plot([value, value], [-0.4, below + 0.1], color=MUTED.light, linestyle=_DASH, linewidth=1.1)
+            ax.text(value + 0.012 * top, below, f"{shorten(name)} {percent(value)}", va="center", color=MUTED.light)
+        ax.set(xlim=(0, 1.35 * top), ylim=(len(rows) - 0.25 + 0.36 * len(baselines), -0.75), yticks=[], xlabel=x)
         ax.spines["left"].set_visible(False)
         ax.grid(False, axis="y")
-        in_percent(ax, "x")
+        format_axis_percent(ax.xaxis)
 
-    said = [f"{name} {percent(v)} ({percent(a)} to {percent(b)}, n = {n:,})" for name, v, a, b, n in rows]
-    said += [f"{name} {percent(value)}" for name, value in lines]
-    return draw(paint, f"{x}: {'; '.join(said)}", height=0.75 + 0.62 * len(rows) + 0.24 * len(lines))
+    values = [f"{name} {percent(v)} ({percent(a)} to {percent(b)}, n = {n:,})" for name, v, a, b, n in rows]
+    values += [f"{name} {percent(value)}" for name, value in baselines]
+    return draw(paint, f"{x}: {'; '.join(values)}", height=0.75 + 0.62 * len(rows) + 0.24 * len(baselines))
+
+
+def _draw_bar(ax: Axes, row: Bar, place: int, top: float, colour: str) -> None:
+    """Draws one bar with its interval, its name above it and its numbers right of it."""
+    name, value, low, high = row[:4]
+    ax.barh(place, value, height=0.46, color=colour, alpha=0.85)
+    ax.plot([low, high], [place, place], color=INK.light, linewidth=1.3, solid_capstyle="butt")
+    ax.plot([low, high], [place, place], "|", color=INK.light, markersize=7)
+    ax.text(0, place - 0.36, shorten(name), va="bottom", color=colour, fontweight="bold", bbox=_PLATE)
+    ax.text(high + 0.02 * top, place, f"{percent(value)}, n = {row[4]:,}", va="center", bbox=_PLATE)
 
 
 def calibration(
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     ece: Mapping[str, float] | None = None,
-    drawn: Mapping[str, Style] | None = None,
+    styles: Mapping[str, Style] | None = None,
 ) -> Markup:
-    """Accuracy against stated confidence, one point a bin of answers, as large as the bin; the diagonal is honest."""
-    drawn = drawn or styles(rows)
-    most = max((row["n"] for bins in rows.values() for row in bins), default=1)
+    """Returns accuracy against stated confidence: a point a bin of answers, as large as the bin is.
 
-    def paint(made: Figure) -> None:
-        ax = made.add_subplot()
-        ax.plot([0, 1], [0, 1], color=MUTED.light, linewidth=1.1, linestyle=(0, (3, 2)))
+    Each bin has `confidence`, `accuracy` and `n`; empty ones are left out. On the diagonal a model is as often right as
+    it says. `ece` is the expected calibration error of each series.
+    """
+    styles = styles or palette.styles(rows)
+    ece = ece or {}
+    filled = {name: [row for row in bins if row["n"]] for name, bins in rows.items()}
+    most = max((row["n"] for bins in filled.values() for row in bins), default=1)
+
+    def paint(fig: Figure) -> None:
+        ax = fig.add_subplot()
+        ax.plot([0, 1], [0, 1], color=MUTED.light, linewidth=1.1, linestyle=_DASH)
         ax.text(0.03, 0.93, "right more often than it says", color=MUTED.light)
         ax.text(0.99, 0.03, "surer than it is right", color=MUTED.light, ha="right")
         ends = []
-        for name, bins in rows.items():
-            bins = [row for row in bins if row["n"]]
+        for name, bins in filled.items():
             if not bins:
                 continue
-            colour, dash, marker = drawn[name]
-            xs, ys = [row["confidence"] for row in bins], [row["accuracy"] for row in bins]
+            colour, dash, marker = styles[name]
+            xs = [row["confidence"] for row in bins]
+            ys = [row["accuracy"] for row in bins]
             ax.plot(xs, ys, color=colour, linestyle=dash, linewidth=1.2)
             sizes = [14 + 150 * row["n"] / most for row in bins]
             ax.scatter(xs, ys, s=sizes, color=colour, marker=marker, alpha=0.8, edgecolors=CARD.light, linewidths=0.8)
-            ends.append((short(name), (xs[-1], ys[-1]), colour))
+            ends.append((shorten(name), (xs[-1], ys[-1]), colour))
         ax.set(xlim=(0, 1), ylim=(-0.03, 1.03), xlabel="stated confidence", ylabel="accuracy")
-        in_percent(ax, "x")
-        in_percent(ax, "y")
-        at_ends(ax, ends)
+        format_axis_percent(ax.xaxis)
+        format_axis_percent(ax.yaxis)
+        label_line_ends(ax, ends)
 
-    said = []
-    for name, bins in rows.items():
-        full = [row for row in bins if row["n"]]
-        points = (f"{percent(r['accuracy'], 0)} at {percent(r['confidence'], 0)} (n = {r['n']:,})" for r in full)
-        error = f", calibration error {percent(ece[name])}" if ece and name in ece else ""
-        said.append(f"{name}{error}: {', '.join(points)}")
-    return draw(paint, f"Accuracy against stated confidence. {'; '.join(said)}", height=3.3)
+    texts = []
+    for name, bins in filled.items():
+        points = (f"{percent(r['accuracy'], 0)} at {percent(r['confidence'], 0)} (n = {r['n']:,})" for r in bins)
+        error = ""
+        if name in ece:
+            error = f", calibration error {percent(ece[name])}"
+        texts.append(f"{name}{error}: {', '.join(points)}")
+    return draw(paint, f"Accuracy against stated confidence. {'; '.join(texts)}", height=3.3)
 
 
-def coverage(points: Mapping[str, Sequence[Point]], drawn: Mapping[str, Style] | None = None) -> Markup:
-    """Accuracy of the surest share of the answers, against that share."""
-    drawn = drawn or styles(points)
+def coverage(points: Mapping[str, Sequence[Point]], styles: Mapping[str, Style] | None = None) -> Markup:
+    """Returns the accuracy of the surest share of the answers, against that share."""
+    styles = styles or palette.styles(points)
     kept = {name: sorted(_finite(line)) for name, line in points.items()}
     kept = {name: line for name, line in kept.items() if line}
 
-    def paint(made: Figure) -> None:
-        ax = made.add_subplot()
+    def paint(fig: Figure) -> None:
+        ax = fig.add_subplot()
         ends = []
         for name, line in kept.items():
-            colour, dash, _ = drawn[name]
+            colour, dash, _ = styles[name]
             ax.plot(*zip(*line, strict=True), color=colour, linestyle=dash)
-            half = at(line, 0.5)
+            half = interpolate(line, 0.5)
             ax.plot(0.5, half, "o", color=colour, markersize=5.5, markeredgecolor=CARD.light)
             ax.annotate(percent(half), (0.5, half), (5, 5), textcoords="offset points", color=colour, fontweight="bold")
-            ends.append((short(name), line[-1], colour))
+            ends.append((shorten(name), line[-1], colour))
         ax.set(xlim=(0, 1), ylim=(0, 1.03), xlabel="share of the questions that it answers", ylabel="accuracy of those")
-        in_percent(ax, "x")
-        in_percent(ax, "y")
-        at_ends(ax, ends)
+        format_axis_percent(ax.xaxis)
+        format_axis_percent(ax.yaxis)
+        label_line_ends(ax, ends)
 
-    said = (
-        f"{name} {percent(at(line, 0.5))} on the surest half, {percent(line[-1][1])} on all"
+    texts = (
+        f"{name} {percent(interpolate(line, 0.5))} on the surest half, {percent(line[-1][1])} on all"
         for name, line in kept.items()
     )
-    return draw(paint, f"Accuracy against coverage: {'; '.join(said)}", height=3.3)
+    return draw(paint, f"Accuracy against coverage: {'; '.join(texts)}", height=3.3)
 
 
 def histogram(
@@ -175,86 +199,101 @@ def histogram(
     x: str = "confidence",
     bins: int = 10,
     span: tuple[float, float] = (0.0, 1.0),
-    drawn: Mapping[str, Style] | None = None,
+    styles: Mapping[str, Style] | None = None,
 ) -> Markup:
-    """The share of each series' values in each bin of the span, as outlined steps."""
-    drawn = drawn or styles(values)
+    """Returns the share of each series' values in each bin of the span, as outlined steps."""
+    styles = styles or palette.styles(values)
     low, high = span
     edges = [low + (high - low) * n / bins for n in range(bins + 1)]
-    heights = {}
-    for name, given in values.items():
-        inside = [v for v in given if low <= v <= high]
-        counts = [0] * bins
-        for v in inside:
-            counts[min(int((v - low) / (high - low) * bins), bins - 1)] += 1
-        heights[name] = [c / max(len(inside), 1) for c in counts]
+    heights = {name: _bin_shares(series, bins, span) for name, series in values.items()}
 
-    def paint(made: Figure) -> None:
-        ax = made.add_subplot()
+    def paint(fig: Figure) -> None:
+        ax = fig.add_subplot()
         for name, shares in heights.items():
-            colour, dash, _ = drawn[name]
+            colour, dash, _ = styles[name]
             ax.stairs(shares, edges, fill=True, color=colour, alpha=0.16)
             ax.stairs(shares, edges, color=colour, linestyle=dash, linewidth=1.6)
         room = 1.1 + 0.1 * len(heights)  # for the names above
         top = room * max((max(shares) for shares in heights.values()), default=1.0)
         ax.set(xlim=span, ylim=(0, top or 1.0), xlabel=x, ylabel="share of the answers")
-        for place, (name, given) in enumerate(values.items()):
-            colour = drawn[name].colour
-            text, y = f"{short(name)} (n = {len(given):,})", 0.97 - 0.085 * place
+        for place, (name, series) in enumerate(values.items()):
             where: Any = {"transform": ax.transAxes, "ha": "right", "va": "top"}
-            ax.text(0.98, y, text, color=colour, fontweight="bold", **where)
-        in_percent(ax, "y")
-        in_percent(ax, "x")
+            text = f"{shorten(name)} (n = {len(series):,})"
+            ax.text(0.98, 0.97 - 0.085 * place, text, color=styles[name].colour, fontweight="bold", **where)
+        format_axis_percent(ax.yaxis)
+        format_axis_percent(ax.xaxis)
 
-    said = (f"{name}: n = {len(v):,}, mean {percent(sum(v) / len(v))}" for name, v in values.items() if v)
-    return draw(paint, f"Distribution of {x}. {'; '.join(said)}")
+    means = (f"{name}: n = {len(v):,}, mean {percent(sum(v) / len(v))}" for name, v in values.items() if v)
+    return draw(paint, f"Distribution of {x}. {'; '.join(means)}")
 
 
-def at(line: Sequence[Point], x: float) -> float:
-    """The height of a line of points, sorted by x, at x; level beyond its ends."""
+def _bin_shares(values: Sequence[float], bins: int, span: tuple[float, float]) -> list[float]:
+    """Returns the share of the values inside the span that each bin holds; the last bin includes its upper end."""
+    low, high = span
+    inside = [v for v in values if low <= v <= high]
+    counts = [0] * bins
+    for v in inside:
+        counts[min(int((v - low) / (high - low) * bins), bins - 1)] += 1
+    return [c / max(len(inside), 1) for c in counts]
+
+
+def interpolate(line: Sequence[Point], x: float) -> float:
+    """Returns the height at x of a line through points that are sorted by x; it is level beyond its ends."""
     before = [p for p in line if p[0] <= x]
     after = [p for p in line if p[0] > x]
-    if not before or not after:
-        return after[0][1] if after else before[-1][1]
-    (a, u), (b, v) = before[-1], after[0]
-    return u + (v - u) * (x - a) / (b - a)
+    if not before:
+        return after[0][1]
+    if not after:
+        return before[-1][1]
+    left, left_height = before[-1]
+    right, right_height = after[0]
+    return left_height + (right_height - left_height) * (x - left) / (right - left)
 
 
 def _finite(points: Iterable[Sequence[float]], positive: bool = False) -> list[Point]:
-    """The points that can be drawn: a run that diverged has others."""
+    """Returns the points that can be drawn: a run that diverged has others. `positive`: only those above zero."""
     return [(p[0], p[1]) for p in points if math.isfinite(p[0]) and math.isfinite(p[1]) and (p[1] > 0 or not positive)]
 
 
-def _best(points: Sequence[Point], which: Best) -> Point:
-    return (min if which == "min" else max)(points, key=lambda p: p[1])
+def _best_point(points: Sequence[Point], which: Best) -> Point:
+    """Returns the lowest point for "min", else the highest."""
+    if which == "min":
+        return min(points, key=lambda p: p[1])
+    return max(points, key=lambda p: p[1])
 
 
-def _thinned(points: Sequence[Point]) -> list[Point]:
-    """At most `MOST` points: the first, the last, and means of runs of neighbours between."""
+def _thin_out(points: Sequence[Point]) -> list[Point]:
+    """Returns at most `MOST` points: the first, the last, and means of runs of neighbours between."""
     if len(points) <= MOST:
         return list(points)
-    inner, runs = points[1:-1], MOST - 2
+    inner = points[1:-1]
+    runs = MOST - 2
     cuts = [round(n * len(inner) / runs) for n in range(runs + 1)]
     means = []
-    for a, b in pairwise(cuts):
-        part = inner[a:b]
+    for start, end in pairwise(cuts):
+        part = inner[start:end]
         means.append((sum(p[0] for p in part) / len(part), sum(p[1] for p in part) / len(part)))
     return [points[0], *means, points[-1]]
 
 
-def at_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
-    """Names right of the axes at the height where their lines end, moved apart where they would overlap."""
-    _, top = ax.get_xlim(), ax.get_ylim()[1]  # asked for, since axes settle their limits only then
+def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
+    """Writes names right of the axes at the height where their lines end, moved apart where they would overlap.
+
+    `ends` are (name, last point, colour).
+    """
+    ax.get_xlim()  # axes settle their limits only when asked for them
+    top = ax.get_ylim()[1]
     names = ["\n".join(part for line in name.split("\n") for part in wrap(line, 14)[:3]) for name, _, _ in ends]
-    line = 1.3 * SIZE / (72 * 2.2)  # of the height of most axes
-    heights = [line * (name.count("\n") + 1) for name in names]
+    line_height = 1.3 * SIZE / (72 * 2.2)  # of the height of most axes
+    heights = [line_height * (name.count("\n") + 1) for name in names]
     to_axes = ax.transData + ax.transAxes.inverted()
     places = [float(to_axes.transform((x, min(y, top)))[1]) for _, (x, y), _ in ends]
     order = sorted(range(len(ends)), key=places.__getitem__)
-    floor, roof = 0.0, 1.08
+    floor = 0.0
     for n in order:  # each above the one below it …
         places[n] = max(places[n], floor + heights[n] / 2)
         floor = places[n] + heights[n] / 2
+    roof = 1.08
     for n in reversed(order):  # … and what was pushed out at the top goes down again and takes others with it
         places[n] = min(places[n], roof - heights[n] / 2)
         roof = places[n] - heights[n] / 2
@@ -263,25 +302,29 @@ def at_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
         ax.text(1.02, y, name, color=colour, fontweight="bold", **where)
 
 
-def in_percent(ax: Axes, axis: Literal["x", "y"]) -> None:
+def format_axis_percent(axis: Axis) -> None:
+    """Writes an axis of shares in percent."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    which = ax.xaxis if axis == "x" else ax.yaxis
-    which.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    which.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
 
 
-def in_numbers(axis: Axis, log: bool = False) -> None:
+def format_axis_numbers(axis: Axis, log: bool = False) -> None:
+    """Writes a few rounded numbers at an axis, on a logarithmic one those that begin with 1, 2 or 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8) if log else MaxNLocator(5))
+    if log:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    else:
+        axis.set_major_locator(MaxNLocator(5))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
 
 
-def in_decades(axis: Axis) -> None:
-    """Powers of ten, as numbers, where a logarithmic axis spans many of them."""
+def format_axis_decades(axis: Axis) -> None:
+    """Writes powers of ten as numbers, for a logarithmic axis that spans many of them."""
     from matplotlib.ticker import LogLocator
 
-    in_numbers(axis, log=True)
+    format_axis_numbers(axis, log=True)
     axis.set_major_locator(LogLocator(numticks=7))

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from regard.report.markup import Markup, code, counted, duration, join, number, strong, tag
-from regard.report.page import Page, details, facts, figure, heading, listing, paragraph, share, table, told
-from regard.report.parallel import Setting, Tried, faint, parallel, slices
+from regard.report.markup import Markup, code, count_noun, duration, join, number, strong, tag
+from regard.report.page import Page, build_part, details, facts, figure, heading, listing, paragraph, share_bar, table
+from regard.report.trials import Dimension, TrialPoint, parallel_coordinates, slice_plots, trial_curves
 
 Results = Mapping[str, Any]
 SHOWN = 40  # trials in the table; the others unfold
@@ -21,10 +21,10 @@ SHOWN = 40  # trials in the table; the others unfold
 
 def sweep_page(results: Results) -> Page:
     """The page of what a sweep has found so far."""
-    page = Page(f"Sweep of {results['recipe']}", told("trials", _lead, results, __name__))
+    page = Page(f"Sweep of {results['recipe']}", build_part("trials", _lead, results, __name__))
     for key, build in {"best": _best, "trials": _pictures, "importance": _importance, "curves": _curves}.items():
-        page.add(*told(key, build, results, __name__))
-    page.add(*told("trials", _trials, results, __name__))
+        page.add(*build_part(key, build, results, __name__))
+    page.add(*build_part("trials", _trials, results, __name__))
     return page
 
 
@@ -38,7 +38,7 @@ def _lead(results: Results) -> Markup:
     keys = [p["key"] for p in results["parameters"]]
     over = " and ".join([", ".join(keys[:-1]), keys[-1]] if len(keys) > 1 else keys)
     counts = ", ".join(f"{n:,} {state}" for state, n in results["counts"].items())
-    parts: list[object] = [f"{counted(len(results['trials']), 'trial')} over {over}: {counts}."]
+    parts: list[object] = [f"{count_noun(len(results['trials']), 'trial')} over {over}: {counts}."]
     done = _done(results)
     if done:
         which = "higher" if results["maximize"] else "lower"
@@ -63,19 +63,19 @@ def _pictures(results: Results) -> Iterator[Markup]:
     ended = [t for t in results["trials"] if t["state"] in ("finished", "failed") and t["settings"]]
     if not _done(results):
         return
-    settings = [Setting(p["key"], p["values"], p["log"]) for p in results["parameters"]]
-    tried = [Tried([t["settings"][s.name] for s in settings], t["value"]) for t in ended]
+    settings = [Dimension(p["key"], p["values"], p["log"]) for p in results["parameters"]]
+    tried = [TrialPoint([t["settings"][s.name] for s in settings], t["value"]) for t in ended]
     asked = settings, tried, results["metric"], results["maximize"]
     yield heading("All trials at a glance")
     dashed = " Dashed: trials that failed." if results["counts"].get("failed") else ""
     yield figure(
-        parallel(*asked),
+        parallel_coordinates(*asked),
         "A line a trial, from its settings to what came of it. The bold one is the best, the fainter the worse; on the "
         "last axis the best stands highest. Lines through the same value stand side by side, better ones above."
         f"{dashed}",
     )
     yield figure(
-        slices(*asked),
+        slice_plots(*asked),
         "A dot a trial: what came of it against one setting at a time. The diamond is the best trial.",
         "Each setting by itself",
     )
@@ -88,7 +88,7 @@ def _importance(results: Results) -> Iterator[Markup]:
     if not results["importance"]:
         yield paragraph("Left out: this needs at least eight finished trials whose values differ.", quiet=True)
         return
-    rows = [[code(key), share(value)] for key, value in results["importance"].items()]
+    rows = [[code(key), share_bar(value)] for key, value in results["importance"].items()]
     n = len(_done(results))
     yield table(
         rows,
@@ -107,7 +107,7 @@ def _curves(results: Results) -> Iterator[Markup]:
     failed = {t["trial"] for t in results["trials"] if t["state"] == "failed"}
     yield heading("How they learned")
     yield figure(
-        faint(
+        trial_curves(
             [curve for n, curve in curves.items() if n not in failed and n != best],
             curves.get(best, []),
             [curve for n, curve in curves.items() if n in failed],
@@ -115,8 +115,8 @@ def _curves(results: Results) -> Iterator[Markup]:
             name,
             results["maximize"],
         ),
-        f"{results['metric']} over the steps of {counted(len(curves), 'trial')}. Bold: the best trial, with a dot at "
-        f"its best.{' Dashed: those that failed.' if failed & set(curves) else ''}",
+        f"{results['metric']} over the steps of {count_noun(len(curves), 'trial')}. Bold: the best trial, with a dot "
+        f"at its best.{' Dashed: those that failed.' if failed & set(curves) else ''}",
     )
 
 
@@ -135,7 +135,7 @@ def _trials(results: Results) -> Iterator[Markup]:
     if done:
         yield table(rows[:SHOWN], columns, "Best first.", highlight=[0])
     if rows[SHOWN:]:
-        yield details(f"{counted(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, "Best first."))
+        yield details(f"{count_noun(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, "Best first."))
     if failed:
         told_of = [[_name(t), *(number(t["settings"].get(k)) for k in keys), t["error"] or ""] for t in failed]
         yield table(told_of, ["trial", *names, "error"], "Failed. Each folder's error.txt tells more.")

@@ -32,7 +32,7 @@ from regard.errors import OptionError, RegardError, did_you_mean
 from regard.lab.experiment import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 from regard.report.markup import number
 from regard.report.page import Page
 from regard.sweep.page import sweep_page
@@ -107,7 +107,7 @@ class Sweep:
 
     def run(self, devices: Sequence[str] = ("cpu",), workers: int = 1, shown: Shown = QUIET) -> dict[str, Any]:
         """Trains what has not been trained, in so many processes that share the devices; what came out."""
-        available()
+        require_matplotlib()
         for device in devices:
             resolve_device(device)
         with self.study.reached():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from regard.report.chart import Axis, Line, chart
-from regard.report.experiment import Found, distinct, of, page_of, signed, within
+from regard.report.chart import Axis, Series, chart
+from regard.report.experiment import Row, build_page, distinct_values, select_rows, signed_number, with_interval
 from regard.report.markup import Markup, join, number, percent, strong
 from regard.report.page import Page, details, figure, figures, paragraph, table
 from regard.report.palette import style
 from regard.report.plots import Point
 
 
-def approximate_page(results: Found) -> Page:
+def approximate_page(results: Row) -> Page:
     """How far random features are from softmax."""
     parts = [
         ("Error of the output", _outputs),
@@ -22,19 +22,19 @@ def approximate_page(results: Found) -> Page:
         ("The law of the variance", _laws),
         ("Bias", _biases),
     ]
-    return page_of("Random features against softmax", _lead, parts, results)
+    return build_page("Random features against softmax", _lead, parts, results)
 
 
 _SIZE = {"1": "unit variance", "1/K": "variance 1/K"}
 
 
-def _lead(results: Found) -> Markup:
+def _lead(results: Row) -> Markup:
     rows = results["errors"]
-    K, F = max(distinct(rows, "width")), max(distinct(rows, "features"))
-    names = distinct(rows, "mechanism")
+    K, F = max(distinct_values(rows, "width")), max(distinct_values(rows, "features"))
+    names = distinct_values(rows, "mechanism")
 
     def off(variance: str) -> str:
-        here = of(rows, variance=variance, width=K, features=F)
+        here = select_rows(rows, variance=variance, width=K, features=F)
         return " and ".join(f"{100 * row['output'][1]:.3g}% ({row['mechanism']})" for row in here)
 
     return join(
@@ -47,26 +47,26 @@ def _lead(results: Found) -> Markup:
     )
 
 
-def _panels(results: Found, key: str, caption: Callable[[Sequence[Line], Sequence[float]], str]) -> Markup:
+def _panels(results: Row, key: str, caption: Callable[[Sequence[Series], Sequence[float]], str]) -> Markup:
     """One chart a mechanism and variance: errors over features, a line a width; dashed what they should be.
 
     The law gives the kernel's errors. Of the output it says only how they should fall, from where they start.
     """
     rows = results["errors"]
-    widths, sizes = distinct(rows, "width"), distinct(rows, "features")
+    widths, sizes = distinct_values(rows, "width"), distinct_values(rows, "features")
     drawn = []
     for variance, words in _SIZE.items():
-        for name in distinct(rows, "mechanism"):
+        for name in distinct_values(rows, "mechanism"):
             lines, slopes = [], []
             for n, K in enumerate(widths):
-                here = of(rows, mechanism=name, variance=variance, width=K)
+                here = select_rows(rows, mechanism=name, variance=variance, width=K)
                 points = [(row["features"], row[key][1]) for row in here]
-                slopes.append(of(results["slopes"], mechanism=name, variance=variance, width=K)[0][key][0])
+                slopes.append(select_rows(results["slopes"], mechanism=name, variance=variance, width=K)[0][key][0])
                 if key == "kernel":
                     law = [(row["features"], row["predicted"]) for row in here]
                 else:
                     law = [(F, points[0][1] * math.sqrt(points[0][0] / F)) for F, _ in points]
-                lines.append(Line(f"K = {K}", points, style(n), fitted=_fit(points, slopes[-1]), predicted=law))
+                lines.append(Series(f"K = {K}", points, style(n), fitted=_fit(points, slopes[-1]), predicted=law))
             at = Axis("features F", log=True, ticks=sizes)
             svg = chart(lines, at, Axis("median relative error", log=True))
             drawn.append(figure(svg, caption(lines, slopes), f"{name}, {words}"))
@@ -79,7 +79,7 @@ def _fit(points: Sequence[Point], slope: float) -> list[Point]:
     return [(p[0], math.exp(y0 + slope * (math.log(p[0]) - x0))) for p in points]
 
 
-def _outputs(results: Found) -> Iterable[Markup]:
+def _outputs(results: Row) -> Iterable[Markup]:
     config = results["config"]
     yield paragraph(
         f"{config['tokens']} queries attend to {config['tokens']} keys; each point is the median over "
@@ -88,8 +88,8 @@ def _outputs(results: Found) -> Iterable[Markup]:
         "zero, and its mean is decided by a few draws or does not exist. Dashed: a fall like 1/√F from the first point."
     )
 
-    def caption(lines: Sequence[Line], slopes: Sequence[float]) -> str:
-        ends = " and ".join(f"{signed(slopes[n])} at {lines[n].name}" for n in (0, -1))
+    def caption(lines: Sequence[Series], slopes: Sequence[float]) -> str:
+        ends = " and ".join(f"{signed_number(slopes[n])} at {lines[n].name}" for n in (0, -1))
         first, last = lines[0].points[-1][1], lines[-1].points[-1][1]
         return f"Wider heads are {'better' if last < first else 'worse'}. Slopes: {ends}; small errors have −½."
 
@@ -97,13 +97,13 @@ def _outputs(results: Found) -> Iterable[Markup]:
     yield details("Quartiles", _quartiles(results, "output"))
 
 
-def _kernels(results: Found) -> Iterable[Markup]:
+def _kernels(results: Row) -> Iterable[Markup]:
     yield paragraph(
         "The error of a single entry exp(q·k/√K) of the kernel, relative to that entry. Dashed: what the law of the "
         "variance (below) predicts of the median, were errors normal. At unit variance that is about e^√K/√F."
     )
 
-    def caption(lines: Sequence[Line], slopes: Sequence[float]) -> str:
+    def caption(lines: Sequence[Series], slopes: Sequence[float]) -> str:
         ratios = [p[1] / law[1] for one in lines for p, law in zip(one.points, one.predicted, strict=True)]
         if min(ratios) > 0.75:
             return f"The law holds: measured over predicted is {min(ratios):.2f} to {max(ratios):.2f}."
@@ -116,7 +116,7 @@ def _kernels(results: Found) -> Iterable[Markup]:
     yield details("Quartiles", _quartiles(results, "kernel"))
 
 
-def _quartiles(results: Found, key: str) -> Markup:
+def _quartiles(results: Row, key: str) -> Markup:
     rows = []
     for row in results["errors"]:
         place = [row["mechanism"], _SIZE[row["variance"]], row["width"], row["features"]]
@@ -126,8 +126,8 @@ def _quartiles(results: Found, key: str) -> Markup:
     return table(rows, columns[: 8 if key == "kernel" else 7], caption)
 
 
-def _slopes(results: Found) -> Iterable[Markup]:
-    sizes = distinct(results["errors"], "features")
+def _slopes(results: Row) -> Iterable[Markup]:
+    sizes = distinct_values(results["errors"], "features")
     yield paragraph(
         "The slope of log error against log F is −½ where errors are small. Each draw has its own slope; shown are "
         "their mean and its 95% interval."
@@ -135,15 +135,17 @@ def _slopes(results: Found) -> Iterable[Markup]:
     rows = []
     for row in sorted(results["slopes"], key=lambda row: (row["mechanism"], row["variance"])):
         place = {key: row[key] for key in ("mechanism", "variance", "width")}
-        ends = [of(results["errors"], **place, features=F)[0]["output"][1] for F in (sizes[0], sizes[-1])]
-        slopes = [f"{signed(middle)} ± {high - middle:.2f}" for middle, _, high in (row["kernel"], row["output"])]
+        ends = [select_rows(results["errors"], **place, features=F)[0]["output"][1] for F in (sizes[0], sizes[-1])]
+        slopes = [
+            f"{signed_number(middle)} ± {high - middle:.2f}" for middle, _, high in (row["kernel"], row["output"])
+        ]
         rows.append([row["mechanism"], row["variance"], row["width"], *slopes, *(f"{x:.3g}" for x in ends)])
     columns = ["mechanism", "variance", "K", "slope, kernel", "slope, output"]
     columns += [f"output error, F = {F:,}" for F in (sizes[0], sizes[-1])]
     yield table(rows, columns, "Slopes, and the median error of the output at both ends.")
 
 
-def _laws(results: Found) -> Iterable[Markup]:
+def _laws(results: Row) -> Iterable[Markup]:
     yield paragraph(
         "With x = q·K^(−1/4) and y = k·K^(−1/4) the variance of an entry is known exactly. fourier: "
         "(1 − e^(−δ²))²/2F with δ² = ‖x−y‖², for the Gaussian kernel e^(−δ²/2). performer, relative: "
@@ -153,7 +155,7 @@ def _laws(results: Found) -> Iterable[Markup]:
     drawn, rows = [], []
     for n, (name, law) in enumerate(results["laws"].items()):
         s = "δ²" if name == "fourier" else "s"
-        line = Line(
+        line = Series(
             "measured", [(r["shift"], r["measured"]) for r in law["rows"]], style(n),
             band=[(r["measured"] - 2 * r["error"], r["measured"] + 2 * r["error"]) for r in law["rows"]],
             predicted=[(r["shift"], r["predicted"]) for r in law["rows"]],
@@ -175,7 +177,7 @@ def _laws(results: Found) -> Iterable[Markup]:
     )
 
 
-def _biases(results: Found) -> Iterable[Markup]:
+def _biases(results: Row) -> Iterable[Markup]:
     yield paragraph(
         "The mean of an entry over many draws is the right entry; the mean of the output is not quite the right "
         "output, because it is a ratio. Its bias falls about like 1/F, faster than the spread, which falls like 1/√F."
@@ -185,13 +187,13 @@ def _biases(results: Found) -> Iterable[Markup]:
         name = found["mechanism"]
         for r in found["rows"]:
             cells = [percent(r[key], 2) for key in ("spread", "bias", "noise")]
-            rows.append([name, r["features"], within([100 * x for x in r["kernel"]]), *cells])
+            rows.append([name, r["features"], with_interval([100 * x for x in r["kernel"]]), *cells])
         for m, key in enumerate(("spread", "bias")):
             points = [(r["features"], r[key]) for r in found["rows"] if r[key] > 0]
             if points:
                 law = [(F, points[0][1] * (points[0][0] / F) ** (0.5 + 0.5 * m)) for F, _ in points]
-                lines.append(Line(f"{name}, {key}", points, style(2 * n + m), predicted=law))
-    sizes = distinct((r for found in results["bias"] for r in found["rows"]), "features")
+                lines.append(Series(f"{name}, {key}", points, style(2 * n + m), predicted=law))
+    sizes = distinct_values((r for found in results["bias"] for r in found["rows"]), "features")
     svg = chart(lines, Axis("features F", log=True, ticks=sizes), Axis("relative to the exact output", log=True))
     yield figure(svg, "Dashed: 1/√F for the spread and 1/F for the bias, from the first point.", "Spread and bias")
     columns = ["mechanism", "F", "mean error of an entry, %", "spread of the output", "its bias", "known to within"]

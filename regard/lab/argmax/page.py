@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from regard.report.chart import Axis, Line, chart
-from regard.report.experiment import Found, page_of, share_axis
+from regard.report.chart import Axis, Series, chart
+from regard.report.experiment import Row, build_page, share_axis
 from regard.report.markup import Markup, join, percent, strong
 from regard.report.page import Page, figure, figures, paragraph, table
 from regard.report.palette import style
 
 
-def argmax_page(results: Found) -> Page:
+def argmax_page(results: Row) -> Page:
     """Whether attention can learn where to look."""
     parts = [("Learning", _learning), ("What reaches q and k", _gradients), ("At the end", _ends)]
-    return page_of("Learning to select", _argmax_lead, parts, results)
+    return build_page("Learning to select", _argmax_lead, parts, results)
 
 
-def _argmax_lead(results: Found) -> Markup:
+def _argmax_lead(results: Row) -> Markup:
     said: list[object] = ["A small model has to learn where to look in order to answer. "]
     for n, way in enumerate(results["ways"]):
         said += ["; " if n else "", way["name"].capitalize() if not n else way["name"], ": "]
@@ -30,7 +30,7 @@ def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _learning(results: Found) -> Iterable[Markup]:
+def _learning(results: Row) -> Iterable[Markup]:
     config = results["config"]
     yield paragraph(
         f"Each row shows {config['tokens']} of {config['symbols']} symbols, each with one of {config['labels']} random "
@@ -43,16 +43,16 @@ def _learning(results: Found) -> Iterable[Markup]:
     yield figures(figure(svg, f"Rows never seen. {note}", "Accuracy"), figure(loss, note, "Loss in training"))
 
 
-def _ways(results: Found, key: str) -> list[Line]:
+def _ways(results: Row, key: str) -> list[Series]:
     lines = []
     for n, way in enumerate(results["ways"]):
         points = [(row["step"], row[key][1]) for row in way["curve"]]
         band = [(row[key][0], row[key][2]) for row in way["curve"]]
-        lines.append(Line(way["name"], points, style(n), band, marked=False))
+        lines.append(Series(way["name"], points, style(n), band, marked=False))
     return lines
 
 
-def _gradients(results: Found) -> Iterable[Markup]:
+def _gradients(results: Row) -> Iterable[Markup]:
     still = [way["name"] for way in results["ways"] if all(row["dq"][2] == 0 == row["dk"][2] for row in way["curve"])]
     none = f" For {', '.join(still)} both are exactly zero at every step, and cannot be drawn here." if still else ""
     yield paragraph(
@@ -66,7 +66,7 @@ def _gradients(results: Found) -> Iterable[Markup]:
     yield figures(*drawn)
 
 
-def _ends(results: Found) -> Iterable[Markup]:
+def _ends(results: Row) -> Iterable[Markup]:
     rows = []
     for way in results["ways"]:
         cells = []

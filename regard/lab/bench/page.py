@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.report.canvas import draw
-from regard.report.chart import Axis, Line, chart
-from regard.report.experiment import Part, distinct, of, page_of
+from regard.report.chart import Axis, Series, chart
+from regard.report.experiment import SectionBuilder, build_page, distinct_values, select_rows
 from regard.report.markup import Markup, code, join, number, strong
 from regard.report.page import Page, details, figure, figures, paragraph, samples, table
 from regard.report.palette import MUTED, Style, styles
 from regard.report.paper import figure_file
-from regard.report.plots import in_decades
+from regard.report.plots import format_axis_decades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,25 +35,25 @@ _TALL = 3.9  # inches: room for a dozen names beside the lines
 
 def bench_page(results: Found) -> Page:
     """The page of a race."""
-    parts: list[Part] = [("Time", _times), ("Memory", _memory), ("The roofline", _roofline)]
+    parts: list[SectionBuilder] = [("Time", _times), ("Memory", _memory), ("The roofline", _roofline)]
     if any(row["pass"] == "decode" for row in results["rows"]):
         parts.insert(1, ("Decoding", _decoding))
     parts.append(("In numbers", _numbers))
     if results["absent"]:
         parts.append(("Left out", _absent))
-    return page_of("A race of attention mechanisms", _lead, parts, results)
+    return build_page("A race of attention mechanisms", _lead, parts, results)
 
 
 def _lead(results: Found) -> Markup:
     said: list[object] = [f"On {_machine(results)}. " if results["rows"] else "Nothing was measured. "]
-    for passing in distinct(results["rows"], "pass"):
-        rows = of(results["rows"], **{"pass": passing})
+    for passing in distinct_values(results["rows"], "pass"):
+        rows = select_rows(results["rows"], **{"pass": passing})
         longest = max(row["N"] for row in rows)
-        here = sorted(of(rows, N=longest), key=_median)
+        here = sorted(select_rows(rows, N=longest), key=_median)
         what = PASSES[passing][0].lower() if passing != "decode" else "one more token"
         said += [f"{what[0].upper()}{what[1:]} at {longest:,} tokens: ", strong(here[0]["what"])]
         said += [f" takes {1e3 * _median(here[0]):.3g} ms"]
-        softmax = of(here, what="softmax")
+        softmax = select_rows(here, what="softmax")
         if softmax and here[0]["what"] != "softmax":
             said += [f", softmax {_median(softmax[0]) / _median(here[0]):.2g} times that"]
         said += [". "]
@@ -80,20 +80,20 @@ def _styles(*results: Found) -> dict[str, Style]:
     return styles(row["what"] for one in results for row in one["rows"])
 
 
-def _lines(results: Found, passing: str, known: Mapping[str, Style] | None = None) -> list[Line]:
+def _lines(results: Found, passing: str, known: Mapping[str, Style] | None = None) -> list[Series]:
     lines, known = [], known or _styles(results)
-    for name in distinct(results["rows"], "what"):
+    for name in distinct_values(results["rows"], "what"):
         drawn = known[name]
-        rows = of(results["rows"], what=name, **{"pass": passing})
+        rows = select_rows(results["rows"], what=name, **{"pass": passing})
         points = [(row["N"], 1e3 * _median(row)) for row in rows]
         band = [(1e3 * row["seconds"][0], 1e3 * row["seconds"][2]) for row in rows]
         floor = [(row["N"], 1e3 * row["floor"]) for row in rows if row.get("floor") and not row["peer"]]
-        lines.append(Line(name, points, drawn, band, floor=floor))
+        lines.append(Series(name, points, drawn, band, floor=floor))
     return lines
 
 
 def _across(results: Found, name: str = "tokens") -> Axis:
-    return Axis(name, log=True, ticks=distinct(results["rows"], "N"))
+    return Axis(name, log=True, ticks=distinct_values(results["rows"], "N"))
 
 
 def _times(results: Found) -> Iterable[Markup]:
@@ -111,13 +111,13 @@ def _times(results: Found) -> Iterable[Markup]:
                 PASSES[p][0],
             )
             for p in ("forward", "training")
-            if of(results["rows"], **{"pass": p})
+            if select_rows(results["rows"], **{"pass": p})
         )
     )
 
 
 def _repeats(results: Found, passing: str) -> int:
-    return int(min(row["repeats"] for row in of(results["rows"], **{"pass": passing})))
+    return int(min(row["repeats"] for row in select_rows(results["rows"], **{"pass": passing})))
 
 
 def _decoding(results: Found) -> Iterable[Markup]:
@@ -141,9 +141,9 @@ def _memory(results: Found) -> Iterable[Markup]:
     drawn = []
     for passing in ("forward", "training"):
         lines = [
-            Line(name, [(r["N"], r["peak"] / 2**20) for r in rows if r["peak"]], style)
+            Series(name, [(r["N"], r["peak"] / 2**20) for r in rows if r["peak"]], style)
             for name, style in _styles(results).items()
-            if (rows := of(results["rows"], what=name, **{"pass": passing}))
+            if (rows := select_rows(results["rows"], what=name, **{"pass": passing}))
         ]
         if lines:
             svg = chart(lines, _across(results), Axis("MiB", log=True), height=_TALL)
@@ -176,9 +176,9 @@ def _roof(ax: Axes, results: Found) -> None:
     ridge = device["flops"] / device["bandwidth"]
     low, high = min([*intensity, ridge]) / 2, max([*intensity, ridge]) * 2
     ax.plot([low, ridge, high], [low * device["bandwidth"] / 1e9, *[device["flops"] / 1e9] * 2], color=MUTED.light)
-    sizes = {N: 12 + 10 * n for n, N in enumerate(distinct(rows, "N"))}
+    sizes = {N: 12 + 10 * n for n, N in enumerate(distinct_values(rows, "N"))}
     for name, style in _styles(results).items():
-        for n, row in enumerate(of(rows, what=name)):
+        for n, row in enumerate(select_rows(rows, what=name)):
             hollow, pale = row["pass"] == "training", row["pass"] == "decode"
             ax.scatter(
                 row["flops"] / row["bytes"], row["flops"] / _median(row) / 1e9, s=sizes[row["N"]], marker=style.marker,
@@ -187,7 +187,7 @@ def _roof(ax: Axes, results: Found) -> None:
             )  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="useful FLOPs a byte", ylabel="GFLOP/s")
     for axis in (ax.xaxis, ax.yaxis):
-        in_decades(axis)
+        format_axis_decades(axis)
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=1.0)
 
 
@@ -202,8 +202,8 @@ def _said_of_roof(results: Found) -> str:
 
 
 def _numbers(results: Found) -> Iterable[Markup]:
-    for passing in distinct(results["rows"], "pass"):
-        cells = [_cells(row) for row in of(results["rows"], **{"pass": passing})]
+    for passing in distinct_values(results["rows"], "pass"):
+        cells = [_cells(row) for row in select_rows(results["rows"], **{"pass": passing})]
         yield details(PASSES[passing][0], table(cells, COLUMNS, "Medians, with quartiles."))
 
 
@@ -229,7 +229,7 @@ def _cells(row: Found) -> list[object]:
 
 def cells(results: Found, passing: str) -> list[list[str]]:
     """The table of one pass, as text."""
-    return [[str(cell) for cell in _cells(row)] for row in of(results["rows"], **{"pass": passing})]
+    return [[str(cell) for cell in _cells(row)] for row in select_rows(results["rows"], **{"pass": passing})]
 
 
 def _absent(results: Found) -> Iterable[Markup]:
@@ -242,7 +242,7 @@ def _where(one: Found) -> str:
 
 def picture(results: Sequence[Found], path: str | Path, size: tuple[float, float] | None = None) -> None:
     """Races as one figure, a row for each: time forward, forward and backward, and of one more token."""
-    shown = [[p for p in PASSES if of(one["rows"], **{"pass": p})] for one in results]
+    shown = [[p for p in PASSES if select_rows(one["rows"], **{"pass": p})] for one in results]
     columns, known = max(map(len, shown), default=0), _styles(*results)
     with figure_file(path, size or (7.2, 2.6 * len(results) + 0.2)) as made:
         parts: Any = made.subfigures(len(results), 1, squeeze=False)
@@ -268,9 +268,9 @@ def _panel(ax: Axes, results: Found, passing: str, known: Mapping[str, Style]) -
         if line.floor:
             ax.plot(*zip(*line.floor, strict=True), color=colour, linestyle=":", linewidth=0.8)
     ax.set(xscale="log", yscale="log", title=PASSES[passing][0], xlabel="tokens", ylabel="ms")
-    ticks = distinct(results["rows"], "N")
+    ticks = distinct_values(results["rows"], "N")
     ax.set_xticks(ticks, [f"{n // 1024}k" if n >= 1024 else str(n) for n in ticks], minor=False)
-    in_decades(ax.yaxis)
+    format_axis_decades(ax.yaxis)
     ax.minorticks_off()
     ax.grid(True)
     ax.set_axisbelow(True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from regard.report.chart import Axis, Line, chart
-from regard.report.dots import Lane, dotted
-from regard.report.experiment import Found, distinct, of, page_of, signed
-from regard.report.markup import Markup, counted, join, number, percent, strong, tag
+from regard.report.chart import Axis, Series, chart
+from regard.report.dots import Lane, dot_plot
+from regard.report.experiment import Row, build_page, distinct_values, select_rows, signed_number
+from regard.report.markup import Markup, count_noun, join, number, percent, strong, tag
 from regard.report.page import Page, details, figure, figures, paragraph, samples, table
 from regard.report.palette import Style, style
 from regard.report.plots import Point
@@ -20,7 +20,7 @@ SMALL = 0.05  # of a loss a token, below which nobody would notice
 WORDS = {"train": "training text", "dev": "dev", "normal": "normal", "weird": "weird", "long": "long"}
 
 
-def heads_page(results: Found) -> Page:
+def heads_page(results: Row) -> Page:
     """The page; a part whose merge was not trained is left out."""
     parts = [("Outcome", _outcome)]
     if results["comparisons"]:
@@ -30,18 +30,18 @@ def heads_page(results: Found) -> Page:
     if _cheats(results):
         parts.append(("One merge cheats", _cheating))
     parts += [("Learning", _learning), ("The text and the sentences", _text)]
-    return page_of("Putting heads together", _lead, parts, results)
+    return build_page("Putting heads together", _lead, parts, results)
 
 
-def _lead(results: Found) -> Markup:
+def _lead(results: Row) -> Markup:
     rows = results["trainings"]
-    positions, merges, seeds = (distinct(rows, key) for key in ("position", "merge", "seed"))
+    positions, merges, seeds = (distinct_values(rows, key) for key in ("position", "merge", "seed"))
     said: list[object] = [
         f"A GPT of {number(rows[0]['parameters'])} parameters, with {' and '.join(positions)} positions and "
-        f"{counted(len(merges), 'merge')} of its heads, was trained with {counted(len(seeds), 'seed')} each: "
+        f"{count_noun(len(merges), 'merge')} of its heads, was trained with {count_noun(len(seeds), 'seed')} each: "
         f"{len(rows)} trainings. "
     ]
-    tested = of(results["comparisons"], measure="dev")
+    tested = select_rows(results["comparisons"], measure="dev")
     if tested and len(seeds) > 1:
         said += [
             "On dev ",
@@ -49,7 +49,7 @@ def _lead(results: Found) -> Markup:
             " exceed what another seed changes. ",
         ]
     for merge in _cheats(results):
-        own = of(rows, merge=merge)
+        own = select_rows(rows, merge=merge)
         whole, before = (exp(_written(own, key)) for key in ("whole", "before"))
         said += [
             strong(merge),
@@ -69,27 +69,27 @@ def exp(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-def _cheats(results: Found) -> list[str]:
+def _cheats(results: Row) -> list[str]:
     """Merges that break the causality law."""
-    return distinct((row for row in results["trainings"] if row["ahead"]["broken"]), "merge")
+    return distinct_values((row for row in results["trainings"] if row["ahead"]["broken"]), "merge")
 
 
-def _shifted(results: Found) -> list[Found]:
+def _shifted(results: Row) -> list[Row]:
     return [row for row in results["trainings"] if "straightened" in row]
 
 
-def _written(rows: Iterable[Found], key: str) -> float:
+def _written(rows: Iterable[Row], key: str) -> float:
     """Mean loss over places of windows, in one of the ways in which they are read."""
     return float(mean(place[key] for row in rows for place in row["writing"]))
 
 
-def _styles(results: Found) -> dict[str, Style]:
-    return {merge: style(n) for n, merge in enumerate(distinct(results["trainings"], "merge"))}
+def _styles(results: Row) -> dict[str, Style]:
+    return {merge: style(n) for n, merge in enumerate(distinct_values(results["trainings"], "merge"))}
 
 
-def _outcome(results: Found) -> Iterable[Markup]:
+def _outcome(results: Row) -> Iterable[Markup]:
     rows, measures = results["trainings"], list(WORDS)
-    seeds = distinct(rows, "seed")
+    seeds = distinct_values(rows, "seed")
     yield paragraph(
         "Losses are means over tokens, in nats; perplexity is the exponential of the mean loss. A sentence is read "
         "alone, in one pass. Windows of training text are measured without training on them, as dev is."
@@ -101,9 +101,9 @@ def _outcome(results: Found) -> Iterable[Markup]:
 
     cells: list[list[object]] = []
     ranked: dict[int, float] = {}
-    for position in distinct(rows, "position"):
-        for merge in distinct(rows, "merge"):
-            own = of(rows, position=position, merge=merge)
+    for position in distinct_values(rows, "position"):
+        for merge in distinct_values(rows, "merge"):
+            own = select_rows(rows, position=position, merge=merge)
             if not own[0]["ahead"]["broken"]:
                 ranked[len(cells)] = mean(row["losses"]["dev"] for row in own)
             cells.append([f"{position}, {merge}", *(cell([row["losses"][m] for row in own]) for m in measures)])
@@ -121,25 +121,25 @@ def _outcome(results: Found) -> Iterable[Markup]:
     yield figures(*drawn)
 
 
-def _where(results: Found, measure: str) -> str:
+def _where(results: Row, measure: str) -> str:
     if measure == "dev":
         return f"{results['text']['dev']:,} tokens in windows of {results['text']['window']:,}."
     return f"A sentence of {results['sentences'][measure]['tokens']} tokens."
 
 
-def _lanes(results: Found, measure: str) -> Markup:
+def _lanes(results: Row, measure: str) -> Markup:
     rows, lanes = results["trainings"], []
-    for merge in distinct(rows, "merge"):
-        for n, position in enumerate(distinct(rows, "position")):
-            found = [row["losses"][measure] for row in of(rows, merge=merge, position=position)]
+    for merge in distinct_values(rows, "merge"):
+        for n, position in enumerate(distinct_values(rows, "position")):
+            found = [row["losses"][measure] for row in select_rows(rows, merge=merge, position=position)]
             name = merge if n == 0 else ""
             lanes.append(Lane(name, found, style(n), mean(found), note=position, gap=n == 0))
-    return dotted(lanes, "loss a token")
+    return dot_plot(lanes, "loss a token")
 
 
-def _differences(results: Found) -> Iterable[Markup]:
-    rows, seeds = results["comparisons"], len(distinct(results["trainings"], "seed"))
-    m = len(of(rows, measure="dev"))
+def _differences(results: Row) -> Iterable[Markup]:
+    rows, seeds = results["comparisons"], len(distinct_values(results["trainings"], "seed"))
+    m = len(select_rows(rows, measure="dev"))
     yield paragraph(
         "Trainings of one seed read the same windows in the same order, and those that differ in nothing but the merge "
         "begin with the same weights. So each difference is taken seed by seed, and Student's test asks whether the "
@@ -149,45 +149,46 @@ def _differences(results: Found) -> Iterable[Markup]:
     if seeds < 2:
         yield paragraph(strong("One seed has no spread: nothing can be said. "), "Ask for more, e.g. data.seeds=5.")
         return
-    lanes = [_lane(row, n) for n, row in enumerate(of(rows, measure="dev"))]
+    lanes = [_lane(row, n) for n, row in enumerate(select_rows(rows, measure="dev"))]
     text = (
         "Left of the line: lower loss than what it is compared with. Lines: 95% intervals of each by itself. "
         "Filled: exceeds the noise after correction."
     )
-    yield figure(dotted(lanes, "difference of the dev loss", zero=True, width=7.0), text, "Dev, seed by seed")
+    yield figure(dot_plot(lanes, "difference of the dev loss", zero=True, width=7.0), text, "Dev, seed by seed")
     yield _verdict(rows)
     yield _power(results, m, seeds)
-    cells = [[f"{_pair(row)}, {WORDS[row['measure']]}", f"{signed(row['mean'], 3)}",
-              f"{signed(row['low'], 3)} to {signed(row['high'], 3)}", f"{row['p']:.2g}", f"{row['corrected']:.2g}",
+    cells = [[f"{_pair(row)}, {WORDS[row['measure']]}", f"{signed_number(row['mean'], 3)}",
+              f"{signed_number(row['low'], 3)} to {signed_number(row['high'], 3)}",
+              f"{row['p']:.2g}", f"{row['corrected']:.2g}",
               "yes" if row["exceeds"] else "no"] for row in rows]  # fmt: skip
     columns = ["", "difference", "95% interval", "p", "p, corrected", "exceeds the noise"]
     yield details("All differences", table(cells, columns, "Differences of the loss a token, for every measure."))
 
 
-def _pair(row: Found) -> str:
+def _pair(row: Row) -> str:
     a, b = row["of"], row["against"]
     if a["position"] == b["position"]:
         return f"{a['merge']} − {b['merge']}, {a['position']}"
     return f"{a['position']} − {b['position']}, {a['merge']}"
 
 
-def _lane(row: Found, n: int) -> Lane:
+def _lane(row: Row, n: int) -> Lane:
     same = row["of"]["position"] == row["against"]["position"]
     note = f"p = {row['corrected']:.2g}"
     interval = (row["low"], row["high"])
     return Lane(_pair(row), row["differences"], style(0 if same else 1), row["mean"], interval, note, row["exceeds"])
 
 
-def _verdict(rows: Sequence[Found]) -> Markup:
+def _verdict(rows: Sequence[Row]) -> Markup:
     said = []
     for measure, name in WORDS.items():
-        real = [row for row in of(rows, measure=measure) if row["exceeds"]]
-        told = "; ".join(f"{_pair(row)}: {signed(row['mean'], 3)}" for row in real) or "none"
+        real = [row for row in select_rows(rows, measure=measure) if row["exceeds"]]
+        told = "; ".join(f"{_pair(row)}: {signed_number(row['mean'], 3)}" for row in real) or "none"
         said.append(join(strong(name.capitalize()), f": {told}."))
     return join(paragraph("Differences that exceed the noise:"), samples(said))
 
 
-def _power(results: Found, m: int, seeds: int) -> Markup:
+def _power(results: Row, m: int, seeds: int) -> Markup:
     own = dict(map(tuple, results["detectable"]))[seeds]
     others = ", ".join(f"{size:.1f} with {n} seeds" for n, size in results["detectable"] if n != seeds)
     few = (
@@ -195,14 +196,14 @@ def _power(results: Found, m: int, seeds: int) -> Markup:
         "test leans on differences being about normal, which so few cannot show."
     )
     return paragraph(
-        f"With {counted(seeds, 'seed')} a mean difference among {m} counts when it exceeds {own:.1f} times the "
+        f"With {count_noun(seeds, 'seed')} a mean difference among {m} counts when it exceeds {own:.1f} times the "
         f"standard deviation of its differences ({others}).{few if seeds < 6 else ''} More seeds: ",
         tag("code", "regard run heads data.seeds=10"),
         ".",
     )
 
 
-def _shift(results: Found) -> Iterable[Markup]:
+def _shift(results: Row) -> Iterable[Markup]:
     rows = _shifted(results)
     worst = max(row["straightened"] for row in rows)
     yield paragraph(
@@ -214,7 +215,7 @@ def _shift(results: Found) -> Iterable[Markup]:
     found = [row for row in results["comparisons"] if (row["of"]["merge"], row["against"]["merge"]) == ("shift", PLAIN)]
     if not found:
         return
-    every = [d for row in of(found, measure="dev") for d in row["differences"]]
+    every = [d for row in select_rows(found, measure="dev") for d in row["differences"]]
     size = math.sqrt(mean(d * d for d in every))
     yield paragraph(
         "What separates them is therefore noise and nothing else, and shows how much there is: their dev losses differ "
@@ -226,11 +227,11 @@ def _shift(results: Found) -> Iterable[Markup]:
     for row in found:
         if row["measure"] != "train":
             name = f"{WORDS[row['measure']]}, {row['of']['position']}"
-            lanes.append(Lane(name, row["differences"], style(0), row["mean"], note=signed(row["mean"], 3)))
-    yield figure(dotted(lanes, "loss of shift − loss of concatenate", zero=True), "A dot is a seed.", "Pure noise")
+            lanes.append(Lane(name, row["differences"], style(0), row["mean"], note=signed_number(row["mean"], 3)))
+    yield figure(dot_plot(lanes, "loss of shift − loss of concatenate", zero=True), "A dot is a seed.", "Pure noise")
 
 
-def _cheating(results: Found) -> Iterable[Markup]:
+def _cheating(results: Row) -> Iterable[Markup]:
     rows, drawn = results["trainings"], _styles(results)
     window = results["text"]["window"]
     yield paragraph(
@@ -239,14 +240,14 @@ def _cheating(results: Found) -> Iterable[Markup]:
     )
     cells = []
     for merge in drawn:
-        own = of(rows, merge=merge)
+        own = select_rows(rows, merge=merge)
         error = max(row["ahead"]["error"] for row in own)
         verdict = strong("broken: looks ahead") if any(row["ahead"]["broken"] for row in own) else "holds"
         slopes = [row["slope"] for row in own]
         spread = f" ± {stdev(slopes):.2f}" if len(slopes) > 1 else ""
         gap = _written(own, "before") - _written(own, "whole")
         shown = percent(error) if error > 1e-4 else number(error)
-        cells.append([merge, verdict, shown, f"{signed(mean(slopes))}{spread}", signed(gap, 3)])
+        cells.append([merge, verdict, shown, f"{signed_number(mean(slopes))}{spread}", signed_number(gap, 3)])
     columns = ["merge", "causality", "earlier logits move by", "growth: exponent of T", "extra loss without the rest"]
     caption = (
         "Movement relative to the largest logit; exponent a of ‖merged‖/‖heads‖ ∝ Tᵃ; loss given only the tokens "
@@ -257,16 +258,16 @@ def _cheating(results: Found) -> Iterable[Markup]:
         yield from _caught(results, merge, drawn)
 
 
-def _caught(results: Found, merge: str, drawn: Mapping[str, Style]) -> Iterable[Markup]:
+def _caught(results: Row, merge: str, drawn: Mapping[str, Style]) -> Iterable[Markup]:
     rows = results["trainings"]
-    own = of(rows, merge=merge)
+    own = select_rows(rows, merge=merge)
     names = {"before": "only what came before", "state": "with a state", "off": "weighing off"}
     names = {key: name for key, name in names.items() if key in own[0]["writing"][0]}
     whole = _written(own, "whole")
     lines = [_extra(own, key, name, style(n)) for n, (key, name) in enumerate(names.items())]
     svg = chart(lines, Axis("token of the window"), Axis("extra loss a token"))
     note = "Loss of the same tokens, less that in a whole window; zero for a model that sees only what came before."
-    growths = [_growth(of(rows, merge=one), one, drawn[one], one == merge) for one in drawn]
+    growths = [_growth(select_rows(rows, merge=one), one, drawn[one], one == merge) for one in drawn]
     sizes = [point[0] for point in growths[0].points]
     grown = chart(growths, Axis("tokens T", log=True, ticks=sizes), Axis("‖merged‖ / ‖heads‖", log=True))
     yield figures(
@@ -282,7 +283,7 @@ def _caught(results: Found, merge: str, drawn: Mapping[str, Style]) -> Iterable[
     for key in names:
         loss = _written(own, key)
         ways.append([told[key], f"{loss:.3f}", number(exp(loss))])
-    plain = of(rows, merge=PLAIN)
+    plain = select_rows(rows, merge=PLAIN)
     if plain:
         loss = _written(plain, "before")
         ways.append([f"for comparison: {PLAIN}, only the tokens before", f"{loss:.3f}", number(exp(loss))])
@@ -290,57 +291,58 @@ def _caught(results: Found, merge: str, drawn: Mapping[str, Style]) -> Iterable[
     yield _moral(results, merge)
 
 
-def _moral(results: Found, merge: str) -> Markup:
+def _moral(results: Row, merge: str) -> Markup:
     """Sentences against dev, beside the same of the plain merge: short ones are weighed as no window ever was."""
     rows = results["trainings"]
     said = []
     for name, sentence in results["sentences"].items():
-        gaps = [row["losses"][name] - row["losses"]["dev"] for row in of(rows, merge=merge)]
-        plain = [row["losses"][name] - row["losses"]["dev"] for row in of(rows, merge=PLAIN)]
-        beside = f" ({PLAIN}: {signed(mean(plain), 2)})" if plain else ""
-        said.append(f"{name}, {sentence['tokens']} tokens: {signed(mean(gaps), 2)}{beside}")
+        gaps = [row["losses"][name] - row["losses"]["dev"] for row in select_rows(rows, merge=merge)]
+        plain = [row["losses"][name] - row["losses"]["dev"] for row in select_rows(rows, merge=PLAIN)]
+        beside = f" ({PLAIN}: {signed_number(mean(plain), 2)})" if plain else ""
+        said.append(f"{name}, {sentence['tokens']} tokens: {signed_number(mean(gaps), 2)}{beside}")
     return paragraph(
         "The weight of a head is its length over the whole sequence, so it depends on tokens to come and on how many "
         f"there are. A window of training has {results['text']['window']:,} tokens, a sentence fewer. Loss of single "
-        f"sentences less dev loss: {'; '.join(said)}. {_hidden(of(rows, merge=merge))} A low loss over whole windows "
-        "is no evidence that a model can write; ask the law first."
+        f"sentences less dev loss: {'; '.join(said)}. {_hidden(select_rows(rows, merge=merge))} A low loss over "
+        "whole windows is no evidence that a model can write; ask the law first."
     )
 
 
-def _hidden(rows: Sequence[Found]) -> str:
+def _hidden(rows: Sequence[Row]) -> str:
     """What the loss over whole windows says about writing, by how much is lost without the tokens to come."""
     gap = _written(rows, "before") - _written(rows, "whole")
     if gap > SMALL:
         return f"Without the tokens to come it loses {gap:.2f} a token, which its loss over whole windows hides."
     return (
-        f"Without the tokens to come its loss changes by {signed(gap, 3)} only: these models make little of what they "
-        "see ahead. That they see it, the law shows all the same; larger models and longer windows have more to gain."
+        f"Without the tokens to come its loss changes by {signed_number(gap, 3)} only: these models make little of "
+        "what they see ahead. That they see it, the law shows all the same; larger models and longer windows have more "
+        "to gain."
     )
 
 
-def _extra(rows: Sequence[Found], key: str, name: str, drawn: Style) -> Line:
+def _extra(rows: Sequence[Row], key: str, name: str, drawn: Style) -> Series:
     points, band = [], []
     for places in zip(*(row["writing"] for row in rows), strict=True):
         gaps = [place[key] - place["whole"] for place in places]
         points.append((places[0]["tokens"], mean(gaps)))
         band.append((min(gaps), max(gaps)))
-    return Line(name, points, drawn, band, marked=False)
+    return Series(name, points, drawn, band, marked=False)
 
 
-def _growth(rows: Sequence[Found], name: str, drawn: Style, law: bool) -> Line:
+def _growth(rows: Sequence[Row], name: str, drawn: Style, law: bool) -> Series:
     points: list[Point] = []
     for sizes in zip(*(row["growth"] for row in rows), strict=True):
         points.append((sizes[0]["tokens"], mean(size["ratio"] for size in sizes)))
     T, last = points[-1]
     dashed = [(n, last * math.sqrt(n / T)) for n, _ in points] if law else ()
-    return Line(name, points, drawn, fitted=points, predicted=dashed)
+    return Series(name, points, drawn, fitted=points, predicted=dashed)
 
 
-def _learning(results: Found) -> Iterable[Markup]:
+def _learning(results: Row) -> Iterable[Markup]:
     rows, drawn = results["trainings"], _styles(results)
     pictures = []
-    for position in distinct(rows, "position"):
-        curves = {merge: _curves(of(rows, position=position, merge=merge)) for merge in drawn}
+    for position in distinct_values(rows, "position"):
+        curves = {merge: _curves(select_rows(rows, position=position, merge=merge)) for merge in drawn}
         lines = [_band(merge, found, drawn[merge]) for merge, found in curves.items()]
         svg = chart(lines, Axis("step"), Axis("dev loss"), values=True)
         pictures.append(figure(svg, "Means; shaded: least and most of the seeds.", f"{position}: dev loss"))
@@ -358,7 +360,7 @@ def _learning(results: Found) -> Iterable[Markup]:
 Curve = list[Point]
 
 
-def _curves(rows: Sequence[Found]) -> list[Curve]:
+def _curves(rows: Sequence[Row]) -> list[Curve]:
     return [[(e["step"], e["dev/loss"]) for e in row["evaluations"] if "dev/loss" in e] for row in rows]
 
 
@@ -366,16 +368,16 @@ def _less(curves: Sequence[Curve], others: Sequence[Curve]) -> list[Curve]:
     return [[(x, y - v) for (x, y), (_, v) in zip(a, b, strict=True)] for a, b in zip(curves, others, strict=True)]
 
 
-def _band(name: str, curves: Sequence[Curve], drawn: Style) -> Line:
+def _band(name: str, curves: Sequence[Curve], drawn: Style) -> Series:
     points, band = [], []
     for places in zip(*curves, strict=True):
         values = [y for _, y in places]
         points.append((places[0][0], mean(values)))
         band.append((min(values), max(values)))
-    return Line(name, points, drawn, band, marked=False)
+    return Series(name, points, drawn, band, marked=False)
 
 
-def _text(results: Found) -> Iterable[Markup]:
+def _text(results: Row) -> Iterable[Markup]:
     text = results["text"]
     yield paragraph(
         f"Text: {text['source']}; {text['train']:,} tokens to learn from and {text['dev']:,} for dev, of a vocabulary "

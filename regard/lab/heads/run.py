@@ -24,8 +24,8 @@ from regard.lab.heads.statistics import detectable, holm, paired
 from regard.models import GPT, load
 from regard.models.locate import MODEL
 from regard.nn import MERGES
-from regard.report.canvas import available
-from regard.report.markup import counted
+from regard.report.canvas import require_matplotlib
+from regard.report.markup import count_noun
 from regard.train.recipe import SECTIONS, Recipe
 from regard.train.run import Run, versions
 from regard.train.tasks.heads import PLAIN, SENTENCES, HeadsData, Sentences, with_text
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 @experiment("heads", stages=(), files=("text", "tokens"))
 def heads(this: Experiment) -> Mapping[str, Any]:
     """How should heads be put together, and where do tokens stand? Positions and merges, each with several seeds."""
-    available()  # an error about a missing library comes before minutes of training
+    require_matplotlib()  # an error about a missing library comes before minutes of training
     began = time.perf_counter()
     _unasked(this.asked)
     probe = this.recipe("heads", "", {})
@@ -103,7 +103,7 @@ def _model(setting: Setting) -> dict[str, Any]:
 
 def _plan(measure: Sentences, settings: Sequence[Setting], seeds: int) -> str:
     read = f"{len(measure.train):,} tokens to learn from, {len(measure.dev):,} for dev, in windows of {measure.length}"
-    return f"{read}. {len(settings)} models × {counted(seeds, 'seed')} = {len(settings) * seeds} trainings"
+    return f"{read}. {len(settings)} models × {count_noun(seeds, 'seed')} = {len(settings) * seeds} trainings"
 
 
 def _results(

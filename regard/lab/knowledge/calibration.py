@@ -8,9 +8,9 @@ from typing import Any
 
 from regard.lab.knowledge.names import SPLITS, Results, main, styles_of
 from regard.report import plots
-from regard.report.heat import heads_grid, heat, label
-from regard.report.markup import Markup, counted, percent, strong
-from regard.report.page import details, figure, figures, paragraph, share, table
+from regard.report.heat import heads_grid, heat, token_label
+from regard.report.markup import Markup, count_noun, percent, strong
+from regard.report.page import details, figure, figures, paragraph, share_bar, table
 from regard.report.palette import style
 
 EXAMPLES = 12
@@ -39,8 +39,8 @@ def _answer_tables(model: str, given: Sequence[Mapping[str, Any]]) -> Iterable[M
             yield paragraph(f"No answer is {word}.", quiet=True)
             continue
         keys = ["question", "predicted"] if right else ["question", "predicted", "expected"]
-        rows = [[*(a[key] for key in keys), share(a["confidence"])] for a in _spread(every, EXAMPLES)]
-        caption = f"{len(rows)} of {counted(len(every), f'{word} answer')} {model}."
+        rows = [[*(a[key] for key in keys), share_bar(a["confidence"])] for a in _spread(every, EXAMPLES)]
+        caption = f"{len(rows)} of {count_noun(len(every), f'{word} answer')} {model}."
         yield table(rows, ["question", "answer", *keys[2:], "confidence"], caption)
 
 
@@ -72,7 +72,7 @@ def coverage(results: Results) -> Iterable[Markup]:
     """What it gains where it may stay silent."""
     given = {name: sorted((float(x), float(y)) for x, y in line) for name, line in results["coverage"].items()}
     model = main(results, given)
-    half, whole = plots.at(given[model], 0.5), given[model][-1][1]
+    half, whole = plots.interpolate(given[model], 0.5), given[model][-1][1]
     worth = "worth something" if half > whole + 0.02 else "worth little"
     yield paragraph(
         f"A model that may stay silent answers only what it is surest of. When the model {model} may stay silent on "
@@ -114,7 +114,7 @@ def unwritten(results: Results) -> Iterable[Markup]:
     yield paragraph(*said, ".")
     if known and unknown:
         drawn = {"read of": style(0), "never read of": style(3)}
-        svg = plots.histogram({"read of": known, "never read of": unknown}, drawn=drawn)
+        svg = plots.histogram({"read of": known, "never read of": unknown}, styles=drawn)
         caption = "The farther apart the two, the better its confidence tells the known from the unknown."
         yield figure(svg, caption, f"Confidence {model}")
     if found.get("top_answers"):
@@ -141,13 +141,13 @@ def _forms(forms: Sequence[Mapping[str, Any]]) -> Iterable[Markup]:
         "its share",
     ]
     rows = [
-        [f["form"], f["n"], share(f["mean_confidence"]), f["distinct"], f["top"][0], percent(f["top"][1], 0)]
+        [f["form"], f["n"], share_bar(f["mean_confidence"]), f["distinct"], f["top"][0], percent(f["top"][1], 0)]
         for f in forms
     ]
     caption = "Unknown people by the form of their names. Where one answer is frequent, the form alone decides: a bias."
     yield table(rows, columns, caption)
     examples = [
-        [f["form"], question, answer, share(sure)]
+        [f["form"], question, answer, share_bar(sure)]
         for f in forms
         for question, answer, sure in (f.get("examples") or [])[:4]
     ]
@@ -174,14 +174,14 @@ def attention(results: Results) -> Iterable[Markup]:
     if others:
         svg = heads_grid([h["weights"] for h in others], tokens, [_place(h) for h in others])
         together = figure(svg, "Rows and columns are the same tokens in every picture.")
-        yield details(counted(len(others), "more head"), together)
+        yield details(count_noun(len(others), "more head"), together)
 
 
 def _looks(weights: Sequence[Sequence[float]], tokens: Sequence[str]) -> str:
     """How far back a head looks, and where its last row does."""
     back = sum(w * (i - j) for i, row in enumerate(weights) for j, w in enumerate(row)) / len(weights)
     most = max(range(len(tokens)), key=lambda j: abs(weights[-1][j]))
-    where = f"“{label(tokens[most])}” ({percent(weights[-1][most], 0)})"
+    where = f"“{token_label(tokens[most])}” ({percent(weights[-1][most], 0)})"
     return f"It looks {back:.1f} tokens back on average, from the last one mostly at {where}."
 
 

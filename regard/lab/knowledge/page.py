@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 from regard.lab.knowledge import calibration
 from regard.lab.knowledge.names import SPLITS, Results, main, scored_split, styles_of
 from regard.report import plots
-from regard.report.markup import Markup, code, counted, duration, join, number, percent, strong, tag
+from regard.report.markup import Markup, code, count_noun, duration, join, number, percent, strong, tag
 from regard.report.page import (
     Page,
+    build_part,
     details,
     facts,
     figure,
@@ -39,7 +40,6 @@ from regard.report.page import (
     paragraph,
     samples,
     table,
-    told,
 )
 from regard.report.palette import style
 
@@ -55,16 +55,16 @@ class Section(NamedTuple):
 
 def knowledge_page(results: Results) -> Page:
     """The page for these results; a part that is not as described is a ReportError that names it."""
-    page = Page(str(results.get("title") or "What does it know?"), told("models", _lead, results, __name__))
+    page = Page(str(results.get("title") or "What does it know?"), build_part("models", _lead, results, __name__))
     missing = []
     for section in SECTIONS:
         if results.get(section.key):
-            page.add(heading(section.name), *told(section.key, section.build, results, __name__))
+            page.add(heading(section.name), *build_part(section.key, section.build, results, __name__))
         else:
             missing.append(join(strong(section.name), ": ", section.absent, "."))
     if results.get("models") and not any(m.get("test") for m in results["models"]):
         missing.append(join(strong("Accuracy on the test questions"), ": their file has no answers."))
-    page.add(heading("How it was made"), *told("world", _made, results, __name__))
+    page.add(heading("How it was made"), *build_part("world", _made, results, __name__))
     if missing:
         page.add(heading("Left out"), samples(missing))
     return page
@@ -74,7 +74,7 @@ def _lead(results: Results) -> Markup:
     world, model = results.get("world") or {}, results.get("model") or {}
     read = []
     if world.get("documents"):
-        read.append(counted(world["documents"], "document"))
+        read.append(count_noun(world["documents"], "document"))
     if world.get("people"):
         read.append(f"about {world['people']:,} {'invented ' if world.get('invented') else ''}people")
     size = f" of {number(model['parameters'])} parameters" if model.get("parameters") else ""
@@ -127,7 +127,7 @@ def _accuracy(results: Results) -> Iterable[Markup]:
         ]
         if not bars:
             continue
-        svg = plots.bars(bars, {b["name"]: b[s]["accuracy"] for b in lines if b.get(s)}, drawn=drawn)
+        svg = plots.bars(bars, {b["name"]: b[s]["accuracy"] for b in lines if b.get(s)}, styles=drawn)
         pictures.append(figure(svg, _reading(bars), f"{SPLITS[s].capitalize()} questions"))
     yield figures(*pictures)
 
@@ -152,11 +152,11 @@ def _stages(results: Results) -> Iterable[Markup]:
     if reading:
         name = main(results, drawn) if drawn else "pretraining"
         line = {"pretraining": _points(reading[0]["curve"], "loss")}
-        svg = plots.curves(line, y="loss a token", log=True, drawn={"pretraining": drawn.get(name, style(0))})
+        svg = plots.curves(line, y="loss a token", log=True, styles={"pretraining": drawn.get(name, style(0))})
         pictures.append(figure(svg, "It reads, with spans hidden that it has to fill in.", "Pretraining"))
     losses = {s["name"]: _points(s["curve"], "loss") for s in asked if s.get("curve")}
     if losses:
-        svg = plots.curves(losses, y="loss a token", log=True, drawn=drawn)
+        svg = plots.curves(losses, y="loss a token", log=True, styles=drawn)
         text = (
             "It learns to answer the training questions. A low loss here is no knowledge: it may learn them by heart."
         )
@@ -164,7 +164,7 @@ def _stages(results: Results) -> Iterable[Markup]:
     tried = {s["name"]: _points(s.get("evaluations") or [], "dev/accuracy") for s in asked}
     tried = {name: points for name, points in tried.items() if points}
     if tried:
-        svg = plots.curves(tried, y="accuracy", mark_best="max", drawn=drawn, shares=True)
+        svg = plots.curves(tried, y="accuracy", mark_best="max", styles=drawn, shares=True)
         text = "Questions that were not in training; the dot is the best evaluation."
         pictures.append(figure(svg, text, "Development questions on the way"))
     yield figures(*pictures)

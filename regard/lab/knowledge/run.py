@@ -22,7 +22,7 @@ from regard.lab.knowledge.page import knowledge_page
 from regard.lens.recording.maps import attention_maps
 from regard.models import Decoder, load
 from regard.models.locate import MODEL
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 from regard.train.run import Run, versions
 from regard.train.tasks.corruption import KnowledgeData, KnowledgeFiles, data_files
 
@@ -33,7 +33,7 @@ FOLDERS = {name: name.replace(" ", "-") for name in (WITHOUT, READING, WITH)}
 @experiment("knowledge", stages=("scratch", "pretrain", "finetune"), files=("documents", "train", "dev", "test"))
 def knowledge(this: Experiment) -> Mapping[str, Any]:
     """What does a model know from reading? It is asked about people, without and with having read about them."""
-    available()  # an error about a missing library comes before minutes of training
+    require_matplotlib()  # an error about a missing library comes before minutes of training
     began = time.perf_counter()
     probe = this.recipe("knowledge/pretrain", "pretrain", {}).data
     assert isinstance(probe, KnowledgeData)

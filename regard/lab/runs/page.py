@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from regard.report import plots
-from regard.report.markup import Markup, code, counted, duration, join, number, percent, strong
+from regard.report.markup import Markup, code, count_noun, duration, join, number, percent, strong
 from regard.report.page import Page, ReportError, details, facts, figure, figures, heading, paragraph, table
 from regard.report.palette import style
 
@@ -26,7 +26,7 @@ def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
     if not runs:
         raise ReportError("no runs to compare; name at least one run folder")
     names = _names(runs)
-    title = title or (names[0] if len(runs) == 1 else f"{counted(len(runs), 'run')} compared")
+    title = title or (names[0] if len(runs) == 1 else f"{count_noun(len(runs), 'run')} compared")
     page = Page(title, _lead(runs, names), heading("Results"), _results(runs, names))
     if len(runs) > 1:
         page.add(heading("What differs"), _differences(runs, names))
@@ -91,7 +91,7 @@ def _lead(runs: Sequence[Run], names: Sequence[str]) -> Markup:
     recipes = list(dict.fromkeys(str(run["recipe"]) for run in runs if run.get("recipe")))
     of = f" of {', '.join(recipes)}" if recipes else ""
     unfinished = [n for n, run in zip(names, runs, strict=True) if run.get("status") not in (None, "done", "finished")]
-    parts: list[object] = [f"{counted(len(runs), 'run')}{of}"]
+    parts: list[object] = [f"{count_noun(len(runs), 'run')}{of}"]
     judged = _metrics(runs)
     if judged and len(runs) == 1:
         parts += [": ", ", ".join(f"{m} {_shown(m, _values(runs[0])[m])}" for m in judged[:3])]
@@ -149,7 +149,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
             best, shares = direction(key), any(word in key.lower() for word in _SHARES)
             marked = best if part == "evaluations" else None
             log = "loss" in key or "perplexity" in key
-            svg = plots.curves(series, y=key, log=log, mark_best=marked, drawn=drawn, shares=shares)
+            svg = plots.curves(series, y=key, log=log, mark_best=marked, styles=drawn, shares=shares)
             word = "The dot is the best evaluation, and its value stands beside the name." if marked else ""
             lower = "Lower is better." if best == "min" else "Higher is better."
             yield figure(svg, f"{lower} {word}".strip(), f"{key} ({where})")

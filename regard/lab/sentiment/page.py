@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from regard.report import plots
 from regard.report.canvas import draw
 from regard.report.markup import Markup, code, duration, join, number, percent, strong, tag
-from regard.report.page import Page, details, facts, figure, figures, heading, listing, paragraph, table, told
+from regard.report.page import Page, build_part, details, facts, figure, figures, heading, listing, paragraph, table
 from regard.report.palette import INK, MUTED, SERIES, Style, style
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ CURVES: tuple[tuple[str, str, plots.Best], ...] = (
 
 def sentiment_page(results: Results) -> Page:
     """The page for these results; a part that is not as described is a ReportError that names it."""
-    page = Page("Positive or negative?", told("models", _lead, results, __name__))
+    page = Page("Positive or negative?", build_part("models", _lead, results, __name__))
     for title, key, build in SECTIONS:
         if results.get(key):
-            page.add(heading(title), *told(key, build, results, __name__))
+            page.add(heading(title), *build_part(key, build, results, __name__))
     return page
 
 
@@ -100,7 +100,7 @@ def _outcome(results: Results) -> Iterable[Markup]:
     yield table(rows, columns, caption, highlight=[best])
     bars = [(row["name"], *(row["test"][key] for key in ("accuracy", "low", "high", "n"))) for row in models]
     lines = {row["name"]: row["test"]["accuracy"] for row in results["baselines"]}
-    svg = plots.bars(bars, lines, x="right on test", drawn=_drawn(results))
+    svg = plots.bars(bars, lines, x="right on test", styles=_drawn(results))
     shown = [figure(svg, "Thin lines are 95% intervals, dashed lines baselines.", "Right on test")]
     shown.append(
         figure(
@@ -156,7 +156,7 @@ def _optimisers(results: Results) -> Iterable[Markup]:
     for key, title, which in CURVES:
         of = 100 if key.endswith("accuracy") else 1
         series = {row["name"]: [(e["epoch"], of * e[key]) for e in row["evaluations"]] for row in models}
-        svg = plots.curves(series, "epoch", title.lower() + (", %" if of > 1 else ""), mark_best=which, drawn=drawn)
+        svg = plots.curves(series, "epoch", title.lower() + (", %" if of > 1 else ""), mark_best=which, styles=drawn)
         text = "The dot is the best of each, beside the name its value." if which else "Beside the name the last value."
         pictures.append(figure(svg, f"{'Higher' if of > 1 else 'Lower'} is better. {text}", title))
     yield figures(*pictures)
@@ -197,7 +197,7 @@ def _wrong(results: Results) -> Iterable[Markup]:
 
 def _calibration(results: Results) -> Iterable[Markup]:
     found, name = results["calibration"], results["best"]
-    svg = plots.calibration({name: found["bins"]}, {name: found["error"]}, drawn=_drawn(results))
+    svg = plots.calibration({name: found["bins"]}, {name: found["error"]}, styles=_drawn(results))
     text = (
         "A point is a tenth of the test sentences. Below the diagonal it is surer than it is right; on average it is "
         f"off by {percent(found['error'])}."

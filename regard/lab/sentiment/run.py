@@ -26,7 +26,7 @@ from regard.hub.classifier import DISTRIBUTION, PACKAGE, Classifier
 from regard.lab.experiment import Experiment, experiment
 from regard.lab.sentiment.page import sentiment_page
 from regard.models.locate import MODEL
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 from regard.train.optimizer import OPTIMIZERS
 from regard.train.recipe import COMPARE, Recipe, merge_tables, resolve_model
 from regard.train.run import Run, versions
@@ -81,7 +81,7 @@ class Judged(NamedTuple):
 @experiment("sentiment", stages=OPTIMISERS, files=Split._fields, compares=True)
 def sentiment(this: Experiment) -> Mapping[str, Any]:
     """Is a sentence positive? A Hugging Face encoder, fine-tuned by three optimisers, against what words alone say."""
-    available()  # an error about a missing library comes before minutes of training
+    require_matplotlib()  # an error about a missing library comes before minutes of training
     began = time.perf_counter()
     compare = this.compare(FILE, CompareConfig)
     probe = this.recipe(FILE, "", {})

@@ -21,13 +21,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from regard.lab.summarize.mask_captions import MASK_CAPTIONS
 from regard.report import plots
-from regard.report.chart import Axis, Line, chart
+from regard.report.chart import Axis, Series, chart
 from regard.report.heat import heat
 from regard.report.markup import Markup, code, duration, join, number, percent, strong, tag
-from regard.report.masks import captions, mask_picture
+from regard.report.masks import mask_picture
 from regard.report.page import (
     Page,
+    build_part,
     details,
     facts,
     figure,
@@ -37,7 +39,6 @@ from regard.report.page import (
     paragraph,
     samples,
     table,
-    told,
 )
 from regard.report.palette import Style, style
 
@@ -48,10 +49,10 @@ REFERENCE = "reference"
 
 def summarize_page(results: Results) -> Page:
     """The page for these results; a part that is not as described is a ReportError that names it."""
-    page = Page("One line about an article", told("scores", _lead, results, __name__))
+    page = Page("One line about an article", build_part("scores", _lead, results, __name__))
     for title, key, build in SECTIONS:
         if results.get(key):
-            page.add(heading(title), *told(key, build, results, __name__))
+            page.add(heading(title), *build_part(key, build, results, __name__))
     return page
 
 
@@ -132,7 +133,7 @@ def _outcome(results: Results) -> Iterable[Markup]:
     for measure in ("rouge1", "rougeL"):
         bars = [(name, *test[name]["rouge"][measure], test[name]["n"]) for name in results["best"]]
         line = {baseline: test[baseline]["rouge"][measure][0]}
-        svg = plots.bars(bars, line, x=MEASURES[measure], drawn=drawn)
+        svg = plots.bars(bars, line, x=MEASURES[measure], styles=drawn)
         text = f"Thin lines are 95% intervals, the dashed line is the {baseline} of each article."
         pictures.append(figure(svg, text, f"{MEASURES[measure]}, test pairs"))
     yield figures(*pictures)
@@ -144,7 +145,9 @@ def _compared(results: Results) -> Iterable[Markup]:
     rates = sorted({row["rate"] for row in rows})
     pictures = []
     if len(rates) > 1:
-        lines = [Line(k, sorted((r["rate"], r["dev"]["loss"]) for r in rows if _kind(r) == k), drawn[k]) for k in kinds]
+        lines = [
+            Series(k, sorted((r["rate"], r["dev"]["loss"]) for r in rows if _kind(r) == k), drawn[k]) for k in kinds
+        ]
         svg = chart(lines, Axis("learning rate", log=True, ticks=rates), Axis("dev loss a token"), values=True)
         pictures.append(figure(svg, "Lower is better. Each point is one training.", "Dev loss against learning rate"))
     random = [row for row in rows if not row["base"]]
@@ -154,7 +157,7 @@ def _compared(results: Results) -> Iterable[Markup]:
         points = sorted(best.items())
         flat = [(points[0][0], base), (points[-1][0], base)]
         name = next(_kind(row) for row in rows if row["base"])
-        lines = [Line("performer", points, style(1)), Line(name, flat, style(0), marked=False)]
+        lines = [Series("performer", points, style(1)), Series(name, flat, style(0), marked=False)]
         svg = chart(lines, Axis("random features", log=True, ticks=sorted(best)), Axis("dev loss a token"), values=True)
         pictures.append(
             figure(svg, "The best learning rate of each; the level line has no features.", "Dev loss against features")
@@ -245,10 +248,10 @@ def _masks(results: Results) -> Iterable[Markup]:
     )
     keys = {"encoder": "source", "cross": "source", "decoder": "target"}
     pictures = []
-    for name, (title, text, queries, seen) in captions().items():
+    for name, caption in MASK_CAPTIONS.items():
         matrix = given["matrices"][name]
         there = given[keys[name]] if name in keys else [1] * len(matrix[0])
-        pictures.append(figure(mask_picture(matrix, there, queries, seen), text, title))
+        pictures.append(figure(mask_picture(matrix, there, caption.queries, caption.keys), caption.text, caption.title))
     yield figures(*pictures)
 
 
@@ -277,12 +280,12 @@ def _learning(results: Results) -> Iterable[Markup]:
     yield paragraph("Each mechanism with its best learning rate.")
     yield figures(
         figure(
-            plots.curves(tried, y="dev loss a token", mark_best="min", drawn=drawn),
+            plots.curves(tried, y="dev loss a token", mark_best="min", styles=drawn),
             "Pairs that were not in training, without label smoothing; the dot is the best evaluation.",
             "Dev loss on the way",
         ),
         figure(
-            plots.curves(losses, y="training loss a token", drawn=drawn),
+            plots.curves(losses, y="training loss a token", styles=drawn),
             "With label smoothing, and with the passages that are copied for practice.",
             "Training loss",
         ),

@@ -27,7 +27,7 @@ from regard.lab.summarize.summaries import judged, scored, summaries, writer
 from regard.lens.recording.maps import attention_maps
 from regard.models import Seq2Seq, load
 from regard.models.locate import MODEL
-from regard.report.canvas import available
+from regard.report.canvas import require_matplotlib
 from regard.shapes import Mask
 from regard.train.recipe import COMPARE, Recipe, resolve_model
 from regard.train.run import Run, versions
@@ -93,7 +93,7 @@ class Tried(NamedTuple):
 @experiment("summarize", stages=(BARE, RANDOM), files=FILES, compares=True)
 def summarize(this: Experiment) -> Mapping[str, Any]:
     """One line about an article: softmax against performer, judged by ROUGE, copying and invented facts."""
-    available()  # errors about missing libraries come before minutes of training
+    require_matplotlib()  # errors about missing libraries come before minutes of training
     rouge.available()
     began = time.perf_counter()
     compare = this.compare(FILE, CompareConfig)
