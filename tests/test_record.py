@@ -11,7 +11,7 @@ from regard.errors import ExtraMissingError, LengthError, OptionError, RegardErr
 from regard.generate import generate
 from regard.hub import opening
 from regard.kernels import plain
-from regard.lens import attention_maps, record
+from regard.lens import Trace, attention_maps, encode, record
 from regard.lens.models import open_recordable
 from regard.lens.trace.tokens import read
 from regard.mechanisms import Pairwise, mechanisms, register
@@ -183,8 +183,8 @@ def test_what_cannot_be_recorded_says_what_to_do():
         (lambda: record(torch.nn.Linear(2, 2), "text"), "cannot record a Linear"),
         (lambda: record(nano(cls=Encoder), [1], generate=3), "generates nothing"),
         (lambda: record(nano(), [1], target=[2]), "has no target"),
-        (lambda: record(Seq2Seq.preset("nano"), [1]), "target="),
-        (lambda: record(nano(), [1, 2], generate=2, gradient=True), "leave out"),
+        (lambda: record(nano(cls=Encoder), [1, 2], gradient=True), "mask token"),
+        (lambda: record(nano(), [1], gradient=True), "two tokens"),
         (lambda: record(nano(), [1, 2], generate={"beams": 2}), "without beams"),
         (lambda: record(nano(), {"input_ids": 1}), "no dict"),
     ):
@@ -339,25 +339,143 @@ def test_generate_is_stitched_into_one_matrix(name):
                 close(trace.weights(layer, head, kind=kind, side=side), maps[0, head], 5e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
-def test_gradients_of_hugging_face_models(name):
-    model = family(name)
-    ids, asked = inputs_of(name)
-    trace = record(model, ids, gradient=True, **asked)
-    recording = trace.recordings[0]
-    out, found = eager(model, name, ids, asked)
-    tokens = torch.tensor([model.config.decoder_start_token_id, *asked["target"]] if asked else ids)
-    shifted = name != "bert"
-    logits = out.logits[0]
-    want = torch.nn.functional.cross_entropy(logits[:-1] if shifted else logits, tokens[1:] if shifted else tokens)
-    assert recording.loss == pytest.approx(float(want.detach()), rel=1e-5)
-    maps = [(side, kind, layer, w) for (side, kind), ws in found.items() for layer, w in enumerate(ws)]
-    for (side, kind, layer, w), g in zip(maps, torch.autograd.grad(want, [m[3] for m in maps]), strict=True):
+def words(special=("[PAD]", "[MASK]", "[CLS]")):
+    """A tokenizer of 61 words, the first of them special."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    names = [*special, *(f"w{n}" for n in range(61 - len(special)))]
+    made = Tokenizer(WordLevel({name: n for n, name in enumerate(names)}, unk_token=names[-1]))
+    made.pre_tokenizer = Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]", unk_token=names[-1]
+    )
+
+
+def check_gradients(recording, maps, loss):
+    assert recording.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    for (side, kind, layer, w), g in zip(maps, torch.autograd.grad(loss, [m[3] for m in maps]), strict=True):
         for head in range(4):
-            got = trace.gradient(layer, head, kind=kind, side=side)
+            got = recording.gradient(layer, head, kind=kind, side=side)
             seen = recording.attention(layer, kind, side)
             seen = seen.rules.seen(*recording.read(seen), torch.arange(w.shape[2]))
             assert float((got - g[0, head] * seen).abs().max()) <= 1e-5 * max(1e-2, float(g.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bart"])
+@pytest.mark.parametrize("generating", [False, True])
+def test_gradients_of_hugging_face_models(name, generating):
+    model = family(name)
+    ids, asked = inputs_of(name)
+    trace = record(model, ids, gradient=True, **({"generate": 7} if generating else asked))
+    encode(trace)
+    recording = trace.recordings[0]
+    prompt, whole = 1, torch.tensor(recording.sequences[-1].ids)
+    if generating:
+        asked = {"target": whole[1:].tolist()} if asked else {}
+        prompt = recording.sequences[-1].prompt
+        assert prompt == (1 if asked else 19) and recording.sequences[-1].steps[:2] == [prompt, 1]
+    out, found = eager(model, name, ids if asked else whole.tolist(), asked)
+    loss = torch.nn.functional.cross_entropy(out.logits[0, prompt - 1 : -1], whole[prompt:])
+    check_gradients(recording, [(*place, layer, w) for place, ws in found.items() for layer, w in enumerate(ws)], loss)
+
+
+def test_a_masked_language_model_is_asked_for_each_token_in_turn(monkeypatch):
+    monkeypatch.setattr("regard.lens.recording.losses.TOKENS", 3 * 19)  # some copies at a time
+    model, tokenizer = family("bert"), words()
+    ids = [2, *torch.randint(3, 61, (18,), generator=torch.Generator().manual_seed(0)).tolist()]
+    recording = record(model, ids, tokenizer=tokenizer, gradient=True).recordings[0]
+    encode(Trace([recording]))
+    model.set_attn_implementation("eager")
+    copies = torch.tensor([ids]).repeat(18, 1)
+    rows = torch.arange(18)
+    copies[rows, rows + 1] = tokenizer.mask_token_id
+    outputs = []
+
+    def keep(module, given, out):
+        outputs.append(out[0])
+        return out
+
+    hooks = [layer.attention.self.register_forward_hook(keep) for layer in model.bert.encoder.layer]
+    logits = model(input_ids=copies).logits[rows, rows + 1]
+    for hook in hooks:
+        hook.remove()
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]))
+    assert recording.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    for layer, g in enumerate(torch.autograd.grad(loss, outputs)):
+        close(recording.attention(layer).g, g.sum(0).view(19, 4, 6).transpose(0, 1), 1e-5)
+        close(record(model, ids).weights(layer, 1), recording.weights(layer, 1), 1e-7)  # those of the text itself
+
+
+def test_an_encoder_of_regards_is_asked_for_each_token_in_turn():
+    model = nano(cls=Encoder, vocabulary=257)
+    model.tokenizer = Bytes(["<mask>"])
+    ids = list(b"the dog")
+    recording = record(model, ids, gradient=True).recordings[0]
+    copies = torch.tensor([ids]).repeat(7, 1).fill_diagonal_(256)
+    outputs = []
+    hooks = [
+        block.attention.mechanism.register_forward_hook(lambda m, given, out: outputs.append(out))
+        for block in model.stack.layers
+    ]
+    logits = model(copies)[torch.arange(7), torch.arange(7)]
+    for hook in hooks:
+        hook.remove()
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids))
+    assert recording.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    for layer, g in enumerate(torch.autograd.grad(loss, outputs)):
+        close(recording.attention(layer).g, g.sum(0), 1e-5)
+
+
+def test_what_has_no_loss_says_what_is_needed():
+    for model, tokenizer, match in (
+        (family("roberta"), words(), "RobertaModel has no language model head.*BertForMaskedLM.*gradient=f"),
+        (family("bert"), None, "no mask token is known"),
+        (family("gpt2"), None, "two tokens"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            record(model, [5], tokenizer=tokenizer, gradient=True)
+
+
+@pytest.mark.parametrize("name", ["gpt", "seq2seq"])
+def test_the_loss_of_generated_text_counts_what_was_generated(name):
+    model = nano() if name == "gpt" else stirred(Seq2Seq.preset("nano", vocabulary=50, target_vocabulary=None), 0.2)
+    trace = record(model, [1, 2, 3], generate=5, gradient=True)
+    text = trace.recordings[0].sequences[-1]
+    prompt = 3 if name == "gpt" else 1
+    assert (text.prompt, text.steps) == (prompt, [prompt] + [1] * 5)
+    tokens = torch.tensor([text.ids])
+    with torch.no_grad():
+        logits = model(tokens) if name == "gpt" else model(torch.tensor([[1, 2, 3]]), tokens)
+    loss = torch.nn.functional.cross_entropy(logits[0, prompt - 1 : -1], tokens[0, prompt:])
+    assert trace.recordings[0].loss == pytest.approx(float(loss), rel=1e-5)
+    steps = record(model, [1, 2, 3], generate=5)
+    close(trace.weights(1, 0, side="decoder"), steps.weights(1, 0, side="decoder"), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "seq2seq"])
+def test_a_decoder_without_a_target_writes_its_own_and_says_so(name):
+    model = family(name) if name != "seq2seq" else stirred(Seq2Seq.preset("nano", vocabulary=50), 0.2)
+    with pytest.warns(UserWarning, match="the decoder wrote its own"):
+        trace = record(model, [5, 6, 7, 8])
+    encode(trace)
+    written = record(model, [5, 6, 7, 8], generate=20)
+    assert trace.tokens == written.tokens and len(trace.tokens) > 1
+    close(trace.weights(1, 1, kind="cross"), written.weights(1, 1, kind="cross"), 1e-7)
+
+
+def test_a_decoder_that_cannot_write_reads_its_start_token():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.T5Model(transformers.T5Config(**T5)).eval()
+    with pytest.warns(UserWarning, match="T5Model has no head to write one with, so the decoder read its start token"):
+        trace = record(model, [5, 6, 7, 8])
+    assert trace.tokens == ["0"] and trace.weights(0, 0, kind="cross").shape == (1, 4)
+    ahead = Seq2Seq.preset("nano", vocabulary=50, decoder={"attention": {"merge": "reweight-sequence"}})
+    with pytest.warns(UserWarning, match="looks ahead and cannot write one"):
+        trace = record(ahead, [5, 6, 7, 8])
+    assert trace.tokens == [str(ahead.config.start)]
 
 
 def test_a_text_that_is_too_long_says_so():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from regard.cli.models import HELP, label_heads
 from regard.cli.show import console
 from regard.errors import OptionError
-from regard.hub.opening import GGUF
+from regard.hub.opening import GGUF, RANDOM
 from regard.lens import Trace, encode, load
 from regard.lens.models import open_recordable
 from regard.lens.pages.page import write_page
@@ -51,8 +52,10 @@ def view(
             if _is_trace(name):
                 traces.append(load(name))
                 continue
+            if _is_sentence(name):
+                raise OptionError(f"{name!r} was taken for a model but reads like a text: {_right_call(name)}")
             if text is None:
-                raise OptionError(f'{name} needs a text: regard view {name} "The dog ran"')
+                raise OptionError(_no_text(name))
             subject = open_recordable(name, device or "cpu", seed=seed, download=download)
             trace = subject.record(text, text_b, **asked)
             found = label_heads(subject, seed) if labels else None
@@ -70,6 +73,31 @@ def view(
 
 def _is_trace(name: str) -> bool:
     return Path(name).is_file() and not name.endswith(GGUF)
+
+
+def _no_text(name: str) -> str:
+    """Returns what to say to a single argument that is no trace: what it was taken for, and a correct call."""
+    if name.endswith(".trace"):
+        return f"{name} does not exist; expected a .trace file, or a model and a text"
+    quoted = shlex.quote(name)
+    if Path(name.removeprefix(RANDOM)).exists():
+        return f'{name} was taken for a model, and it needs a text: regard view {quoted} "The dog ran"'
+    return (
+        f"{name!r} was taken for a model, and there is no text for it to read. If it is a model: regard view {quoted} "
+        f'"The dog ran". If it is the text: {_right_call(name)}'
+    )
+
+
+def _right_call(text: str) -> str:
+    return (
+        f"regard view MODEL {shlex.quote(text)}, where MODEL is a run, a model folder, or a Hugging Face folder or "
+        "name. `regard view` alone shows a small model that comes with regard"
+    )
+
+
+def _is_sentence(name: str) -> bool:
+    """Returns whether the name of a model can only be a text: it has spaces, and no file is called so."""
+    return len(name.split()) > 1 and not Path(name.removeprefix(RANDOM)).exists()
 
 
 def _counted(traces: list[Trace]) -> str:

@@ -1,7 +1,8 @@
 """What a head is worth: the model with the head's output set to zero, against the whole model.
 
-Where a model predicts tokens, the cost is the rise of the mean loss in nats. Where it does not, it is how far its last
-vectors move, as a part of their length.
+Where a model predicts tokens, the cost is the rise of the mean loss in nats; a masked language model is asked for each
+token in turn, masked. Where a model predicts none, or has no mask token, the cost is how far its last vectors move, as
+a part of their length.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from regard.errors import OptionError
 from regard.hub import recording_attention
 from regard.hub.attention import Call
 from regard.lens.models import RecordableModel
-from regard.lens.recording.hub_models import LANGUAGE
+from regard.lens.recording.losses import (
+    has_language_head,
+    is_masked_model,
+    mask_token,
+    maskable,
+    masked_losses,
+    require_mask_token,
+    special_tokens,
+)
 from regard.lens.recording.maps import evaluating
 from regard.lens.trace.formulas import Dense
 from regard.models import Decoder, Encoder, Model, Seq2Seq, token_loss
@@ -54,25 +63,42 @@ def _cost(now: Tensor, before: Tensor) -> float:
 
 
 def _run(subject: RecordableModel, text: Any) -> Callable[[], Tensor]:
-    """The loss of a text, or the vectors of its tokens, each time it is called."""
-    model = subject.model
-    device = next(model.parameters()).device
-    if isinstance(model, Model):
-        ids = subject.ids(text)
-        tokens = torch.tensor([ids], device=device)
-        if isinstance(model, Seq2Seq):
-            start = tokens.new_full((1, 1), model.config.start)
-            return lambda: token_loss(model(tokens, torch.cat([start, tokens[:, :-1]], 1)), tokens)
-        if isinstance(model, Decoder):
-            return lambda: token_loss(model(tokens[:, :-1]), tokens[:, 1:])
-        assert isinstance(model, Encoder)
-        if isinstance(model.head, MaskedHead):
-            return lambda: token_loss(model(tokens), tokens)
-        return lambda: model.vectors(tokens)[0]
-    inputs = {"input_ids": torch.tensor([subject.ids(text)], device=device)}
-    if LANGUAGE.search(type(model).__name__):
-        return lambda: model(**inputs, labels=inputs["input_ids"]).loss.detach()
-    return lambda: model(**inputs).last_hidden_state[0]
+    """Returns a function that computes the loss of a text, or the vectors of its tokens, each time it is called."""
+    tokens = torch.tensor([subject.ids(text)], device=next(subject.model.parameters()).device)
+    if isinstance(subject.model, Model):
+        return _run_regard(subject.model, subject.tokenizer, tokens)
+    return _run_foreign(subject.model, subject.tokenizer, tokens)
+
+
+def _run_regard(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
+    if isinstance(model, Seq2Seq):
+        start = tokens.new_full((1, 1), model.config.start)
+        return lambda: token_loss(model(tokens, torch.cat([start, tokens[:, :-1]], 1)), tokens)
+    if isinstance(model, Decoder):
+        return lambda: token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+    assert isinstance(model, Encoder)
+    if isinstance(model.head, MaskedHead) and mask_token(tokenizer) is not None:
+        return _masked_loss(model, tokenizer, tokens[0])
+    return lambda: model.vectors(tokens)[0]
+
+
+def _run_foreign(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
+    if is_masked_model(model):
+        if mask_token(tokenizer) is not None:
+            return _masked_loss(lambda copies: model(input_ids=copies).logits, tokenizer, tokens[0])
+        return lambda: model(input_ids=tokens, output_hidden_states=True).hidden_states[-1][0]
+    if has_language_head(model):
+        return lambda: model(input_ids=tokens, labels=tokens).loss.detach()
+    if getattr(model.config, "is_encoder_decoder", False):  # it writes what it reads, as when it is recorded
+        return lambda: model(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state[0]
+    return lambda: model(input_ids=tokens).last_hidden_state[0]
+
+
+def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor) -> Callable[[], Tensor]:
+    """Returns a function that computes the loss of masked tokens, each masked in turn."""
+    mask = require_mask_token(tokenizer)
+    places = maskable(ids.tolist(), special_tokens(tokenizer))
+    return lambda: torch.stack(list(masked_losses(logits, ids, places, mask))).sum()
 
 
 def _places(subject: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:

@@ -67,7 +67,8 @@ class Heard:
         if self.columns is not None:
             self._keep(weights)
             return
-        q, k = call.q[0, :, start : start + R].float().cpu(), call.k[0].float().cpu()
+        q = call.q[0, :, start : start + R].detach().float().cpu()
+        k = call.k[0].detach().float().cpu()
         H = q.shape[0]
         scores = self.formula.scores(q, k.repeat_interleave(H // k.shape[0], 0))
         if self.bias is not None:
@@ -200,6 +201,25 @@ class Listener:
     def unexplained(self) -> dict[str, int]:
         """Modules that do something else, and how many keys they have."""
         return {name: heard.keys for name, heard in self.heard.items() if not heard.explained}
+
+
+class Prober:
+    """Adds a zero to the output of every module, the same for all rows of a batch: its gradient is theirs in sum."""
+
+    def __init__(self) -> None:
+        self.probes: dict[str, Tensor] = {}
+
+    def begin(self, call: Call) -> None:
+        """Leaves the call as it is."""
+
+    def rows(self, call: Call, start: int, weights: Tensor) -> None:
+        """Keeps no weights."""
+
+    def end(self, call: Call, out: Tensor) -> Tensor:
+        """Returns the output with the zero [1,T,H,V] added."""
+        probe = torch.zeros_like(out[:1], requires_grad=True)
+        self.probes[call.name] = probe
+        return out + probe
 
 
 def _bias(call: Call) -> Float[Tensor, "H T S"] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,16 +13,23 @@ from regard.data.tokenizers import Pieces
 from regard.errors import LengthError, OptionError
 from regard.hub.attention import HubError, recording_attention
 from regard.hub.fetching import display_name
-from regard.lens.recording.capture import Listener
+from regard.lens.recording.capture import Listener, Prober
+from regard.lens.recording.losses import (
+    is_masked_model,
+    maskable,
+    masked_losses,
+    next_token_labels,
+    require_language_head,
+    require_mask_token,
+    special_tokens,
+)
 from regard.lens.recording.maps import evaluating
 from regard.lens.recording.overview import overview
 from regard.lens.recording.projections import record_projections
-from regard.lens.recording.regard_models import Gradient
+from regard.lens.recording.regard_models import OWN_TARGET, Gradient
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording
-from regard.registry import accepted_options, accepts, accepts_any_keyword
-
-LANGUAGE = re.compile(r"(CausalLM|LMHeadModel|MaskedLM|ConditionalGeneration)$")
+from regard.registry import accepted_options, accepts_any_keyword
 
 
 def record_foreign(
@@ -43,16 +50,29 @@ def record_foreign(
         raise LengthError(f"{many} tokens, but this model was built for {most}: shorten the text")
     if target is not None:
         inputs |= {"decoder_input_ids": _target(model, target, tokenizer)}
-    if generate is not None and gradient:
-        raise OptionError("a gradient belongs to a whole pass: leave out generate or gradient")
-    listener = Listener(bool(gradient))
-    with evaluating(model), torch.random.fork_rng(), torch.set_grad_enabled(bool(gradient)):
+    elif generate is None and _lacks_target(model, inputs):
+        generate = _own_target(model, inputs)
+    prompt: int | None = None  # tokens that were given, where others were generated
+    if generate is not None:
+        prompt = 1 if _is_encoder_decoder(model) else many
+    masked = gradient is True and is_masked_model(model)
+    probing = bool(gradient) and not masked  # the masked copies are passes of their own
+    listener = Listener(probing)
+    with evaluating(model), torch.random.fork_rng(), torch.set_grad_enabled(probing):
         seed = torch.seed()
-        ids, loss = _run(model, inputs, generate, gradient, listener)
+        if generate is not None and gradient:
+            inputs = _with_generated(model, inputs, generate)
+            generate = None
+        labels = {}
+        if masked:
+            require_mask_token(tokenizer)
+        elif gradient is True:
+            labels = {"labels": _labels(model, inputs, prompt or 1)}
+        ids, loss = _run(model, inputs | labels, generate, gradient if probing else False, listener)
         if listener.unexplained:  # once more, and this time their weights are kept
             torch.manual_seed(seed)
-            listener = Listener(bool(gradient), listener.unexplained)
-            _run(model, inputs, generate, gradient, listener)
+            listener = Listener(probing, listener.unexplained)
+            _run(model, inputs | labels, generate, gradient if probing else False, listener)
         if not listener.heard:
             if gradient or generate is not None:
                 raise HubError(
@@ -60,7 +80,9 @@ def record_foreign(
                 )
             sequence = _read(tokenizer, ids[0], written, offsets, "text") if ids else None
             return record_projections(model, inputs, sequence, name, card or described(model))
-    sequences = _sequences(model, listener, inputs, ids, tokenizer, written, offsets, generate is not None)
+        if masked:
+            loss = _masked_gradient(model, inputs, tokenizer, listener)
+    sequences = _sequences(model, listener, inputs, ids, tokenizer, written, offsets, prompt)
     made = Recording(name, card or described(model), sequences, [], loss)
     counts: dict[tuple[str, bool], int] = {}
     for heard in listener.heard.values():
@@ -145,6 +167,62 @@ def _target(model: Any, target: str | Sequence[int], tokenizer: Any) -> Tensor:
     return torch.tensor([[*([] if start is None else [start]), *target]], device=device)
 
 
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def _lacks_target(model: Any, inputs: dict[str, Any]) -> bool:
+    """Returns whether a decoder that reads an encoder has nothing to read of its own."""
+    given = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
+    return _is_encoder_decoder(model) and not any(name in inputs for name in given)
+
+
+def _own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the settings by which a decoder without a target writes its own, and warns that it does.
+
+    One that cannot generate is given its start token alone.
+    """
+    settings = getattr(model, "generation_config", None)
+    starts = [
+        getattr(source, name, None)
+        for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+        for source in (settings, model.config)
+    ]
+    start = next((token for token in starts if token is not None), None)
+    if start is None:
+        raise OptionError(f"{type(model).__name__} has no start token: give what its decoder reads as target")
+    if model.can_generate() and any(token is not None for token in starts[:4]):
+        warnings.warn(f"no target was given, so the decoder wrote its own, at most {OWN_TARGET} tokens", stacklevel=4)
+        return {"max_new_tokens": OWN_TARGET}
+    warnings.warn(
+        f"no target was given, and {type(model).__name__} has no head to write one with, so the decoder read its start "
+        "token alone",
+        stacklevel=4,
+    )
+    inputs["decoder_input_ids"] = torch.tensor([[int(start)]], device=next(model.parameters()).device)
+    return None
+
+
+def _with_generated(model: Any, inputs: dict[str, Any], generate: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns inputs with what the model generates behind them, so that one pass reads both."""
+    device = next(model.parameters()).device
+    known = [inputs["input_ids"][0].tolist()] if "input_ids" in inputs else []
+    ids = _generated(model, inputs, generate, known)[-1]
+    if _is_encoder_decoder(model):
+        given = 1
+        made = inputs | {"decoder_input_ids": torch.tensor([ids], device=device)}
+    else:
+        given = len(known[0])
+        made = inputs | {"input_ids": torch.tensor([ids], device=device)}
+        for name in ("attention_mask", "token_type_ids"):
+            if name in inputs:
+                last = inputs[name][:, -1:].expand(-1, len(ids) - given)
+                made[name] = torch.cat([inputs[name], last], 1)
+    if len(ids) <= given:
+        raise OptionError("the model generated nothing that it read, so there is no loss: leave out generate")
+    return made
+
+
 def _run(
     model: Any, inputs: dict[str, Any], generate: Mapping[str, Any] | None, gradient: Gradient, listener: Listener
 ) -> tuple[list[list[int]], float | None]:
@@ -153,10 +231,7 @@ def _run(
     with recording_attention(model, listener):
         if generate is not None:
             return _generated(model, inputs, generate, known), None
-        labels = {}
-        if gradient is True:
-            labels = {"labels": _labels(model, inputs)}
-        out = model(**inputs, **labels)
+        out = model(**inputs)
     if not gradient or not listener.heard:
         return known, None
     loss = gradient(out) if callable(gradient) else out.loss
@@ -167,26 +242,56 @@ def _run(
     return known, float(loss.detach())
 
 
-def _labels(model: Any, inputs: dict[str, Any]) -> Tensor:
-    if not accepts(model.forward, "labels") or not LANGUAGE.search(type(model).__name__):
-        raise OptionError(
-            f"{type(model).__name__} has no loss of its own here: give gradient=f, with f(output) the number to "
-            "differentiate"
-        )
-    if "decoder_input_ids" not in inputs:
-        labels: Tensor = inputs["input_ids"]
-        return labels
-    # The decoder predicts each of its tokens from those before; the last one has nothing to predict.
-    given = inputs["decoder_input_ids"]
-    return torch.cat([given[:, 1:], torch.full_like(given[:, :1], -100)], 1)
+def _labels(model: Any, inputs: dict[str, Any], prompt: int) -> Tensor:
+    require_language_head(model)
+    if "input_ids" not in inputs and "decoder_input_ids" not in inputs:
+        raise OptionError(f"{type(model).__name__} was given no token ids, so it has no loss of its own: gradient=f")
+    return next_token_labels(inputs, prompt)
+
+
+def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, listener: Listener) -> float:
+    """Keeps the gradient of the masked language model's loss with respect to each output; returns the loss.
+
+    Each masked copy of the text has outputs of its own. What is kept is the gradient of a change that all of them
+    share, and the sum over copies is that.
+    """
+    mask = require_mask_token(tokenizer)
+    ids = inputs["input_ids"][0]
+    visible = inputs.get("attention_mask")
+    seen = None if visible is None else visible[0].tolist()
+    places = maskable(ids.tolist(), special_tokens(tokenizer), seen)
+    rest = {name: x for name, x in inputs.items() if name != "input_ids"}
+    prober = Prober()
+    totals: dict[str, Tensor] = {}
+    loss = 0.0
+
+    def logits(copies: Tensor) -> Tensor:
+        beside = {name: x.expand(len(copies), *x.shape[1:]) for name, x in rest.items()}
+        found: Tensor = model(input_ids=copies, **beside).logits
+        return found
+
+    with torch.enable_grad(), recording_attention(model, prober):
+        for part in masked_losses(logits, ids, places, mask):
+            grads = torch.autograd.grad(part, list(prober.probes.values()), materialize_grads=True)
+            for name, g in zip(prober.probes, grads, strict=True):
+                totals[name] = totals[name] + g if name in totals else g
+            loss += float(part.detach())
+    for name, heard in listener.heard.items():
+        heard.probe = totals[name]
+    return loss
 
 
 def _generated(
     model: Any, inputs: dict[str, Any], settings: Mapping[str, Any], known: list[list[int]]
 ) -> list[list[int]]:
     """Generates one more token than is kept: the last one is never read."""
+    if not model.can_generate():
+        raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
     asked = dict(settings)
     most = int(asked.pop("max_new_tokens", 20))
+    longest = limit(model)
+    if longest is not None and known and not _is_encoder_decoder(model):
+        most = min(most, longest - len(known[0]))
     if asked.get("num_beams", 1) != 1 or asked.get("num_return_sequences", 1) != 1:
         raise OptionError("one output is recorded, without beams: leave out num_beams and num_return_sequences")
     blank = model.generation_config.pad_token_id
@@ -196,7 +301,7 @@ def _generated(
     with torch.no_grad():
         out = model.generate(**inputs, max_new_tokens=most + 1, num_beams=1, **asked)
     written: list[int] = out[0].tolist()
-    if getattr(model.config, "is_encoder_decoder", False):
+    if _is_encoder_decoder(model):
         return [*known[:1], written[:-1]]
     return [written[:-1]]
 
@@ -209,23 +314,22 @@ def _sequences(
     tokenizer: Any,
     text: str | None,
     offsets: list[tuple[int, int]] | None,
-    generated: bool,
+    prompt: int | None,
 ) -> list[Tokens]:
     """What was read and written, as far as there are tokens of it; else numbered places, or patches of an image."""
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     found = []
     for n, tokens in enumerate(ids):
         name = ("source", "target")[n] if both else "text"
-        own = n == 0 and not (generated and not both)
+        own = n == 0 and not (prompt is not None and not both)
         made = _read(tokenizer, tokens, text if own else None, offsets if own else None, name)
         mask = inputs.get("attention_mask" if n == 0 else "decoder_attention_mask")
         if mask is not None and mask.dim() == 2 and mask.shape[1] == len(made) and not bool(mask.bool().all()):
             kept = {key: getattr(made, key) for key in ("tokens", "ids", "starts", "ends", "words", "special")}
             made = Tokens(name, made.text, visible=mask[0].int().tolist(), **kept)
         found.append(made)
-    if generated:
-        given = 1 if both else int(inputs["input_ids"].shape[1])
-        found[-1].prompt, found[-1].steps = given, [given] + [1] * (len(found[-1]) - given)
+    if prompt is not None:
+        found[-1].prompt, found[-1].steps = prompt, [prompt] + [1] * (len(found[-1]) - prompt)
     if not found:
         first = next(iter(listener.heard.values()))
         found.append(_patches(model, inputs, first.queries))

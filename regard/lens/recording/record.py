@@ -32,14 +32,19 @@ def record(
     """What a model attends to in a text, or in two to be compared.
 
     `model` is one of regard's or one of Hugging Face's `transformers`; `text` is a text, token ids, or for the latter a
-    dict of ready-made inputs, such as an image. An encoder-decoder reads `text` and is given `target`. `generate` lets
-    the model go on by so many tokens, or as settings say, and records every step. `gradient` also records the gradient
-    of the loss with respect to the weights; a function of the model's output takes the place of its loss.
+    dict of ready-made inputs, such as an image. An encoder-decoder reads `text` and is given `target`; without one, its
+    decoder reads what it writes itself, greedily, and a warning says so. `generate` lets the model go on by so many
+    tokens, or as settings say, and records every step. `gradient` also records the gradient of the loss with respect to
+    the weights; a function of the model's output takes the place of its loss. The loss is that of the next token, of
+    generated text alone where there is some; a masked language model is asked for each token in turn, masked.
     """
     given = [(name, x) for name, x in (("text", text), ("text b", text_b)) if x is not None]
+    recordings: list[Recording] = []
     if isinstance(model, Model):
         card = card or described(model)
-        return Trace([_regard(model, x, tokenizer, target, generate, gradient, name, card) for name, x in given])
+        for name, x in given:
+            recordings.append(_regard(model, x, tokenizer, target, generate, gradient, name, card))
+        return Trace(recordings)
     if not hasattr(model, "config") or not hasattr(model, "set_attn_implementation"):
         raise OptionError(
             f"cannot record a {type(model).__name__}: expected a model of regard's, or of Hugging Face's transformers"
@@ -47,7 +52,9 @@ def record(
     settings = {"max_new_tokens": generate} if isinstance(generate, int) else generate
     asked: dict[str, Any] = {"tokenizer": tokenizer, "target": target, "generate": settings, "gradient": gradient}
     card = card or described_foreign(model)
-    return Trace([record_foreign(model, x, name=name, card=card, **asked) for name, x in given])
+    for name, x in given:
+        recordings.append(record_foreign(model, x, name=name, card=card, **asked))
+    return Trace(recordings)
 
 
 def _regard(

@@ -6,6 +6,7 @@ laid side by side: since keys are in the order of the tokens, that is the one ma
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.errors import OptionError
 from regard.generate import Settings
 from regard.generate import generate as continued
+from regard.lens.recording.losses import TOO_SHORT, maskable, masked_losses, require_mask_token, special_tokens
 from regard.lens.recording.maps import evaluating
 from regard.lens.recording.overview import overview
 from regard.lens.trace.arrays import packed
@@ -35,6 +37,7 @@ from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
 from regard.models import Decoder, Encoder, Model, Seq2Seq, Stack, token_loss
 from regard.models.encoder import MaskedHead
 from regard.nn import Attention
+from regard.nn.merges import LooksAheadError
 from regard.shapes import Mask, Rows
 
 Gradient = bool | Callable[[Any], Tensor]
@@ -44,6 +47,7 @@ _MAPS: dict[type[Mechanism], str] = {
     Performer: "performer",
     Fourier: "fourier",
 }
+OWN_TARGET = 20  # tokens that a decoder writes at most where it was given none to read
 _TILE = 64  # rows of dense weights that are packed together
 
 
@@ -84,25 +88,38 @@ def record_regard(
     tokens = torch.tensor([list(ids)], dtype=torch.long, device=model.device)
     if tokens.shape[1] == 0:
         raise OptionError("nothing to record: the text has no tokens")
+    if target is None and generate is None and isinstance(model, Seq2Seq):
+        generate = _own_target(model)
+        target = None if generate is not None else []
     ears = [_Ear(*found) for found in attentions(model)]
     crossing = isinstance(model, Seq2Seq)
-    source = read(tokenizer, ids, text, "source" if crossing else "text")
+    prompt = 1 if crossing else len(ids)
     loss = None
     with evaluating(model), torch.set_grad_enabled(bool(gradient)):
-        if generate is not None:
-            if gradient:
-                raise OptionError("a gradient belongs to a whole pass: leave out generate or gradient")
-            written = _step_by_step(model, tokens, generate, ears)
-        else:
+        if generate is None:
             written = _targets(model, target)
-            loss = _whole(model, tokens, written, ears, gradient)
-    sequences = [source, *([read(tokenizer, written, None, "target")] if crossing else [])]
-    if generate is not None and not crossing:
+            loss = _whole(model, tokens, written, ears, gradient, tokenizer)
+        else:
+            written = _generated(model, tokens, generate)
+            new = written[1:] if crossing else written
+            if gradient and not new:
+                raise OptionError("the model generated nothing that it read, so there is no loss: leave out generate")
+            if not gradient:
+                _step_by_step(model, tokens, new, ears)
+            elif crossing:
+                loss = _whole(model, tokens, written, ears, gradient, tokenizer)
+            else:
+                whole = torch.cat([tokens, tokens.new_tensor([new])], 1)
+                loss = _whole(model, whole, [], ears, gradient, tokenizer, prompt)
+    sequences = [read(tokenizer, ids, text, "source" if crossing else "text")]
+    if crossing:
+        sequences.append(read(tokenizer, written, None, "target"))
+    elif generate is not None:
         sequences = [read(tokenizer, [*ids, *written])]
     if generate is not None:
         shown = sequences[-1]
-        shown.prompt = 1 if crossing else len(ids)
-        shown.steps = [shown.prompt] + [1] * (len(shown) - shown.prompt)
+        shown.prompt = prompt
+        shown.steps = [prompt] + [1] * (len(shown) - prompt)
     made = Recording(name, card or described(model), sequences, [], loss)
     for ear in ears:
         attended = _attended(ear, made)
@@ -154,13 +171,41 @@ def _targets(model: Model[Any], target: Sequence[int] | None) -> list[int]:
         if target is not None:
             raise OptionError(f"a {type(model).__name__} has no target: leave it out, or put it behind the text")
         return []
-    if target is None:
-        raise OptionError("a Seq2Seq reads one text and writes another: give the other as target=…, or generate=…")
-    return [model.config.start, *(int(i) for i in target)]
+    return [model.config.start, *(int(i) for i in target or ())]
 
 
-def _whole(model: Model[Any], tokens: Tensor, written: list[int], ears: list[_Ear], gradient: Gradient) -> float | None:
+def _own_target(model: Seq2Seq) -> Settings | None:
+    """Returns how a decoder without a target writes its own, and warns; None where it can only read its start token."""
+    try:
+        model.empty(1, 1)
+    except LooksAheadError:
+        warnings.warn(
+            "no target was given, and this model looks ahead and cannot write one, so the decoder read its start token "
+            "alone",
+            stacklevel=5,
+        )
+        return None
+    warnings.warn(f"no target was given, so the decoder wrote its own, at most {OWN_TARGET} tokens", stacklevel=5)
+    return Settings(max_tokens=OWN_TARGET)
+
+
+def _whole(
+    model: Model[Any],
+    tokens: Tensor,
+    written: list[int],
+    ears: list[_Ear],
+    gradient: Gradient,
+    tokenizer: Tokenizer | None,
+    prompt: int = 1,
+) -> float | None:
+    """Runs the model over a whole text; where a gradient is asked for, keeps it and returns the loss.
+
+    The loss of the next token counts those behind the first `prompt`.
+    """
     target = torch.tensor([written], dtype=torch.long, device=model.device)
+    masked = gradient is True and isinstance(model, Encoder) and isinstance(model.head, MaskedHead)
+    if masked:
+        require_mask_token(tokenizer)
     with ExitStack() as hooks:
         for ear in ears:
             mechanism = ear.attention.mechanism
@@ -170,11 +215,34 @@ def _whole(model: Model[Any], tokens: Tensor, written: list[int], ears: list[_Ea
         out = model(tokens, target) if isinstance(model, Seq2Seq) else model(tokens)
     if not gradient:
         return None
-    loss = gradient(out) if callable(gradient) else _loss(model, out, target if written else tokens)
+    if masked:
+        return _masked_gradient(model, tokens[0], ears, tokenizer)
+    loss = gradient(out) if callable(gradient) else _loss(model, out, target if written else tokens, prompt)
     probes = [ear.probe for ear in ears if ear.probe is not None]
     for ear, g in zip(ears, torch.autograd.grad(loss, probes, materialize_grads=True), strict=True):
         ear.probe = g
     return float(loss.detach())
+
+
+def _masked_gradient(model: Model[Any], ids: Tensor, ears: list[_Ear], tokenizer: Tokenizer | None) -> float:
+    """Keeps the gradient of the masked language model's loss with respect to each output; returns the loss.
+
+    Each masked copy of the text has outputs of its own. What is kept is the gradient of a change that all of them
+    share, and the sum over copies is that.
+    """
+    places = maskable(ids.tolist(), special_tokens(tokenizer))
+    totals: list[Tensor] = []
+    loss = 0.0
+    with ExitStack() as hooks:
+        for ear in ears:
+            hooks.callback(ear.attention.mechanism.register_forward_hook(_probing(ear)).remove)
+        for part in masked_losses(model, ids, places, require_mask_token(tokenizer)):
+            grads = torch.autograd.grad(part, [ear.probe for ear in ears if ear.probe is not None])
+            totals = [a + b for a, b in zip(totals, grads, strict=True)] if totals else list(grads)
+            loss += float(part.detach())
+    for ear, g in zip(ears, totals, strict=True):
+        ear.probe = g
+    return loss
 
 
 def _listening(ear: _Ear) -> Callable[..., None]:
@@ -188,42 +256,48 @@ def _listening(ear: _Ear) -> Callable[..., None]:
 def _probing(ear: _Ear) -> Callable[..., Tensor]:
     def probe(mechanism: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
         # The gradient of a zero that is added is the gradient of the output, also where nothing else needs one.
-        ear.probe = torch.zeros_like(out, requires_grad=True)
+        ear.probe = torch.zeros_like(out[:1], requires_grad=True)
         return out + ear.probe
 
     return probe
 
 
-def _loss(model: Model[Any], out: Tensor, tokens: Tensor) -> Tensor:
-    """Mean loss of the next token, or for masked words that of each token at its own place."""
+def _loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt: int) -> Tensor:
+    """Returns the mean loss of the next token over those behind the first `prompt`."""
     if isinstance(model, Decoder):
         if tokens.shape[1] < 2:
-            raise OptionError("the loss of the next token needs two tokens at least")
-        return token_loss(out[:, :-1], tokens[:, 1:])
-    if isinstance(model, Encoder) and isinstance(model.head, MaskedHead):
-        return token_loss(out, tokens)
+            raise OptionError(TOO_SHORT)
+        return token_loss(out[:, prompt - 1 : -1], tokens[:, prompt:])
     raise OptionError("this model has no loss of its own: give gradient=f, with f(output) the number to differentiate")
 
 
-def _step_by_step(model: Model[Any], tokens: Tensor, settings: Settings, ears: list[_Ear]) -> list[int]:
-    """Generates, and reads the prompt and then each token as generating does. One more token is generated than kept:
-    the last one is never read."""
+def _generated(model: Model[Any], tokens: Tensor, settings: Settings) -> list[int]:
+    """Returns what the model generates, a start token first where it is a Seq2Seq.
+
+    One more token is generated than kept: the last one is never read.
+    """
     if not isinstance(model, Decoder):
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
     if settings.beams is not None or settings.n > 1 or settings.slide:
         raise OptionError("one output is recorded, without beams and without slide")
-    result = continued(model, tokens[0].tolist(), settings.but(max_tokens=settings.max_tokens + 1))
+    with torch.no_grad():
+        result = continued(model, tokens[0].tolist(), settings.but(max_tokens=settings.max_tokens + 1))
     kept = result.tokens[: settings.max_tokens]
+    return [model.config.start, *kept] if isinstance(model, Seq2Seq) else kept
+
+
+def _step_by_step(model: Model[Any], tokens: Tensor, new: list[int], ears: list[_Ear]) -> None:
+    """Reads the prompt and then each new token, as generating does."""
+    assert isinstance(model, Decoder)
     with torch.no_grad(), ExitStack() as taps:
         for ear in ears:
             if ear.side == "encoder":
                 taps.callback(ear.attention.mechanism.register_forward_pre_hook(_listening(ear)).remove)
             else:
                 taps.enter_context(_tapped(ear))
-        _, state = model.begin(tokens, None, len(kept) + 1)
-        for token in kept:
+        _, state = model.begin(tokens, None, len(new) + 1)
+        for token in new:
             _, state = model.extend(tokens.new_tensor([[token]]), state, last=True)
-    return [model.config.start, *kept] if isinstance(model, Seq2Seq) else kept
 
 
 @contextmanager
