@@ -11,6 +11,7 @@ before it, so padding never shifts anything.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ Values = Float[Tensor, "B G S V"]
 Outputs = Float[Tensor, "B H T V"]
 Weights = Float[Tensor, "B H T S"]
 Visible = Bool[Tensor, "B S"]
+# What positions add to scores [#B,H,T,S], given how many positions each query stands after each key [#B,T,S].
+RelativeBias = Callable[[Tensor], Tensor]
 
 
 class Chunks(NamedTuple):
@@ -91,6 +94,7 @@ class Mask:
     `causal` and T < S: the queries are the last T keys. `documents` marks packed documents: a change of number
     starts a new one, and nothing is seen across. `window=w`: only keys fewer than w positions away. `bias` is
     added to the scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first.
+    `relative` is a function of distances that gives what is added to the scores, as relative positions do.
     `rows` and `size_override` are filled in by states and by mechanisms that do without q or k.
     """
 
@@ -103,6 +107,7 @@ class Mask:
     softcap: float | None = None
     rows: Rows | None = None
     size_override: tuple[int, int] | None = None
+    relative: RelativeBias | None = None
 
     def but(self, **changes: object) -> Mask:
         """The same mask with some fields changed."""
@@ -111,7 +116,13 @@ class Mask:
     @property
     def adjusts_scores(self) -> bool:
         """Whether it changes scores, and not only which of them count."""
-        return self.bias is not None or self.slopes is not None or self.softcap is not None
+        changes = (self.bias, self.slopes, self.softcap, self.relative)
+        return any(change is not None for change in changes)
+
+    @property
+    def depends_on_heads(self) -> bool:
+        """Whether what it adds to scores differs from head to head by rule."""
+        return self.slopes is not None or self.relative is not None
 
     def size(self, q: Tensor | None, k: Tensor | None) -> tuple[int, int]:
         """(T, S), from q and k where they are given."""
@@ -182,10 +193,13 @@ class Mask:
         T, S = scores.shape[2:]
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        if self.slopes is not None:
-            keys, rows = self.positions(S, scores.device), self.query_positions(T, S, scores.device)
-            distance = (rows.position[:, :, None] - keys[:, None, :]).abs()
-            scores = scores - self.slopes.to(scores.dtype)[None, :, None, None] * distance[:, None]
+        if self.depends_on_heads:
+            position = self.query_positions(T, S, scores.device).position
+            distance = position[:, :, None] - self.positions(S, scores.device)[:, None, :]
+            if self.slopes is not None:
+                scores = scores - self.slopes.to(scores.dtype)[None, :, None, None] * distance.abs()[:, None]
+            if self.relative is not None:
+                scores = scores + self.relative(distance).to(scores.dtype)
         if self.bias is not None:
             hidden = None if self.visible is None else ~self.visible[:, None, None, :]
             bias = self.bias.to(scores.dtype)

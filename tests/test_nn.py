@@ -206,7 +206,7 @@ def test_tables_serve_training_after_inference() -> None:
     (x * positions.added(torch.arange(3)[None], 3, torch.float32)).sum().backward()
     assert positions.added(torch.tensor([[500]]), 501, torch.float64).shape == (1, 1, 6)
     assert Learned(6, 4).added(torch.tensor([[0, 4]]), 5, torch.float32).shape == (1, 2, 6)
-    assert set(POSITIONS) == {"none", "learned", "sinusoidal", "rotary"}
+    assert set(POSITIONS) == {"none", "learned", "sinusoidal", "rotary", "alibi"}
 
 
 def test_shift_is_concatenate_with_permuted_rows_of_the_output_projection() -> None:

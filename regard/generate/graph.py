@@ -13,7 +13,6 @@ from torch import Tensor
 from regard.mechanisms import Cache, Mechanism
 from regard.models import Decoder
 from regard.models.stack import StackState
-from regard.nn.positions import Table
 
 ROOM = 256  # states are given room in steps of so many tokens, so that a graph serves prompts of similar length
 _LAST: WeakKeyDictionary[Decoder[Any], GraphStep] = WeakKeyDictionary()
@@ -97,6 +96,5 @@ def _signature(model: Decoder[Any], state: StackState) -> tuple[Any, ...]:
     """All that a graph has built in: shapes and lengths, where the weights are, and which kernels were chosen."""
     shapes = (x.shape if isinstance(x, Tensor) else x for x in _leaves(state))
     chosen = (m.use for m in model.modules() if isinstance(m, Mechanism))
-    table = getattr(model.stack.positions, "table", None)
-    tables = [x.data_ptr() for x in table.kept.values()] if isinstance(table, Table) else []  # replaced when they grow
+    tables = [x.data_ptr() for x in model.stack.positions.tables]  # replaced when they grow
     return (*shapes, *(p.data_ptr() for p in model.parameters()), *tables, *chosen)

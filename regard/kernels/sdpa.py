@@ -45,7 +45,7 @@ def random_synthesizer(
     # All of the score is a bias; a query and key of zeros leave it as it is.
     bias = mechanism.scores(mask, q).to(v.dtype)
     if mask.bias is not None:
-        bias = mask.but(slopes=None).adjusted_scores(bias)  # the slopes are added with the rest below
+        bias = mask.but(slopes=None, relative=None).adjusted_scores(bias)  # these two are added with the rest below
     B, H, T, S = v.shape[0], *bias.shape[1:]
     q, k = v.new_zeros(B, H, T, 8), v.new_zeros(B, H, S, 8)
     return fused(mechanism, *_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]].to(dtype)
@@ -82,7 +82,7 @@ def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, sca
         blind = ~allowed.any(-1, keepdim=True)
         added = allowed | blind
     else:
-        heads = q.shape[1] if mask.slopes is not None else 1
+        heads = q.shape[1] if mask.depends_on_heads else 1
         added = mask.adjusted_scores(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
         added = added if allowed is None else added.masked_fill(~allowed, float("-inf"))
         blind = added.amax(-1, keepdim=True) == float("-inf")

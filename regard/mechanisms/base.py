@@ -232,6 +232,7 @@ def require_cross(mechanism: Mechanism) -> None:
 _WHY = {
     "bias": "it has no score to add a bias to; its similarities are products of features",
     "slopes": "it has no score to add ALiBi's slopes to; its similarities are products of features",
+    "relative": "it has no score to add a bias of relative positions to; its similarities are products of features",
     "softcap": "it has no score to cap; its similarities are products of features",
 }
 _NOT_IN_STATE = {

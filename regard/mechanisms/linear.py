@@ -88,7 +88,7 @@ class Linear(Mechanism):
 
     def forward(self, q: Queries, k: Keys, v: Values, mask: Mask = Mask()) -> Outputs:  # type: ignore[override]
         size = check_sizes(q, k, v, mask)
-        refuse(self, mask, "bias", "slopes", "softcap")
+        refuse(self, mask, "bias", "slopes", "relative", "softcap")
         if (
             mask.window is not None
             or (mask.documents is not None and not mask.causal)
@@ -107,7 +107,7 @@ class Linear(Mechanism):
         return functional.dropout(out, self.dropout, self.training)
 
     def empty(self, size: Size, rules: Mask = Mask()) -> Sums | Cache:
-        refuse(self, rules, "bias", "slopes", "softcap")
+        refuse(self, rules, "bias", "slopes", "relative", "softcap")
         refuse_in_state(self, rules)
         if rules.window is not None:
             return empty_cache(self, size, rules)
@@ -177,7 +177,7 @@ class Linear(Mechanism):
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         check_sizes(q, k, k, mask)
-        refuse(self, mask, "bias", "slopes", "softcap")
+        refuse(self, mask, "bias", "slopes", "relative", "softcap")
         T, S = q.shape[2], k.shape[2]
         with without_autocast(q):
             allowed = mask.allowed(T, S, q.device)

@@ -254,8 +254,11 @@ def extend_cache(
 
 
 def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor | None, bias: Tensor | None) -> Tensor:
-    if positions is None and (state.rules.window is not None or state.rules.slopes is not None):
-        raise MaskError("reading with a window or slopes needs the queries' places: read(q, state, positions=[B,T])")
+    if positions is None and (state.rules.window is not None or state.rules.depends_on_heads):
+        raise MaskError(
+            "reading with a window, slopes or relative positions needs the queries' places: "
+            "read(q, state, positions=[B,T])"
+        )
     keys, values = _slots(state)
     if state.used == 0:
         return zero_output(q, values)

@@ -87,8 +87,10 @@ class Stack(nn.Module):
 
         self.blocks = nn.ModuleList(layer(name) for name in config.per_layer)
         K = self.blocks[0].attention.size.K  # type: ignore[union-attr]
-        offered = {"D": D, "K": K, "length": config.length}
+        offered = {"D": D, "K": K, "H": own.heads, "length": config.length}
         self.positions = POSITIONS.build(config.position, offered, **config.position_options)
+        for made in self.layers:
+            made.attention.use_positions(self.positions)
         final = block.before if block.final_norm is None else block.final_norm
         self.embedding_norm = NORMS.build(block.norm, norm) if block.embedding_norm else None
         self.final_norm = NORMS.build(block.norm, norm) if final else None
@@ -168,8 +170,8 @@ class Stack(nn.Module):
         if self.limit is not None and tokens > self.limit:
             raise LengthError(
                 f"{tokens} visible tokens, but this model was built for length = {self.limit}. Shorten the input, or "
-                f"build it with length ≥ {tokens}, or with position 'sinusoidal', 'rotary' or 'none' and a mechanism "
-                "that has no length of its own."
+                f"build it with length ≥ {tokens}, or with position 'sinusoidal', 'rotary', 'alibi' or 'none' and a "
+                "mechanism that has no length of its own."
             )
 
     def _placed(self, x: Tensor, positions: Tensor, reach: int) -> tuple[Tensor, Rotation | None]:

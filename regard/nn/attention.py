@@ -15,7 +15,7 @@ from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State, fitted
 from regard.nn.merges import MERGES, LooksAheadError
 from regard.nn.norms import NORMS
-from regard.nn.positions import Rotation, rotate
+from regard.nn.positions import Positions, Rotation, rotate
 from regard.nn.projection import Projection
 from regard.shapes import Mask, Size
 
@@ -27,10 +27,11 @@ class Attention(nn.Module):
     """Attention over tokens x [B,T,D] with H query heads and G key/value heads, by any mechanism.
 
     `mechanism` is a name with its `options`, or one already built. `source` is the width of another sequence to attend
-    to (cross-attention); without it the layer attends to its own tokens. `rules` holds window, slopes and softcap.
-    `bias`: of queries, keys and values; `out_bias`: of the output, as `bias` unless said. `qk_norm` names a norm that
-    each head's queries and keys go through before they are positioned. `dropout` is that of the attention,
-    `residual_dropout` that of the output. Outputs at invisible tokens are zero.
+    to (cross-attention); without it the layer attends to its own tokens. `rules` is a Mask with what holds for every
+    call: window, slopes, softcap. `bias` is whether queries, keys and values have one, `out_bias` whether the output
+    has; None means as `bias`. `qk_norm` names a norm that each head's queries and keys go through before they are
+    turned. `dropout` acts on the attention weights, `residual_dropout` on the output. Outputs at invisible tokens are
+    zero.
     """
 
     def __init__(
@@ -57,14 +58,23 @@ class Attention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        G = H if G is None else G
-        _check(D, H, G, K)
-        K = D // H if K is None else K
-        V = K if V is None else V
+        if G is None:
+            G = H
+        _check_heads(D, H, G, K)
+        if K is None:
+            K = D // H
+        if V is None:
+            V = K
+        if out_bias is None:
+            out_bias = bias
         self.size = Size(T=length, S=length, H=H, G=G, K=K, V=V, causal=causal and source is None)
-        self.width, self.source, self.rules = D, source, rules
+        self.width = D
+        self.source = source
         self.residual_dropout = residual_dropout
-        self.mechanism = _mechanism(mechanism, self.size, options)
+        self._rules = rules
+        # In a tuple, so that it is no submodule: the stack owns it, and all of its layers share it.
+        self._positions: tuple[Positions, ...] = ()
+        self.mechanism = _build_mechanism(mechanism, self.size, options)
         self.mechanism.dropout = dropout or self.mechanism.dropout
         if source is not None and not self.mechanism.crosses:
             raise OptionError(
@@ -75,12 +85,29 @@ class Attention(nn.Module):
         self.needs = self.mechanism.needs
         self.heads = [sizes[n][0] for n in self.needs]
         self.widths = [sizes[n][0] * sizes[n][1] for n in self.needs]
-        own, other = (self.widths, []) if source is None else (self.widths[:1], self.widths[1:])
-        self.project = Projection(D, sum(own), bias=bias)
-        self.project_source = Projection(source, sum(other), bias=bias) if source is not None else None
-        self.query_norm, self.key_norm = (_norm(qk_norm, K, eps, self.mechanism) for _ in "qk")
+        self.project_source: Projection | None = None
+        if source is None:
+            self.project = Projection(D, sum(self.widths), bias=bias)
+        else:
+            self.project = Projection(D, self.widths[0], bias=bias)
+            self.project_source = Projection(source, sum(self.widths[1:]), bias=bias)
+        self.query_norm = _build_norm(qk_norm, K, eps, self.mechanism)
+        self.key_norm = _build_norm(qk_norm, K, eps, self.mechanism)
         self.merge = MERGES.build(merge, {}, **(merge_options or {}))
-        self.out = Projection(H * V, D, bias=bias if out_bias is None else out_bias)
+        self.out = Projection(H * V, D, bias=out_bias)
+
+    @property
+    def rules(self) -> Mask:
+        """What holds for every call: the layer's own rules, with what positions add to the scores."""
+        rules = self._rules
+        for positions in self._positions:
+            rules = positions.bias(rules)
+        return rules
+
+    def use_positions(self, positions: Positions) -> None:
+        """Lets the scores of self-attention have the bias of these positions, where they have one."""
+        if self.source is None:
+            self._positions = (positions,)
 
     def forward(
         self,
@@ -91,27 +118,31 @@ class Attention(nn.Module):
         source_visible: Bool[Tensor, "B S"] | None = None,
         rotation: Rotation | None = None,
     ) -> Tokens:
-        """A whole sequence; with `source`, attention to that other sequence."""
+        """Returns the outputs of a whole sequence, [B,T,D]; with `source`, of attention to that other sequence."""
         self._check_source(source is not None)
-        x = _zeroed(x, visible)
+        x = _zero_hidden(x, visible)
         if source is None:
-            q, k, v = self._own(x, rotation)
+            q, k, v = self._project_tokens(x, rotation)
             mask = self.rules.but(causal=self.size.causal, visible=visible)
         else:
-            q, (k, v) = self._queries(x), self._keys(source)
+            q = self._project_queries(x)
+            k, v = self._project_source(source)
             mask = self.rules.but(visible=source_visible)
-        return self._output(self.mechanism(q, k, v, mask), visible)
+        return self._merge_heads(self.mechanism(q, k, v, mask), visible)
 
     def empty(
         self, B: int, capacity: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> State:
-        """A state that has seen nothing, with room for `capacity` tokens before it has to grow."""
+        """Returns a state that has seen nothing, with room for `capacity` tokens before it has to grow."""
         if self.source is None and not self.size.causal:
             raise LooksAheadError(
                 "attention that is not causal looks ahead and has no state; build it with causal=True"
             )
         self.merge.check_state()
-        like = self.out.weight
+        if dtype is None:
+            dtype = self.out.weight.dtype
+        if device is None:
+            device = self.out.weight.device
         size = Size(
             B=B,
             S=capacity,
@@ -119,35 +150,44 @@ class Attention(nn.Module):
             G=self.size.G,
             K=self.size.K,
             V=self.size.V,
-            dtype=like.dtype if dtype is None else dtype,
-            device=like.device if device is None else device,
+            dtype=dtype,
+            device=device,
         )
         return self.mechanism.empty(size, self.rules)
 
     def extend(
         self, x: Tokens, state: State, visible: Seen = None, *, rotation: Rotation | None = None
     ) -> tuple[Tokens, State]:
-        """Causal continuation by T tokens. The state handed in is used up."""
+        """Returns the outputs [B,T,D] of the T tokens that come next, and the state after them.
+
+        The state handed in is used up.
+        """
         self._check_source(False)
-        q, k, v = self._own(_zeroed(x, visible), rotation)
+        q, k, v = self._project_tokens(_zero_hidden(x, visible), rotation)
         out, state = self.mechanism.extend(q, k, v, state, visible)
-        return self._output(out, visible), state
+        return self._merge_heads(out, visible), state
 
     def write(self, state: State, source: Float[Tensor, "B S E"], visible: Bool[Tensor, "B S"] | None = None) -> State:
-        """Cross-attention: writes another sequence once …"""
+        """Returns the state with another sequence written into it, which `read` then attends to (cross-attention)."""
         self._check_source(True)
-        return self.mechanism.write(state, *self._keys(_zeroed(source, visible)), visible)
+        return self.mechanism.write(state, *self._project_source(_zero_hidden(source, visible)), visible)
 
     def read(self, x: Tokens, state: State, visible: Seen = None) -> Tokens:
-        """… and reads it, as often as there are new tokens."""
+        """Returns the outputs [B,T,D] of tokens that attend to what was written; as often as there are new tokens."""
         self._check_source(True)
-        return self._output(self.mechanism.read(self._queries(_zeroed(x, visible)), state), visible)
+        q = self._project_queries(_zero_hidden(x, visible))
+        return self._merge_heads(self.mechanism.read(q, state), visible)
 
     def cost(self, T: int, S: int, face: Face = "parallel", B: int = 1) -> Cost:
-        """Declared cost with its projections. Recurrent: T new tokens, S in all; or T that read S already written."""
-        crossing, size = self.source is not None, self._sized(T, S, B)
-        if crossing and face == "recurrent":  # reading only: cross-attention less the writing, which T = 0 leaves
-            cost, written = (self.mechanism.cost(replace(size, T=t), "parallel") for t in (T, 0))
+        """Returns the declared cost of one call, projections included.
+
+        The recurrent face has T new tokens, S in all; for cross-attention, T tokens that read S already written.
+        """
+        size = self._size_of_call(T, S, B)
+        if self.source is not None and face == "recurrent":
+            # Reading alone: cross-attention less the writing, which is what T = 0 costs.
+            cost = self.mechanism.cost(size, "parallel")
+            written = self.mechanism.cost(replace(size, T=0), "parallel")
             cost = replace(
                 cost,
                 matmul=cost.matmul - written.matmul,
@@ -155,60 +195,79 @@ class Attention(nn.Module):
                 elementwise=cost.elementwise - written.elementwise,
                 bytes=cost.bytes - written.bytes + cost.state,
             )
-            return cost + self._projected(T, 0, B)
+            return cost + self._projection_cost(T, 0, B)
         cost = self.mechanism.cost(replace(size, causal=size.causal or face == "recurrent"), face)
         if face == "recurrent":  # new keys and values are written, and then read with all others
             cost = replace(cost, bytes=cost.bytes + size.e * B * T * sum(self.widths["q" in self.needs :]))
-        return cost + self._projected(T, S if crossing else 0, B)
+        return cost + self._projection_cost(T, S, B)
 
     def gradient_cost(self, T: int, S: int, B: int = 1) -> Cost:
-        """What the gradients of a whole sequence cost beside it: two products for each projection, and the mechanism's
-        own."""
-        own, size = self._projected(T, S if self.source is not None else 0, B), self._sized(T, S, B)
-        doubled = Cost(2 * own.matmul, 2 * own.useful, 2 * own.elementwise, 2 * own.bytes, 0)
-        return doubled + self.mechanism.gradient_cost(size)
+        """Returns what the gradients of a whole sequence cost beside it.
 
-    def _sized(self, T: int, S: int, B: int) -> Size:
+        Each projection has two products on the way back; the mechanism declares its own.
+        """
+        own = self._projection_cost(T, S, B)
+        doubled = Cost(2 * own.matmul, 2 * own.useful, 2 * own.elementwise, 2 * own.bytes, 0)
+        return doubled + self.mechanism.gradient_cost(self._size_of_call(T, S, B))
+
+    def _size_of_call(self, T: int, S: int, B: int) -> Size:
         own = self.size
         return Size(B, T, S, own.H, own.G, own.K, own.V, own.causal, self.out.weight.dtype)
 
-    def _projected(self, T: int, S: int, B: int) -> Cost:
-        """Cost of projecting T tokens, and S of another sequence: weights and inputs read, outputs written. What lies
-        between projection and mechanism is counted with the mechanism."""
-        parts = [(self.project, T), (self.out, T)] + ([(self.project_source, S)] if S else [])
-        flops = sum(2 * B * n * part.weight.numel() for part, n in parts if part is not None)
-        weights = sum(x.numel() for part, _ in parts if part is not None for x in part.parameters())
+    def _projection_cost(self, T: int, S: int, B: int) -> Cost:
+        """Returns the cost of projecting T tokens and, for cross-attention, S of the other sequence.
+
+        Bytes are weights and inputs read, and outputs written. What lies between projection and mechanism is counted
+        with the mechanism.
+        """
+        projections = [(self.project, T), (self.out, T)]
+        numbers = 2 * T * self.width
+        if self.project_source is not None and S > 0:
+            projections.append((self.project_source, S))
+            numbers += S * self.project_source.in_features
+        flops = sum(2 * B * tokens * projection.weight.numel() for projection, tokens in projections)
+        weights = sum(x.numel() for projection, _ in projections for x in projection.parameters())
         e = self.out.weight.dtype.itemsize
-        return Cost(flops, flops, 0, e * (weights + B * (2 * T * self.width + S * (self.source or 0))), 0)
+        return Cost(flops, flops, 0, e * (weights + B * numbers), 0)
 
     def extra_repr(self) -> str:
         s = self.size
         return f"D={self.width}, H={s.H}, G={s.G}, K={s.K}, V={s.V}, causal={s.causal}"
 
-    def _own(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        *others, v = map(_split, self.project(x).split_with_sizes(self.widths, -1), self.heads)
+    def _project_tokens(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Returns q [B,H,T,K], k [B,G,T,K] and v [B,G,T,V] of the layer's own tokens; None for what is not needed."""
+        parts = self.project(x).split_with_sizes(self.widths, -1)
+        *queries_keys, v = map(_split_heads, parts, self.heads)
         if self.query_norm is not None and self.key_norm is not None:
-            others = [norm(x) for norm, x in zip((self.query_norm, self.key_norm), others, strict=True)]
+            norms = (self.query_norm, self.key_norm)
+            queries_keys = [norm(x) for norm, x in zip(norms, queries_keys, strict=True)]
         if rotation is not None:
-            others = [rotate(x, rotation) for x in others]
-        q, k = [*others, None, None][:2]
+            queries_keys = [rotate(x, rotation) for x in queries_keys]
+        q, k = [*queries_keys, None, None][:2]
         return q, k, v
 
-    def _queries(self, x: Tensor) -> Tensor:
-        q = _split(self.project(x), self.size.H)
-        return q if self.query_norm is None else self.query_norm(q)
+    def _project_queries(self, x: Tensor) -> Tensor:
+        """Returns the queries [B,H,T,K] of tokens that attend to another sequence."""
+        q = _split_heads(self.project(x), self.size.H)
+        if self.query_norm is not None:
+            q = self.query_norm(q)
+        return q
 
-    def _keys(self, source: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_source(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the keys [B,G,S,K] and values [B,G,S,V] of another sequence."""
         assert self.project_source is not None
-        k, v = self.project_source(source).split(self.widths[1:], -1)
-        k, v = _split(k, self.size.G), _split(v, self.size.G)
-        return k if self.key_norm is None else self.key_norm(k), v
+        parts = self.project_source(source).split(self.widths[1:], -1)
+        k, v = (_split_heads(part, self.size.G) for part in parts)
+        if self.key_norm is not None:
+            k = self.key_norm(k)
+        return k, v
 
-    def _output(self, heads: Tensor, visible: Tensor | None) -> Tensor:
+    def _merge_heads(self, heads: Tensor, visible: Tensor | None) -> Tensor:
+        """Returns the layer's outputs [B,T,D] from those of its heads [B,H,T,V]."""
         out: Tensor = self.out(self.merge(heads, visible))
         if self.training and self.residual_dropout:
             out = dropout(out, self.residual_dropout)
-        return _zeroed(out, visible)
+        return _zero_hidden(out, visible)
 
     def _check_source(self, crossing: bool) -> None:
         if crossing and self.source is None:
@@ -219,7 +278,8 @@ class Attention(nn.Module):
             raise ShapeError("this layer attends to another sequence: give it (source=…), or write it once and read it")
 
 
-def _mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str, Any]) -> Mechanism:
+def _build_mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str, Any]) -> Mechanism:
+    """Returns the mechanism of a name with its options, made for `size`; one already built as it is."""
     if isinstance(mechanism, str):
         return fitted(mechanism, size, **options)
     if options:
@@ -229,14 +289,17 @@ def _mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str, Any
     return mechanism
 
 
-def _norm(name: str | None, K: int, eps: float, mechanism: Mechanism) -> nn.Module | None:
-    """The norm of each head's queries or keys."""
-    if name is not None and mechanism.needs != "qkv":
+def _build_norm(name: str | None, K: int, eps: float, mechanism: Mechanism) -> nn.Module | None:
+    """Returns the norm of each head's queries or keys, or None where none is asked for."""
+    if name is None:
+        return None
+    if mechanism.needs != "qkv":
         raise OptionError(f"{mechanism.name} has no queries and keys of its own, so qk_norm has nothing to act on")
-    return None if name is None else NORMS.build(name, {"D": K, "eps": eps})
+    norm: nn.Module = NORMS.build(name, {"D": K, "eps": eps})
+    return norm
 
 
-def _check(D: int, H: int, G: int, K: int | None) -> None:
+def _check_heads(D: int, H: int, G: int, K: int | None) -> None:
     if min(D, H, G) < 1:
         raise OptionError(f"width {D}, {H} query heads, {G} key/value heads: each must be at least 1")
     if K is None and D % H:
@@ -245,13 +308,16 @@ def _check(D: int, H: int, G: int, K: int | None) -> None:
         raise OptionError(f"{G} key/value heads do not divide {H} query heads")
 
 
-def _split(x: Tensor, heads: int) -> Tensor:
-    """[B,T,heads·width] → [B,heads,T,width]."""
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """Returns [B,heads,T,width] from [B,T,heads·width]."""
     B, T, width = x.shape
-    if T == 1:  # a decoding step: the same memory, in one call
+    if T == 1:  # a decoding step has the same memory either way, and one call is cheaper than two
         return x.view(B, heads, 1, width // heads)
     return x.view(B, T, heads, width // heads).transpose(1, 2)
 
 
-def _zeroed(x: Tensor, visible: Tensor | None) -> Tensor:
-    return x if visible is None else x.masked_fill(~visible[..., None], 0)
+def _zero_hidden(x: Tensor, visible: Tensor | None) -> Tensor:
+    """Returns x [B,T,D] with zeros at invisible tokens, so that even NaN there reaches nothing."""
+    if visible is None:
+        return x
+    return x.masked_fill(~visible[..., None], 0)

@@ -26,7 +26,7 @@ MLPS: Registry[Callable[..., nn.Module]] = Registry("MLP")
 
 
 class MLP(nn.Module):
-    """f(x A + a) B + b, `hidden` wide in between (four times D unless said)."""
+    """The usual MLP, f(x A + a) B + b, `hidden` wide in between (four times D unless said)."""
 
     def __init__(
         self, D: int, activation: Callable[[Tensor], Tensor], hidden: int | None = None, bias: bool = True
@@ -43,7 +43,10 @@ class MLP(nn.Module):
 
 
 class Gated(nn.Module):
-    """SwiGLU: (silu(x A) ∘ x C) B. As many parameters as a plain MLP unless `hidden` is said: 8/3 of D, in eights."""
+    """SwiGLU: (silu(x A) ∘ x C) B.
+
+    `hidden` is 8/3 of D unless said, rounded up to a multiple of 8: as many parameters as a plain MLP has.
+    """
 
     def __init__(self, D: int, hidden: int | None = None, bias: bool = True) -> None:
         super().__init__()
@@ -67,14 +70,14 @@ MLPS.add("swiglu")(Gated)
 
 
 class BlockState(NamedTuple):
-    """What a block keeps: of its own tokens, and of the other sequence."""
+    """What a block keeps: the state of its own tokens, and that of the sequence it crosses to."""
 
     own: State
     other: State = None
 
 
 class Block(nn.Module):
-    """A layer around ready-made parts; `cross` attends to another sequence between the two others."""
+    """A layer made of ready parts: attention, perhaps cross-attention to another sequence, and an MLP."""
 
     def __init__(
         self,
@@ -90,10 +93,16 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         offered: dict[str, Any] = {"D": attention.width, "eps": eps, "bias": bias}
-        self.before, self.dropout = before, dropout
-        self.attention, self.attention_norm = attention, NORMS.build(norm, offered)
-        self.cross, self.cross_norm = cross, None if cross is None else NORMS.build(norm, offered)
-        self.mlp, self.mlp_norm = mlp, NORMS.build(norm, offered)
+        self.before = before
+        self.dropout = dropout
+        self.attention = attention
+        self.attention_norm = NORMS.build(norm, offered)
+        self.cross = cross
+        self.cross_norm = None
+        if cross is not None:
+            self.cross_norm = NORMS.build(norm, offered)
+        self.mlp = mlp
+        self.mlp_norm = NORMS.build(norm, offered)
 
     def forward(
         self,
@@ -104,7 +113,7 @@ class Block(nn.Module):
         source_visible: Bool[Tensor, "B S"] | None = None,
         rotation: Rotation | None = None,
     ) -> Tokens:
-        """A whole sequence."""
+        """Returns the outputs of a whole sequence, [B,T,D]."""
         out = self.attention(self._into(x, self.attention_norm), visible, rotation=rotation)
         x = self._onto(x, out, self.attention_norm)
         if self.cross is not None:
@@ -115,7 +124,10 @@ class Block(nn.Module):
     def extend(
         self, x: Tokens, state: BlockState, visible: Seen = None, *, rotation: Rotation | None = None
     ) -> tuple[Tokens, BlockState]:
-        """Causal continuation by T tokens. The state handed in is used up."""
+        """Returns the outputs [B,T,D] of the T tokens that come next, and the state after them.
+
+        The state handed in is used up.
+        """
         h = self._into(x, self.attention_norm)
         out, own = self.attention.extend(h, state.own, visible, rotation=rotation)
         x = self._onto(x, out, self.attention_norm)
@@ -126,13 +138,20 @@ class Block(nn.Module):
         return x, BlockState(own, state.other)
 
     def _into(self, x: Tensor, norm: Any) -> Tensor:
-        """What a part is given."""
-        return norm(x) if self.before else x
+        """Returns what a part is given: the stream, after its norm where norms come before."""
+        if self.before:
+            x = norm(x)
+        return x
 
     def _onto(self, x: Tensor, out: Tensor, norm: Any) -> Tensor:
-        """Its output added to the stream."""
-        return x + out if self.before else norm(x + out)
+        """Returns the stream with a part's output added, after its norm where norms come after."""
+        x = x + out
+        if not self.before:
+            x = norm(x)
+        return x
 
     def _mlp(self, x: Tensor) -> Tensor:
         out: Tensor = self.mlp(x)
-        return dropout(out, self.dropout) if self.training and self.dropout else out
+        if self.training and self.dropout:
+            out = dropout(out, self.dropout)
+        return out

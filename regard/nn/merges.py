@@ -28,7 +28,7 @@ class LooksAheadError(RegardError, RuntimeError):
 
 
 class Merge(nn.Module):
-    """The family: a mechanism's outputs, head by head, into one vector a token."""
+    """A way to put the outputs of all heads, [B,H,T,V], into one vector for each token, [B,T,H·V]."""
 
     looks_ahead: ClassVar[bool] = False
 
@@ -36,16 +36,18 @@ class Merge(nn.Module):
         super().__init__()
 
     def forward(self, heads: Heads, visible: Bool[Tensor, "B T"] | None = None) -> Merged:
-        heads = self.weighed(heads, visible)
+        heads = self.arrange(heads, visible)
         B, H, T, V = heads.shape
-        return (heads if T == 1 else heads.transpose(1, 2)).reshape(B, T, H * V)  # one token: the same memory
+        if T > 1:  # a single token has the same memory either way
+            heads = heads.transpose(1, 2)
+        return heads.reshape(B, T, H * V)
 
-    def weighed(self, heads: Heads, visible: Tensor | None) -> Heads:
-        """The heads in the order and with the weights that they get."""
+    def arrange(self, heads: Heads, visible: Tensor | None) -> Heads:
+        """Returns the heads in the order and with the weights that they get, [B,H,T,V]."""
         return heads
 
     def check_state(self) -> None:
-        """An error where outputs so far would depend on tokens to come."""
+        """Raises an error where outputs so far would depend on tokens to come."""
 
 
 MERGES: Registry[type[Merge]] = Registry("merge")
@@ -54,25 +56,27 @@ MERGES.add("concatenate")(Merge)
 
 @MERGES.add("shuffle")
 class Shuffle(Merge):
-    """A random order of the heads while training."""
+    """Heads side by side, in a random order while training."""
 
-    def weighed(self, heads: Heads, visible: Tensor | None) -> Heads:
-        return heads[:, torch.randperm(heads.shape[1], device=heads.device)] if self.training else heads
+    def arrange(self, heads: Heads, visible: Tensor | None) -> Heads:
+        if not self.training:
+            return heads
+        return heads[:, torch.randperm(heads.shape[1], device=heads.device)]
 
 
 @MERGES.add("shift")
 class Shift(Merge):
-    """Head h where head h + 1 was."""
+    """Heads side by side, each one place further: head h stands where head h + 1 was."""
 
-    def weighed(self, heads: Heads, visible: Tensor | None) -> Heads:
+    def arrange(self, heads: Heads, visible: Tensor | None) -> Heads:
         return heads.roll(1, 1)
 
 
 @MERGES.add("reweight")
 class Reweight(Merge):
-    """Heads with long outputs count more, at each position for itself."""
+    """Heads weighed by the length of their outputs, at each position for itself."""
 
-    def weighed(self, heads: Heads, visible: Tensor | None) -> Heads:
+    def arrange(self, heads: Heads, visible: Tensor | None) -> Heads:
         norms: Tensor = heads.norm(dim=-1, keepdim=True)
         mean = norms.mean(1, keepdim=True)
         return heads * (norms / mean.masked_fill(mean == 0, 1))
@@ -80,7 +84,7 @@ class Reweight(Merge):
 
 @MERGES.add("reweight-sequence")
 class ReweightSequence(Merge):
-    """Heads weighed by their length over the whole sequence.
+    """Heads weighed by the length of their outputs over the whole sequence.
 
     `at_inference=False` switches the weighing off outside training. `by_piece=True` allows a state all the same:
     then each piece is weighed by its own length, and token by token differs from the whole pass.
@@ -90,9 +94,10 @@ class ReweightSequence(Merge):
 
     def __init__(self, at_inference: bool = True, by_piece: bool = False) -> None:
         super().__init__()
-        self.at_inference, self.by_piece = at_inference, by_piece
+        self.at_inference = at_inference
+        self.by_piece = by_piece
 
-    def weighed(self, heads: Heads, visible: Tensor | None) -> Heads:
+    def arrange(self, heads: Heads, visible: Tensor | None) -> Heads:
         if not self.training and not self.at_inference:
             return heads
         if visible is not None:

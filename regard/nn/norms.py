@@ -13,11 +13,11 @@ NORMS: Registry[Callable[..., nn.Module]] = Registry("norm")
 
 @NORMS.add("layer")
 def layer_norm(D: int, eps: float = 1e-5, bias: bool = True) -> nn.Module:
-    """(x − mean)/√(variance + ε) · weight + bias."""
+    """Returns layer norm: (x − mean)/√(variance + ε) · weight + bias."""
     return nn.LayerNorm(D, eps, bias=bias)
 
 
 @NORMS.add("rms")
 def rms_norm(D: int, eps: float = 1e-5) -> nn.Module:
-    """x/√(mean of squares + ε) · weight."""
+    """Returns RMS norm: x/√(mean of squares + ε) · weight."""
     return nn.RMSNorm(D, eps)

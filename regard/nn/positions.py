@@ -1,12 +1,14 @@
 """Where a token stands. A position is the number of visible tokens before it, so padding never shifts anything.
 
-Learned and sinusoidal positions are added to the embeddings; rotary ones turn queries and keys; `none` does neither.
+Learned and sinusoidal positions are added to the embeddings, rotary ones turn queries and keys, ALiBi adds to the
+scores, and `none` does nothing.
 
 Sinusoidal:  PE[t, 2i] = sin(t·ωᵢ),  PE[t, 2i+1] = cos(t·ωᵢ),  ωᵢ = 10000^(−2i/d). A pair shares one frequency, so
 moving by one position turns each pair: p_{t+s} = Mˢ p_t with M = diag([[cos ωᵢ, sin ωᵢ], [−sin ωᵢ, cos ωᵢ]]).
 Rotary:  the pairs (xᵢ, x_{i+K/2}) of a query or key at position t are turned by the angle t·ωᵢ, ωᵢ = base^(−2i/K), so
 that q·k depends on the difference of the positions only. For longer texts than it learned from, a model turns more
-slowly: each ωᵢ is divided by `factor`, or only those of long waves (see `stretched`).
+slowly: each ωᵢ is divided by `factor`, or only those of long waves (see `llama3_frequencies`).
+ALiBi:  −slope_h · |distance| is added to the scores of head h, with slopes 2^(−8/H), 2^(−16/H), … for H heads.
 """
 
 from __future__ import annotations
@@ -22,18 +24,21 @@ from torch import Tensor, nn
 from regard.errors import OptionError
 from regard.mechanisms import mechanism
 from regard.registry import Registry
-from regard.shapes import Weights
+from regard.shapes import Mask, Weights
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines for each token, [#B,1,T,K]."""
+    """The cosines and sines by which the queries and keys of each token are turned, [#B,1,T,K]."""
 
     cos: Tensor
     sin: Tensor
 
 
 class Positions(nn.Module):
-    """Where tokens stand. `length`: the most positions there are; None means any number."""
+    """How a model knows where tokens stand: three hooks, each of which does nothing unless a subclass overrides it.
+
+    `length` is the most positions there are; None means any number.
+    """
 
     length: int | None = None
 
@@ -41,12 +46,25 @@ class Positions(nn.Module):
         super().__init__()
 
     def added(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Float[Tensor, "B T D"] | None:
-        """What to add to the embeddings. `reach`: positions are below it."""
+        """Returns what is added to the embeddings, [B,T,D]; every position is below `reach`."""
         return None
 
     def rotation(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Rotation | None:
-        """How to turn queries and keys."""
+        """Returns how queries and keys are turned; every position is below `reach`."""
         return None
+
+    def bias(self, rules: Mask) -> Mask:
+        """Returns the rules of self-attention with what positions add to the scores.
+
+        That is `slopes` (see `Alibi`), or `relative`, a function from distances [#B,T,S] to numbers [#B,H,T,S]. The
+        rules travel with a decoding state, so a bias holds there too.
+        """
+        return rules
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """The tables kept so far, which are no parameters: a CUDA graph holds while they stay where they are."""
+        return ()
 
 
 POSITIONS: Registry[Callable[..., Positions]] = Registry("kind of position")
@@ -55,7 +73,7 @@ POSITIONS.add("none")(Positions)
 
 @POSITIONS.add("learned")
 class Learned(Positions):
-    """One learned vector a position, for at most `length` of them."""
+    """One learned vector for each position, added to the embeddings, for at most `length` positions."""
 
     def __init__(self, D: int, length: int) -> None:
         super().__init__()
@@ -65,64 +83,86 @@ class Learned(Positions):
     def added(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Float[Tensor, "B T D"]:
         # An invisible token behind the last visible one may stand one past the end.
         last = self.table.num_embeddings - 1
-        out: Tensor = self.table(positions if reach <= last + 1 else positions.clamp(max=last))
+        if reach > last + 1:
+            positions = positions.clamp(max=last)
+        out: Tensor = self.table(positions)
         return out
 
 
-class Table:
-    """Rows computed once in float64 and kept for each device and dtype; it grows as far as positions reach."""
+class TabulatedPositions(Positions):
+    """Positions given by a formula, whose values are kept in a table [positions, columns] that grows as needed.
 
-    def __init__(self, compute: Callable[[int], Tensor]) -> None:
-        self.compute = compute
-        self.kept: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+    There is one table for each device and dtype: a model cast to half precision still gets values that were computed
+    in float64 and rounded once.
+    """
 
-    def rows(self, positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
+    def __init__(self) -> None:
+        super().__init__()
+        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def compute_table(self, length: int) -> Float[Tensor, "length columns"]:
+        """Returns the values of the first `length` positions in float64."""
+        raise NotImplementedError
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return tuple(self._tables.values())
+
+    def look_up(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Float[Tensor, "B T columns"]:
+        """Returns the rows of the table at these positions, all of them below `reach`."""
         key = (positions.device, dtype)
-        table = self.kept.get(key)
+        table = self._tables.get(key)
         if table is None or table.shape[0] < reach:
-            with torch.inference_mode(False):  # it outlives this call, and training may be next
-                table = self.compute(max(64, 1 << (reach - 1).bit_length())).to(*key)
-            self.kept[key] = table
+            # The table outlives this call, and training may be next, which cannot use a tensor of inference mode.
+            with torch.inference_mode(False):
+                table = self.compute_table(max(64, 1 << (reach - 1).bit_length())).to(*key)
+            # torch.export and functorch compute with stand-ins for tensors, which mean nothing after the call.
+            if type(table) is Tensor:
+                self._tables[key] = table
         return table[positions]
 
 
 def frequencies(d: int, base: float = 10000.0) -> Float[Tensor, " d2"]:
-    """ωᵢ = base^(−2i/d) for each pair, in float64."""
+    """Returns ωᵢ = base^(−2i/d) for each pair, in float64."""
     return base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
 
 
-def stretched(
+def llama3_frequencies(
     omega: Float[Tensor, " d2"], factor: float, low: float, high: float, original: int
 ) -> Float[Tensor, " d2"]:
-    """Llama 3's rule: waves that fit `original` positions fewer than `low` times get `factor` times as long, those that
-    fit more than `high` times stay, and those between are mixed: ω·((1 − s)/factor + s), s = (n − low)/(high − low)."""
+    """Returns frequencies by Llama 3's rule, for texts `factor` times as long as those a model learned from.
+
+    Let n be how often a wave fits into `original` positions. Waves with n < low get `factor` times as long, those with
+    n > high stay, and those between are mixed: ω·((1 − s)/factor + s) with s = (n − low)/(high − low).
+    """
     fits = original * omega / (2 * math.pi)
     stay = ((fits - low) / (high - low)).clamp(0, 1)
     return omega * ((1 - stay) / factor + stay)
 
 
 def sinusoids(length: int, d: int) -> Float[Tensor, "length d"]:
-    """The table of sinusoidal positions in float64; for odd d, that of d + 1 less its last column."""
+    """Returns the table of sinusoidal positions in float64; for odd d it is that of d + 1 less its last column."""
     angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(d + d % 2)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :d]
 
 
 def shift_matrix(d: int, steps: int = 1) -> Float[Tensor, "d d"]:
-    """Mˢ, which moves a sinusoidal position by s: p_{t+s} = Mˢ p_t."""
+    """Returns Mˢ, which moves a sinusoidal position by s: p_{t+s} = Mˢ p_t."""
     if d % 2:
         raise OptionError(
             f"sinusoidal positions of odd width {d} have no shift matrix: the last sine lacks its cosine. "
             f"Use the even width {d + 1}."
         )
     angles = steps * frequencies(d)
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     pairs = torch.stack([torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)], -2)
     shift: Tensor = torch.block_diag(*pairs)
     return shift
 
 
 def attend_to_offset(length: int, d: int, offset: int, sharpness: float = 30.0) -> Weights:
-    """Weights [1,1,T,T] of a head that looks `offset` positions away, by position alone.
+    """Returns the weights [1,1,T,T] of a head that looks `offset` positions away, by position alone.
 
     The query of position i is Mˢ p_i and the keys are the p_j: their product Σ cos(ω(i+s−j)) is largest at j = i+s.
     """
@@ -131,21 +171,27 @@ def attend_to_offset(length: int, d: int, offset: int, sharpness: float = 30.0) 
 
 
 @POSITIONS.add("sinusoidal")
-class Sinusoidal(Positions):
-    """Sines and cosines, for any length."""
+class Sinusoidal(TabulatedPositions):
+    """Sines and cosines that are added to the embeddings, for any length."""
 
     def __init__(self, D: int) -> None:
         super().__init__()
-        self.table = Table(lambda length: sinusoids(length, D))
+        self.width = D
+
+    def compute_table(self, length: int) -> Float[Tensor, "length D"]:
+        return sinusoids(length, self.width)
 
     def added(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Float[Tensor, "B T D"]:
-        return self.table.rows(positions, reach, dtype)
+        return self.look_up(positions, reach, dtype)
 
 
 @POSITIONS.add("rotary")
-class Rotary(Positions):
-    """Turns the two halves of queries and keys, as Llama does; `factor` times as slowly. With `original`, the length
-    that the model learned from, Llama 3's rule says how much each frequency slows down, between `low` and `high`."""
+class Rotary(TabulatedPositions):
+    """Positions that turn pairs of queries and keys, one number from each half of the width, as Llama does.
+
+    All turn `factor` times as slowly. With `original`, the length that the model learned from, Llama 3's rule says how
+    much each frequency slows down, between `low` and `high`.
+    """
 
     def __init__(
         self,
@@ -164,20 +210,56 @@ class Rotary(Positions):
                 f"rotary positions: base {base}, factor {factor}, low {low}, high {high}, original {original}; "
                 "expected base, factor and original above 0 and low below high"
             )
+        self.width = K
+        self.base = base
+        self.factor = factor
+        self.original = original
+        self.low = low
+        self.high = high
 
-        def compute(length: int) -> Tensor:
-            omega = frequencies(K, base)
-            omega = omega / factor if original is None else stretched(omega, factor, low, high, original)
-            angles = torch.arange(length, dtype=torch.float64)[:, None] * omega.repeat(2)
-            return torch.cat([angles.cos(), angles.sin()], -1)
-
-        self.table = Table(compute)
+    def compute_table(self, length: int) -> Float[Tensor, "length 2K"]:
+        omega = frequencies(self.width, self.base)
+        if self.original is None:
+            omega = omega / self.factor
+        else:
+            omega = llama3_frequencies(omega, self.factor, self.low, self.high, self.original)
+        angles = torch.arange(length, dtype=torch.float64)[:, None] * omega.repeat(2)
+        return torch.cat([angles.cos(), angles.sin()], -1)
 
     def rotation(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Rotation:
-        return Rotation(*self.table.rows(positions, reach, dtype)[:, None].chunk(2, -1))
+        return Rotation(*self.look_up(positions, reach, dtype)[:, None].chunk(2, -1))
+
+
+def alibi_slopes(H: int) -> Float[Tensor, " H"]:
+    """Returns ALiBi's slope of each head in float64: 2^(−8/H), 2^(−16/H), … where H is a power of two.
+
+    For any other H these are the slopes of the power of two below it, and then every second slope of the one above.
+    """
+    below = 1 << (H.bit_length() - 1)
+    slopes = 2.0 ** (-8 / below * torch.arange(1, below + 1, dtype=torch.float64))
+    between = 2.0 ** (-4 / below * (2 * torch.arange(H - below, dtype=torch.float64) + 1))
+    return torch.cat([slopes, between])
+
+
+@POSITIONS.add("alibi")
+class Alibi(Positions):
+    """Attention with linear biases: the farther a key, the lower its score, by a slope that differs from head to head.
+
+    It is for any length, and for mechanisms with scores (`softmax`, `argmax`, the synthesizers).
+    """
+
+    slopes: Tensor
+
+    def __init__(self, H: int) -> None:
+        super().__init__()
+        # Not saved: they follow from the number of heads.
+        self.register_buffer("slopes", alibi_slopes(H).float(), persistent=False)
+
+    def bias(self, rules: Mask) -> Mask:
+        return rules.but(slopes=self.slopes)
 
 
 def rotate(x: Float[Tensor, "B N T K"], rotation: Rotation) -> Float[Tensor, "B N T K"]:
-    """x with the pairs (xᵢ, x_{i+K/2}) turned: x·cos + [−x₂, x₁]·sin."""
+    """Returns x with the pairs (xᵢ, x_{i+K/2}) turned: x·cos + [−x₂, x₁]·sin."""
     first, second = x.chunk(2, -1)
     return x * rotation.cos + torch.cat([-second, first], -1) * rotation.sin

@@ -30,6 +30,8 @@ _AT_A_TIME = 1 << 20  # weights: 4 MB fit into the shared cache, and threads tha
 def suits(q: Tensor, mask: Mask) -> bool:
     """Whether it can stand in for PyTorch's call; of what is added to the scores it has no gradient."""
     learned = (x is not None and x.requires_grad for x in (mask.bias, mask.slopes))
+    if mask.relative is not None and torch.is_grad_enabled():  # its table may be learned
+        return False
     return suits_dropout(q) and not torch.is_autocast_enabled("cpu") and not any(learned)
 
 

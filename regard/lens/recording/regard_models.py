@@ -367,7 +367,7 @@ def _formula(
     """How weights follow from what is kept; fills that in."""
     cls = type(mechanism)
     made.q, made.k = _plain(q), _plain(k)
-    if mask.documents is not None or mask.bias is not None:
+    if mask.documents is not None or mask.bias is not None or mask.relative is not None:
         return _dense(made, mechanism, q, k, v, mask, crossing)
     if isinstance(mechanism, SoftmaxAttention) and cls is SoftmaxAttention:
         assert q is not None
