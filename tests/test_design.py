@@ -331,16 +331,16 @@ def test_a_wrong_solver_is_noticed(monkeypatch):
     right = select(WORKED, 0)
 
     class Poor:
-        nnls = staticmethod(certificates.optimize().nnls)
+        nnls = staticmethod(certificates.scipy_optimize().nnls)
 
         @staticmethod
         def linprog(cost, **given):
             return type("Solved", (), {"x": -np.ones_like(cost), "message": ""})
 
-    monkeypatch.setattr(certificates, "optimize", lambda: Poor)
+    monkeypatch.setattr(certificates, "scipy_optimize", lambda: Poor)
     poor = answered(WORKED, [0])
     assert poor.feasible and poor.margin <= right.margin
-    monkeypatch.setattr(certificates, "nonnegative", lambda a, b: np.ones(a.shape[1]))
+    monkeypatch.setattr(certificates, "nonnegative_least_squares", lambda a, b: np.ones(a.shape[1]))
     with pytest.raises(DesignError):
         select(tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [-1.0, -2.0]]), 0)
 
@@ -389,8 +389,8 @@ def test_the_outline_is_the_hull():
 )
 def test_every_result_has_its_page(make):
     found = make()
-    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    page = design_page(plain).html()
+    assert json.dumps(found.as_dict(), allow_nan=False)
+    page = design_page(found).html()
     assert "Check it by hand" in page and ">nan<" not in page
 
 

@@ -72,8 +72,8 @@ def design(
         require_matplotlib()
     (wish,) = wishes.values()
     found = wish()
-    if out is not None:
-        design_page(found.as_dict()).write(out)
+    if out is not None and not isinstance(found, lab.Fit):
+        design_page(found).write(out)
     if json:
         print_json(found.as_dict())
     else:

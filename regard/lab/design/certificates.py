@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from regard.errors import ExtraMissingError, RegardError
 
 Array = NDArray[np.float64]
-Share = tuple[int, float]
+Share = tuple[int, float]  # the number of a key or a query, and its coefficient in a mix
 
-# Of the distance, in units of the distances between keys, below which two hulls are taken to meet.
+# Two hulls are taken to meet below this distance, in units of the distances between keys.
 TOLERANCE = 1e-7
-# Of a number near one, below which it is taken for rounding: a singular value of unit vectors, a coefficient.
+# A number near one is taken for rounding below this: a singular value of unit vectors, a coefficient.
 _RANK = 1e-12
 
 
@@ -48,84 +48,94 @@ class Certificate:
     tolerance: float
 
     def explain(self) -> str:
-        mix = f"{mixed(self.others)} = {vector(self.point)}"
-        inside = len(self.members) == 1  # also where a set's hulls meet at one of its own keys
-        says = (
-            f"key {self.members[0][0]} lies in the convex hull of the others"
-            if inside
-            else "the affine hull of the set meets the convex hull of the others"
-        )
-        same = f"which is key {self.members[0][0]}" if inside else f"which is also {mixed(self.members)}"
+        """Returns the proof in words, with the numbers to check by hand."""
+        first = self.members[0][0]
+        if len(self.members) == 1:  # also where a set's hulls meet at one of its own keys
+            claim = f"key {first} lies in the convex hull of the others"
+            same = f"which is key {first}"
+            beaten = "key itself"
+        else:
+            claim = "the affine hull of the set meets the convex hull of the others"
+            same = f"which is also {format_mix(self.members)}"
+            beaten = "set's common score"
         return (
-            f"Certificate: {says}.\n"
-            f"  {mix}, {same}.\n"
+            f"Certificate: {claim}.\n"
+            f"  {format_mix(self.others)} = {format_vector(self.point)}, {same}.\n"
             f"  Coefficients of the others: none negative, sum {sum(c for _, c in self.others):.6g}. "
             f"Largest difference of a coordinate: {self.residual:.1e} (tolerance {self.tolerance:.1e}).\n"
             "  A score is linear in the key, so for any query some key of the first mix scores at least as much as the "
-            + ("key itself." if inside else "set's common score.")
+            f"{beaten}."
         )
 
 
-def mixed(shares: Iterable[Share], letter: str = "k") -> str:
-    """0.25·k2 − 0.5·k3."""
+def format_mix(shares: Iterable[Share], letter: str = "k") -> str:
+    """Formats a sum of keys or queries: 0.25·k2 − 0.5·k3."""
     text = " ".join(f"{'−' if c < 0 else '+'} {abs(c):.6g}·{letter}{j}" for j, c in shares)
-    return text[2:] if text.startswith("+") else text.replace(" ", "", 1)
+    if text.startswith("+"):
+        return text[2:]
+    return text.replace(" ", "", 1)  # no space after a leading minus
 
 
-def vector(x: Iterable[float], most: int = 8) -> str:
-    """(1, 0.5, −2), cut after `most`."""
-    shown = [f"{v:.4g}".replace("-", "−", 1) for v in x]
-    return f"({', '.join(shown[:most])}{', …' if len(shown) > most else ''})"
+def format_vector(x: Iterable[float], max_length: int = 8) -> str:
+    """Formats a vector: (1, 0.5, −2), cut after `max_length` coordinates."""
+    coordinates = [f"{v:.4g}".replace("-", "−", 1) for v in x]
+    if len(coordinates) > max_length:
+        coordinates = [*coordinates[:max_length], "…"]
+    return f"({', '.join(coordinates)})"
 
 
-def optimize() -> ModuleType:
-    """`scipy.optimize`, or an error that says how to get it."""
+def scipy_optimize() -> ModuleType:
+    """Returns `scipy.optimize`, or raises an error that says how to get it."""
     try:
         import scipy.optimize
     except ImportError:
         raise ExtraMissingError('designing queries needs `scipy`: pip install "regard[lab]"') from None
-    found: ModuleType = scipy.optimize
-    return found
+    module: ModuleType = scipy.optimize
+    return module
 
 
-def nonnegative(a: Array, b: Array) -> Array:
-    """u ≥ 0 with the least ‖a u − b‖."""
+def nonnegative_least_squares(a: Array, b: Array) -> Array:
+    """Returns the u ≥ 0 with the least ‖a u − b‖."""
     try:
-        found: Array = optimize().nnls(a, b)[0]
+        u: Array = scipy_optimize().nnls(a, b)[0]
     except RuntimeError as error:
         raise DesignError(f"least squares over {a.shape[1]} keys did not settle ({error}); leave some out") from error
-    return found
+    return u
 
 
 def separate(keys: Array, members: tuple[int, ...]) -> Array | Certificate:
-    """The direction, of largest coordinate one, that prefers the members to all others by the largest margin.
+    """Returns the direction that prefers the members to all others by the largest margin, or a certificate.
 
-    By linear programming over y with ‖y‖∞ ≤ 1; or the certificate that no direction prefers them at all.
+    The direction [K] is found by linear programming over y with ‖y‖∞ ≤ 1; its largest coordinate is one. The
+    certificate proves that no direction prefers the members at all. keys [S,K].
     """
-    first, others = keys[members[0]], [j for j in range(len(keys)) if j not in set(members)]
-    free = _free(keys[list(members)] - first)
-    raw = first - keys[others]
-    gaps = raw @ free
-    lengths, within = np.linalg.norm(raw, axis=1), np.linalg.norm(gaps, axis=1)
+    first = keys[members[0]]
+    others = [j for j in range(len(keys)) if j not in set(members)]
+    free = _free_directions(keys[list(members)] - first)
+    differences = first - keys[others]
+    gaps = differences @ free  # in the coordinates of the free directions
+    lengths = np.linalg.norm(differences, axis=1)
+    within = np.linalg.norm(gaps, axis=1)
     if not np.isfinite(lengths).all():
         raise DesignError("the distances between the keys overflow; divide all keys by the largest of them")
     for j, whole, part in zip(others, lengths, within, strict=True):
         if part <= TOLERANCE * whole:
             return _certificate(keys, members, [(j, 1.0)])
     units = gaps / within[:, None]
-    height = np.vstack([units.T, np.ones(len(others))])
-    u = nonnegative(height, np.eye(len(height))[-1])
+    # The point of the units' hull that is nearest to the origin: minimise ‖Σ u_j unit_j‖² + (Σ u_j − 1)² over u ≥ 0.
+    system = np.vstack([units.T, np.ones(len(others))])
+    u = nonnegative_least_squares(system, np.eye(len(system))[-1])
     nearest = units.T @ u / u.sum()
     distance = float(np.linalg.norm(nearest))
     if (units @ nearest).min() <= TOLERANCE * distance:
         shares = u / within
         shares /= shares.sum()
         return _certificate(keys, members, [(j, float(c)) for j, c in zip(others, shares, strict=True) if c > 0])
-    return _widest(free, gaps, within, free @ nearest)
+    return _widest_margin(free, gaps, within, free @ nearest)
 
 
-def _free(differences: Array) -> Array:
-    """An orthonormal basis [K, ·] of the directions in which the members do not differ."""
+def _free_directions(differences: Array) -> Array:
+    """Returns an orthonormal basis [K, ·] of the directions in which the members do not differ."""
     lengths = np.linalg.norm(differences, axis=1)
     units = differences[lengths > 0] / lengths[lengths > 0, None]
     _, sizes, axes = np.linalg.svd(units, full_matrices=True)
@@ -133,10 +143,11 @@ def _free(differences: Array) -> Array:
     return basis
 
 
-def _widest(free: Array, gaps: Array, within: Array, start: Array) -> Array:
-    """max m subject to y·gap_j ≥ m for all j and ‖y‖∞ ≤ 1, y within the free directions; never worse than `start`.
+def _widest_margin(free: Array, gaps: Array, within: Array, start: Array) -> Array:
+    """Returns the y with the largest m such that y·gap_j ≥ m for all j and ‖y‖∞ ≤ 1, within the free directions.
 
-    m is counted in margins of `start`, and each row divided by the length of its gap, so that all numbers are near one.
+    It is never worse than `start`. m is counted in margins of `start`, and each row divided by the length of its gap,
+    so that all numbers are near one.
     """
     start = start / np.abs(start).max()
     known = float((gaps @ (free.T @ start)).min())
@@ -144,7 +155,7 @@ def _widest(free: Array, gaps: Array, within: Array, start: Array) -> Array:
     box = np.hstack([np.vstack([free, -free]), np.zeros((2 * len(free), 1))])
     cost = np.zeros(rows.shape[1])
     cost[-1] = -1
-    solved: Any = optimize().linprog(
+    solved: Any = scipy_optimize().linprog(
         cost,
         A_ub=np.vstack([rows, box]),
         b_ub=np.concatenate([np.zeros(len(rows)), np.ones(len(box))]),
@@ -159,15 +170,22 @@ def _widest(free: Array, gaps: Array, within: Array, start: Array) -> Array:
         )
     best: Array = free @ solved.x[:-1]
     best = best / np.abs(best).max()
-    return best if (gaps @ (free.T @ best)).min() >= known else start
+    if (gaps @ (free.T @ best)).min() >= known:
+        return best
+    return start
 
 
 def _certificate(keys: Array, members: tuple[int, ...], others: list[Share]) -> Certificate:
-    """The certificate with these coefficients of the others, once it has been multiplied out."""
+    """Returns the certificate with these coefficients of the others, after multiplying it out.
+
+    Raises a DesignError where rounding leaves the two mixes too far apart to prove anything.
+    """
     first = keys[members[0]]
     offset = sum((c * (keys[j] - first) for j, c in others), np.zeros_like(first))
     edges = keys[list(members[1:])] - first
-    inner = np.linalg.lstsq(edges.T, offset, rcond=_RANK)[0] if len(edges) else np.zeros(0)
+    inner = np.zeros(0)
+    if len(edges):
+        inner = np.linalg.lstsq(edges.T, offset, rcond=_RANK)[0]
     inner[np.abs(inner) < _RANK] = 0
     mix = [(members[0], 1 - float(inner.sum())), *((a, float(c)) for a, c in zip(members[1:], inner, strict=True))]
     residual = float(np.abs(offset - inner @ edges).max(initial=0.0))

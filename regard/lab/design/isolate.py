@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.lab.design.certificates import TOLERANCE, DesignError
-from regard.lab.design.result import checked
+from regard.lab.design.result import check_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,22 +28,22 @@ class Isolation:
     value: Float[Tensor, "D D"]
 
     def weights(self, x: Float[Tensor, "T D"], memory: Float[Tensor, "S D"]) -> Float[Tensor, "T S"]:
-        """softmax(q·kᵀ): who reads whom."""
+        """Returns who reads whom: softmax(q·kᵀ) [T,S]."""
         return (x @ self.query @ (memory @ self.key).T).softmax(-1)
 
     def read(self, x: Float[Tensor, "T D"], memory: Float[Tensor, "S D"]) -> Float[Tensor, "T D"]:
-        """What each row of x reads from the memory: nothing outside the subspace of contents."""
+        """Returns what each row of x reads from the memory [T,D]: nothing outside the subspace of contents."""
         return self.weights(x, memory) @ memory @ self.value
 
 
 def isolate(content: Float[Tensor, "R D"], label: Float[Tensor, "S D"], beta: float) -> Isolation:
-    """The matrices for subspaces that the rows of `content` and of `label` span.
+    """Returns the matrices for the subspaces that the rows of `content` and of `label` span.
 
     Rows of unequal labels l, l′ of unit length get the scores β and β·l·l′: β = ln(n·precision/(1−precision)) suffices
     for n orthogonal labels.
     """
-    contents, on_content = _projection(checked(content, "content"))
-    labels, on_label = _projection(checked(label, "label"))
+    contents, on_content = _projection(check_vectors(content, "content"))
+    labels, on_label = _projection(check_vectors(label, "label"))
     if content.shape[1] != label.shape[1]:
         raise DesignError(f"contents of {content.shape[1]} numbers, labels of {label.shape[1]}; expected as many")
     cosine = float((contents.T @ labels).abs().max())
@@ -53,7 +53,7 @@ def isolate(content: Float[Tensor, "R D"], label: Float[Tensor, "S D"], beta: fl
 
 
 def _projection(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis [D,R] of what the rows span, and the projection on it."""
+    """Returns an orthonormal basis [D,R] of what the rows [R,D] span, and the projection [D,D] on it."""
     _, sizes, axes = torch.linalg.svd(rows, full_matrices=False)
     if float(sizes.min()) <= TOLERANCE * float(sizes.max()):
         raise DesignError(f"the {len(rows)} rows of a subspace are not independent; leave out those that repeat others")

@@ -10,8 +10,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.lab.design.certificates import TOLERANCE, Array, DesignError, Share, mixed, nonnegative, vector
-from regard.lab.design.result import Result, Vectors, checked, checked_index, checked_numbers, least_length, listed
+from regard.lab.design.certificates import (
+    TOLERANCE,
+    Array,
+    DesignError,
+    Share,
+    format_mix,
+    format_vector,
+    nonnegative_least_squares,
+)
+from regard.lab.design.result import (
+    DesignResult,
+    Vectors,
+    check_index,
+    check_precision,
+    check_vectors,
+    format_indices,
+    shortest_length,
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +43,9 @@ class NoKey:
     tolerance: float
 
     def explain(self) -> str:
+        """Returns the proof in words, with the numbers to check by hand."""
         return (
-            f"Certificate: {mixed(self.queries, 'q')} = 0 (largest coordinate {self.residual:.1e}, "
+            f"Certificate: {format_mix(self.queries, 'q')} = 0 (largest coordinate {self.residual:.1e}, "
             f"tolerance {self.tolerance:.1e}).\n  So every key's scores, mixed in the same way, are 0; the mix "
             f"of the scores needed is {self.needed:.4g}."
         )
@@ -43,6 +60,7 @@ class TooShort:
     score: float
 
     def explain(self) -> str:
+        """Returns the proof in words, with the numbers to check by hand."""
         return (
             f"Certificate: a key of unit length scores at most ‖q‖ = {self.length:.6g}, that of q/‖q‖ itself; "
             f"key {self.other} scores {self.score:.6g} (tolerance {TOLERANCE:.0e} of the larger)."
@@ -50,7 +68,7 @@ class TooShort:
 
 
 @dataclass(frozen=True, eq=False)
-class Replacement(Result):
+class Replacement(DesignResult):
     """Keys with one replaced, so that each query [T,K] selects it, or why there is no such key.
 
     scores and weights [T,S] are those of beta·queries at the new keys; margin: by how much the new key's score
@@ -72,13 +90,20 @@ class Replacement(Result):
     certificate: NoKey | TooShort | None = None
 
     def explain(self) -> str:
-        kind, many = "key of unit length" if self.unit else "key", len(self.queries) > 1
-        which = "all queries select it" if many else "the query selects it"
+        """Returns the new key or the proof in words, with the numbers to check by hand."""
+        kind = "key"
+        if self.unit:
+            kind = "key of unit length"
+        which = "the query selects it"
+        weight_name = "weight"
+        if len(self.queries) > 1:
+            which = "all queries select it"
+            weight_name = "least weight"
         if self.certificate is not None:
             return f"No {kind} can stand for key {self.index} so that {which}.\n{self.certificate.explain()}"
         assert self.key is not None and self.weights is not None
         weight = float(self.weights[:, self.index].min())
-        lines = [f"In place of key {self.index}: {vector(self.key)}, and {which}."]
+        lines = [f"In place of key {self.index}: {format_vector(self.key)}, and {which}."]
         if self.unit:
             lines.append(
                 f"It is q/‖q‖: no other unit key scores more than ‖q‖ = {float(self.queries[0].norm()):.6g}. "
@@ -90,8 +115,7 @@ class Replacement(Result):
                 f"It is as near to key {self.index} as possible, {moved:.4g} away: a query needs a score of "
                 "ln Σ exp(other scores) + ln(precision/(1−precision)) there."
             )
-        least = "least weight" if many else "weight"
-        lines.append(f"Margin {self.margin:.4g}; {least} {weight:.6g} (wanted {self.precision:g}).")
+        lines.append(f"Margin {self.margin:.4g}; {weight_name} {weight:.6g} (wanted {self.precision:g}).")
         return "\n".join(lines)
 
 
@@ -103,44 +127,50 @@ def replace_key(
     precision: float = 0.99,
     scale: float = 1.0,
 ) -> Replacement:
-    """The key nearest to key i that gets at least `precision` of the weight of each query, when it takes i's place.
+    """Returns the key nearest to key i that gets at least `precision` of each query's weight when it takes i's place.
 
-    `unit`: a key of length one, for one query. The best is q/‖q‖, with the score ‖q‖, and it works exactly where ‖q‖
-    exceeds the score of every other key; a multiple of the query then has the precision.
+    With `unit` the key has length one, and there may be one query only. The best is q/‖q‖, with the score ‖q‖, and it
+    works exactly where ‖q‖ exceeds the score of every other key; a multiple of the query then has the precision.
     """
-    keys = checked(keys)
-    asked = checked(torch.atleast_2d(queries), "queries")
-    checked_index(i, len(keys))
-    checked_numbers(precision, scale)
-    if asked.shape[1] != keys.shape[1]:
-        raise DesignError(f"queries of {asked.shape[1]} numbers, keys of {keys.shape[1]}; expected as many")
-    if unit and len(asked) > 1:
-        raise DesignError(f"{len(asked)} queries for a key of unit length: expected one")
+    keys = check_vectors(keys)
+    queries = check_vectors(torch.atleast_2d(queries), "queries")
+    check_index(i, len(keys))
+    check_precision(precision, scale)
+    if queries.shape[1] != keys.shape[1]:
+        raise DesignError(f"queries of {queries.shape[1]} numbers, keys of {keys.shape[1]}; expected as many")
+    if unit and len(queries) > 1:
+        raise DesignError(f"{len(queries)} queries for a key of unit length: expected one")
     others = [j for j in range(len(keys)) if j != i]
-    beta, made = 1.0, _unit(keys, others, asked[0]) if unit else _nearest(keys, i, others, asked, precision, scale)
-    if not isinstance(made, Tensor):
-        return Replacement(keys, i, asked, unit, precision, scale, False, 0.0, math.inf, certificate=made)
-    new = keys.clone()
-    new[i] = made
-    gaps = (asked @ made)[:, None] - asked @ keys[others].T
+    key = _unit_key(keys, others, queries[0]) if unit else _nearest_key(keys, i, others, queries, precision, scale)
+    if not isinstance(key, Tensor):
+        return Replacement(keys, i, queries, unit, precision, scale, False, 0.0, math.inf, certificate=key)
+    new_keys = keys.clone()
+    new_keys[i] = key
+    gaps = (queries @ key)[:, None] - queries @ keys[others].T
+    beta = 1.0
     if unit:
-        beta = least_length(gaps[0].numpy(), 1, precision, scale)
-    scores = scale * beta * asked @ new.T
+        beta = shortest_length(gaps[0].numpy(), 1, precision, scale)
+    scores = scale * beta * queries @ new_keys.T
     weights = scores.softmax(-1)
     if not weights[:, i].min() >= precision - 1e-9:
         worst = int(weights[:, i].argmin())
         raise DesignError(
             f"query {worst}: rounding spoils the key (weight {float(weights[worst, i]):.6g} of {precision:g} wanted); "
-            f"queries {listed(range(len(asked)))} are too near to cancelling each other"
+            f"queries {format_indices(range(len(queries)))} are too near to cancelling each other"
         )
-    margin = float(gaps.min()) if others else math.inf
-    return Replacement(keys, i, asked, unit, precision, scale, True, margin, beta, made, scores, weights)
+    margin = math.inf
+    if others:
+        margin = float(gaps.min())
+    return Replacement(keys, i, queries, unit, precision, scale, True, margin, beta, key, scores, weights)
 
 
-def _unit(keys: Tensor, others: list[int], q: Tensor) -> Tensor | TooShort:
+def _unit_key(keys: Tensor, others: list[int], q: Tensor) -> Tensor | TooShort:
+    """Returns q/‖q‖ [K], or the proof that some other key scores as much as any unit key."""
     length = float(q.norm())
+    if not others and not length:
+        return torch.eye(len(q), dtype=q.dtype)[0]
     if not others:
-        return q / length if length else torch.eye(len(q), dtype=q.dtype)[0]
+        return q / length
     best = max(others, key=lambda j: float(q @ keys[j]))
     score = float(q @ keys[best])
     if length - score <= TOLERANCE * max(length, abs(score)):
@@ -148,10 +178,13 @@ def _unit(keys: Tensor, others: list[int], q: Tensor) -> Tensor | TooShort:
     return q / length
 
 
-def _nearest(
+def _nearest_key(
     keys: Tensor, i: int, others: list[int], queries: Tensor, precision: float, scale: float
 ) -> Tensor | NoKey:
-    """min ‖x‖ subject to q_t·(k_i + x) ≥ needed_t, by non-negative least squares on the dual."""
+    """Returns k_i + x [K] with the least ‖x‖ such that q_t·(k_i + x) ≥ needed_t, or the proof that there is none.
+
+    It is found by non-negative least squares on the dual problem.
+    """
     if not others:
         return keys[i]
     needed = (scale * queries @ keys[others].T).logsumexp(1) + math.log(precision / (1 - precision))
@@ -162,20 +195,23 @@ def _nearest(
     short = short + 1e-10 * np.abs(needed.numpy()) / scale
     lengths = queries.norm(dim=1).numpy()
     lengths[lengths == 0] = 1
-    rows, rises = queries.numpy() / lengths[:, None], short / lengths
+    # Rows of length one and rises of at most one: the least squares is solved with numbers of like sizes.
+    rows = queries.numpy() / lengths[:, None]
+    rises = short / lengths
     far = float(np.abs(rises).max())
-    height = np.vstack([rows.T, rises / far])
-    u = nonnegative(height, np.eye(len(height))[-1])
+    system = np.vstack([rows.T, rises / far])
+    u = nonnegative_least_squares(system, np.eye(len(system))[-1])
     mix = rows.T @ u
     if np.abs(mix).max() <= TOLERANCE * u.sum():
-        return _no_key(queries.numpy(), needed.numpy() / scale, u / lengths)
+        return _prove_no_key(queries.numpy(), needed.numpy() / scale, u / lengths)
     return keys[i] + torch.from_numpy(far * mix / (1 - float(rises @ u) / far))
 
 
-def _no_key(queries: Array, needed: Array, u: Array) -> NoKey:
-    """The certificate with these coefficients of the queries, once it has been multiplied out."""
+def _prove_no_key(queries: Array, needed: Array, u: Array) -> NoKey:
+    """Returns the certificate with these coefficients of the queries, after multiplying it out."""
     shares = u / u.sum()
-    residual, tolerance = np.abs(shares @ queries).max(), TOLERANCE * float(shares @ np.linalg.norm(queries, axis=1))
+    residual = np.abs(shares @ queries).max()
+    tolerance = TOLERANCE * float(shares @ np.linalg.norm(queries, axis=1))
     wanted = float(shares @ needed)
     if residual > tolerance or wanted <= 0:
         raise DesignError(

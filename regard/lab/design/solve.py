@@ -21,9 +21,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.lab.design.certificates import TOLERANCE, Certificate, DesignError, separate, vector
+from regard.lab.design.certificates import TOLERANCE, Certificate, DesignError, format_vector, separate
 from regard.lab.design.replacement import Replacement, replace_key
-from regard.lab.design.result import Result, Vectors, checked, checked_index, checked_numbers, least_length, listed
+from regard.lab.design.result import (
+    DesignResult,
+    Vectors,
+    check_index,
+    check_precision,
+    check_vectors,
+    format_indices,
+    shortest_length,
+)
 
 __all__ = [
     "ClosedForm",
@@ -42,7 +50,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Design(Result):
+class Design(DesignResult):
     """A query for some keys, or why there is none; the fields of a query that does not exist are None.
 
     q = beta · direction; scores = scale · keys·q; weights = softmax(scores); output = weights · values, where given.
@@ -65,29 +73,38 @@ class Design(Result):
     certificate: Certificate | None = None
 
     @property
-    def wish(self) -> str:
-        return f"select key {self.members[0]}" if len(self.members) == 1 else f"average keys {listed(self.members)}"
+    def goal(self) -> str:
+        """What the query shall do, in words."""
+        if len(self.members) == 1:
+            return f"select key {self.members[0]}"
+        return f"average keys {format_indices(self.members)}"
 
     def explain(self) -> str:
+        """Returns the query or the proof in words, with the numbers to check by hand."""
+        n = len(self.keys)
+        a = len(self.members)
         if self.certificate is not None:
-            a = len(self.members)
-            most = "none gives it" if a == 1 else "none that weighs them equally gives them"
-            return f"No query can {self.wish}: {most} more than {a}/{a + 1} of the weight.\n" + (
-                self.certificate.explain()
-            )
+            most = "none that weighs them equally gives them"
+            if a == 1:
+                most = "none gives it"
+            refusal = f"No query can {self.goal}: {most} more than {a}/{a + 1} of the weight."
+            return f"{refusal}\n{self.certificate.explain()}"
         assert self.q is not None and self.direction is not None and self.weights is not None
-        n, a = len(self.keys), len(self.members)
         if n == a:
-            return f"To {self.wish}: there is no other key, so q = 0 gives each of them {1 / n:.4g}."
+            return f"To {self.goal}: there is no other key, so q = 0 gives each of them {1 / n:.4g}."
         bound = math.log(self.precision * (n - a) / (a * (1 - self.precision))) / (self.scale * self.margin)
         sure = f"ln({self.precision:g}·{n - a} / ({a}·{1 - self.precision:.4g})) / ({self.scale:.4g}·{self.margin:.4g})"
+        pronoun = "them"
+        noun = "the set"
+        if a == 1:
+            pronoun = "it"
+            noun = "the key"
         lines = [
-            f"To {self.wish} of {n}: q = {vector(self.q)} = {self.beta:.4g} · {vector(self.direction)}.",
-            f"The direction, its largest coordinate 1, prefers {'it' if a == 1 else 'them'} to every other key by at "
+            f"To {self.goal} of {n}: q = {format_vector(self.q)} = {self.beta:.4g} · {format_vector(self.direction)}.",
+            f"The direction, its largest coordinate 1, prefers {pronoun} to every other key by at "
             f"least the margin {self.margin:.4g}, the largest that linear programming finds.",
             f"Length: {sure} = {bound:.4g} always suffices, {self.beta:.4g} is the least that does here.",
-            f"Weight of {'the key' if a == 1 else 'the set'}: {float(self.weights[list(self.members)].sum()):.6g} "
-            f"(wanted {self.precision:g}).",
+            f"Weight of {noun}: {float(self.weights[list(self.members)].sum()):.6g} (wanted {self.precision:g}).",
         ]
         spread = float((self.keys - self.keys[self.members[0]]).norm(dim=1).max())
         if self.margin < 1e-3 * spread:
@@ -99,7 +116,7 @@ class Design(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class Identity(Result):
+class Identity(DesignResult):
     """One design a key, and where all exist the matrix q [S,K] with softmax(scale · q·keysᵀ) = weights ≈ I."""
 
     keys: Vectors
@@ -116,21 +133,23 @@ class Identity(Result):
         return tuple(d for d in self.designs if not d.feasible)
 
     def explain(self) -> str:
+        """Returns what the queries do, or the proofs that there are none, in words."""
         if self.feasible:
             assert self.weights is not None
-            least, margins = float(self.weights.diagonal().min()), [d.margin for d in self.designs]
+            least = float(self.weights.diagonal().min())
+            margins = [d.margin for d in self.designs]
             return (
                 f"Every one of the {len(self.keys)} keys is a corner of the hull of all: row i of q selects key i.\n"
                 f"Margins {min(margins):.4g} to {max(margins):.4g}; the least weight on the diagonal is {least:.6g} "
                 f"(wanted {self.precision:g})."
             )
-        which = listed(d.members[0] for d in self.refused)
-        told = [d.explain() for d in self.refused]
-        return "\n".join([f"No matrix of queries is the identity: key {which} cannot be selected.", *told])
+        which = format_indices(d.members[0] for d in self.refused)
+        proofs = [d.explain() for d in self.refused]
+        return "\n".join([f"No matrix of queries is the identity: key {which} cannot be selected.", *proofs])
 
 
 @dataclass(frozen=True, eq=False)
-class Fit(Result):
+class Fit(DesignResult):
     """The query whose scores are nearest to those wanted in the sum of squares; it need not order them rightly."""
 
     keys: Vectors
@@ -141,10 +160,11 @@ class Fit(Result):
     weights: Float[Tensor, "S"]
 
     def explain(self) -> str:
+        """Returns the query in words, and how far its scores are from those wanted."""
         off = float((self.scores - self.wanted).abs().max())
         return (
-            f"Least squares towards the scores {vector(self.wanted)}: q = {vector(self.q)}.\n"
-            f"Scores {vector(self.scores)}, off by up to {off:.4g}; weights {vector(self.weights)}."
+            f"Least squares towards the scores {format_vector(self.wanted)}: q = {format_vector(self.q)}.\n"
+            f"Scores {format_vector(self.scores)}, off by up to {off:.4g}; weights {format_vector(self.weights)}."
         )
 
 
@@ -160,11 +180,11 @@ class ClosedForm:
     scale: float
 
     def weight(self, beta: float) -> float:
-        """Of each member: 1 / (a + (n−a)·exp(−rise·β·scale))."""
+        """Returns the weight of each member: 1 / (a + (n−a)·exp(−rise·β·scale))."""
         return 1 / (self.members + self.others * math.exp(-self.rise * beta * self.scale))
 
     def other(self, beta: float) -> float:
-        """Of each other key."""
+        """Returns the weight of each other key."""
         return math.exp(-self.rise * beta * self.scale) * self.weight(beta)
 
 
@@ -175,9 +195,10 @@ def select(
     scale: float = 1.0,
     values: Float[Tensor, "S V"] | None = None,
 ) -> Design:
-    """The query that gives key i at least `precision` of the weight, or the proof that key i lies among the others.
+    """Returns the query that gives key i at least `precision` of the weight, or the proof that there is none.
 
-    `scale`: what the attention multiplies its scores by, such as 1/√K.
+    There is none exactly where key i lies in the convex hull of the others. `scale` is what the attention multiplies
+    its scores by, such as 1/√K.
     """
     return average(keys, (i,), precision, scale, values)
 
@@ -189,34 +210,37 @@ def average(
     scale: float = 1.0,
     values: Float[Tensor, "S V"] | None = None,
 ) -> Design:
-    """The query that gives the members equal weights with a sum of at least `precision`, or the proof that none does.
+    """Returns the query that gives the members equal weights with a sum of at least `precision`, or the proof that
+    there is none.
 
     Where there is no such query, some other key always scores as much as the members do, and they get at most
     a/(a+1) together. `precision` has to be more than that, and one outcome excludes the other.
     """
-    keys = checked(keys)
-    n, chosen = len(keys), tuple(dict.fromkeys(members))
+    keys = check_vectors(keys)
+    n = len(keys)
+    chosen = tuple(dict.fromkeys(members))
     if not chosen:
         raise DesignError("no key is wanted; expected at least one")
     for i in chosen:
-        checked_index(i, n)
-    checked_numbers(precision, scale, least=len(chosen) / (len(chosen) + 1) if len(chosen) < n else 0)
-    if len(chosen) == n:
-        nothing = keys.new_zeros(keys.shape[1])
-        return _design(keys, chosen, precision, scale, values, nothing, math.inf, 0.0)
-    found = separate(keys.numpy(), chosen)
-    if isinstance(found, Certificate):
-        return Design(keys, chosen, precision, scale, False, 0.0, math.inf, certificate=found)
+        check_index(i, n)
+    if len(chosen) == n:  # any query that scores all keys alike will do
+        check_precision(precision, scale, least=0)
+        zero = keys.new_zeros(keys.shape[1])
+        return _verified_design(keys, chosen, precision, scale, values, zero, math.inf, 0.0)
+    check_precision(precision, scale, least=len(chosen) / (len(chosen) + 1))
+    answer = separate(keys.numpy(), chosen)
+    if isinstance(answer, Certificate):
+        return Design(keys, chosen, precision, scale, False, 0.0, math.inf, certificate=answer)
     others = [j for j in range(n) if j not in set(chosen)]
-    gaps = (keys.numpy()[chosen[0]] - keys.numpy()[others]) @ found
-    beta = least_length(gaps, len(chosen), precision, scale)
-    direction = torch.from_numpy(found)
-    return _design(keys, chosen, precision, scale, values, direction, float(gaps.min()), beta)
+    gaps = (keys.numpy()[chosen[0]] - keys.numpy()[others]) @ answer
+    beta = shortest_length(gaps, len(chosen), precision, scale)
+    direction = torch.from_numpy(answer)
+    return _verified_design(keys, chosen, precision, scale, values, direction, float(gaps.min()), beta)
 
 
 def identity(keys: Vectors, precision: float = 0.99, scale: float = 1.0) -> Identity:
-    """Queries of which each selects its own key, or the keys for which there is none, with certificates."""
-    keys = checked(keys)
+    """Returns queries of which each selects its own key, or the keys for which there is none, with certificates."""
+    keys = check_vectors(keys)
     designs = tuple(select(keys, i, precision, scale) for i in range(len(keys)))
     if not all(d.feasible for d in designs):
         return Identity(keys, precision, scale, designs, False)
@@ -226,9 +250,10 @@ def identity(keys: Vectors, precision: float = 0.99, scale: float = 1.0) -> Iden
 
 
 def fit(keys: Vectors, wanted: Sequence[float] | Float[Tensor, "S"], scale: float = 1.0) -> Fit:
-    """The query with the least Σ_j (scale · q·k_j − wanted_j)²; of several, the shortest."""
-    keys, goal = checked(keys), torch.as_tensor(wanted, dtype=torch.float64)
-    checked_numbers(0.99, scale)
+    """Returns the query with the least Σ_j (scale · q·k_j − wanted_j)²; of several, the shortest."""
+    keys = check_vectors(keys)
+    goal = torch.as_tensor(wanted, dtype=torch.float64)
+    check_precision(0.99, scale)
     if goal.shape != keys.shape[:1] or not goal.isfinite().all():
         raise DesignError(f"wanted scores {tuple(goal.shape)}: expected one finite number a key, {len(keys)} in all")
     q = torch.from_numpy(np.linalg.lstsq(scale * keys.numpy(), goal.numpy(), rcond=None)[0])
@@ -237,11 +262,12 @@ def fit(keys: Vectors, wanted: Sequence[float] | Float[Tensor, "S"], scale: floa
 
 
 def orthogonal(keys: Vectors, members: Iterable[int], scale: float = 1.0) -> tuple[ClosedForm, ClosedForm]:
-    """The two closed forms of an average over orthogonal keys: β·Σ members, and the same less the sum of the others.
+    """Returns two closed forms of an average over orthogonal keys: β·Σ members, and that less the sum of the others.
 
     Each key counts by k/‖k‖², which is k itself at unit length; so keys of unequal lengths are averaged too.
     """
-    keys, chosen = checked(keys), tuple(dict.fromkeys(members))
+    keys = check_vectors(keys)
+    chosen = tuple(dict.fromkeys(members))
     lengths = keys.norm(dim=1)
     if not (lengths > 0).all():
         raise DesignError(f"key {int(lengths.argmin())} is zero; a closed form needs orthogonal keys, none zero")
@@ -250,17 +276,17 @@ def orthogonal(keys: Vectors, members: Iterable[int], scale: float = 1.0) -> tup
         i, j = divmod(int(cosines.argmax()), len(keys))
         raise DesignError(f"keys {i} and {j} have cosine {float(cosines[i, j]):.4g}; expected 0: use `average` instead")
     for i in chosen:
-        checked_index(i, len(keys))
+        check_index(i, len(keys))
     sign = -keys.new_ones(len(keys))
     sign[list(chosen)] = 1
     dual = keys / lengths[:, None] ** 2
-    a, rest = len(chosen), len(keys) - len(chosen)
-    forms = {"β·Σ members": (sign.clamp(min=0) @ dual, 1), "β·(Σ members − Σ others)": (sign @ dual, 2)}
-    plus, both = (ClosedForm(name, d, rise, a, rest, scale) for name, (d, rise) in forms.items())
+    sizes = (len(chosen), len(keys) - len(chosen))
+    plus = ClosedForm("β·Σ members", sign.clamp(min=0) @ dual, 1, *sizes, scale)
+    both = ClosedForm("β·(Σ members − Σ others)", sign @ dual, 2, *sizes, scale)
     return plus, both
 
 
-def _design(
+def _verified_design(
     keys: Tensor,
     members: tuple[int, ...],
     precision: float,
@@ -270,16 +296,20 @@ def _design(
     margin: float,
     beta: float,
 ) -> Design:
-    """The design of this direction and length, once its weights have been computed and found as promised."""
+    """Returns the design of this direction and length, after computing its weights.
+
+    Raises a DesignError where rounding has kept them from what was promised.
+    """
     q = beta * direction
     # Softmax does not see a common shift, but rounding does: far from the origin only differences are exact.
     weights = (scale * (keys - keys[members[0]]) @ q).softmax(0)
     inside = weights[list(members)]
-    total, uneven = float(inside.sum()), float(inside.max() / inside.min() - 1)
+    total = float(inside.sum())
+    uneven = float(inside.max() / inside.min() - 1)
     if not (total >= precision - 1e-6 and uneven <= 1e-6):
         raise DesignError(
-            f"keys {listed(members)}: rounding spoils the query (weight {total:.9g} of {precision:g} wanted, members "
-            f"uneven by {uneven:.1e}); the margin {margin:.1e} is too small for these keys"
+            f"keys {format_indices(members)}: rounding spoils the query (weight {total:.9g} of {precision:g} wanted, "
+            f"members uneven by {uneven:.1e}); the margin {margin:.1e} is too small for these keys"
         )
     output = None
     if values is not None:
