@@ -128,8 +128,9 @@ def main(data: str, encoder: str, out: str, device: str = "cuda", epochs: str = 
     asked |= {"train": {"epochs": int(epochs)}}
     document = {"experiment": "sentiment", "device": device, "asked": asked, "variant": "full"}
     Path(place.out, "three", experiment.ASKED).write_text(tomli_w.dumps(document))
-    sentiment.sentiment_page = _no_page  # type: ignore[assignment]  # drawn later, where matplotlib is
-    sentiment.available = lambda: None  # type: ignore[assignment]
+    known = experiment.EXPERIMENTS["sentiment"]
+    experiment.EXPERIMENTS["sentiment"] = known._replace(page=_no_page)  # drawn later, where matplotlib is
+    experiment.require_matplotlib = lambda: None  # type: ignore[assignment]
     experiment.resume(Path(place.out, "three"))
     shutil.copy(Path(place.out, "three", "results.json"), Path(out, "results.json"))
     print(f"{time.perf_counter() - began:.0f} s in all")

@@ -114,7 +114,7 @@ def test_the_report_again_from_results_and_of_runs(whole, tmp_path):
 
 def test_changes_for_one_stage_and_for_all(tmp_path):
     asked = {"train": {"lr": 1.0}, "finetune": {"train": {"lr": 2.0}}, "model": {"width": 64}}
-    made = experiment.Experiment("knowledge", tmp_path, asked, None, "cpu", experiment.Shown())
+    made = experiment.Session("knowledge", tmp_path, asked, None, "cpu", experiment.Shown())
     assert made.recipe("knowledge/pretrain", "pretrain", {}).train.lr == 1.0
     assert made.recipe("knowledge/finetune", "finetune", {}, drop=("model",)).train.lr == 2.0
     assert "model" not in made.recipe("knowledge/finetune", "finetune", {}, drop=("model",)).asked

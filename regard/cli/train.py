@@ -56,7 +56,7 @@ def run(
     if resume is not None:
         _alone(name, overrides, out, variant, seed)
     elif name is None:
-        about = {key: (one.does.__doc__ or "").partition("\n")[0] for key, one in EXPERIMENTS.items()}
+        about = {key: one.about for key, one in EXPERIMENTS.items()}
         return _list("experiment", about | {key: one.about for key, one in LABS.items()}, "regard run NAME", json)
     where = console(stderr=True)
     how = Shown(lambda text: where.print(text, soft_wrap=True), shown)

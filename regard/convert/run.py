@@ -27,7 +27,7 @@ from regard.convert.page import convert_page
 from regard.convert.surgery import ConvertError, changed_layers, converted, layers_of
 from regard.devices import resolve_device
 from regard.errors import RunError, did_you_mean
-from regard.lab.experiment import Experiment, Shown
+from regard.lab.experiment import Session, Shown
 from regard.models import Encoder, Model, load
 from regard.models.locate import MODEL, RESULTS, model_folder
 from regard.report.canvas import require_matplotlib
@@ -184,8 +184,8 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     return results
 
 
-def _experiment(path: Path, device: str, shown: Shown) -> Experiment:
-    return Experiment("convert", path, {}, None, device, shown)
+def _experiment(path: Path, device: str, shown: Shown) -> Session:
+    return Session("convert", path, {}, None, device, shown)
 
 
 def _parsed(overrides: Sequence[str]) -> dict[str, Any]:

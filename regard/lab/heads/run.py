@@ -7,8 +7,8 @@ pair by pair, and what is larger than the noise of another seed can be told.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 from statistics import mean, stdev
@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.config import ConfigError
-from regard.lab.experiment import Experiment, experiment
+from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
 from regard.lab.heads import measures
 from regard.lab.heads.page import heads_page
 from regard.lab.heads.statistics import detectable, holm, paired
 from regard.models import GPT, load
 from regard.models.locate import MODEL
 from regard.nn import MERGES
-from regard.report.canvas import require_matplotlib
 from regard.report.markup import count_noun
 from regard.train.recipe import SECTIONS, Recipe
 from regard.train.run import Run, versions
@@ -36,7 +34,7 @@ LEVEL = 0.05
 MEASURES = ("train", "dev", *SENTENCES)
 
 
-class Setting(NamedTuple):
+class HeadsModel(NamedTuple):
     """One of the models that are compared."""
 
     position: str
@@ -46,46 +44,43 @@ class Setting(NamedTuple):
         return f"{self.position}-{self.merge}-{seed}"
 
 
-@experiment("heads", stages=(), files=("text", "tokens"))
-def heads(this: Experiment) -> Mapping[str, Any]:
-    """How should heads be put together, and where do tokens stand? Positions and merges, each with several seeds."""
-    require_matplotlib()  # an error about a missing library comes before minutes of training
-    began = time.perf_counter()
-    _unasked(this.asked)
-    probe = this.recipe("heads", "", {})
+@dataclass(frozen=True)
+class HeadsPlan(TrainingPlan):
+    """One training for each model and seed, with the recipe that they share and the task that measures them."""
+
+    probe: Recipe
+    task: Sentences
+    models: Mapping[str, tuple[HeadsModel, int]]  # the model and the seed of each training, by its title
+
+
+def plan(session: Session) -> HeadsPlan:
+    """Returns one training for each kind of position, each merge and each seed."""
+    for key, instead in (("position", "positions"), ("attention.merge", "merges")):
+        session.refuse(f"model.{key}", f"this experiment compares them; say which by data.{instead}=[…]")
+    probe = session.recipe("heads")
     data, first = probe.data, probe.train.seed
     assert isinstance(data, HeadsData)
-    place = {"data": {"tokens": str(_tokens(data, this.out)), "text": ""}}
-    settings = [Setting(position, merge) for position in data.positions for merge in data.merges]
-    seeds = range(first, first + data.seeds)
-    recipes = {
-        (setting, seed): this.recipe("heads", "", place | {"model": _model(setting), "train": {"seed": seed}})
-        for seed in seeds
-        for setting in settings
-    }
-    measure = Sentences(data.but(**place["data"]), first, torch.device(this.device), this.out, None)
-    this.shown.say(_plan(measure, settings, data.seeds))
-    runs = {}
-    for number, ((setting, seed), recipe) in enumerate(recipes.items(), 1):
-        title = f"{number} of {len(recipes)}: {setting.position}, {setting.merge}, seed {seed}"
-        runs[setting, seed] = this.train(recipe, setting.folder(seed), title)
-    this.shown.say("Measuring …")
-    results = _results(this, probe, measure, runs)
-    earlier = sum(row["seconds"] for row in results["trainings"])
-    results["seconds"] = round(max(time.perf_counter() - began, earlier), 1)
-    this.write(results)
-    heads_page(results).write(this.out / "report.html")
-    return results
+    place = {"data": {"tokens": str(_tokens(data, session.out)), "text": ""}}
+    settings = [HeadsModel(position, merge) for position in data.positions for merge in data.merges]
+    trainings: list[Training] = []
+    models = {}
+    count = len(settings) * data.seeds
+    for seed in range(first, first + data.seeds):
+        for setting in settings:
+            own = place | {"model": _model(setting), "train": {"seed": seed}}
+            title = f"{len(trainings) + 1} of {count}: {setting.position}, {setting.merge}, seed {seed}"
+            trainings.append(Training("", title, setting.folder(seed), session.recipe("heads", settings=own)))
+            models[title] = (setting, seed)
+    task = Sentences(data.but(**place["data"]), first, torch.device(session.device), session.out, None)
+    session.shown.say(_describe_plan(task, settings, data.seeds))
+    return HeadsPlan(trainings, probe, task, models)
 
 
-def _unasked(asked: Mapping[str, Any]) -> None:
-    """An error where one position or merge is asked for all models, which is what they are compared by."""
-    model = asked.get("model", {})
-    attention = model.get("attention", {}) if isinstance(model, Mapping) else {}
-    for key, table, instead in (("position", model, "positions"), ("attention.merge", attention, "merges")):
-        name = key.rpartition(".")[2]
-        if isinstance(table, Mapping) and name in table:
-            raise ConfigError(f"model.{key}: this experiment compares them; say which by data.{instead}=[…]")
+@experiment("heads", plan, heads_page, files=("text", "tokens"))
+def measure(session: Session, plan: HeadsPlan, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """How should heads be put together, and where do tokens stand? Positions and merges, each with several seeds."""
+    session.shown.say("Measuring …")
+    return _results(session, plan.probe, plan.task, {plan.models[title]: run for title, run in runs.items()})
 
 
 def _tokens(data: HeadsData, folder: Path) -> Path:
@@ -97,28 +92,28 @@ def _tokens(data: HeadsData, folder: Path) -> Path:
     return (folder / TOKENS).resolve()
 
 
-def _model(setting: Setting) -> dict[str, Any]:
+def _model(setting: HeadsModel) -> dict[str, Any]:
     return {"position": setting.position, "attention": {"merge": setting.merge}}
 
 
-def _plan(measure: Sentences, settings: Sequence[Setting], seeds: int) -> str:
+def _describe_plan(measure: Sentences, settings: Sequence[HeadsModel], seeds: int) -> str:
     read = f"{len(measure.train):,} tokens to learn from, {len(measure.dev):,} for dev, in windows of {measure.length}"
     return f"{read}. {len(settings)} models × {count_noun(seeds, 'seed')} = {len(settings) * seeds} trainings"
 
 
 def _results(
-    this: Experiment, probe: Recipe, measure: Sentences, runs: Mapping[tuple[Setting, int], Run]
+    session: Session, probe: Recipe, measure: Sentences, runs: Mapping[tuple[HeadsModel, int], Run]
 ) -> dict[str, Any]:
     data = probe.data
     assert isinstance(data, HeadsData)
-    rows = [_measured(measure, setting, seed, run, this.device) for (setting, seed), run in runs.items()]
+    rows = [_measured(measure, setting, seed, run, session.device) for (setting, seed), run in runs.items()]
     compared = _comparisons(rows, data)
     tests = sum(row["measure"] == "dev" for row in compared)
     return {
-        "experiment": this.name,
-        "run": Setting(data.positions[0], data.merges[0]).folder(rows[0]["seed"]),
-        "command": this.command,
-        "device": this.device,
+        "experiment": session.name,
+        "run": HeadsModel(data.positions[0], data.merges[0]).folder(rows[0]["seed"]),
+        "command": session.command,
+        "device": session.device,
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "config": {key: table for key, table in probe.as_dict().items() if key in SECTIONS},
@@ -140,7 +135,7 @@ def _results(
     }
 
 
-def _measured(measure: Sentences, setting: Setting, seed: int, run: Run, device: str) -> dict[str, Any]:
+def _measured(measure: Sentences, setting: HeadsModel, seed: int, run: Run, device: str) -> dict[str, Any]:
     """All that is known of one training."""
     model = load(run.path / MODEL, device)
     assert isinstance(model, GPT)
@@ -153,7 +148,7 @@ def _measured(measure: Sentences, setting: Setting, seed: int, run: Run, device:
         **setting._asdict(),
         "seed": seed,
         "run": run.path.name,
-        "seconds": [row for row in rows if "lr" in row][-1]["seconds"],
+        "seconds": read_log(run).seconds,
         "best": run.best,
         "parameters": sum(p.numel() for p in model.parameters()),
         "losses": losses,
@@ -176,9 +171,9 @@ def _comparisons(rows: Sequence[Mapping[str, Any]], data: HeadsData) -> list[dic
     """Each merge against the plain one at each kind of position, and each kind against the first at each merge: the
     differences of each seed, tested pair by pair, corrected for how many there are of one measure."""
     others = [m for m in data.merges if m != PLAIN] if PLAIN in data.merges else []
-    pairs = [(Setting(p, m), Setting(p, PLAIN)) for p in data.positions for m in others]
-    pairs += [(Setting(p, m), Setting(data.positions[0], m)) for p in data.positions[1:] for m in data.merges]
-    losses = {(Setting(row["position"], row["merge"]), row["seed"]): row["losses"] for row in rows}
+    pairs = [(HeadsModel(p, m), HeadsModel(p, PLAIN)) for p in data.positions for m in others]
+    pairs += [(HeadsModel(p, m), HeadsModel(data.positions[0], m)) for p in data.positions[1:] for m in data.merges]
+    losses = {(HeadsModel(row["position"], row["merge"]), row["seed"]): row["losses"] for row in rows}
     seeds = sorted({seed for _, seed in losses})
     made = []
     for measure in MEASURES:

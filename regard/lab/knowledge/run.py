@@ -6,8 +6,8 @@ never seen. Without pretraining it cannot know; with it, it has read the answer.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +16,54 @@ import torch
 from regard.config import ConfigError
 from regard.data.questions import Question, prompt, read_documents, read_questions, write_predictions
 from regard.data.world import read_world
-from regard.lab.experiment import Experiment, experiment
+from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
 from regard.lab.knowledge.answers import about_strangers, answer, baselines, doubts, listed, score
 from regard.lab.knowledge.page import knowledge_page
 from regard.lens.recording.maps import attention_maps
 from regard.models import Decoder, load
 from regard.models.locate import MODEL
-from regard.report.canvas import require_matplotlib
 from regard.train.run import Run, versions
 from regard.train.tasks.corruption import KnowledgeData, KnowledgeFiles, data_files
 
 WITHOUT, READING, WITH = "without pretraining", "pretraining", "with pretraining"
+STAGES = ("scratch", "pretrain", "finetune")
 FOLDERS = {name: name.replace(" ", "-") for name in (WITHOUT, READING, WITH)}
 
 
-@experiment("knowledge", stages=("scratch", "pretrain", "finetune"), files=("documents", "train", "dev", "test"))
-def knowledge(this: Experiment) -> Mapping[str, Any]:
-    """What does a model know from reading? It is asked about people, without and with having read about them."""
-    require_matplotlib()  # an error about a missing library comes before minutes of training
-    began = time.perf_counter()
-    probe = this.recipe("knowledge/pretrain", "pretrain", {}).data
+@dataclass(frozen=True)
+class KnowledgePlan(TrainingPlan):
+    """The three trainings, with the files that all of them read and the questions in these files."""
+
+    files: KnowledgeFiles
+    sets: Mapping[str, list[Question]]
+
+
+def plan(session: Session) -> KnowledgePlan:
+    """Returns three trainings: answering without reading, reading, and answering after reading."""
+    for key in ("documents", "train", "dev", "test", "world"):
+        session.refuse(f"data.{key}", f"all stages read the same data; say data.{key} for all of them", STAGES)
+    probe = session.recipe("knowledge/pretrain").data
     assert isinstance(probe, KnowledgeData)
-    files = data_files(probe, this.out)
+    files = data_files(probe, session.out)
     sets = _sets(files)
     if files.unwritten is not None:
         say = f"An invented world: {len(read_documents(files.documents)):,} biographies, "
     else:
         say = f"{len(read_documents(files.documents)):,} documents, "
-    this.shown.say(say + f"{len(sets['train']):,} questions to learn from, {len(sets['dev']):,} to choose by (dev)")
+    session.shown.say(say + f"{len(sets['train']):,} questions to learn from, {len(sets['dev']):,} to choose by (dev)")
     data = {
         "data": {key: str(path) for key, path in files._asdict().items() if path is not None and key != "unwritten"}
     }
-    start = {"train": {"init": str((this.out / FOLDERS[READING]).resolve())}}
+    start = {"train": {"init": str((session.out / FOLDERS[READING]).resolve())}}
     recipes = {  # all of them before any training, so that a misspelt setting of the last is told at once
-        WITHOUT: this.recipe("knowledge/scratch", "scratch", data),
-        READING: this.recipe("knowledge/pretrain", "pretrain", data),
-        WITH: this.recipe("knowledge/finetune", "finetune", data | start, drop=("model",)),
+        WITHOUT: session.recipe("knowledge/scratch", "scratch", settings=data),
+        READING: session.recipe("knowledge/pretrain", "pretrain", settings=data),
+        # Its model is that of the pretraining, with the changes that were asked of it.
+        WITH: session.recipe("knowledge/finetune", "finetune", settings=data | start, drop=("model",)),
     }
-    runs = {name: this.train(recipe, FOLDERS[name], name) for name, recipe in recipes.items()}
-    results = _results(this, files, sets, runs)
-    earlier = sum(row["seconds"] for row in results["stages"])
-    results["seconds"] = max(time.perf_counter() - began, earlier)
-    this.write(results)
-    knowledge_page(results).write(this.out / "report.html")
-    return results
+    stages = dict(zip(recipes, STAGES, strict=True))
+    trainings = [Training(stages[name], name, FOLDERS[name], recipe) for name, recipe in recipes.items()]
+    return KnowledgePlan(trainings, files, sets)
 
 
 def _sets(files: KnowledgeFiles) -> dict[str, list[Question]]:
@@ -72,18 +76,25 @@ def _sets(files: KnowledgeFiles) -> dict[str, list[Question]]:
     return sets if files.test is None else sets | {"test": read_questions(files.test)}
 
 
+@experiment("knowledge", plan, knowledge_page, stages=STAGES, files=("documents", "train", "dev", "test"))
+def measure(session: Session, plan: KnowledgePlan, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """What does a model know from reading? It is asked about people, without and with having read about them."""
+    return _results(session, plan.files, plan.sets, runs)
+
+
 def _results(
-    this: Experiment, files: KnowledgeFiles, sets: dict[str, list[Question]], runs: dict[str, Run]
+    session: Session, files: KnowledgeFiles, sets: Mapping[str, list[Question]], runs: Mapping[str, Run]
 ) -> dict[str, Any]:
     asked: dict[str, Sequence[Question]] = {name: sets[name] for name in ("dev", "test") if name in sets}
     results: dict[str, Any] = {
-        "experiment": this.name,
+        "experiment": session.name,
         "run": FOLDERS[WITH],
-        "device": this.machine,
+        "command": session.command,
+        "device": session.machine,
         "versions": versions(),
         "seed": runs[WITH].config["train"]["seed"],
         "world": _world(files, sets),
-        "stages": [_stage(name, run) for name, run in runs.items()],
+        "stages": [_stage(name, run, _rows(name, files, sets)) for name, run in runs.items()],
         "baselines": baselines(sets["train"], asked),
         "models": [],
         "answers": {},
@@ -92,10 +103,10 @@ def _results(
         "unwritten": {},
     }
     for name in (WITHOUT, WITH):
-        model = load(runs[name].path / MODEL, this.device)
+        model = load(runs[name].path / MODEL, session.device)
         assert isinstance(model, Decoder)
-        this.shown.say(f"Asking the model {name} …")
-        _ask(model, name, asked, this.out / "predictions", results)
+        session.shown.say(f"Asking the model {name} …")
+        _ask(model, name, asked, session.out / "predictions", results)
         if files.unwritten is not None:
             _ask_strangers(model, name, files.unwritten, results)
     assert isinstance(model, Decoder)
@@ -151,23 +162,26 @@ def _attention(model: Decoder[Any], answers: Sequence[Mapping[str, Any]]) -> dic
     return {"tokens": [model.tokenizer.decode([i]) for i in ids], "heads": heads, "question": row["question"]}
 
 
-def _stage(name: str, run: Run) -> dict[str, Any]:
-    rows = run.metrics()
-    curve = [row for row in rows if "lr" in row]
-    measured = [row for row in rows if "lr" not in row]
-    last = curve[-1]
-    keys = ("steps", "tokens", "seconds")
-    values = (last["step"], last["tokens"], last["seconds"])
+def _stage(name: str, run: Run, rows: int) -> dict[str, Any]:
+    """Returns what a training took, of which an epoch has so many rows."""
+    log = read_log(run)
     return {
         "name": name,
         "run": run.path.name,
-        **dict(zip(keys, values, strict=True)),
-        "epochs": run.config["train"]["epochs"],
+        "steps": log.steps,
+        "tokens": log.tokens,
+        "seconds": log.seconds,
+        "epochs": log.steps * run.config["train"]["batch"] / rows,
         "best": run.best,
-        "curve": curve,
-        "evaluations": measured,
+        "curve": log.curve,
+        "evaluations": log.evaluations,
         "train": run.config["train"],
     }
+
+
+def _rows(name: str, files: KnowledgeFiles, sets: Mapping[str, Sequence[Question]]) -> int:
+    """Returns how many rows an epoch has: the documents that are read, or the questions that are answered."""
+    return len(read_documents(files.documents)) if name == READING else len(sets["train"])
 
 
 def _world(files: KnowledgeFiles, sets: Mapping[str, Sequence[Question]]) -> dict[str, Any]:

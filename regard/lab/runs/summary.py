@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from regard.lab.experiment import read_log
 from regard.train.progress import format_metrics
 from regard.train.recipe import resolve_model
 from regard.train.run import Run
@@ -11,9 +12,8 @@ from regard.train.run import Run
 
 def described(run: Run) -> dict[str, Any]:
     """What a run is, how far it is, and what was measured."""
-    rows, config = run.metrics(), run.config
-    curve = [row for row in rows if "lr" in row]
-    measured = [row for row in rows if "lr" not in row]
+    log, config = read_log(run), run.config
+    curve, measured = log.curve, log.evaluations
     best = next((row for row in measured if row["step"] == run.best), None)
     last = curve[-1] if curve else {}
     shown = best or ({"loss": last["loss"]} if last else {})
@@ -23,7 +23,7 @@ def described(run: Run) -> dict[str, Any]:
         "recipe": config.get("recipe", ""),
         "mechanism": resolve_model(config.get("model", {}))[1].mechanism,
         "status": "finished" if run.finished else "stopped" if curve else "begun",
-        "steps": last.get("step", 0),
+        "steps": log.steps,
         "seconds": last.get("seconds", 0.0),
         "tokens": last.get("tokens", 0),
         "metrics": {**last, **(measured[-1] if measured else {})},

@@ -7,7 +7,6 @@ by kind of sentence where they were generated, and by the sentences that it gets
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,12 +22,11 @@ from regard.data.sentences import CLASSES, Sentence, Split, majority
 from regard.errors import did_you_mean
 from regard.hub import display_name
 from regard.hub.classifier import DISTRIBUTION, PACKAGE, Classifier
-from regard.lab.experiment import Experiment, experiment
+from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
 from regard.lab.sentiment.page import sentiment_page
 from regard.models.locate import MODEL
-from regard.report.canvas import require_matplotlib
 from regard.train.optimizer import OPTIMIZERS
-from regard.train.recipe import COMPARE, Recipe, merge_tables, resolve_model
+from regard.train.recipe import COMPARE, Recipe, resolve_model
 from regard.train.run import Run, versions
 from regard.train.tasks.sentiment import SentenceRows, Sentiment, SentimentData, classify, encode_sentences
 
@@ -40,7 +38,7 @@ WORDS, PAIRS = "bag of words", "words and pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(Section):
+class OptimizerComparison(Section):
     """The optimisers to compare, the learning rate of each (`rates`; train.lr for one that has none there), how many of
     the most wrong sentences are shown, and how many rows of the inspected batch."""
 
@@ -78,28 +76,50 @@ class Judged(NamedTuple):
         return [(p > 0.5) == bool(s.label) for p, s in zip(self.positive, self.sentences, strict=True)]
 
 
-@experiment("sentiment", stages=OPTIMISERS, files=Split._fields, compares=True)
-def sentiment(this: Experiment) -> Mapping[str, Any]:
-    """Is a sentence positive? A Hugging Face encoder, fine-tuned by three optimisers, against what words alone say."""
-    require_matplotlib()  # an error about a missing library comes before minutes of training
-    began = time.perf_counter()
-    compare = this.compare(FILE, CompareConfig)
-    probe = this.recipe(FILE, "", {})
+@dataclass(frozen=True)
+class SentimentPlan(TrainingPlan):
+    """One training an optimiser, with what is compared, the sentences as a task, and the encoder before training."""
+
+    compare: OptimizerComparison
+    task: Sentiment
+    encoder: Classifier
+
+
+def plan(session: Session) -> SentimentPlan:
+    """Returns one training for each optimiser."""
+    compare = session.compare(FILE, OptimizerComparison)
+    _refuse_contradictions(session, compare)
+    probe = session.recipe(FILE)
     encoder = Classifier(resolve_model(probe.model)[1])
     assert isinstance(probe.data, SentimentData)
-    task = Sentiment(probe.data, probe.train.seed, torch.device(this.device), this.out, encoder.tokenizer)
-    this.shown.say(_plan(task, encoder))
-    recipes = {name: _recipe(this, name, compare, task.rows) for name in compare.optimizers}
-    runs = {name: this.train(recipe, name, name) for name, recipe in recipes.items()}
-    results = _results(this, compare, task, encoder, recipes, runs)
-    earlier = sum(row["seconds"] for row in results["models"])
-    results["seconds"] = round(max(time.perf_counter() - began, earlier), 1)
-    this.write(results)
-    sentiment_page(results).write(this.out / "report.html")
-    return results
+    task = Sentiment(probe.data, probe.train.seed, torch.device(session.device), session.out, encoder.tokenizer)
+    session.shown.say(_describe_plan(task, encoder))
+    trainings = [Training(name, name, name, _recipe(session, name, compare, task.rows)) for name in compare.optimizers]
+    return SentimentPlan(trainings, compare, task, encoder)
 
 
-def _plan(task: Sentiment, encoder: Classifier) -> str:
+def _refuse_contradictions(session: Session, compare: OptimizerComparison) -> None:
+    """Raises an error where one optimiser is asked for all trainings, or a learning rate that none of them has."""
+    reason = "this experiment compares them; say which by compare.optimizers=[…]"
+    session.refuse("train.optimizer.name", reason, ("", *OPTIMIZERS))
+    for stage in ("", *OPTIMIZERS):  # `train.optimizer=NAME` is short for its name
+        table = session.asked.get(stage, {}) if stage else session.asked
+        if isinstance(table.get("train", {}).get("optimizer"), str):
+            session.refuse("train.optimizer", reason, (stage,))
+    for name in session.asked.get(COMPARE, {}).get("rates", {}):
+        if name not in compare.optimizers:
+            raise ConfigError(f"compare.rates.{name}: {name} is not one of compare.optimizers")
+        session.refuse("train.lr", f"compare.rates.{name} says it already; leave one of them out", (name,))
+
+
+@experiment("sentiment", plan, sentiment_page, stages=tuple(OPTIMIZERS), files=Split._fields, compares=True)
+def measure(session: Session, plan: SentimentPlan, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Is a sentence positive? A Hugging Face encoder, fine-tuned by three optimisers, against what words alone say."""
+    recipes = {training.title: training.recipe for training in plan.trainings}
+    return _results(session, plan.compare, plan.task, plan.encoder, recipes, runs)
+
+
+def _describe_plan(task: Sentiment, encoder: Classifier) -> str:
     n = {name: f"{len(part):,}" for name, part in task.sentences._asdict().items()}
     what = "Sentences" if task.config.train else "Generated sentences"
     read = f"{what}: {n['train']} to learn from, {n['dev']} to choose by (dev), {n['test']} to judge by (test)"
@@ -110,28 +130,30 @@ def _title(encoder: Classifier) -> str:
     return DISTRIBUTION if f"/{PACKAGE}/" in encoder.config.name else display_name(encoder.config.name)
 
 
-def _recipe(this: Experiment, name: str, compare: CompareConfig, rows: int) -> Recipe:
-    """One optimiser's recipe: its learning rate where none was asked for, and an evaluation after each epoch."""
-    asked = merge_tables(this.asked.get("train", {}), this.asked.get(name, {}).get("train", {}))
-    rated = name in this.asked.get(COMPARE, {}).get("rates", {})
-    lr = compare.rates.get(name) if rated or "lr" not in asked else None
-    own: dict[str, Any] = {"optimizer": {"name": name, "options": OPTIONS.get(name, {})}}
-    own |= {} if lr is None else {"lr": lr}
-    recipe = this.recipe(FILE, name, {"train": own})
-    if "every" in asked.get("evaluation", {}):
-        return recipe
-    return this.recipe(FILE, name, {"train": own | {"evaluation": {"every": max(1, round(rows / recipe.train.batch))}}})
+def _recipe(session: Session, name: str, compare: OptimizerComparison, rows: int) -> Recipe:
+    """Returns one optimiser's recipe: its learning rate unless one was asked for, and an evaluation an epoch."""
+    optimizer = {"name": name, "options": OPTIONS.get(name, {})}
+    defaults: dict[str, Any] = {"train": {"optimizer": optimizer}}
+    settings: dict[str, Any] = {}
+    if name in compare.rates:
+        # A rate that was asked for this optimiser overrides `train.lr`, its usual rate does not.
+        rated = session.asks(f"{COMPARE}.rates.{name}")
+        chosen = settings if rated else defaults
+        chosen.setdefault("train", {})["lr"] = compare.rates[name]
+    batch = session.recipe(FILE, name, defaults, settings).train.batch
+    defaults["train"]["evaluation"] = {"every": max(1, round(rows / batch))}
+    return session.recipe(FILE, name, defaults, settings)
 
 
 def _results(
-    this: Experiment,
-    compare: CompareConfig,
+    session: Session,
+    compare: OptimizerComparison,
     task: Sentiment,
     encoder: Classifier,
     recipes: Mapping[str, Recipe],
     runs: Mapping[str, Run],
 ) -> dict[str, Any]:
-    this.shown.say("Judging …")
+    session.shown.say("Judging …")
     rows = {"train": task.train, "dev": task.dev}
     rows["test"] = encode_sentences(
         task.tokenizer, task.sentences.test, task.config, task.config.test or "data/test.tsv"
@@ -141,13 +163,13 @@ def _results(
     best = max(models, key=lambda row: row["dev"]["accuracy"])
     test = said[best["name"]]["test"]
     lines = [f"{int(p > 0.5)}\t{p:.4f}" for p in test.positive]
-    write_lines(this.out / "predictions" / "test.tsv", lines)
+    write_lines(session.out / "predictions" / "test.tsv", lines)
     baselines = _baselines(task.sentences)
     results: dict[str, Any] = {
-        "experiment": this.name,
+        "experiment": session.name,
         "run": best["run"],
-        "command": this.command,
-        "device": this.machine,
+        "command": session.command,
+        "device": session.machine,
         "versions": versions(),
         "seed": recipes[best["name"]].train.seed,
         "encoder": {
@@ -203,22 +225,21 @@ def _scores(judged: Mapping[str, Judged]) -> dict[str, Any]:
 
 
 def _row(name: str, recipe: Recipe, run: Run, said: Mapping[str, Judged], rows: int) -> dict[str, Any]:
-    lines, batch = run.metrics(), recipe.train.batch
-    curve = [row for row in lines if "lr" in row]
-    measured = [row | {"epoch": row["step"] * batch / rows} for row in lines if "lr" not in row]
+    log, batch = read_log(run), recipe.train.batch
+    measured = [row | {"epoch": row["step"] * batch / rows} for row in log.evaluations]
     best = next(row for row in measured if row["step"] == run.best)
     return {
         "name": name,
         "run": run.path.name,
         "rate": recipe.train.lr,
         "batch": batch,
-        "epochs": curve[-1]["step"] * batch / rows,
-        "steps": curve[-1]["step"],
-        "seconds": curve[-1]["seconds"],
+        "epochs": log.steps * batch / rows,
+        "steps": log.steps,
+        "seconds": log.seconds,
         "best_step": run.best,
         "best_epoch": best["epoch"],
         "best_loss": best["dev/loss"],
-        "curve": [{"epoch": row["step"] * batch / rows, "loss": row["loss"]} for row in curve],
+        "curve": [{"epoch": row["step"] * batch / rows, "loss": row["loss"]} for row in log.curve],
         "evaluations": measured,
         **_scores(said),
     }

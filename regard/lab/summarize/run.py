@@ -7,9 +7,8 @@ of the facts that it states are true.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +20,12 @@ from regard.data import rouge
 from regard.data.pairs import Pair, Split, write_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.generate import Settings
-from regard.lab.experiment import Experiment, experiment
+from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
 from regard.lab.summarize.page import summarize_page
 from regard.lab.summarize.summaries import judged, scored, summaries, writer
 from regard.lens.recording.maps import attention_maps
 from regard.models import Seq2Seq, load
 from regard.models.locate import MODEL
-from regard.report.canvas import require_matplotlib
 from regard.shapes import Mask
 from regard.train.recipe import COMPARE, Recipe, resolve_model
 from regard.train.run import Run, versions
@@ -46,10 +44,11 @@ FILE = "summarize"
 FILES = ("train", "dev", "test", "tokenizer_file")
 SAMPLED = Settings(temperature=0.8, top_p=0.95, seed=0)
 BARE, RANDOM = "softmax", "performer"  # the stages
+OWN_DATA = ("source", "target", "copies")  # what of the data one stage may have for itself
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(Section):
+class SummaryComparison(Section):
     """Learning rates and numbers of random features to try; how summaries are searched for: `beams`, ranked by
     log p / length^`length_penalty`; of how many articles (`examples`) how many summaries (`n`) are shown."""
 
@@ -81,38 +80,58 @@ class CompareConfig(Section):
         return Settings(beams=self.beams, length_penalty=self.length_penalty)
 
 
-class Tried(NamedTuple):
-    """One training of the compare."""
+class ComparedModel(NamedTuple):
+    """One of the models that are compared; `features` is None for the base, which is no performer."""
 
-    name: str
-    folder: str
+    training: Training
     features: int | None
-    recipe: Recipe
 
 
-@experiment("summarize", stages=(BARE, RANDOM), files=FILES, compares=True)
-def summarize(this: Experiment) -> Mapping[str, Any]:
-    """One line about an article: softmax against performer, judged by ROUGE, copying and invented facts."""
-    require_matplotlib()  # errors about missing libraries come before minutes of training
-    rouge.available()
-    began = time.perf_counter()
-    compare = this.compare(FILE, CompareConfig)
-    if "lr" in this.asked.get("train", {}) and "rates" not in this.asked.get(COMPARE, {}):
-        compare = compare.but(rates=[this.asked["train"]["lr"]])
-    data = this.recipe(FILE, BARE, {}).data
+@dataclass(frozen=True)
+class SummarizePlan(TrainingPlan):
+    """One training for each mechanism and learning rate, with what is compared and the pairs that all read."""
+
+    compare: SummaryComparison
+    pairs: Split
+    trials: Sequence[ComparedModel]
+
+
+def plan(session: Session) -> SummarizePlan:
+    """Returns one training for each learning rate of the base, and for each of every number of random features."""
+    rouge.available()  # an error about a missing library comes before minutes of training
+    _refuse_contradictions(session)
+    compare = session.compare(FILE, SummaryComparison)
+    if session.asks("train.lr"):
+        compare = compare.but(rates=[session.asked["train"]["lr"]])
+    data = session.recipe(FILE).data
     assert isinstance(data, SummarizeData)
-    pairs = load_pairs(data, this.out)
-    this.shown.say(
+    pairs = load_pairs(data, session.out)
+    session.shown.say(
         f"{'Pairs' if data.train else 'Generated pairs'}: {len(pairs.train):,} to learn from, {len(pairs.dev):,} to "
         f"choose by (dev), {len(pairs.test):,} to judge by (test)"
     )
-    trials = _trials(this, compare, _files(data, pairs, this.out))
-    runs = {trial.name: this.train(trial.recipe, trial.folder, trial.name) for trial in trials}
-    results = _results(this, compare, pairs, trials, runs)
-    results["seconds"] = max(time.perf_counter() - began, sum(row["seconds"] for row in results["models"]))
-    this.write(results)
-    summarize_page(results).write(this.out / "report.html")
-    return results
+    trials = _trials(session, compare, _files(data, pairs, session.out))
+    return SummarizePlan([trial.training for trial in trials], compare, pairs, trials)
+
+
+def _refuse_contradictions(session: Session) -> None:
+    """Raises an error where something is asked that the comparison sets itself."""
+    if session.asks(f"{COMPARE}.rates"):
+        session.refuse("train.lr", "compare.rates says it already; leave one of them out")
+    for field in fields(SummarizeData):
+        if field.name not in OWN_DATA:
+            reason = f"all trainings read the same pairs; say data.{field.name} for all of them"
+            session.refuse(f"data.{field.name}", reason, (BARE, RANDOM))
+    for key in ("encoder.mechanism", "decoder.mechanism", "cross"):
+        session.refuse(f"model.{key}", "it is what this stage is named by", (RANDOM,))
+    for key in ("encoder.options", "decoder.options", "cross_options"):
+        session.refuse(f"model.{key}.features", "this experiment compares them; say compare.features=[…]", (RANDOM,))
+
+
+@experiment("summarize", plan, summarize_page, stages=(BARE, RANDOM), files=FILES, compares=True)
+def measure(session: Session, plan: SummarizePlan, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """One line about an article: softmax against performer, judged by ROUGE, copying and invented facts."""
+    return _results(session, plan.compare, plan.pairs, plan.trials, runs)
 
 
 def _files(data: SummarizeData, pairs: Split, out: Path) -> dict[str, Any]:
@@ -128,56 +147,63 @@ def _files(data: SummarizeData, pairs: Split, out: Path) -> dict[str, Any]:
     return named
 
 
-def _trials(this: Experiment, compare: CompareConfig, files: Mapping[str, Any]) -> list[Tried]:
-    """Every training, checked before the first begins."""
-    made = []
-    for F in (None, *compare.features):
-        for rate in compare.rates:
-            own: dict[str, Any] = {"data": dict(files), "train": {"lr": rate}}
-            if F is not None:
-                part = {"mechanism": "performer", "options": {"features": F}}
-                own["model"] = {
-                    "encoder": part,
-                    "decoder": part,
-                    "cross": "performer",
-                    "cross_options": part["options"],
-                }
-            recipe = this.recipe(FILE, BARE if F is None else RANDOM, own)
-            kind = resolve_model(recipe.model)[1].mechanism if F is None else f"performer {F}"
-            folder = f"{'base' if F is None else f'performer-{F}'}-lr-{rate:g}"
-            made.append(Tried(f"{kind}, lr {rate:g}", folder, F, recipe))
-    return made
+def _trials(session: Session, compare: SummaryComparison, files: Mapping[str, Any]) -> list[ComparedModel]:
+    """Returns every training, checked before the first begins."""
+    trials = []
+    for features in (None, *compare.features):
+        stage = BARE if features is None else RANDOM
+        rates = compare.rates
+        if session.asks("train.lr", stage):
+            rates = (session.asked[stage]["train"]["lr"],)
+        trials += [_trial(session, stage, features, rate, files) for rate in rates]
+    return trials
+
+
+def _trial(session: Session, stage: str, features: int | None, rate: float, files: Mapping[str, Any]) -> ComparedModel:
+    settings: dict[str, Any] = {"data": dict(files), "train": {"lr": rate}}
+    if features is not None:
+        part = {"mechanism": RANDOM, "options": {"features": features}}
+        cross = {"cross": RANDOM, "cross_options": part["options"]}
+        settings["model"] = {"encoder": part, "decoder": part, **cross}
+    recipe = session.recipe(FILE, stage, settings=settings)
+    if features is None:
+        kind = resolve_model(recipe.model)[1].mechanism
+        folder = f"base-lr-{rate:g}"
+    else:
+        kind = f"{RANDOM} {features}"
+        folder = f"{RANDOM}-{features}-lr-{rate:g}"
+    return ComparedModel(Training(stage, f"{kind}, lr {rate:g}", folder, recipe), features)
 
 
 def _results(
-    this: Experiment, compare: CompareConfig, pairs: Split, trials: Sequence[Tried], runs: Mapping[str, Run]
+    session: Session, compare: SummaryComparison, pairs: Split, trials: Sequence[ComparedModel], runs: Mapping[str, Run]
 ) -> dict[str, Any]:
     k = max(1, round(rouge.mean_words(pair.summary or "" for pair in pairs.train)))
-    rows = [_row(trial, runs[trial.name]) for trial in trials]
+    rows = [_row(trial, runs[trial.training.title]) for trial in trials]
     best = [_best(rows, base) for base in (True, False) if any(row["base"] is base for row in rows)]
     texts: dict[str, dict[str, list[str]]] = {
         f"first {k} words": {key: [rouge.lead(p.article, k) for p in part] for key, part in _judging(pairs).items()}
     }
     models: dict[str, Seq2Seq] = {}
     for row in best:
-        this.shown.say(f"Summaries by {row['name']} …")
-        models[row["name"]] = writer(load(this.out / row["run"] / MODEL, this.device), row["run"])
+        session.shown.say(f"Summaries by {row['name']} …")
+        models[row["name"]] = writer(load(session.out / row["run"] / MODEL, session.device), row["run"])
         texts[row["name"]] = {
             key: [s.text for s in summaries(models[row["name"]], [p.article for p in part], compare.search)]
             for key, part in _judging(pairs).items()
         }
         for key, part in _judging(pairs).items():
             said = [Pair(p.article, text) for p, text in zip(part, texts[row["name"]][key], strict=True)]
-            write_pairs(this.out / "predictions" / f"{row['run']}.{key}.jsonl", said)
+            write_pairs(session.out / "predictions" / f"{row['run']}.{key}.jsonl", said)
     baseline = next(iter(texts))
     results: dict[str, Any] = {
-        "experiment": this.name,
+        "experiment": session.name,
         "run": best[0]["run"],
-        "command": this.command,
-        "device": this.machine,
+        "command": session.command,
+        "device": session.machine,
         "versions": versions(),
-        "seed": trials[0].recipe.train.seed,
-        "data": _data(trials[0].recipe, pairs, k),
+        "seed": trials[0].training.recipe.train.seed,
+        "data": _data(trials[0].training.recipe, pairs, k),
         "compare": compare.as_dict(),
         "models": rows,
         "best": [row["name"] for row in best],
@@ -198,25 +224,24 @@ def _judging(pairs: Split) -> dict[str, list[Pair]]:
     return {"dev": pairs.dev, "test": pairs.test}
 
 
-def _row(trial: Tried, run: Run) -> dict[str, Any]:
-    lines = run.metrics()
-    curve, measured = [row for row in lines if "lr" in row], [row for row in lines if "lr" not in row]
-    best = next(row for row in measured if row["step"] == run.best)
+def _row(trial: ComparedModel, run: Run) -> dict[str, Any]:
+    log = read_log(run)
+    best = next(row for row in log.evaluations if row["step"] == run.best)
     model = load(run.path / MODEL)
     return {
-        "name": trial.name,
+        "name": trial.training.title,
         "run": run.path.name,
         "base": trial.features is None,
         "mechanism": model.config.mechanism,
         "features": trial.features,
-        "rate": trial.recipe.train.lr,
+        "rate": trial.training.recipe.train.lr,
         "parameters": model.summary().total.parameters,
-        "steps": curve[-1]["step"],
-        "seconds": curve[-1]["seconds"],
+        "steps": log.steps,
+        "seconds": log.seconds,
         "best_step": run.best,
         "dev": {key.removeprefix("dev/"): value for key, value in best.items() if key.startswith("dev/")},
-        "curve": curve,
-        "evaluations": measured,
+        "curve": log.curve,
+        "evaluations": log.evaluations,
     }
 
 
@@ -246,7 +271,7 @@ def _data(recipe: Recipe, pairs: Split, k: int) -> dict[str, Any]:
 
 
 def _examples(
-    compare: CompareConfig,
+    compare: SummaryComparison,
     pairs: Sequence[Pair],
     texts: Mapping[str, Mapping[str, Sequence[str]]],
     models: Mapping[str, Seq2Seq],
