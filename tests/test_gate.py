@@ -350,7 +350,7 @@ def loaders(tree: ast.AST) -> Iterator[str]:
             names = [str(node.value)]
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
             whose = ast.unparse(node.args[0])
-            if whose in ("library", "transformers", "transformers()"):
+            if whose in ("library", "transformers", "import_transformers()"):
                 yield "getattr of transformers"
         yield from (name for name in names if LOADERS.fullmatch(name))
 

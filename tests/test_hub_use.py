@@ -1,6 +1,7 @@
 """Mechanisms of regard in Hugging Face models: the same numbers where they must be, causal, cached, never silent."""
 
 import copy
+import gc
 import itertools
 import json
 
@@ -15,9 +16,9 @@ from regard import hub
 from regard.checking.hub_models import HUB_LAWS
 from regard.cli.app import app
 from regard.errors import HubError, LengthError, OptionError, UnknownNameError
-from regard.hub.attention import OVER, replacement_in
+from regard.hub.attention import PREFIX, RECORDING, replacement_in
 from regard.hub.cache import StateLayer
-from regard.hub.masks import Seen, recognised
+from regard.hub.masks import LazyMask, recognise_rule
 from regard.lens import record
 from regard.mechanisms import Softmax
 
@@ -321,6 +322,73 @@ def test_a_copy_of_a_model_in_use_is_one_too():
     assert not torch.equal(passed(hub.restore(other), ids, mask).logits, want)
 
 
+def registered():
+    """The names of regard's in transformers' tables of attention functions and of mask functions."""
+    from transformers.masking_utils import AttentionMaskInterface
+
+    tables = (hf.AttentionInterface, AttentionMaskInterface)
+    return [sorted(name for name in table._global_mapping if name.startswith("regard")) for table in tables]
+
+
+class Silent:
+    """A recorder that keeps nothing."""
+
+    def begin(self, call):
+        """Nothing."""
+
+    def rows(self, call, start, weights):
+        """Nothing."""
+
+    def end(self, call, out):
+        return out
+
+
+class TestRegistered:
+    """Entries in transformers' tables are there as long as a model needs them, and no longer."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_used(self):
+        """Models of other tests are gone, so that what is registered is what the test uses."""
+        gc.collect()
+        hub.restore(made("gpt2"))
+        assert registered() == [[], []]
+
+    def test_restore_leaves_nothing(self):
+        model, (ids, mask) = made("gpt2"), given()
+        before = passed(model, ids, mask).logits
+        hub.use(model, "elu", layers=[0])
+        hub.use(model, "softmax", layers=[1])
+        kept = replacement_in(hub.places(model)[0].module)
+        assert registered() == [[PREFIX + "sdpa"]] * 2
+        hub.restore(model)
+        assert registered() == [[], []] and kept is not None
+        assert torch.equal(passed(model, ids, mask).logits, before)
+
+    def test_what_another_model_needs_stays(self):
+        (ids, mask), want = given(), {}
+        models = {name: hub.use(made("gpt2"), "elu", layers=[1]) for name in ("first", "second")}
+        eager = made("gpt2")
+        eager.set_attn_implementation("eager")
+        models["eager"] = hub.use(eager, "elu")
+        models["copy"] = copy.deepcopy(models["second"])
+        for name, model in models.items():
+            want[name] = passed(model, ids, mask).logits
+        left = {"first": ["eager", "sdpa"], "eager": ["sdpa"], "second": ["sdpa"], "copy": []}
+        for name, bases in left.items():
+            hub.restore(models.pop(name))
+            assert registered() == [[PREFIX + base for base in bases]] * 2
+            for other, model in models.items():
+                assert torch.equal(passed(model, ids, mask).logits, want[other])
+
+    def test_recording_leaves_nothing_even_if_the_model_is_restored_meanwhile(self):
+        model, (ids, mask) = hub.use(made("gpt2"), "elu"), given()
+        with hub.recording_attention(model, Silent()):
+            assert registered() == [sorted([RECORDING, PREFIX + "sdpa"])] * 2
+            hub.restore(model)
+        assert registered() == [[], []] and model.config._attn_implementation == "sdpa"
+        passed(model, ids, mask)
+
+
 def test_training_goes_through_a_state_as_through_a_whole_pass():
     model, (ids, mask) = hub.use(made("llama").double(), "performer", features=16), given()
     slopes = []
@@ -573,7 +641,7 @@ class TestAsking:
             hub.use(torch.nn.Linear(2, 2), "elu")
         with pytest.raises(OptionError, match="its length is not in the model's config; give length="):
             hub.use(made("t5"), "synthesizer", parts=["encoder"])
-        assert not model.config._attn_implementation.startswith(OVER)
+        assert not model.config._attn_implementation.startswith(PREFIX)
 
     def test_parts_and_layers_of_every_kind(self):
         kinds = {
@@ -609,7 +677,7 @@ class TestMasks:
     def test_the_rule_is_the_matrix(self, padding, causal, static):
         from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-        from regard.hub.masks import answered
+        from regard.hub.masks import lazy_mask
 
         shown = torch.ones(2, 9, dtype=torch.bool)
         if padding != "none":
@@ -619,9 +687,9 @@ class TestMasks:
         )
         if not causal:
             asked["mask_function"] = bidirectional_mask_function
-        seen = answered(**asked)
+        seen = lazy_mask(**asked)
         want = sdpa_mask(**asked)
-        assert isinstance(seen, Seen) and seen.shape == want.shape and seen.dtype == torch.bool
+        assert isinstance(seen, LazyMask) and seen.shape == want.shape and seen.dtype == torch.bool
         rule = seen.rule
         T, S = want.shape[2:]
         allowed = rule.allowed(T, S, want.device)
@@ -630,18 +698,18 @@ class TestMasks:
         assert torch.equal(torch.where(seen, 1, 0), want.int())
 
     def test_no_matrix_is_made_for_a_rule(self):
-        from regard.hub.masks import answered
+        from regard.hub.masks import lazy_mask
 
-        seen = answered(**self.asked(batch_size=1, q_length=1 << 20, kv_length=1 << 20))
-        assert seen.shape == (1, 1, 1 << 20, 1 << 20) and not seen.answers and seen.rule.visible is None
+        seen = lazy_mask(**self.asked(batch_size=1, q_length=1 << 20, kv_length=1 << 20))
+        assert seen.shape == (1, 1, 1 << 20, 1 << 20) and not seen.computed and seen.rule.visible is None
 
     def test_no_rule_is_seen_where_there_is_none(self):
         window = torch.ones(1, 1, 6, 6).tril().triu(-2).bool()
-        assert recognised(window) is None
-        assert recognised(torch.ones(1, 2, 6, 6).bool()) is None  # one mask a head
-        assert recognised(torch.ones(1, 1, 6, 6).tril().bool()).causal
-        assert recognised(torch.full((1, 1, 6, 6), 0.5)) is None  # a bias
-        assert not recognised(torch.ones(1, 1, 3, 6).bool()).causal
+        assert recognise_rule(window) is None
+        assert recognise_rule(torch.ones(1, 2, 6, 6).bool()) is None  # one mask a head
+        assert recognise_rule(torch.ones(1, 1, 6, 6).tril().bool()).causal
+        assert recognise_rule(torch.full((1, 1, 6, 6), 0.5)) is None  # a bias
+        assert not recognise_rule(torch.ones(1, 1, 3, 6).bool()).causal
 
     def test_padding_is_not_ignored(self):
         """A function without a mask function of the same name would be handed None."""

@@ -1,15 +1,17 @@
 """The one file that talks to transformers' attention interface.
 
-A function of ours takes the place of the model's attention. Where mechanisms of ours are in use (`using`), it computes
-them, and hands every other layer on to the function that it had. While someone listens (`listening`), it hands each
-call on to the `eager` function of the model's own file, some queries at a time, so that what is computed is exactly
-what that file says, and shows what went in and what weights came out. Rows of attention do not depend on each other, so
-cutting them changes nothing, and no matrix over all tokens is held.
+Transformers keeps a table of attention functions and one of mask functions, both by name; the config of a model names
+the entry that its layers call. This file adds entries and changes that name, in two ways:
+
+- `install`: layers with a `Replacement` call it, and every other layer calls the function that it had before.
+- `recording_attention`: for a while, each call goes to the `eager` function of the model's own file, and a recorder is
+  shown what went in and what weights came out. So what is recorded is exactly what that file computes.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -25,27 +27,30 @@ from torch.utils.checkpoint import checkpoint
 from regard.errors import ExtraMissingError
 from regard.errors import HubError as HubError
 from regard.hub.calls import Call as Call
-from regard.hub.calls import Replacement, attended
-from regard.hub.masks import Seen, answered, truth_values
-from regard.shapes import default_scale
+from regard.hub.calls import Replacement
+from regard.hub.masks import LazyMask, boolean_mask, lazy_mask
 
-NAME = "regard_listening"
-OVER = "regard_over_"  # and behind it the implementation of the layers that stay as they are
-PART = "regard"  # what a used mechanism is called in its layer
-CELLS = 1 << 22  # weights computed together
+RECORDING = "regard_recording"
+PREFIX = "regard_over_"  # before the name of the implementation that layers without a replacement keep
+SUBMODULE = "regard"  # the name of a replacement in its layer, and so in the model's state dict
+MAX_WEIGHTS = 1 << 22  # weights computed together while recording
 
 
 @runtime_checkable
 class AttentionRecorder(Protocol):
-    """Who listens. `rows` is given weights [H,R,S] of the first row of the batch, from query `start` on."""
+    """Someone who records attention: `begin`, then `rows` for some queries at a time, then `end`, for every call.
+
+    `rows` is given the weights [H,R,S] of the batch's first row, from query `start` on. `end` is given the output
+    [B,T,H,V] and returns what the model goes on with.
+    """
 
     def begin(self, call: Call) -> None: ...
     def rows(self, call: Call, start: int, weights: Tensor) -> None: ...
     def end(self, call: Call, out: Tensor) -> Tensor: ...
 
 
-def transformers() -> Any:
-    """The library, or an error that says how to get it."""
+def import_transformers() -> Any:
+    """Returns the library; the error where it is missing says how to install it."""
     try:
         import transformers
     except ImportError:
@@ -54,77 +59,90 @@ def transformers() -> Any:
 
 
 @contextmanager
-def recording_attention(model: Any, ear: AttentionRecorder) -> Iterator[None]:
-    """Every attention call of the model is heard, for a while; afterwards the model is as it was."""
-    library = transformers()
-    masks = _mask_interface()
+def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[None]:
+    """Shows every attention call of the model to the recorder while the context lasts."""
     names = {module: name for name, module in model.named_modules()}
 
-    def attention(
+    def record(
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None = None,
         scaling: float | None = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        scale = _scale(module, query, scaling)
-        cross = crosses(module, names.get(module, ""))
-        call = Call(module, names.get(module, ""), query, key, value, attention_mask, scale, cross, more)
-        used = replacement_in(module)
-        return _heard(call, ear, _eager(module) if used is None else partial(_with_weights, used)), None
+        name = names.get(module, "")
+        cross = is_cross_attention(module, name)
+        call = Call(module, name, query, key, value, attention_mask, _scale(module, query, scaling), cross, kwargs)
+        return _record_call(call, recorder, _recorded_function(module)), None
 
-    before = _implementations(model)
-    library.AttentionInterface.register(NAME, attention)
-    masks.register(NAME, truth_values)
+    before = [(config, config._attn_implementation_internal) for config in _configs(model)]
+    _register(RECORDING, record, boolean_mask)
     try:
-        _set(model, NAME)
+        for config, _ in before:
+            config._attn_implementation_internal = RECORDING
         yield
     finally:
         for config, implementation in before:
             config._attn_implementation_internal = implementation
-        _forget(library.AttentionInterface)
-        _forget(masks)
+        _unregister(RECORDING)
+        if not any(replacement_in(module) for module in model.modules()):
+            uninstall(model)  # it may have been restored in the meantime
 
 
-def using(model: Any) -> None:
-    """From now on the layers with a mechanism of ours in them run it, and the others what they ran before."""
-    library, masks = transformers(), _mask_interface()
+def install(model: Any) -> None:
+    """Makes the layers that have a replacement call it; the others call what they called before."""
     for config in _configs(model):
-        base = config._attn_implementation_internal or "eager"
-        if not base.startswith(OVER):
-            library.AttentionInterface.register(OVER + base, partial(_answer, base=base))
-            masks.register(OVER + base, answered)
-            config._attn_implementation_internal = OVER + base
+        original = config._attn_implementation_internal or "eager"
+        if not original.startswith(PREFIX):
+            _register(PREFIX + original, partial(_attention_forward, original=original), lazy_mask)
+            config._attn_implementation_internal = PREFIX + original
+    names = frozenset(config._attn_implementation_internal for config in _configs(model))
+    for module in model.modules():
+        replacement = replacement_in(module)
+        if replacement is not None:
+            replacement.implementations = names
 
 
-def unused(model: Any) -> None:
-    """The opposite of `using`."""
+def uninstall(model: Any) -> None:
+    """Makes every layer call what it called before `install`, and removes the entries that no other model needs."""
     for config in _configs(model):
         name = config._attn_implementation_internal
-        if name is not None and name.startswith(OVER):
-            config._attn_implementation_internal = name.removeprefix(OVER)
+        if name is not None and name.startswith(PREFIX):
+            config._attn_implementation_internal = name.removeprefix(PREFIX)
+    needed = {name for replacement in Replacement.live for name in replacement.implementations}
+    for name in _registered_names() - needed:
+        _unregister(name)
 
 
-def answers(module: nn.Module) -> bool:
-    """Whether the module's attention comes to regard now, and not to a listener or to what it had before."""
-    return str(getattr(getattr(module, "config", None), "_attn_implementation", "")).startswith(OVER)
+def is_installed(module: nn.Module) -> bool:
+    """Tells whether a layer's attention calls go to its replacement now, and not to a recorder or its own function."""
+    config = getattr(module, "config", None)
+    return str(getattr(config, "_attn_implementation", "")).startswith(PREFIX)
+
+
+def replacement_in(module: nn.Module) -> Replacement | None:
+    """Returns the replacement in an attention module; None where there is none."""
+    submodule = module._modules.get(SUBMODULE)
+    return submodule if isinstance(submodule, Replacement) else None
 
 
 def calls_interface(module: nn.Module) -> bool:
-    """Whether a module is attention that asks the interface which function to call: its code names it."""
+    """Tells whether a module is attention that looks its function up in the table: its code names the table."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def replacement_in(module: nn.Module) -> Replacement | None:
-    """The mechanism of ours in a layer, if there is one."""
-    found = module._modules.get(PART)
-    return found if isinstance(found, Replacement) else None
+_CROSS = re.compile(r"cross|encoder_attn|EncDec", re.I)
 
 
-def _answer(
+def is_cross_attention(module: nn.Module, name: str) -> bool:
+    """Tells whether a module's keys are those of another sequence, by what it says itself or by its name."""
+    return bool(getattr(module, "is_cross_attention", None)) or _CROSS.search(name) is not None
+
+
+def _attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -134,149 +152,161 @@ def _answer(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     *,
-    base: str,
-    **more: Any,
+    original: str,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention by the layer's mechanism of ours, or by the function `base` where it has none."""
-    used = replacement_in(module)
-    more["output_attentions"] = more.get("output_attentions") or _weights_wanted()
-    if used is None:
-        causal = {} if is_causal is None else {"is_causal": is_causal}
-        return _own(base, module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **causal, **more)
-    used.asked = True
-    call = Call(
-        module, used.name, query, key, value, attention_mask, _scale(module, query, scaling), used.cross, dict(more)
-    )
-    # Without any mask the eager functions show everything; the fused one asks the module.
-    causal_by_default = base != "eager" and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    return attended(used, call, float(dropout or 0.0), causal_by_default)
+    """Returns out [B,T,H,V] and weights or None: by the layer's replacement, or by `original` where it has none."""
+    replacement = replacement_in(module)
+    kwargs["output_attentions"] = kwargs.get("output_attentions") or _model_collects_weights()
+    if replacement is None:
+        if is_causal is not None:
+            kwargs["is_causal"] = is_causal
+        kwargs |= {"scaling": scaling, "dropout": dropout}
+        return _call_original(original, module, query, key, value, attention_mask, kwargs)
+    replacement.was_called = True
+    scale = _scale(module, query, scaling)
+    call = Call(module, replacement.name, query, key, value, attention_mask, scale, replacement.cross, dict(kwargs))
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    # Without any mask the eager functions let every query see every key; the fused ones ask the module.
+    output: tuple[Tensor, Tensor | None] = replacement(call, float(dropout or 0.0), is_causal and original != "eager")
+    return output
 
 
-def _own(
-    base: str, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
+def _call_original(
+    name: str, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """The layer's own attention, with the mask that it would have had."""
-    if more.get("output_attentions"):
-        base = "eager"  # the others give no weights
-    if isinstance(mask, Seen):
-        mask = mask.made(base)
-    elif mask is not None and mask.dtype == torch.bool and base == "eager":
-        mask = _lowered(mask, q.dtype)
-    if base == "eager":
-        more["scaling"] = _scale(module, q, more["scaling"])
-    function = _eager(module) if base == "eager" else transformers().AttentionInterface()[base]
-    out, weights = function(module, q, k, v, mask, **more)
+    """Returns what the layer's own attention function returns, given the mask that it would have had."""
+    if kwargs.get("output_attentions"):
+        name = "eager"  # the others give no weights
+    if isinstance(mask, LazyMask):
+        mask = mask.for_implementation(name)
+    elif mask is not None and mask.dtype == torch.bool and name == "eager":
+        mask = _mask_for_eager(mask, q.dtype)
+    if name == "eager":
+        function = _eager_function(module)
+        kwargs["scaling"] = _scale(module, q, kwargs["scaling"])
+    else:
+        function = import_transformers().AttentionInterface()[name]
+    out, weights = function(module, q, k, v, mask, **kwargs)
     return out, weights
 
 
-def _weights_wanted() -> bool:
-    """Whether the model collects weights in this pass: not every layer hands on that it was asked for them."""
+def _model_collects_weights() -> bool:
+    """Tells whether the model collects weights in this pass: some layers do not hand on `output_attentions`."""
     from transformers.utils import output_capturing
 
     collector: Any = output_capturing._active_collector
     return any(name.endswith("attentions") for name in collector.get() or ())
 
 
-def _with_weights(
-    used: Replacement, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
-) -> tuple[Tensor, Tensor | None]:
-    """A mechanism of ours, as the listener wants it: with its weights."""
-    scaling = more.pop("scaling")
-    call = Call(module, used.name, q, k, v, mask, scaling, used.cross, more | {"output_attentions": True})
-    return attended(used, call, 0.0, False)
+def _recorded_function(module: nn.Module) -> Callable[..., Any]:
+    """Returns the attention function of a layer that gives weights: its replacement, or the model's eager function."""
+    replacement = replacement_in(module)
+    if replacement is None:
+        return _eager_function(module)
+
+    def attend(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scaling: float, **kwargs: Any
+    ) -> Any:
+        kwargs["output_attentions"] = True
+        return replacement(Call(module, replacement.name, q, k, v, mask, scaling, replacement.cross, kwargs))
+
+    return attend
 
 
-def _mask_interface() -> Any:
-    from transformers.masking_utils import AttentionMaskInterface
+def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[..., Any]) -> Tensor:
+    """Returns the output [B,T,H,V] of a call and shows the recorder its weights, some queries at a time.
 
-    return AttentionMaskInterface
-
-
-def _heard(call: Call, ear: AttentionRecorder, eager: Callable[..., Any]) -> Tensor:
-    """The output [B,T,H,V] of the model's own function, over some queries at a time."""
+    Rows of attention do not depend on each other, so cutting them changes nothing, and no matrix over all tokens is
+    held.
+    """
     B, H, T, _ = call.q.shape
     S = call.k.shape[2]
-    ear.begin(call)
-    found = []
-    for start in range(0, T, max(1, CELLS // max(1, B * H * S))):
-        stop = min(T, start + max(1, CELLS // max(1, B * H * S)))
-        more = {name: _cut(x, start, stop, T, S) for name, x in call.kwargs.items()}
-        part = _Part(call, eager, _added(call, start, stop), more)
-        q = call.q[:, :, start:stop]
-        if torch.is_grad_enabled():  # weights are computed again on the way back rather than kept
-            out, weights = checkpoint(part, q, call.k, call.v, use_reentrant=False)
+    step = max(1, MAX_WEIGHTS // max(1, B * H * S))
+    recorder.begin(call)
+    outputs = []
+    for start in range(0, T, step):
+        rows = slice(start, min(T, start + step))
+        attend = _attend_rows(call, rows, function)
+        q = call.q[:, :, rows]
+        if torch.is_grad_enabled():  # weights are computed again in the backward pass rather than kept
+            out, weights = checkpoint(attend, q, call.k, call.v, use_reentrant=False)
         else:
-            out, weights = part(q, call.k, call.v)
-        ear.rows(call, start, weights[0].detach())
-        found.append(out)
-    return ear.end(call, found[0] if len(found) == 1 else torch.cat(found, 1))
+            out, weights = attend(q, call.k, call.v)
+        recorder.rows(call, start, weights[0].detach())
+        outputs.append(out)
+    return recorder.end(call, outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1))
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The model's own function over some queries."""
+class _RowsOfCall:
+    """An attention function applied to some queries of a call, with their rows of the mask and of the biases."""
 
     call: Call
-    eager: Callable[..., Any]
+    function: Callable[..., Any]
     mask: Tensor | None
-    more: dict[str, Any]
+    kwargs: dict[str, Any]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        given = {name: x for name, x in self.more.items() if name != "dropout"}
-        out, weights = self.eager(self.call.module, q, k, v, self.mask, scaling=self.call.scaling, dropout=0.0, **given)
+        """Returns out [B,R,H,V] and weights [B,H,R,S] of the queries q [B,H,R,K]."""
+        call = self.call
+        out, weights = self.function(call.module, q, k, v, self.mask, scaling=call.scaling, dropout=0.0, **self.kwargs)
         if weights is None:
-            raise HubError(f"{self.call.name}: the model's own attention function gives no weights")
+            raise HubError(f"{call.name}: the model's own attention function gives no weights")
         return out, weights
 
 
-def _cut(x: Any, start: int, stop: int, T: int, S: int) -> Any:
-    """Rows of something that has one for each query, such as a position bias [B,H,T,S]."""
-    if isinstance(x, Tensor) and x.dim() == 4 and x.shape[-2] == T and x.shape[-1] >= S:
-        return x[..., start:stop, :]
-    return x
+def _attend_rows(call: Call, rows: slice, function: Callable[..., Any]) -> _RowsOfCall:
+    """Returns the attention function for some queries of a call."""
+    kwargs = {name: _take_rows(x, rows, call) for name, x in call.kwargs.items() if name != "dropout"}
+    mask = call.mask
+    if mask is not None:
+        if mask.shape[-2] > 1:
+            mask = mask[:, :, rows]
+        mask = mask[..., : call.k.shape[2]]
+        if mask.dtype == torch.bool:
+            mask = _mask_for_eager(mask, call.q.dtype)
+    return _RowsOfCall(call, function, mask, kwargs)
 
 
-def _added(call: Call, start: int, stop: int) -> Tensor | None:
-    """The mask of some queries as the eager functions want it: numbers to add."""
-    mask, dtype = call.mask, call.q.dtype
-    if mask is None:
-        return None
-    rows = mask[:, :, start:stop] if mask.shape[-2] > 1 else mask
-    rows = rows[..., : call.k.shape[2]]
-    return _lowered(rows, dtype) if rows.dtype == torch.bool else rows
+def _take_rows(value: Any, rows: slice, call: Call) -> Any:
+    """Returns the rows of a keyword's value that has one for each query, such as a position bias [B,H,T,S]."""
+    T = call.q.shape[2]
+    S = call.k.shape[2]
+    if isinstance(value, Tensor) and value.dim() == 4 and value.shape[-2] == T and value.shape[-1] >= S:
+        return value[..., rows, :]
+    return value
 
 
-def _lowered(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Truth values as numbers to add: as low as can be where nothing may be seen."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+def _mask_for_eager(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a boolean mask as numbers to add to the scores, as transformers' eager functions expect them.
+
+    Hidden keys get the lowest finite number and not −∞, so that a query that sees nothing yields no NaN.
+    """
+    zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return zeros.masked_fill(~allowed, torch.finfo(dtype).min)
 
 
-def _eager(module: nn.Module) -> Callable[..., Any]:
-    """The eager function of the file that the module's class, or one that it builds on, was written in."""
+def _eager_function(module: nn.Module) -> Callable[..., Any]:
+    """Returns the eager function of the file that the module's class, or a class it builds on, is written in."""
     for cls in type(module).__mro__:
-        found = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
     raise HubError(f"{type(module).__name__} comes without an eager attention function to record it by")
 
 
 def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
+    """Returns the factor of q·k: the one that was given, or 1/√K."""
     if scaling is not None:
         return float(scaling)
-    head_dim = getattr(module, "head_dim", query.shape[-1])
-    return default_scale(head_dim if isinstance(head_dim, int) else query.shape[-1])
-
-
-_CROSS = re.compile(r"cross|encoder_attn|EncDec", re.I)
-
-
-def crosses(module: nn.Module, name: str) -> bool:
-    """Whether the keys are those of another sequence: what the module is called tells, or says itself."""
-    own = getattr(module, "is_cross_attention", None)
-    return bool(own) or _CROSS.search(name) is not None
+    head_dim = getattr(module, "head_dim", None)
+    return 1 / math.sqrt(head_dim if isinstance(head_dim, int) else query.shape[-1])
 
 
 def _configs(model: Any) -> Iterator[Any]:
+    """Yields each config in a model once: parts of a composite model have their own."""
     seen: set[int] = set()
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -285,15 +315,26 @@ def _configs(model: Any) -> Iterator[Any]:
             yield config
 
 
-def _implementations(model: Any) -> list[tuple[Any, Any]]:
-    return [(config, config._attn_implementation_internal) for config in _configs(model)]
+def _interfaces() -> tuple[Any, Any]:
+    """Returns transformers' tables of attention functions and of mask functions."""
+    from transformers.masking_utils import AttentionMaskInterface
+
+    return import_transformers().AttentionInterface, AttentionMaskInterface
 
 
-def _set(model: Any, name: str) -> None:
-    """Chooses an implementation in every config; models that do not ask for one simply never call it."""
-    for config in _configs(model):
-        config._attn_implementation_internal = name
+def _register(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """Adds an attention function and the mask function that belongs to it; without the latter masks would be lost."""
+    attention_functions, mask_functions = _interfaces()
+    attention_functions.register(name, attention)
+    mask_functions.register(name, mask)
 
 
-def _forget(interface: Any) -> None:
-    interface._global_mapping.pop(NAME, None)
+def _unregister(name: str) -> None:
+    """Removes an entry from both tables, for which transformers has no function."""
+    for interface in _interfaces():
+        interface._global_mapping.pop(name, None)
+
+
+def _registered_names() -> set[str]:
+    """Returns the names under which replaced attention is in the tables."""
+    return {name for interface in _interfaces() for name in interface._global_mapping if name.startswith(PREFIX)}

@@ -1,7 +1,7 @@
-"""A layer of transformers' cache that keeps the state of a mechanism of ours: constant in size where the mechanism is
-linear, values alone for a synthesizer.
+"""A layer of transformers' cache that keeps the state of a mechanism instead of keys and values.
 
-The cache hands new keys and values through; the attention function extends the state by them. Imported only when it is
+The state of a linear mechanism has a constant size; that of a synthesizer is its values alone. The cache hands new keys
+and values through, and the attention function extends the state by them. This module is imported only when it is
 needed, because it builds on a class of transformers.
 """
 
@@ -20,50 +20,60 @@ from regard.shapes import Size
 
 
 class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The state of one layer, in the place of the keys and values that `instead` would have kept."""
+    """The state of one attention layer, in the place of an `original` layer of the cache that is still empty.
+
+    `length` counts the tokens so far, padding among them. `max_length` is the size of a static cache, `window` the
+    width of a sliding one; None where the cache is neither.
+    """
 
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, mechanism: Mechanism, instead: Any) -> None:
+    def __init__(self, mechanism: Mechanism, original: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mechanism = mechanism.name
         self.state: State | None = None
-        self.seen = 0  # tokens so far, padding among them
-        self.expected = False
-        self.is_sliding = bool(getattr(instead, "is_sliding", False))
-        self.room: int | None = getattr(instead, "max_cache_len", None)
-        window = getattr(instead, "sliding_window", self.room if self.is_sliding else None)
+        self.length = 0
+        self.update_announced = False  # by the layer whose mechanism will take the keys and values
+        self.is_sliding = bool(getattr(original, "is_sliding", False))
+        self.max_length: int | None = getattr(original, "max_cache_len", None)
+        window = getattr(original, "sliding_window", self.max_length if self.is_sliding else None)
         self.window: int | None = None if window is None else int(window)
 
     def __repr__(self) -> str:
-        return f"StateLayer({self.mechanism}, {self.seen} tokens, {self.bytes} bytes)"
+        return f"StateLayer({self.mechanism}, {self.length} tokens, {self.bytes} bytes)"
 
     @property
     def bytes(self) -> int:
-        """Bytes of the state."""
-        return sum(x.nbytes for x in (() if self.state is None else self.state) if isinstance(x, Tensor))
+        """The size of the state in bytes."""
+        if self.state is None:
+            return 0
+        return sum(x.nbytes for x in self.state if isinstance(x, Tensor))
 
-    def expect(self, mechanism: Mechanism) -> None:
-        """Says that the next tokens go to this mechanism; without it, whoever updates the cache would lose the past."""
+    def announce_update(self, mechanism: Mechanism) -> None:
+        """Announces that the next keys and values go to this mechanism.
+
+        An update that nobody announced comes from a layer that expects past keys here, and is refused.
+        """
         if mechanism.name != self.mechanism:
             raise HubError(
                 f"the cache holds a state of {self.mechanism}, not of {mechanism.name}: begin with a new cache"
             )
-        self.expected = True
+        self.update_announced = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = value_states.dtype, value_states.device
+        self.dtype = value_states.dtype
+        self.device = value_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Hands the new keys and values on, to the attention function."""
-        if not self.expected:
+        """Returns the new keys and values as they are: the attention function extends the state by them."""
+        if not self.update_announced:
             raise HubError(
                 f"the cache holds a state of {self.mechanism}, which a model without that mechanism cannot read: "
                 "begin with a new cache"
             )
-        self.expected = False
+        self.update_announced = False
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return key_states, value_states
@@ -76,12 +86,12 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         v: Float[Tensor, "B G T V"],
         visible: Bool[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B H T V"]:
-        """Causal attention of the next T tokens."""
+        """Returns the causal attention of the next T tokens, and extends the state by them."""
         if self.state is None:
             self.state = mechanism.empty(Size.of(q, k, v))
         keys = k if "k" in mechanism.needs else None
         out, self.state = mechanism.extend(q, keys, v, self.state, visible)
-        self.seen += q.shape[2]
+        self.length += q.shape[2]
         return out
 
     def cross(
@@ -92,26 +102,29 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         v: Float[Tensor, "B G S V"],
         visible: Bool[Tensor, "B S"] | None,
     ) -> Float[Tensor, "B H T V"]:
-        """Attention to another sequence, which is written once; later calls only read it."""
+        """Returns the attention to another sequence, whose state is written by the first call and then only read."""
         if self.state is None:
             self.state = mechanism.write(mechanism.empty(Size.of(q, k, v, causal=False)), k, v, visible)
-            self.seen = k.shape[2]
-            # The model hands these back at every later step.
-            self.keys, self.values = k.new_empty(*k.shape[:2], 0, k.shape[3]), v.new_empty(*v.shape[:2], 0, v.shape[3])
+            self.length = k.shape[2]
+            # At every later step the model reads keys and values from here: tensors without tokens will do.
+            self.keys = k.new_empty(*k.shape[:2], 0, k.shape[3])
+            self.values = v.new_empty(*v.shape[:2], 0, v.shape[3])
         return mechanism.read(q, self.state)
 
     def get_seq_length(self) -> int:
-        return self.seen
+        return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (self.seen + query_length if self.room is None else self.room), 0
+        """Returns the number of keys that a mask covers, and the offset of the first."""
+        return self.max_length or self.length + query_length, 0
 
     def get_max_length(self) -> int:
-        return -1 if self.room is None else self.room
+        return -1 if self.max_length is None else self.max_length
 
     def reset(self) -> None:
-        self.state, self.keys, self.values = None, None, None
-        self.seen, self.is_initialized = 0, False
+        self.state = self.keys = self.values = None
+        self.length = 0
+        self.is_initialized = False
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
@@ -121,14 +134,14 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._pick(beam_idx)
+        self._select_rows(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._pick(indices)
+        self._select_rows(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            self._pick(torch.arange(self.state.tokens.shape[0]).repeat_interleave(repeats))
+            self._select_rows(torch.arange(self.state.tokens.shape[0]).repeat_interleave(repeats))
 
     def offload(self) -> None:
         self._move("cpu")
@@ -137,13 +150,15 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.is_initialized:
             self._move(self.device)
 
-    def _pick(self, rows: Tensor) -> None:
+    def _select_rows(self, rows: Tensor) -> None:
+        """Takes these rows of the batch, in this order; a row may be taken several times."""
         if self.state is None:
             return
         rows = rows.to(self.state.tokens.device)
         self.state = fork(self.state, rows)
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys[rows], self.values[rows]
+            self.keys = self.keys[rows]
+            self.values = self.values[rows]
 
     def _move(self, device: torch.device | str) -> None:
         if self.state is not None:
@@ -155,7 +170,10 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 def state_layer(
     module: nn.Module, mechanism: Mechanism, cross: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> StateLayer | None:
-    """The layer of the cache that an attention module is about to use, made ours where it is still empty."""
+    """Returns the layer of the cache that an attention module is about to update, made a `StateLayer` if it is empty.
+
+    Returns None where there is no cache, or where the layer holds keys already: then all keys will come with the call.
+    """
     caches = [x for x in (*kwargs.values(), *args) if isinstance(x, Cache)]
     if not caches:
         return None
@@ -170,7 +188,7 @@ def state_layer(
     layer = cache.layers[index]
     if not isinstance(layer, StateLayer):
         if layer.is_initialized or getattr(layer, "state", None) is not None:
-            return None  # it has keys already: all of them will come
+            return None
         layer = cache.layers[index] = StateLayer(mechanism, layer)
-    layer.expect(mechanism)
+    layer.announce_update(mechanism)
     return layer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.hub.attention import HubError, transformers
+from regard.hub.attention import HubError, import_transformers
 from regard.hub.fetching import display_name, model_on_meta
 from regard.hub.gate import quiet
 
@@ -105,7 +105,7 @@ def _tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 @contextmanager
 def _counted(name: str | Path) -> Iterator[None]:
     """Inside, what a model cannot do without numbers becomes an error that says so."""
-    with quiet(transformers()):
+    with quiet(import_transformers()):
         try:
             yield
         except Exception as error:  # anything that its code asks of numbers that are not there

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError
-from regard.hub.attention import HubError, transformers
+from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import built, config_from, model_class, model_from, quiet, tokenizer_from
 from regard.hub.safety import config_of, located
 from regard.hub.weights import Weights
@@ -57,7 +57,7 @@ def fetch(
 
     `classes`: as a classifier of whole texts with classes of these names, whose head is random where the file has none.
     """
-    library = transformers()
+    library = import_transformers()
     folder = located(name, download)
     config_of(folder)  # what it refuses comes before what is wrong with the weights
     with Weights(folder):  # opening them tells of damage by the name of the file
@@ -81,7 +81,7 @@ def fetch(
 
 def store(model: Any, tokenizer: Any, folder: str | Path) -> None:
     """Writes a folder that transformers' AutoModel and AutoTokenizer load: one file of safetensors, and no code."""
-    with quiet(transformers()):
+    with quiet(import_transformers()):
         model.save_pretrained(folder, max_shard_size=1 << 60)
         tokenizer.save_pretrained(folder)
 
@@ -107,7 +107,7 @@ def model_on_meta(name: str | Path, download: bool = False) -> Any:
 
 def _config(name: str | Path, download: bool) -> tuple[Any, Path | None]:
     """The config of a kind such as 'gpt2', or of a model, with its folder."""
-    kinds = transformers().CONFIG_MAPPING
+    kinds = import_transformers().CONFIG_MAPPING
     if not Path(name).is_dir() and str(name) in kinds:
         return kinds[str(name)](), None
     folder = located(name, download)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from regard.errors import HubError
-from regard.hub.attention import transformers
+from regard.hub.attention import import_transformers
 from regard.hub.safety import CONFIG, check_adapter, check_settings, config_of, field_of
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -78,7 +78,7 @@ def model_from_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
 
 def model_class(config: Any) -> Any:
     """The class that a config names, else the one that writes text, else the bare one."""
-    library = transformers()
+    library = import_transformers()
     for named in getattr(config, "architectures", None) or ():
         found = _model_named(library, named, Path(config.name_or_path) / CONFIG)
         if found is not None:
@@ -92,7 +92,7 @@ def model_class(config: Any) -> Any:
 @contextmanager
 def closed() -> Iterator[Any]:
     """Inside, transformers is quiet, asks nobody whether to run code, and finds no kernel on the hub."""
-    library = transformers()
+    library = import_transformers()
     from transformers import dynamic_module_utils
     from transformers.integrations import hub_kernels
 

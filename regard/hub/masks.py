@@ -1,8 +1,8 @@
-"""What transformers lets a query see, as rules of ours.
+"""The masks of transformers' models as masks of regard.
 
-A model asks its mask function once a pass, and hands the answer to every layer. Ours answers with the rule itself
-where it is one (causal, padding, both, over any kind of cache): nothing of the size queries × keys is made. What is no
-such rule stays the matrix that it is.
+A model calls its mask function once a forward pass and hands the result to every layer. Ours returns a `LazyMask`: it
+carries the rule (causal, padding, or both) where there is one, so that nothing of size queries × keys is computed. A
+mask that follows no rule stays the matrix that it is.
 """
 
 from __future__ import annotations
@@ -18,139 +18,158 @@ from torch.utils._pytree import tree_map
 from regard.shapes import Mask, Rows
 
 
-class Seen(Tensor):
-    """An answer to the model: it looks like truth values [B,1,T,S], and is them as soon as anyone computes with it.
+class LazyMask(Tensor):
+    """A boolean mask [B,1,T,S], True where a query may see a key, that is computed when someone first reads a value.
 
-    `rule` says the same as a `Mask`, or is None where no rule does; `local` is the width of a window or chunk, where
-    the model asked for one; `made(name)` is what the mask function of that name would have answered.
+    `rule` is the same mask as a `Mask` of regard, or None if no rule describes it. `window` is the width of a sliding
+    window or chunk, if the model asked for one. `arguments` is what the model called its mask function with.
     """
 
     rule: Mask | None
-    local: int | None
-    asked: dict[str, Any]
-    answers: dict[str, Any]
+    window: int | None
+    arguments: dict[str, Any]
+    computed: dict[str, Any]  # by the name of an implementation, and the boolean matrix as "matrix"
 
     @staticmethod
-    def of(rule: Mask | None, matrix: Tensor | None, asked: dict[str, Any]) -> Seen:
-        B, T, S = (int(asked[n]) for n in ("batch_size", "q_length", "kv_length"))
+    def create(rule: Mask | None, matrix: Tensor | None, arguments: dict[str, Any]) -> LazyMask:
+        """Returns a mask from its rule alone, or from its matrix [B,1,T,S] with the rule that describes it, if any."""
         if matrix is None:
-            matrix = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=asked.get("device", "cpu")).expand(B, 1, T, S)
-        made: Seen = matrix.as_subclass(Seen)
-        made.rule, made.asked, made.answers = rule, asked, {"matrix": matrix} if rule is None else {}
-        local = asked.get("local_size")
-        made.local = None if local is None else int(local)
-        return made
+            B, T, S = (int(arguments[n]) for n in ("batch_size", "q_length", "kv_length"))
+            # One value that is expanded has the right shape and takes no memory.
+            one = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=arguments.get("device", "cpu"))
+            matrix = one.expand(B, 1, T, S)
+        mask: LazyMask = matrix.as_subclass(LazyMask)
+        mask.rule = rule
+        mask.arguments = arguments
+        mask.computed = {}
+        if rule is None:
+            mask.computed["matrix"] = matrix
+        window = arguments.get("local_size")
+        mask.window = None if window is None else int(window)
+        return mask
 
-    def made(self, name: str) -> Any:
-        """The mask that layers which keep their own attention are given."""
-        if name not in self.answers:
+    def for_implementation(self, name: str) -> Any:
+        """Returns the mask that transformers' mask function of that name makes, for a layer that is not replaced."""
+        if name not in self.computed:
             from transformers.masking_utils import AttentionMaskInterface
 
             interface: Any = AttentionMaskInterface
-            answer = interface()
-            self.answers[name] = answer[name](**self.asked) if name in answer else None
-        return self.answers[name]
+            functions = interface()
+            self.computed[name] = functions[name](**self.arguments) if name in functions else None
+        return self.computed[name]
 
     def matrix(self) -> Bool[Tensor, "B 1 T S"]:
-        """The truth values themselves."""
-        if "matrix" not in self.answers:
-            self.answers["matrix"] = _matrix(self.asked)
-        found: Tensor = self.answers["matrix"]
-        return found
+        """Returns the mask as an ordinary boolean tensor."""
+        if "matrix" not in self.computed:
+            self.computed["matrix"] = boolean_mask(**self.arguments)
+        matrix: Tensor = self.computed["matrix"]
+        return matrix
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Replaces the mask by its matrix in every operation that reads its values."""
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _OUTWARD:
+            if func in _READS_NO_VALUES:
                 return func(*args, **(kwargs or {}))
-            plain = partial(tree_map, lambda x: x.matrix() if isinstance(x, Seen) else x)
-            return func(*plain(args), **plain(kwargs or {}))
+            to_matrix = partial(tree_map, lambda x: x.matrix() if isinstance(x, LazyMask) else x)
+            return func(*to_matrix(args), **to_matrix(kwargs or {}))
 
 
-_OUTWARD = {
+_READS_NO_VALUES = {
     *(getattr(Tensor, n).__get__ for n in ("shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_cuda")),
     *(getattr(Tensor, n) for n in ("size", "dim", "is_floating_point", "is_complex", "as_subclass", "__hash__")),
-}  # what can be asked of it without computing with it
+}
 
 
-def answered(**asked: Any) -> Seen:
-    """The mask function that belongs to regard's attention."""
+def lazy_mask(**arguments: Any) -> LazyMask:
+    """Returns the mask of a forward pass; this is the mask function of replaced attention."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-    kind = asked.get("mask_function", causal_mask_function)
+    kind = arguments.get("mask_function", causal_mask_function)
     if kind is causal_mask_function or kind is bidirectional_mask_function:
-        return Seen.of(_rule(asked, kind is causal_mask_function), None, asked)
-    matrix = _matrix(asked)
-    return Seen.of(recognised(matrix), matrix, asked)
+        rule = _rule_of_arguments(arguments, causal=kind is causal_mask_function)
+        return LazyMask.create(rule, None, arguments)
+    matrix = boolean_mask(**arguments)
+    return LazyMask.create(recognise_rule(matrix), matrix, arguments)
 
 
-def truth_values(**asked: Any) -> Tensor:
-    """The mask function of a listener: the rule shows in the truth values."""
-    return _matrix(asked)
-
-
-def _matrix(asked: dict[str, Any]) -> Tensor:
+def boolean_mask(**arguments: Any) -> Bool[Tensor, "B 1 T S"]:
+    """Returns the mask of a forward pass as a boolean tensor; this is the mask function of recorded attention."""
     from transformers.masking_utils import sdpa_mask
 
-    found = sdpa_mask(**asked | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
-    assert found is not None  # without skipping there always is one
-    return found
+    mask = sdpa_mask(**arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    assert mask is not None  # None only stands for a mask that was skipped
+    return mask
 
 
-def _rule(asked: dict[str, Any], causal: bool) -> Mask:
-    """Causal or not, and padding: from what the model asked, without a matrix."""
-    T, S, first = int(asked["q_length"]), int(asked["kv_length"]), int(asked.get("kv_offset", 0))
-    start = int(asked.get("q_offset", 0)) - first  # column of the first query
-    visible = asked.get("attention_mask")
+def _rule_of_arguments(arguments: dict[str, Any], causal: bool) -> Mask:
+    """Returns the rule of a causal or bidirectional mask with padding, without making the matrix."""
+    T = int(arguments["q_length"])
+    S = int(arguments["kv_length"])
+    first_key = int(arguments.get("kv_offset", 0))
+    start = int(arguments.get("q_offset", 0)) - first_key  # the column of the first query
+    visible = arguments.get("attention_mask")
     if visible is not None:
-        visible = torch.nn.functional.pad(visible.bool(), (0, max(0, first + S - visible.shape[1])))
-        visible = visible[:, first : first + S]
-        if bool(visible[:, : start + T].all() if causal else visible.all()):
+        visible = torch.nn.functional.pad(visible.bool(), (0, max(0, first_key + S - visible.shape[1])))
+        visible = visible[:, first_key : first_key + S]
+        # A causal query sees no key behind the last query, so padding there changes nothing.
+        reachable = visible[:, : start + T] if causal else visible
+        if bool(reachable.all()):
             visible = None
     if not causal:
         return Mask(visible=visible)
     if start + T == S:  # the queries are the last keys
         return Mask(causal=True, visible=visible)
-    # A static cache has room behind the queries, which nobody may see.
-    device = asked.get("device", "cpu")
-    written = (torch.arange(S, device=device) < start + T).expand(int(asked["batch_size"]), S)
+    # A static cache has empty room behind the queries, which no query may see.
+    device = arguments.get("device", "cpu")
+    written = (torch.arange(S, device=device) < start + T).expand(int(arguments["batch_size"]), S)
     visible = written if visible is None else visible & written
     limit = visible.long().cumsum(1)[:, start : start + T]
     return Mask(causal=True, visible=visible, rows=Rows(limit - visible[:, start : start + T].long(), limit))
 
 
-def recognised(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
-    """The rule behind a matrix of truth values, or of numbers to add that only hide; None where there is none."""
-    seen = truth(mask)
-    if seen is None or seen.shape[1] != 1:
+def recognise_rule(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
+    """Returns the rule that a matrix follows, boolean or added to the scores; None if it follows none.
+
+    A rule lets each query see the first so many of the visible keys: all of them, or up to its own position (causal).
+    """
+    allowed = as_boolean(mask)
+    if allowed is None or allowed.shape[1] != 1:
         return None
-    seen = seen[:, 0]
-    visible, limit = seen.any(1), seen.sum(-1)
-    before = visible.long().cumsum(1)
-    place = before - visible.long()
-    if not torch.equal(seen, visible[:, None] & (place[:, None] < limit[..., None])):
+    allowed = allowed[:, 0]
+    visible = allowed.any(1)  # [B,S]: keys that some query sees
+    limit = allowed.sum(-1)  # [B,T]: how many keys each query sees
+    count = visible.long().cumsum(1)  # [B,S]: visible keys up to and with each key
+    index = count - visible.long()  # [B,S]: the number of each key among the visible ones
+    if not torch.equal(allowed, visible[:, None] & (index[:, None] < limit[..., None])):
         return None
-    T, S = seen.shape[1:]
-    shown = None if bool(visible.all()) else visible
-    if not cross and T <= S and torch.equal(limit, before[:, S - T :]):
-        return Mask(causal=True, visible=shown)
-    if bool((limit == before[:, -1:]).all()):
-        return Mask(visible=shown)
-    return Mask(causal=True, visible=shown, rows=Rows((limit - 1).clamp(min=0), limit))
+    T, S = allowed.shape[1:]
+    padding = None if bool(visible.all()) else visible
+    if not cross and T <= S and torch.equal(limit, count[:, S - T :]):
+        return Mask(causal=True, visible=padding)
+    if bool((limit == count[:, -1:]).all()):
+        return Mask(visible=padding)
+    return Mask(causal=True, visible=padding, rows=Rows((limit - 1).clamp(min=0), limit))
 
 
-def truth(mask: Num[Tensor, "*any"]) -> Bool[Tensor, "*any"] | None:
-    """True may be seen; None where numbers do more than hide."""
+def as_boolean(mask: Num[Tensor, "*any"]) -> Bool[Tensor, "*any"] | None:
+    """Returns a mask with True where a key may be seen; None for an additive mask that does more than hide keys."""
     if mask.dtype == torch.bool:
         return mask
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    return ~hidden if bool((hidden | (mask == 0)).all()) else None
+    hidden = mask <= _hiding(mask.dtype)
+    hides_only = bool((hidden | (mask == 0)).all())
+    return ~hidden if hides_only else None
 
 
-def added(mask: Num[Tensor, "*any"], dtype: torch.dtype) -> Num[Tensor, "*any"]:
-    """Numbers to add to the scores: −∞ where nothing may be seen."""
+def as_additive(mask: Num[Tensor, "*any"], dtype: torch.dtype) -> Num[Tensor, "*any"]:
+    """Returns a mask as numbers to add to the scores, −∞ where a key may not be seen."""
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))
-    return mask.masked_fill(mask <= torch.finfo(mask.dtype).min / 2, float("-inf")).to(dtype)
+    return mask.masked_fill(mask <= _hiding(mask.dtype), float("-inf")).to(dtype)
+
+
+def _hiding(dtype: torch.dtype) -> float:
+    """Returns the number from which down an additive mask hides a key; models add the lowest of the dtype, or −∞."""
+    return torch.finfo(dtype).min / 2

@@ -1,10 +1,13 @@
-"""Mechanisms of regard in Hugging Face models: `use` puts one in the place of the attention of some layers, `restore`
-takes all of them out again. Nothing of the model's own is changed or copied.
+"""Mechanisms of regard in Hugging Face models.
+
+`use` puts a mechanism in the place of the attention of some layers, and `restore` takes all of them out again. Nothing
+of the model's own is changed or copied.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +16,18 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from regard.errors import HubError, OptionError
-from regard.hub.attention import PART, answers, calls_interface, crosses, replacement_in, unused, using
+from regard.hub.attention import (
+    SUBMODULE,
+    calls_interface,
+    install,
+    is_cross_attention,
+    is_installed,
+    replacement_in,
+    uninstall,
+)
 from regard.hub.calls import Replacement
 from regard.mechanisms import Mechanism, lookup
-from regard.mechanisms import mechanism as build
-from regard.registry import accepted_options, parameters_of
+from regard.mechanisms import mechanism as build_mechanism
 
 Part = Literal["encoder", "decoder", "cross"]
 M = TypeVar("M", bound=nn.Module)
@@ -34,12 +44,13 @@ class Place:
 
 
 def places(model: nn.Module) -> list[Place]:
-    """Every attention module that a mechanism can be put into."""
+    """Returns every attention module that a mechanism can be put into."""
     found: list[Place] = []
     for name, module in model.named_modules():
         if calls_interface(module):
             number = re.search(r"\.(\d+)\.", f".{name}.")
-            found.append(Place(name, module, int(number[1]) if number else len(found), _part(model, module, name)))
+            layer = int(number[1]) if number else len(found)
+            found.append(Place(name, module, layer, _part_of(model, module, name)))
     return found
 
 
@@ -51,7 +62,7 @@ def use(
     parts: Sequence[Part] | None = None,
     **options: Any,
 ) -> M:
-    """The same Hugging Face model, running a mechanism of regard in some layers, or in all.
+    """Makes a Hugging Face model run a mechanism of regard in some layers, or in all, and returns the model.
 
     `mechanism` is a name with its `options` (features=256), or one already built, of which each layer gets a copy.
     `parts` names the sides of an encoder-decoder: "encoder", "decoder", "cross". Forward, backward and `generate()`
@@ -61,26 +72,31 @@ def use(
     """
     if isinstance(mechanism, Mechanism) and options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already")
-    chosen = _chosen(model, layers, parts)
-    made = [_made(mechanism, place, model, options) for place in chosen]  # all of them before anything changes
-    for place, used in zip(chosen, made, strict=True):
-        _take_out(place.module)
-        place.module.add_module(PART, used)
-        place.module.register_forward_pre_hook(_before, with_kwargs=True)
-        place.module.register_forward_hook(_after)
-    using(model)
+    chosen = _choose_places(model, layers, parts)
+    # All are built before anything changes, so that an error leaves the model as it was.
+    replacements = [_build_replacement(mechanism, place, model, options) for place in chosen]
+    for place, replacement in zip(chosen, replacements, strict=True):
+        _remove_replacement(place.module)
+        place.module.add_module(SUBMODULE, replacement)
+        place.module.register_forward_pre_hook(_before_forward, with_kwargs=True)
+        place.module.register_forward_hook(_after_forward)
+    install(model)
     return model
 
 
 def restore(model: M) -> M:
-    """The same model with the attention that it came with; a cache that was filled before is of no use any more."""
+    """Gives a model back the attention that it came with, and returns it.
+
+    A cache that was filled before is of no use any more.
+    """
     for module in model.modules():
-        _take_out(module)
-    unused(model)
+        _remove_replacement(module)
+    uninstall(model)
     return model
 
 
-def _chosen(model: nn.Module, layers: Sequence[int] | None, parts: Sequence[Part] | None) -> list[Place]:
+def _choose_places(model: nn.Module, layers: Sequence[int] | None, parts: Sequence[Part] | None) -> list[Place]:
+    """Returns the attention modules of the layers and parts that were asked for; None stands for all of them."""
     if getattr(model, "config", None) is None:
         raise OptionError(f"expected a model of transformers, with a config; given a {type(model).__name__}")
     known = places(model)
@@ -95,94 +111,114 @@ def _chosen(model: nn.Module, layers: Sequence[int] | None, parts: Sequence[Part
             raise OptionError(f"parts: {type(model).__name__} has no attention '{part}'; it has {have}")
     known = [p for p in known if parts is None or p.part in parts]
     numbers = sorted({p.layer for p in known})
-    for layer in layers if layers is not None else ():
+    for layer in layers or ():
         if layer not in numbers:
-            raise OptionError(f"layers: {type(model).__name__} has no layer {layer}; expected {_spans(numbers)}")
+            raise OptionError(f"layers: {type(model).__name__} has no layer {layer}; expected {_span(numbers)}")
     return [p for p in known if layers is None or p.layer in layers]
 
 
-def _made(mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Replacement:
-    """The mechanism for one place, as wide as its heads, where its parameters are."""
-    like = next((p for p in place.module.parameters() if p.is_floating_point()), None)
-    built = copy.deepcopy(mechanism) if isinstance(mechanism, Mechanism) else _fitted(mechanism, place, model, options)
+def _build_replacement(
+    mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any]
+) -> Replacement:
+    """Returns the replacement for one place, on the device and in the dtype of its parameters."""
+    if isinstance(mechanism, Mechanism):
+        built = copy.deepcopy(mechanism)
+    else:
+        built = _build_for_place(mechanism, place, model, options)
     if place.part == "cross" and not built.crosses:
         raise OptionError(
             f"{place.name}: {built.name} has no cross-attention, as its scores belong to positions of one sequence. "
             'Leave these layers out: parts=["encoder", "decoder"]'
         )
+    like = next((p for p in place.module.parameters() if p.is_floating_point()), None)
     if like is not None:
         built.to(like.device)
+        # Buffers, such as random features, keep the dtype that they were drawn in.
         for p in built.parameters():
             p.data = p.data.to(like.dtype)
     return Replacement(built, place.name, place.part == "cross").train(place.module.training)
 
 
-def _fitted(name: str, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Mechanism:
+def _build_for_place(name: str, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Mechanism:
+    """Returns a mechanism by its name, with the sizes that it takes read from the module or its config."""
     module = place.module
     config: Any = getattr(module, "config", None) or model.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = _number(module, config, "num_heads", "num_attention_heads", "n_heads")
-    hidden = _number(module, config, "hidden_size", "d_model", "embed_dim")
-    width = _number(module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "d_kv")
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    heads = _find_number(module, config, "num_heads", "num_attention_heads", "n_heads")
+    hidden = _find_number(module, config, "hidden_size", "d_model", "embed_dim")
+    width = _find_number(module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "d_kv")
     if width is None and heads and hidden:
         width = hidden // heads
-    length = _number(module, config, "max_position_embeddings", "n_positions", "max_source_positions")
-    known = {"heads": heads, "width": width, "length": length}
-    for key, p in parameters_of(lookup(name)).items():
-        if key in known and known[key] is None and key not in options and p.default is p.empty:
+    length = _find_number(module, config, "max_position_embeddings", "n_positions", "max_source_positions")
+    sizes = {"heads": heads, "width": width, "length": length}
+    parameters = inspect.signature(lookup(name)).parameters
+    for key, parameter in parameters.items():
+        required = parameter.default is parameter.empty
+        if key in sizes and sizes[key] is None and key not in options and required:
             raise OptionError(f"{place.name}: its {key} is not in the model's config; give {key}= to use '{name}'")
-    offered = {n: x for n, x in known.items() if x is not None}
-    return build(name, **accepted_options(lookup(name), offered) | dict(options))
+    known = {key: size for key, size in sizes.items() if key in parameters and size is not None}
+    return build_mechanism(name, **known | dict(options))
 
 
-def _number(module: nn.Module, config: Any, *names: str) -> int | None:
+def _find_number(module: nn.Module, config: Any, *names: str) -> int | None:
+    """Returns the first positive whole number that the module, or else its config, has under one of the names."""
     for owner in (module, config):
         for name in names:
-            found = getattr(owner, name, None)
-            if isinstance(found, int) and not isinstance(found, bool) and found > 0:
-                return found
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
     return None
 
 
-def _part(model: Any, module: nn.Module, name: str) -> Part:
-    if crosses(module, name):
+def _part_of(model: Any, module: nn.Module, name: str) -> Part:
+    """Returns the part of the model that an attention module belongs to."""
+    if is_cross_attention(module, name):
         return "cross"
     if getattr(model.config, "is_encoder_decoder", False):
-        parts = name.split(".")
-        return "encoder" if "encoder" in parts and "decoder" not in parts else "decoder"
-    return "decoder" if getattr(module, "is_causal", True) else "encoder"
+        path = name.split(".")
+        is_encoder = "encoder" in path and "decoder" not in path
+    else:
+        is_encoder = not getattr(module, "is_causal", True)
+    return "encoder" if is_encoder else "decoder"
 
 
-def _take_out(module: nn.Module) -> None:
-    if replacement_in(module) is None:
+def _remove_replacement(module: nn.Module) -> None:
+    """Takes the replacement and its hooks out of a module that has one."""
+    replacement = replacement_in(module)
+    if replacement is None:
         return
-    del module._modules[PART]
+    replacement.implementations = frozenset()
+    del module._modules[SUBMODULE]
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for number in [n for n, hook in hooks.items() if hook in (_before, _after)]:
+        for number in [n for n, hook in hooks.items() if hook in (_before_forward, _after_forward)]:
             del hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
-def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Makes the layer's part of the cache ours, where the mechanism keeps a state."""
-    used = replacement_in(module)
-    if used is None or not answers(module):
+def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Puts a `StateLayer` into the cache, before the layer writes to it, where the mechanism keeps a state."""
+    replacement = replacement_in(module)
+    if replacement is None or not is_installed(module):
         return
-    used.asked, used.state = False, None
-    if used.keeps_state:
+    replacement.was_called = False
+    replacement.cache_layer = None
+    if replacement.keeps_state:
         from regard.hub.cache import state_layer
 
-        used.state = state_layer(module, used.mechanism, used.cross, args, kwargs)
+        replacement.cache_layer = state_layer(module, replacement.mechanism, replacement.cross, args, kwargs)
 
 
-def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    used = replacement_in(module)
-    if used is not None and answers(module) and not used.asked:
+def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Raises an error if the layer computed its attention by itself: its replacement would be without effect."""
+    replacement = replacement_in(module)
+    if replacement is not None and is_installed(module) and not replacement.was_called:
         raise HubError(
-            f"{used.name}: {type(module).__name__} did not call transformers' attention interface, so "
-            f"{used.mechanism.name} was never asked. Leave this layer out, or restore(model)"
+            f"{replacement.name}: {type(module).__name__} did not call transformers' attention interface, so "
+            f"{replacement.mechanism.name} was never asked. Leave this layer out, or restore(model)"
         )
 
 
-def _spans(numbers: Sequence[int]) -> str:
+def _span(numbers: Sequence[int]) -> str:
+    """Returns the first and the last number in words."""
     return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
