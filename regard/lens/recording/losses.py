@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import OptionError
-from regard.hub.attention import transformers
+from regard.hub.attention import import_transformers
 
 TOKENS = 4096  # of masked copies that are read together
 IGNORED = -100  # the label of a token that transformers leaves out of its loss
@@ -40,7 +40,7 @@ def is_masked_model(model: Any) -> bool:
         return True
     if not name.endswith(("CausalLM", "LMHeadModel")) or getattr(model.config, "is_decoder", False):
         return False
-    return type(model.config) in transformers().MODEL_FOR_MASKED_LM_MAPPING
+    return type(model.config) in import_transformers().MODEL_FOR_MASKED_LM_MAPPING
 
 
 def require_language_head(model: Any) -> None:
