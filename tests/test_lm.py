@@ -84,11 +84,26 @@ def test_measures_are_means_over_every_dev_token(kind, text, tmp_path):
 def test_of_a_long_dev_file_evenly_spaced_windows_are_measured(text, tmp_path, monkeypatch):
     monkeypatch.setattr(lm, "MOST", 100)
     task = built(tmp_path / "run", text=str(text), share=0.5)
-    parts = list(task._dev())
+    parts = list(task.dev_windows())
     assert sum(int((p.y != IGNORE).sum()) for p in parts) == 96 and all(p.x.shape[1] == 16 for p in parts)
     rows = torch.cat([p.x for p in parts]).tolist()
     whole = [int(i) for i in task.dev.tokens]
     assert rows[0] == whole[:16] and rows[-1] == whole[-17:-1]
+
+
+@pytest.mark.parametrize("most", [100, 200_000])
+def test_a_byte_is_a_byte_wherever_windows_cut_characters(most, tmp_path, monkeypatch):
+    """Half a character decodes to a mark of three bytes; a token of the bytes tokenizer is one byte all the same."""
+    path = tmp_path / "a.txt"
+    path.write_text("über 東京 — größer \U0001f600 " * 40, encoding="utf-8")
+    monkeypatch.setattr(lm, "MOST", most)
+    for block in (3, 7, 16):
+        task = built(tmp_path / f"run-{block}", text=str(path), tokenizer="bytes", block=block, share=0.5)
+        assert task.per_token == 1
+        model = regard.GPT(vocabulary=256, length=block, width=16, layers=1, attention={"heads": 2}).eval()
+        with torch.no_grad():
+            found = task.evaluate(model)
+        assert found["dev/bits_per_byte"] == found["dev/loss"] / math.log(2)
 
 
 def test_an_epoch_has_as_many_rows_as_windows_fit_side_by_side(text, tmp_path):
@@ -149,7 +164,7 @@ def test_texts_however_short_have_batches_and_measures(size, block, tmp_path_fac
     task = built(folder / "run", text=str(folder / "a.txt"), block=block)
     assert task.rows >= 1 and task.batch(0, 3).x.shape == (3, task.length)
     assert 1 <= task.length <= block
-    targets = torch.cat([part.y[part.y != IGNORE] for part in task._dev()])
+    targets = torch.cat([part.y[part.y != IGNORE] for part in task.dev_windows()])
     assert targets.tolist() == task.dev.tokens[1:].tolist()
 
 

@@ -297,7 +297,7 @@ def test_a_head_that_the_file_lacks_depends_on_the_seed(cls, tmp_path):
 
     def start(seed):
         made = recipe.load("sentiment", [f"model.name={tmp_path / 'bare'}", f"train.seed={seed}"])
-        return stage._start(made, "cpu", {}).state_dict()
+        return stage._load_start(made, "cpu", {}).state_dict()
 
     a, b, c = start(0), start(0), start(1)
     assert all(torch.equal(a[n], b[n]) for n in a)

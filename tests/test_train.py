@@ -20,10 +20,20 @@ from regard.config import ConfigError
 from regard.data.batch import IGNORE, Batch
 from regard.data.seeds import derive
 from regard.devices import autocast_dtype
-from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, recipe, stage
-from regard.train.optimizer import OPTIMIZERS, SCHEDULES, build, decayed, restore, schedule, state_tensors
+from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, recipe, stage, tasks
+from regard.train.loggers import LOGGERS, Logger
+from regard.train.loop import is_better
+from regard.train.optimizer import (
+    OPTIMIZERS,
+    SCHEDULES,
+    build_optimizer,
+    export_state,
+    import_state,
+    lr_factor,
+    split_by_decay,
+)
 from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
-from regard.train.tasks.base import Order
+from regard.train.tasks.base import TASKS, Order
 from regard.train.tasks.corruption import Corruption
 from regard.train.tasks.questions import Questions
 
@@ -134,15 +144,15 @@ def test_an_optimiser_trains_and_its_state_goes_there_and_back(name):
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     one, other = gpt(), gpt()
-    first = build(OptimizerConfig(name=name), one, 0.01)
+    first = build_optimizer(OptimizerConfig(name=name), one, 0.01)
     before = flat(one)
     for seed in range(3):
         step(one, first, seed)
     assert not torch.equal(flat(one), before) and flat(one).isfinite().all()
-    second = build(OptimizerConfig(name=name), other, 0.01)
+    second = build_optimizer(OptimizerConfig(name=name), other, 0.01)
     other.load_state_dict(one.state_dict())
-    tensors, plain = state_tensors(first)
-    restore(second, {n: t.clone() for n, t in tensors.items()}, plain)
+    tensors, plain = export_state(first)
+    import_state(second, {n: t.clone() for n, t in tensors.items()}, plain)
     for seed in (3, 4):
         step(one, first, seed)
         step(other, second, seed)
@@ -161,18 +171,18 @@ def test_an_optimiser_trains_and_its_state_goes_there_and_back(name):
 )
 def test_unknown_optimisers_and_options(changes, words):
     with pytest.raises(ConfigError, match=words):
-        build(OptimizerConfig().but(**changes), gpt(), 0.01)
+        build_optimizer(OptimizerConfig().but(**changes), gpt(), 0.01)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_exactly_the_matrices_of_linear_layers_decay(tied):
     model = gpt(tied=tied)
-    yes, no = decayed(model)
+    yes, no = split_by_decay(model)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - tables
     assert {id(p) for p in yes} == matrices and len(matrices) >= 4
     assert {id(p) for p in no} == {id(p) for p in model.parameters()} - matrices
-    groups = build(OptimizerConfig(decay=0.3), model, 0.01).param_groups
+    groups = build_optimizer(OptimizerConfig(decay=0.3), model, 0.01).param_groups
     assert {id(p): g["weight_decay"] for g in groups for p in g["params"]} == {
         id(p): 0.3 if id(p) in matrices else 0.0 for p in model.parameters()
     }
@@ -185,7 +195,7 @@ def test_exactly_the_matrices_of_linear_layers_decay(tied):
 @pytest.mark.parametrize("warmup", [0, 10, 0.1])
 def test_a_schedule_rises_to_one_and_falls_to_its_floor(name, warmup):
     config, total = ScheduleConfig(name=name, warmup=warmup, floor=0.25), 100
-    rates = [schedule(config, step, total) for step in range(total + 1)]
+    rates = [lr_factor(config, step, total) for step in range(total + 1)]
     rise = 10 if warmup else 0
     assert rates[:rise] == pytest.approx([(n + 1) / 10 for n in range(rise)])
     assert rates[rise] == 1.0
@@ -256,6 +266,26 @@ def test_a_task_whose_own_metric_is_best_when_low(tmp_path):
     task.highest = False
     trainer(tmp_path, task, steps=3, evaluation={"every": 1}).fit()
     assert Run(tmp_path).best == 2
+
+
+@pytest.mark.parametrize("highest, best", [(True, 6), (False, 4)])
+def test_a_value_that_is_no_number_is_replaced_by_the_first_that_is(highest, best, tmp_path):
+    """NaN is neither more nor less than anything: as the best it would stay for ever."""
+    measured = [{"m": value} for value in (math.nan, 0.5, 0.7, math.nan)]
+    task = Toy(measured=measured, metric="m")
+    task.highest = highest
+    made = trainer(tmp_path, task, evaluation={"every": 2}, saving={"every": 0, "keep": 9})
+    made.fit()
+    assert Run(tmp_path).best == best
+    assert made.state.best == (0.7 if highest else 0.5) and made.state.stale == (1 if highest else 2)
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_what_is_better(higher):
+    assert is_better(2.0, 1.0, higher) == higher and is_better(1.0, 2.0, higher) != higher
+    assert not is_better(1.0, 1.0, higher)
+    for odd in (math.nan, math.inf, -math.inf):
+        assert is_better(1.0, odd, higher) and not is_better(odd, 1.0, higher) and not is_better(odd, odd, higher)
 
 
 def test_without_a_measure_the_last_is_the_best(tmp_path):
@@ -532,3 +562,41 @@ def test_a_light_import_stays_light():
 def test_a_task_is_abstract():
     with pytest.raises(TypeError):
         Task()
+
+
+# Names
+
+
+def test_every_task_file_registers_the_task_of_its_name():
+    """No list names them: a new file is a new task."""
+    folder = Path(tasks.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
+    assert files | {"distil"} <= set(TASKS)
+    assert all(issubclass(TASKS[name], Task) for name in files)
+
+
+def test_a_new_optimiser_a_schedule_and_a_logger_are_one_entry_each(tmp_path):
+    seen = []
+
+    class Halving(torch.optim.SGD):
+        """SGD under another name."""
+
+    class Kept(Logger):
+        """Keeps what it is shown."""
+
+        def __init__(self, run):
+            self.path = run.path
+
+        def show(self, step, total, values):
+            seen.append((self.path.name, step))
+
+    OPTIMIZERS.put("halving", Halving)
+    SCHEDULES.put("halved", lambda done: 0.5)
+    LOGGERS.put("kept", Kept)
+    try:
+        changes = ["train.optimizer=halving", "train.schedule={name = 'halved', warmup = 0, floor = 0}"]
+        run = stage.train(pretraining(*changes, "train.steps=2", "train.saving.log=['kept']"), tmp_path / "run")
+    finally:
+        del OPTIMIZERS["halving"], SCHEDULES["halved"], LOGGERS["kept"]
+    assert {row["lr"] for row in run.metrics() if "lr" in row} == {0.005}
+    assert seen[-1] == ("run", 2)

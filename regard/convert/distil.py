@@ -186,7 +186,7 @@ def probe_loss(inner: Task, model: Model[Any], parts: Sequence[Batch]) -> float:
 def held_out(inner: Task) -> list[Batch]:
     """Rows that a task does not learn from; where it has none, those of steps that no training reaches."""
     if isinstance(inner, LanguageModel):
-        return [inner._here(part) for part in evaluation_windows(inner.dev.tokens, inner.length, MOST)]
+        return [part.to(inner.device) for part in evaluation_windows(inner.dev.tokens, inner.length, MOST)]
     if isinstance(inner, Questions) and inner.dev is not None:
         return [inner.dev.rows(0, ROWS)]
     return [inner.batch(PROBE * inner.period + n, -(-ROWS // inner.period)) for n in range(inner.period)]

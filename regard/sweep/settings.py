@@ -16,8 +16,8 @@ from regard.errors import OptionError
 from regard.lab.experiment import EXPERIMENTS
 from regard.models.folder import MODELS
 from regard.sweep.space import Choices, Parameter, Texts, check, combinations, read
-from regard.train import optimizer
 from regard.train import recipe as recipes
+from regard.train.optimizer import build_optimizer, lr_factor
 from regard.train.recipe import Recipe
 from regard.train.tasks.base import TASKS
 
@@ -141,9 +141,9 @@ def possible(recipe: Recipe) -> None:
         if path and not Path(path).exists():
             raise ConfigError(f"{key} = {path}: there is no such file or folder")
     recipe.train.total(rows=1)
-    optimizer.schedule(recipe.train.schedule, 0, 1)
+    lr_factor(recipe.train.schedule, 0, 1)
     cls, config = recipes.resolve_model(recipe.model)
     own = cls in MODELS.values() and not recipe.train.init  # others read files where they are built
     with torch.random.fork_rng([]), torch.device("meta"):
         model = cls(config) if own else torch.nn.Linear(1, 1)
-        optimizer.build(recipe.train.optimizer, model, recipe.train.lr)
+        build_optimizer(recipe.train.optimizer, model, recipe.train.lr)

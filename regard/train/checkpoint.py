@@ -22,14 +22,14 @@ from regard.errors import RegardError
 from regard.models import Model
 from regard.models.locate import MANIFEST, OPTIMIZER, STATE, fault, hash_file, newest, steps
 
-__all__ = ["CheckpointError", "Saved", "fault", "newest", "prune", "read", "steps", "write"]
+__all__ = ["CheckpointError", "SavedState", "fault", "newest", "prune", "read", "steps", "write"]
 
 
 class CheckpointError(RegardError, OSError):
     """A checkpoint that cannot be written or read."""
 
 
-class Saved(NamedTuple):
+class SavedState(NamedTuple):
     """What a checkpoint holds besides the model: the optimiser's tensors, and plain numbers."""
 
     tensors: dict[str, Tensor]
@@ -37,43 +37,43 @@ class Saved(NamedTuple):
 
 
 def write(folder: Path, step: int, model: Model[Any], tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-    """Writes step-N; one that is already there and complete is kept."""
-    place = folder / f"step-{step}"
-    if place.is_dir() and fault(place) is None:
-        return place
+    """Writes step-N into a folder and returns its path; one that is already there and complete is kept."""
+    path = folder / f"step-{step}"
+    if path.is_dir() and fault(path) is None:
+        return path
     staged = folder / f".step-{step}.{secrets.token_hex(4)}"
     try:
         staged.mkdir(parents=True)
         model.save(staged)
-        save_file({n: x.detach().contiguous() for n, x in tensors.items()}, staged / OPTIMIZER)
+        save_file({name: x.detach().contiguous() for name, x in tensors.items()}, staged / OPTIMIZER)
         (staged / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        hashes = {path.name: hash_file(path) for path in sorted(staged.iterdir())}
+        hashes = {file.name: hash_file(file) for file in sorted(staged.iterdir())}
         (staged / MANIFEST).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
-        for path in (*staged.iterdir(), staged):
-            sync(path)
-        if place.exists():
-            shutil.rmtree(place)
-        staged.rename(place)
-        sync(folder)
+        for file in (*staged.iterdir(), staged):
+            sync(file)
+        if path.exists():
+            shutil.rmtree(path)
+        staged.rename(path)
+        sync(folder)  # the new name is on disk only when its folder is
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot write the checkpoint {place}: {error}. Earlier checkpoints are as they were."
+            f"cannot write the checkpoint {path}: {error}. Earlier checkpoints are as they were."
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return place
+    return path
 
 
-def read(place: Path) -> Saved:
-    """The optimiser's tensors and the plain state of a checkpoint that was found complete."""
-    return Saved(load_file(place / OPTIMIZER), json.loads((place / STATE).read_text(encoding="utf-8")))
+def read(path: Path) -> SavedState:
+    """Reads the optimiser's tensors and the plain state of a checkpoint that was found complete."""
+    return SavedState(load_file(path / OPTIMIZER), json.loads((path / STATE).read_text(encoding="utf-8")))
 
 
 def prune(folder: Path, keep: int, also: int | None) -> None:
     """Removes all but the `keep` newest checkpoints and that of one more step, and what killed writers left."""
     old = [folder / f"step-{step}" for step in steps(folder)[: -max(1, keep)] if step != also]
-    for place in (*old, *folder.glob(".step-*")):
+    for path in (*old, *folder.glob(".step-*")):
         try:
-            shutil.rmtree(place)
+            shutil.rmtree(path)
         except OSError as error:
-            raise CheckpointError(f"cannot remove the old checkpoint {place}: {error}") from error
+            raise CheckpointError(f"cannot remove the old checkpoint {path}: {error}") from error

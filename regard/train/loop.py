@@ -1,4 +1,7 @@
-"""The training loop: one step after the other, from a state that a checkpoint holds completely."""
+"""The training loop: one step after the other, from a state that a checkpoint holds completely.
+
+`Trainer.fit` is the loop; below it stand a step, its line of metrics, evaluation, checkpoints and the end.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +27,24 @@ from regard.devices import autocast_dtype
 from regard.errors import RegardError, RunError
 from regard.models import Model
 from regard.models.locate import MODEL
-from regard.train import checkpoint, optimizer
-from regard.train.distributed import Process, ReplicatedModel, ShardedModel, full_tensor
-from regard.train.graph import GraphStep
-from regard.train.progress import Meter, Progress
+from regard.train import checkpoint
+from regard.train.distributed import Loss, ParallelModel, Process, ReplicatedModel, ShardedModel, full_tensor
+from regard.train.graph import CapturedStep
+from regard.train.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    export_state,
+    import_state,
+    is_capturable,
+    lr_factor,
+    set_lr,
+)
+from regard.train.progress import Progress, SpeedMeter
 from regard.train.run import Run
 from regard.train.settings import TrainConfig, resolve_steps
 from regard.train.tasks.base import Task
+
+LINES = 200  # of metrics that a training writes
 
 
 class TrainingError(RegardError, ArithmeticError):
@@ -43,14 +57,18 @@ class Interrupted(RegardError):
 
 @dataclass
 class State:
-    """What a checkpoint keeps besides model and optimiser."""
+    """What a checkpoint keeps besides model and optimiser.
+
+    `best` is the value of the metric at `best_step`, `stale` the number of evaluations since; `sums` are those of
+    `Trainer.sums`.
+    """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     best: float | None = None
     best_step: int | None = None
-    stale: int = 0  # evaluations since the best
+    stale: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
 
@@ -66,36 +84,58 @@ class Trainer:
         progress: Progress,
         process: Process = Process(),  # noqa: B008
     ) -> None:
-        self.model, self.task, self.config, self.run = model, task, config, run
-        self.progress, self.process = progress, process
+        self.model = model
+        self.task = task
+        self.config = config
+        self.run = run
+        self.progress = progress
+        self.process = process
         self.device = model.device
         self.total = config.total(task.rows, task.period)
-        optimizer.schedule(config.schedule, 0, self.total)  # an error about it comes before the first step
-        self.dtype = autocast_dtype(config.precision, self.device)
-        how = resolve_compile(config.compile, self.device, task.varies, process.world_size)
-        graphs = how in ("graph", "both") and self.dtype is not torch.float16  # its scaler decides on the host
-        if config.shard and self.dtype is torch.float16:
-            raise ConfigError("train.shard and train.precision = 'float16' do not go together: expected bfloat16")
-        kind = ShardedModel if config.shard and process.world_size > 1 else ReplicatedModel
-        self.parallel = kind(model, self._loss, process, lambda: task.batch(0, config.batch).rows(0, 1))
-        self.optimizer = optimizer.build(config.optimizer, model, config.lr, graphs)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
-        self.state = State()
-        # The sum of losses and of their weights since the last line of metrics, and the last norm of the gradient.
-        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.metric = config.evaluation.metric or task.metric
-        loss = self.parallel.loss
-        self.loss = torch.compile(loss, dynamic=False) if how in ("inductor", "both") else loss
-        self.update = GraphStep(self._update) if graphs and optimizer.captured(self.optimizer) else self._update
+        lr_factor(config.schedule, 0, self.total)  # a wrong schedule is an error before the first step
+        self.dtype = autocast_dtype(config.precision, self.device)
+        self.state = State()
+        # Sum of losses and sum of weights since the last line of metrics, and the last gradient norm. They stay on the
+        # device, so that a step does not wait for it.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        compiled = resolve_compile(config.compile, self.device, task.varies, process.world_size)
+        # float16's gradient scaler decides on the host whether to step, which a CUDA graph cannot.
+        capture = compiled in ("graph", "both") and self.dtype is not torch.float16
+        self.parallel = self._parallelize()
+        self.optimizer = build_optimizer(config.optimizer, model, config.lr, capture)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+        self.loss: Loss = self.parallel.loss
+        if compiled in ("inductor", "both"):
+            self.loss = torch.compile(self.parallel.loss, dynamic=False)
+        self.update: Callable[[Batch], None] = self._update
+        if capture and is_capturable(self.optimizer):
+            self.update = CapturedStep(self._update)
+
+    def _parallelize(self) -> ParallelModel:
+        """Wraps the model for the processes that train it. The optimiser is built afterwards, over its shards."""
+        if self.config.shard and self.dtype is torch.float16:
+            raise ConfigError("train.shard and train.precision = 'float16' do not go together: expected bfloat16")
+        kind: type[ReplicatedModel] | type[ShardedModel] = ReplicatedModel
+        if self.config.shard and self.process.world_size > 1:
+            kind = ShardedModel
+
+        def example() -> Batch:
+            return self.task.batch(0, self.config.batch).rows(0, 1)
+
+        return kind(self.model, self._task_loss, self.process, example)
+
+    def _task_loss(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.model, batch, self.config.smoothing)
 
     def resume(self) -> int:
-        """Goes back to the newest complete checkpoint; its step, 0 where there is none."""
+        """Goes back to the newest complete checkpoint, and returns its step: 0 where there is none."""
         step = checkpoint.newest(self.run.checkpoints)
         if step is not None:
-            place = self.run.checkpoints / f"step-{step}"
-            saved = checkpoint.read(place)
-            self._take_weights(place)
-            optimizer.restore(self.optimizer, saved.tensors, saved.state["optimizer"])
+            folder = self.run.checkpoints / f"step-{step}"
+            saved = checkpoint.read(folder)
+            self._load_weights(folder)
+            import_state(self.optimizer, saved.tensors, saved.state["optimizer"])
             self.scaler.load_state_dict(saved.state["scaler"])
             self.state = State(**saved.state["state"])
             self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
@@ -105,28 +145,29 @@ class Trainer:
         return self.state.step
 
     def fit(self) -> None:
-        """Trains to the end, or until it is interrupted, which saves."""
-        every = resolve_steps(self.config.evaluation.every, self.total)
-        saving = resolve_steps(self.config.saving.every, self.total)
-        line = max(1, self.total // 200)
-        if 2 * line > self.task.period:
-            line = -(-line // self.task.period) * self.task.period
-        meter = Meter(self.model, self.task, self.device, self.dtype, self.process.world_size)
+        """Trains to the end. A signal to stop saves a checkpoint and raises Interrupted."""
+        evaluate_every = resolve_steps(self.config.evaluation.every, self.total)
+        save_every = resolve_steps(self.config.saving.every, self.total)
+        log_every = self._log_interval()
+        meter = SpeedMeter(self.model, self.task, self.device, self.dtype, self.process.world_size)
         self.model.train()
-        with _asked_to_stop(self.process.world_size > 1) as asked, self._own_randomness(), self.progress:
-            while self.state.step < self.total and not self._stale:
-                began = time.perf_counter()
+        with catch_signals(self.process.world_size > 1) as signals, self._private_rng(), self.progress:
+            while self.state.step < self.total and not self._out_of_patience:
+                started = time.perf_counter()
                 self._step()
                 step = self.state.step
-                if step % line == 0 or step == self.total:
-                    self._line(meter, began)
+                is_last = step == self.total
+                if is_last or step % log_every == 0:
+                    self._log_step(meter, started)
                 else:
-                    self.state.seconds += time.perf_counter() - began
-                if (every and step % every == 0) or step == self.total:
+                    self.state.seconds += time.perf_counter() - started
+                if is_last or _is_due(step, evaluate_every):
                     self._evaluate()
-                if (saving and step % saving == 0) or step == self.total or self._stale:
+                if is_last or _is_due(step, save_every) or self._out_of_patience:
                     self._save()
-                if self.process.any_rank(bool(asked)) and step < self.total and not self._stale:
+                # Every process asks in every step: a signal that one of them got stops all at the same step.
+                stop = self.process.any_rank(bool(signals))
+                if stop and not is_last and not self._out_of_patience:
                     self._save()
                     raise Interrupted(
                         f"stopped at step {step} of {self.total}; all of it is saved. "
@@ -134,95 +175,101 @@ class Trainer:
                     )
             self._finish()
 
+    def _log_interval(self) -> int:
+        """Returns the steps between two lines of metrics: whole periods of the task, unless they are much longer."""
+        interval = max(1, self.total // LINES)
+        period = self.task.period
+        if 2 * interval > period:
+            interval = math.ceil(interval / period) * period
+        return interval
+
     @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Seeds and determinism of this training; those of the caller are put back."""
-        devices = [self.device] if self.device.type == "cuda" else []
+    def _private_rng(self) -> Iterator[None]:
+        """Keeps the seeds and the determinism of this training from the caller, whose own are put back."""
+        devices = []
+        if self.device.type == "cuda":
+            devices.append(self.device)
         with torch.random.fork_rng(devices), deterministic(self.config.deterministic):
             yield
 
     @property
-    def _stale(self) -> bool:
+    def _out_of_patience(self) -> bool:
+        """Whether as many evaluations in a row as `patience` says were not better than the best."""
         patience = self.config.evaluation.patience
         return bool(patience) and self.state.stale >= patience
 
     def _step(self) -> None:
-        """One step: its learning rate, its batch, its randomness, and the update."""
-        state, config = self.state, self.config
-        optimizer.set_rate(self.optimizer, config.lr * optimizer.schedule(config.schedule, state.step, self.total))
+        """Trains one step: sets its learning rate and its random seed, draws its batch, updates the weights."""
+        state = self.state
+        config = self.config
+        set_lr(self.optimizer, config.lr * lr_factor(config.schedule, state.step, self.total))
         batch = self.task.batch(state.step, config.batch)
+        # A seed for each step: dropout is the same after a resume, and differs between processes.
         seed_default(self.device, derive(config.seed, "dropout", state.step, self.process.rank))
         self.update(batch)
         state.step += 1
         state.tokens += batch.tokens
 
     def _update(self, batch: Batch) -> None:
-        """Gradients of a batch, in parts where `micro` says so, weighted by their targets as one batch would be."""
-        weight, own = self.task.targets(batch).clamp(min=1), self.process.shard(batch)
-        rows, count = len(own.x), self.process.world_size
+        """Computes the gradients of this process's rows, in micro-batches where `micro` says so, and steps.
+
+        Every loss is a sum over targets, divided by the targets of the whole batch: however the rows are divided, the
+        gradient is that of one batch in one process.
+        """
+        world_size = self.process.world_size
+        weight = self.task.targets(batch).clamp(min=1)
+        shard = self.process.shard(batch)
+        if self.config.micro and len(batch.x) % world_size:
+            raise ConfigError(
+                f"train.micro needs batches that {world_size} processes share evenly, not {len(batch.x)} rows"
+            )
+        rows = len(shard.x)
         micro = self.config.micro or rows
-        if self.config.micro and len(batch.x) % count:
-            raise ConfigError(f"train.micro needs batches that {count} processes share evenly, not {len(batch.x)} rows")
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros_like(self.sums[0])
         for start in range(0, rows, micro):
             with self.parallel.sync_gradients(start + micro >= rows):
                 with self._autocast():
-                    loss = self.loss(own.rows(start, start + micro))
-                self.scaler.scale(loss * count / weight).backward()  # gradients are averaged
+                    loss = self.loss(shard.rows(start, start + micro))
+                # DDP and FSDP average gradients over processes; times world_size, that is their sum.
+                self.scaler.scale(loss * world_size / weight).backward()
             total += loss.detach()
         self.sums[0] += self.process.all_reduce(total)
         self.sums[1] += weight
         self.scaler.unscale_(self.optimizer)
-        self.sums[2] = optimizer.gradient_norm(self.model, self.config.clip)
+        self.sums[2] = clip_gradients(self.model, self.config.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
 
-    def _loss(self, batch: Batch) -> Tensor:
-        return self.task.loss(self.model, batch, self.config.smoothing)
-
-    def _line(self, meter: Meter, began: float) -> None:
-        """A line of metrics; the only place where a step waits for the device."""
+    def _log_step(self, meter: SpeedMeter, started: float) -> None:
+        """Writes a line of metrics: the only place where a step waits for the device."""
         total, weight, norm = self.sums.tolist()
         self.sums.zero_()
         state = self.state
-        state.seconds += time.perf_counter() - began
+        state.seconds += time.perf_counter() - started
         loss = total / max(weight, 1.0)
         if not math.isfinite(loss):
-            raise self._diverged(f"the loss is {loss}")
-        row: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
-        row["norm"] = norm if math.isfinite(norm) else None  # float16 skips such a step
-        row |= {"tokens": state.tokens, "seconds": round(state.seconds, 3), **meter.read(state.tokens, state.seconds)}
-        self._tell(row)
+            raise self._divergence(f"the loss is {loss}")
+        row: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"]), "norm": None}
+        if math.isfinite(norm):  # float16 skips a step whose gradients are not
+            row["norm"] = norm
+        row |= {"tokens": state.tokens, "seconds": round(state.seconds, 3)}
+        row |= meter.read(state.tokens, state.seconds)
+        self._log(row)
 
-    def _tell(self, values: Mapping[str, Any]) -> None:
+    def _log(self, values: Mapping[str, Any]) -> None:
+        """Writes and shows values of the current step, in rank 0."""
         if self.process.is_main:
             self.run.log({"step": self.state.step, **values})
             self.progress.show(self.state.step, self.total, values)
 
-    def _diverged(self, what: str) -> TrainingError:
-        newest = checkpoint.newest(self.run.checkpoints)
-        kept = "no checkpoint was written" if newest is None else f"the checkpoint of step {newest} is as it was"
-        return TrainingError(
-            f"{what} at step {self.state.step}. Lower train.lr (now {self.config.lr}), lengthen "
-            f"train.schedule.warmup, or use another train.precision; {kept} in {self.run.checkpoints}"
-        )
-
-    def _check_finite(self) -> None:
-        """An error where the loss or a weight is not a finite number: such a model is neither measured nor saved."""
-        if not self.sums[0].isfinite():
-            raise self._diverged(f"the loss is {self.sums[0].item()}")
-        own = [full_tensor(p.detach().isfinite().all()) for p in self.model.parameters()]
-        if not torch.stack(own).all():
-            raise self._diverged("weights are no longer finite numbers")
-
     def _evaluate(self) -> None:
-        """Measures, and remembers the best."""
+        """Measures the model, and saves it where it is the best so far."""
         self._check_finite()
-        began, state = time.perf_counter(), self.state
+        started = time.perf_counter()
         self.model.eval()
         with torch.no_grad(), self.parallel.full_model(self.device) as model, self._autocast():
             measured = self.process.broadcast_values(self.task.evaluate(model))
@@ -231,25 +278,51 @@ class Trainer:
             raise ConfigError(
                 f"train.evaluation.metric = {self.metric!r} is not measured here; there is {', '.join(measured)}"
             )
-        value = measured.get(self.metric)
-        if value is not None:
-            more = self.task.more_is_better(self.metric)
-            better = state.best is None or (value > state.best if more else value < state.best)
-            state.best, state.stale = (value, 0) if better else (state.best, state.stale + 1)
-        else:
-            better = True  # without a measure the last is the best
+        better = self._update_best(measured.get(self.metric))
         if measured:
-            self._tell(measured)
-        state.seconds += time.perf_counter() - began
+            self._log(measured)
+        self.state.seconds += time.perf_counter() - started
         if better:
-            state.best_step = state.step
+            self.state.best_step = self.state.step
             self._save()
 
+    def _update_best(self, value: float | None) -> bool:
+        """Compares a value of the metric with the best so far, and returns whether it is better."""
+        if value is None:
+            return True  # without a metric the last checkpoint is the best
+        state = self.state
+        if state.best is None or is_better(value, state.best, self.task.more_is_better(self.metric)):
+            state.best = value
+            state.stale = 0
+            return True
+        state.stale += 1
+        return False
+
+    def _check_finite(self) -> None:
+        """Raises where the loss or a weight is not a finite number: such a model is neither measured nor saved."""
+        if not self.sums[0].isfinite():
+            raise self._divergence(f"the loss is {self.sums[0].item()}")
+        finite = [full_tensor(p.detach().isfinite().all()) for p in self.model.parameters()]
+        if not torch.stack(finite).all():
+            raise self._divergence("weights are no longer finite numbers")
+
+    def _divergence(self, what: str) -> TrainingError:
+        """Returns an error that says what is no longer finite, what to try, and which checkpoint is left."""
+        newest = checkpoint.newest(self.run.checkpoints)
+        kept = "no checkpoint was written"
+        if newest is not None:
+            kept = f"the checkpoint of step {newest} is as it was"
+        return TrainingError(
+            f"{what} at step {self.state.step}. Lower train.lr (now {self.config.lr}), lengthen "
+            f"train.schedule.warmup, or use another train.precision; {kept} in {self.run.checkpoints}"
+        )
+
     def _save(self) -> None:
-        """The one place that saves. What is no longer needed goes last, so that `best` always names what is there."""
+        """Writes the checkpoint of this step: the one place that does."""
         self._check_finite()
         self.state.sums = self.sums.tolist()
-        tensors, plain = optimizer.state_tensors(self.optimizer)
+        # Both gather shards: all processes take part, and rank 0 writes.
+        tensors, plain = export_state(self.optimizer)
         document = {"state": vars(self.state), "optimizer": plain, "scaler": self.scaler.state_dict()}
         with self.parallel.full_model() as model:
             if not self.process.is_main:
@@ -257,54 +330,84 @@ class Trainer:
             checkpoint.write(self.run.checkpoints, self.state.step, model, tensors, document)
         if self.state.best_step != self.run.best:
             self.run.best = self.state.best_step
+        # Last, so that the file `best` always names a checkpoint that is there.
         checkpoint.prune(self.run.checkpoints, self.config.saving.keep, self.state.best_step)
 
     def _finish(self) -> None:
-        """The model of the best checkpoint becomes the run's."""
+        """Writes the model of the best checkpoint as that of the run."""
         best = self.run.checkpoints / f"step-{self.state.best_step}"
-        wrong = checkpoint.fault(best) if self.process.is_main else None
-        if wrong is not None:
-            warnings.warn(f"the best checkpoint is damaged, the last one is taken: {wrong}", stacklevel=2)
+        damage: str | None = None
+        if self.process.is_main:
+            damage = checkpoint.fault(best)
+        if damage is not None:
+            warnings.warn(f"the best checkpoint is damaged, the last one is taken: {damage}", stacklevel=2)
             self.run.best = self.state.step
-        if not self.process.any_rank(wrong is not None):
-            self._take_weights(best)
+        if not self.process.any_rank(damage is not None):
+            self._load_weights(best)
         self.model.eval()
         with self.parallel.full_model() as model:
             if self.process.is_main:
-                self._publish(model)
-        self.process.barrier()  # all end when it is there
+                self._save_model(model)
+        self.process.barrier()  # no process ends before the model is there
 
-    def _publish(self, model: Model[Any]) -> None:
+    def _save_model(self, model: Model[Any]) -> None:
+        folder = self.run.path / MODEL
         try:
-            model.save(self.run.path / MODEL)
+            model.save(folder)
         except (OSError, SafetensorError) as error:
-            raise RunError(
-                f"cannot write {self.run.path / MODEL}: {error}. The checkpoints are as they were"
-            ) from error
+            raise RunError(f"cannot write {folder}: {error}. The checkpoints are as they were") from error
 
-    def _take_weights(self, place: Path) -> None:
+    def _load_weights(self, folder: Path) -> None:
         with torch.random.fork_rng([]):  # building a model draws numbers
-            self.parallel.load_weights(place)
+            self.parallel.load_weights(folder)
+
+
+def _is_due(step: int, every: int) -> bool:
+    """Returns whether something that happens every so many steps (0: never) happens at this one."""
+    return every > 0 and step % every == 0
+
+
+def is_better(value: float, best: float, higher: bool) -> bool:
+    """Returns whether a value of a metric is better than the best so far.
+
+    A value that is not finite never is, and any finite one is better than it: NaN compares as False with everything,
+    and would stay the best for ever.
+    """
+    if not math.isfinite(value):
+        return False
+    if not math.isfinite(best):
+        return True
+    if higher:
+        return value > best
+    return value < best
 
 
 def resolve_compile(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
-    """How steps are compiled; "auto": on a GPU as one graph; on a CPU, where batches vary in shape, or where several
-    processes wait for each other not at all."""
-    graphs = device.type == "cuda" and not varies and processes == 1
-    if name in ("graph", "both") and not graphs:
-        several = "a single process" if processes > 1 else "a CUDA device"
-        needs = "batches of one shape, and this task's vary" if varies else several
+    """Returns how steps are compiled: `name`, or what "auto" means here.
+
+    "auto" is one CUDA graph a step on a GPU. It is "off" on a CPU, where batches vary in shape, and where several
+    processes exchange gradients.
+    """
+    can_capture = device.type == "cuda" and not varies and processes == 1
+    if name in ("graph", "both") and not can_capture:
+        needs = "a CUDA device"
+        if varies:
+            needs = "batches of one shape, and this task's vary"
+        elif processes > 1:
+            needs = "a single process"
         raise ConfigError(f"train.compile = {name!r} needs {needs}; expected auto, off or inductor here")
-    return name if name != "auto" else "graph" if graphs else "off"
+    if name != "auto":
+        return name
+    return "graph" if can_capture else "off"
 
 
 @contextlib.contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Only algorithms that give the same bits each time, while it lasts."""
+def deterministic(enabled: bool) -> Iterator[None]:
+    """Allows only algorithms that give the same bits each time, if enabled; puts the caller's setting back."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS raises
         torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -313,22 +416,24 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _asked_to_stop(several: bool) -> Iterator[list[int]]:
-    """A list that is no longer empty once the user pressed Ctrl-C or the system asked; a second time stops at once, but
-    not one of several processes, which hears of it from the terminal and from torchrun."""
-    asked: list[int] = []
+def catch_signals(distributed: bool) -> Iterator[list[int]]:
+    """Yields a list of the signals to stop (Ctrl-C, SIGTERM) that came in, which the loop looks at after each step.
+
+    A second one stops at once. Not so where several processes train: each gets it from the terminal and from torchrun.
+    """
+    caught: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if asked and not several:
+        if caught and not distributed:
             raise KeyboardInterrupt
-        asked.append(number)
+        caught.append(number)
 
     try:
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone hears signals
+    except ValueError:  # not the main thread, which alone may handle signals
         before = {}
     try:
-        yield asked
+        yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Optimisers by name, what is decayed, how the learning rate goes, and optimiser states as plain tensors."""
+"""Optimisers and learning-rate schedules by name, what is decayed, and optimiser states as plain tensors."""
 
 from __future__ import annotations
 
@@ -12,71 +12,85 @@ from torch import Tensor, nn, optim
 
 from regard.config import ConfigError
 from regard.errors import did_you_mean
-from regard.registry import parameters_of
+from regard.registry import Registry, parameters_of
 from regard.train.distributed import full_tensor, is_sharded, shard_like
 from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
 
-# Those that need more than a gradient: a closure, sparse gradients, matrices only.
-_OTHERS = {"lbfgs", "sparseadam", "muon"}
-OPTIMIZERS: dict[str, type[optim.Optimizer]] = {
-    name.lower(): cls
-    for name, cls in inspect.getmembers(optim, inspect.isclass)
-    if issubclass(cls, optim.Optimizer) and cls is not optim.Optimizer and name.lower() not in _OTHERS
-}
+OPTIMIZERS: Registry[type[optim.Optimizer]] = Registry("optimiser")
+# Not among them are those of torch.optim that need more than a gradient: a closure, sparse gradients, matrices only.
+_EXCLUDED = {"optimizer", "lbfgs", "sparseadam", "muon"}
+for _name, _cls in inspect.getmembers(optim, inspect.isclass):
+    if issubclass(_cls, optim.Optimizer) and _name.lower() not in _EXCLUDED:
+        OPTIMIZERS[_name.lower()] = _cls
+
 # A fused step of Adagrad on CUDA is newer than the oldest torch that regard runs on.
-_FUSED: dict[type[optim.Optimizer], tuple[str, ...]] = {optim.Adagrad: ("cpu",)}
-_WHOLE = (optim.Adafactor, optim.Rprop)  # those that need whole weights
-_FUSED_PARTS = (optim.Adam, optim.AdamW)  # those whose fused step takes weights that several processes share
+_FUSED_DEVICES: dict[type[optim.Optimizer], tuple[str, ...]] = {optim.Adagrad: ("cpu",)}
+_FUSED_SHARDED = (optim.Adam, optim.AdamW)  # those whose fused step takes DTensors
+_UNSHARDED = (optim.Adafactor, optim.Rprop)  # those that need whole weights
 
 
-def build(config: OptimizerConfig, model: nn.Module, lr: float, graph: bool = False) -> optim.Optimizer:
-    """The optimiser over a model's parameters, in two groups: those that decay and those that do not.
+def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, capture: bool = False) -> optim.Optimizer:
+    """Builds the optimiser over a model's parameters, in two groups: those that decay and those that do not.
 
-    `graph`: such that its steps can be captured as a CUDA graph, where it knows how to.
+    `capture`: such that its steps can be captured as a CUDA graph, if it can be.
     """
-    cls = OPTIMIZERS.get(config.name.lower())
-    if cls is None:
+    name = config.name.lower()
+    if name not in OPTIMIZERS:
         raise ConfigError(
-            f"train.optimizer.name = {config.name!r}: no such optimiser in torch.optim."
-            f"{did_you_mean(config.name.lower(), OPTIMIZERS)}"
+            f"train.optimizer.name = {config.name!r}: no such optimiser in torch.optim.{did_you_mean(name, OPTIMIZERS)}"
         )
-    takes = parameters_of(cls)
-    for name, instead in {"lr": "train.lr", "weight_decay": "train.optimizer.decay"}.items():
-        if name in config.options:
-            raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
-    options = {"lr": lr, **config.options}
-    one = next(model.parameters())
-    if is_sharded(one) and cls in _WHOLE:
+    cls = OPTIMIZERS[name]
+    weight = next(model.parameters())
+    if is_sharded(weight) and cls in _UNSHARDED:
         raise ConfigError(
             f"train.optimizer.name = {config.name!r} and train.shard do not go together: expected another"
         )
-    fused = one.device.type in _FUSED.get(cls, ("cpu", "cuda")) and (not is_sharded(one) or cls in _FUSED_PARTS)
-    if fused and "fused" in takes and not {"fused", "foreach"} & set(options):
+    _check_options(config, cls)
+    options = {"lr": lr, **config.options}
+    parameters = parameters_of(cls)
+    if _can_fuse(cls, weight) and not {"fused", "foreach"} & set(options):
         options["fused"] = True
-    if graph and "capturable" in takes:
-        options |= {"capturable": True, "lr": torch.tensor(lr, device=one.device)}
-    groups: list[dict[str, Any]] = [{"params": p} for p in decayed(model)]
-    for group, decay in zip(groups, (config.decay, 0.0), strict=True):
-        if "weight_decay" in takes:
-            group["weight_decay"] = decay
-    unknown = sorted(set(options) - set(takes))
-    if unknown:
-        raise ConfigError(
-            f"train.optimizer.options: {config.name} has no '{unknown[0]}'."
-            f"{did_you_mean(unknown[0], set(takes) - {'params'})}"
-        )
+    if capture and "capturable" in parameters:
+        # A graph reads the learning rate from the device; a Python number would be captured as a constant.
+        options |= {"capturable": True, "lr": torch.tensor(lr, device=weight.device)}
+    decayed, other = split_by_decay(model)
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": other}]
+    if "weight_decay" in parameters:
+        groups[0]["weight_decay"] = config.decay
+        groups[1]["weight_decay"] = 0.0
     try:
-        return cls([g for g in groups if g["params"]], **options)
+        return cls([group for group in groups if group["params"]], **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"train.optimizer: {config.name} refuses {options}: {error}") from None
 
 
-def captured(optimizer: optim.Optimizer) -> bool:
-    """Whether its steps can be captured as a CUDA graph."""
+def _check_options(config: OptimizerConfig, cls: type[optim.Optimizer]) -> None:
+    """Raises where an option is set elsewhere in the config, or where the optimiser has none of that name."""
+    for name, instead in {"lr": "train.lr", "weight_decay": "train.optimizer.decay"}.items():
+        if name in config.options:
+            raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
+    parameters = set(parameters_of(cls))
+    unknown = sorted(set(config.options) - parameters)
+    if unknown:
+        hint = did_you_mean(unknown[0], parameters - {"params"})
+        raise ConfigError(f"train.optimizer.options: {config.name} has no '{unknown[0]}'.{hint}")
+
+
+def _can_fuse(cls: type[optim.Optimizer], weight: Tensor) -> bool:
+    """Returns whether an optimiser has a fused step for weights like this one."""
+    if "fused" not in parameters_of(cls):
+        return False
+    if is_sharded(weight) and cls not in _FUSED_SHARDED:
+        return False
+    return weight.device.type in _FUSED_DEVICES.get(cls, ("cpu", "cuda"))
+
+
+def is_capturable(optimizer: optim.Optimizer) -> bool:
+    """Returns whether an optimiser's steps can be captured as a CUDA graph."""
     return all(group.get("capturable", False) for group in optimizer.param_groups)
 
 
-def set_rate(optimizer: optim.Optimizer, lr: float) -> None:
+def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
     """Sets the learning rate, in place where it is a tensor."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
@@ -85,67 +99,93 @@ def set_rate(optimizer: optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def decayed(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters that decay (matrices of layers) and those that do not (norms, biases, embeddings, single vectors)."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    own = [p for p in model.parameters() if p.requires_grad]
-    yes = [p for p in own if p.dim() >= 2 and id(p) not in tables]
-    return yes, [p for p in own if p.dim() < 2 or id(p) in tables]
+def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Returns the parameters that decay (matrices of layers) and the others (norms, biases, embeddings, vectors)."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    decayed: list[nn.Parameter] = []
+    other: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.dim() >= 2 and id(parameter) not in embeddings:
+            decayed.append(parameter)
+        else:
+            other.append(parameter)
+    return decayed, other
 
 
+# A schedule is a function of how much of the training after warmup is done, from 0 to 1.
+SCHEDULES: Registry[Callable[[float], float]] = Registry("schedule")
+
+
+@SCHEDULES.add("cosine")
 def _cosine(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "cosine": _cosine,
-    "linear": lambda done: 1 - done,
-    "constant": lambda done: 1.0,
-    "root": lambda done: math.sqrt(1 - done),
-    "trapezoid": lambda done: min(1.0, 5 * (1 - done)),
-}
+@SCHEDULES.add("linear")
+def _linear(done: float) -> float:
+    return 1 - done
 
 
-def schedule(config: ScheduleConfig, step: int, total: int) -> float:
-    """The learning rate at a step, in parts of the highest: (n+1)/warmup at first, then floor + (1−floor)·f(done).
+@SCHEDULES.add("constant")
+def _constant(done: float) -> float:
+    return 1.0
 
-    f is cosine, linear, constant, root (√(1−done)) or trapezoid (constant, then linear over the last fifth).
+
+@SCHEDULES.add("root")
+def _root(done: float) -> float:
+    return math.sqrt(1 - done)
+
+
+@SCHEDULES.add("trapezoid")
+def _trapezoid(done: float) -> float:
+    return min(1.0, 5 * (1 - done))  # constant, then linear over the last fifth
+
+
+def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
+    """Returns the learning rate at a step as a share of the highest: (n+1)/warmup, then floor + (1−floor)·f(done).
+
+    f is the schedule of the config's name: cosine, linear, constant, root (√(1−done)) or trapezoid.
     """
-    shape = SCHEDULES.get(config.name)
-    if shape is None:
+    if config.name not in SCHEDULES:
         raise ConfigError(f"train.schedule.name = {config.name!r}: unknown.{did_you_mean(config.name, SCHEDULES)}")
     warmup = resolve_steps(config.warmup, total)
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, total - warmup))
-    return config.floor + (1 - config.floor) * shape(done)
+    return config.floor + (1 - config.floor) * SCHEDULES[config.name](done)
 
 
-def state_tensors(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimiser's state as named tensors, and what of it is not a tensor."""
-    tensors, plain = {}, {}
+def export_state(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns an optimiser's state as whole tensors by `number.name` of a parameter, and what of it is no tensor."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
     for number, entry in optimizer.state_dict()["state"].items():
         for name, value in entry.items():
-            if isinstance(value, Tensor):
-                tensors[f"{number}.{name}"] = full_tensor(value).cpu() if is_sharded(value) else value
-            elif value is not None:
-                plain[f"{number}.{name}"] = value
+            key = f"{number}.{name}"
+            if not isinstance(value, Tensor):
+                if value is not None:
+                    plain[key] = value
+            elif is_sharded(value):
+                tensors[key] = full_tensor(value).cpu()  # one after the other: all of them may not fit
+            else:
+                tensors[key] = value
     return tensors, plain
 
 
-def restore(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-    """Puts such a state back."""
+def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    """Puts a state that `export_state` returned back into an optimiser, sharded where its weights are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]  # as they are numbered
     state: dict[int, dict[str, Any]] = {}
     for key, value in (*tensors.items(), *plain.items()):
         number, name = key.split(".", 1)
+        if isinstance(value, Tensor):
+            value = shard_like(value, parameters[int(number)])
         state.setdefault(int(number), {})[name] = value
-    document = optimizer.state_dict()
-    own = [p for group in optimizer.param_groups for p in group["params"]]  # as they are numbered
-    for place, entry in state.items():
-        entry |= {name: shard_like(value, own[place]) for name, value in entry.items() if isinstance(value, Tensor)}
-    optimizer.load_state_dict({"state": state, "param_groups": document["param_groups"]})
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def gradient_norm(model: nn.Module, clip: float) -> Tensor:
-    """The norm of all gradients, which are scaled down to `clip` where it is above (0: never)."""
-    return full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf))
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
+    """Scales all gradients down to a norm of `limit` where it is above (0: never), and returns the norm before []."""
+    return full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf))

@@ -36,7 +36,7 @@ class Recipe:
     asked: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain tables, as config.toml has them."""
+        """Returns plain tables, as config.toml has them."""
         return {
             "recipe": self.name,
             "task": self.task,
@@ -47,38 +47,39 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """The names of the recipes that come with regard."""
+    """Returns the names of the recipes that come with regard."""
     root = Path(str(resources.files("regard") / "recipes"))
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
 
 
 def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
-    """A recipe by its name or file, with changes applied."""
+    """Returns a recipe by its name or file, with changes applied."""
     return resolve(name, apply_variant(read_tables(name), variant, name), parse(overrides))
 
 
 def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a recipe's file says, over what the recipe says that it `extends`."""
+    """Returns what a recipe's file says, over what the recipe says that it `extends`. `above`: those that extend it."""
     if name in above:
         raise ConfigError(f"the recipe {name} extends itself: {' → '.join((*above, name))}")
     if name.endswith(".toml"):
         path = Path(name)
     else:
         if name not in recipe_names():
-            raise ConfigError(
-                f"no recipe '{name}'.{did_you_mean(name, recipe_names())} A file of your own ends in .toml."
-            )
+            hint = did_you_mean(name, recipe_names())
+            raise ConfigError(f"no recipe '{name}'.{hint} A file of your own ends in .toml.")
         path = Path(str(resources.files("regard") / "recipes" / f"{name}.toml"))
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
     extends = tables.pop("extends", None)
-    return tables if extends is None else merge_tables(read_tables(str(extends), (*above, name)), tables)
+    if extends is None:
+        return tables
+    return merge_tables(read_tables(str(extends), (*above, name)), tables)
 
 
 def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> Recipe:
-    """Tables and changes, checked key by key."""
+    """Returns the recipe of tables and changes, after every key is checked."""
     asked = asked or {}
     for key in asked:
         if key not in SECTIONS:
@@ -96,26 +97,29 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
     data = TASKS[task].Config().but(**tables.get("data", {})).but(**asked.get("data", {}))
     train = TrainConfig().but(**tables.get("train", {})).but(**asked.get("train", {}))
     model = merge_tables(tables.get("model", {}), asked.get("model", {}))
-    resolve_model(model)
+    resolve_model(model)  # an error in a model's keys comes here, not when it is built
     return Recipe(name, task, data, model, train, asked)
 
 
 def resolve_model(changes: Mapping[str, Any], **given: Any) -> tuple[type[Model[Any]], Any]:
-    """The class and config of a model: its preset, then what the data decide, then the changes."""
+    """Returns the class and the config of a model: its preset, then what the data decide (`given`), then changes."""
     rest = dict(changes)
-    name, preset = rest.pop("class", "GPT"), rest.pop("preset", None)
+    name = rest.pop("class", "GPT")
+    preset = rest.pop("preset", None)
     if not isinstance(name, str) or name not in MODELS:
         raise ConfigError(f"model.class = {name!r}.{did_you_mean(str(name), MODELS)}")
     cls = MODELS[name]
-    if preset is not None and (not isinstance(preset, str) or preset not in cls.PRESETS):
-        hint = did_you_mean(str(preset), cls.PRESETS)
-        raise ConfigError(f"model.preset = {preset!r}: {name} has no such preset.{hint}")
-    config = cls.Config() if preset is None else cls.Config().but(**cls.PRESETS[preset])
+    config = cls.Config()
+    if preset is not None:
+        if not isinstance(preset, str) or preset not in cls.PRESETS:
+            hint = did_you_mean(str(preset), cls.PRESETS)
+            raise ConfigError(f"model.preset = {preset!r}: {name} has no such preset.{hint}")
+        config = config.but(**cls.PRESETS[preset])
     return cls, config.but(**given).but(**rest)
 
 
 def apply_variant(tables: Mapping[str, Any], variant: str | None, name: str) -> dict[str, Any]:
-    """A recipe with one of its variants applied."""
+    """Returns a recipe's tables with one of its variants applied; `name` is what errors call the recipe."""
     plain = {key: value for key, value in tables.items() if key != "variant"}
     variants = tables.get("variant", {})
     if variant is None:
@@ -126,43 +130,59 @@ def apply_variant(tables: Mapping[str, Any], variant: str | None, name: str) -> 
 
 
 def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables, the second's entries in place of the first's. A text beside a table is the table's `name`."""
-    made = dict(under)
+    """Returns nested tables with the second's entries in place of the first's.
+
+    A text that meets a table is the table's `name`: `optimizer = "sgd"` over `optimizer = {name = "adamw", …}`.
+    """
+    merged = dict(under)
     for key, value in over.items():
-        below = made.get(key)
+        below = merged.get(key)
         if isinstance(below, Mapping) != isinstance(value, Mapping):
-            below, value = ({"name": x} if isinstance(x, str) else x for x in (below, value))
-        made[key] = merge_tables(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return made
+            below = _as_named_table(below)
+            value = _as_named_table(value)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = merge_tables(below, value)
+        merged[key] = value
+    return merged
+
+
+def _as_named_table(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"name": value}
+    return value
 
 
 def flatten(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested tables as pairs of `section.key` and value."""
+    """Returns nested tables as pairs of `section.key` and value."""
     if not isinstance(table, Mapping):
         return [(prefix, table)]
-    return [pair for key, value in table.items() for pair in flatten(value, f"{prefix}.{key}" if prefix else key)]
+    pairs = []
+    for key, value in table.items():
+        path = f"{prefix}.{key}" if prefix else key
+        pairs += flatten(value, path)
+    return pairs
 
 
 def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
-    """`train.lr=6e-3 data.documents=wiki.txt` as nested tables; a value is TOML where it can be, else text.
+    """Returns `train.lr=6e-3 data.documents=wiki.txt` as nested tables; a value is TOML where it can be, else text.
 
     `sections`: every key stands in one.
     """
-    made: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for text in overrides:
         key, sign, value = text.partition("=")
         parts = key.strip().split(".")
         if not sign or not all(parts) or len(parts) < 1 + sections:
             example = "section.key=value, e.g. train.lr=3e-4" if sections else "key=value, e.g. seed=1"
             raise ConfigError(f"'{text}': expected {example}")
-        nested: Any = _value(value.strip())
+        nested: Any = _parse_value(value.strip())
         for part in reversed(parts):
             nested = {part: nested}
-        made = merge_tables(made, nested)
-    return made
+        tables = merge_tables(tables, nested)
+    return tables
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

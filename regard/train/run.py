@@ -27,7 +27,7 @@ METRICS = "metrics.jsonl"
 
 
 class Run:
-    """One training's folder."""
+    """The folder of one training."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -35,32 +35,32 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any]) -> Run:
-        """A new folder with its config; one that holds a run already is never written over."""
+        """Makes a new folder with its config; one that holds a run already is never written over."""
         run = cls(claim(path, CONFIG, METRICS, BEST, MODEL, CHECKPOINTS))
         document = {"versions": versions(), **config}
         run._write(CONFIG, tomli_w.dumps(_without_none(document), multiline_strings=False))
         return run
 
-    def release(self) -> None:
-        """Gives the folder of a run that could not begin free for another."""
-        for name in (CONFIG, METRICS):
-            (self.path / name).unlink(missing_ok=True)
-
-    def mark_started(self) -> None:
-        """Its data are made: they stay as they are from now on."""
-        (self.path / METRICS).touch()
-
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """A folder that a training made."""
+        """Opens a folder that a training made."""
         run = cls(path)
         if not (run.path / CONFIG).is_file():
             raise RunError(f"{path} is no run: expected a folder with {CONFIG}, as `regard train` makes")
         return run
 
+    def mark_started(self) -> None:
+        """Makes an empty file of metrics. Tasks keep the data of a run that has one, and write anew those of others."""
+        (self.path / METRICS).touch()
+
+    def release(self) -> None:
+        """Removes what marks the folder as a run's: one that could not start leaves it free for another."""
+        for name in (CONFIG, METRICS):
+            (self.path / name).unlink(missing_ok=True)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process trains into the folder meanwhile. Who dies lets go."""
+        """Keeps other processes from training into the folder. A process that dies gives its lock up."""
         with (self.path / CONFIG).open("rb") as file:
             if not _try_lock(file):
                 raise RunError(f"another process is training into {self.path}: wait until it has ended")
@@ -68,7 +68,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved config."""
+        """The resolved config, as config.toml has it."""
         try:
             return tomllib.loads((self.path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -76,6 +76,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether the training has ended: its model is there."""
         return (self.path / MODEL / MODEL_CONFIG).is_file()
 
     @property
@@ -91,7 +92,7 @@ class Run:
             self._write(BEST, f"step-{step}\n")
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """One more line of metrics."""
+        """Appends a line of metrics."""
         try:
             with (self.path / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -99,9 +100,11 @@ class Run:
             raise RunError(f"cannot write {self.path / METRICS}: {error}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics; a last one that was cut off is left out."""
+        """Returns the lines of metrics; a last one that was cut off is left out."""
         path = self.path / METRICS
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+        if not path.is_file():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         rows: list[dict[str, Any]] = []
         for number, line in enumerate(lines, 1):
             try:
@@ -111,7 +114,7 @@ class Run:
         return rows
 
     def truncate_metrics(self, after: int) -> None:
-        """Drops what was logged after a step, which a resumed run is going to log again."""
+        """Drops what was logged after a step: a resumed run is going to log it again."""
         kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= after]
         self._write(METRICS, "".join(kept))
 
@@ -120,7 +123,8 @@ class Run:
 
 
 def _try_lock(file: IO[bytes]) -> bool:
-    """Whether the file is ours alone now. Where a system or a file system knows no locks, nobody is kept out."""
+    """Returns whether the file is locked for this process now. Where a system or a file system knows no locks, nobody
+    is kept out."""
     if find_spec("fcntl") is None:
         return True
     import fcntl
@@ -139,8 +143,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def claim(path: str | Path, *files: str) -> Path:
-    """Makes a folder for new results; an error where it holds any of the files that tell of results, or cannot be
-    written."""
+    """Makes a folder for new results and returns it; an error where it holds any of the files that tell of results, or
+    cannot be written."""
     path = Path(path)
     if any((path / file).exists() for file in files):
         raise RunError(f"{path} holds results already: choose another --out, or continue it with --resume {path}")
@@ -155,37 +159,46 @@ def claim(path: str | Path, *files: str) -> Path:
 
 
 def timestamped_path(name: str, root: str | Path = "runs") -> Path:
-    """runs/NAME-<date>-<time>, with a number where that exists."""
+    """Returns runs/NAME-<date>-<time>, with a number where that exists."""
     base = Path(root) / f"{name.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, n = base, 1
+    path = base
+    number = 1
     while path.exists():
-        n += 1
-        path = base.with_name(f"{base.name}-{n}")
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
     return path
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on."""
+    """Returns the versions of the software that a result depends on."""
     return {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def find_runs(root: str | Path) -> list[Run]:
-    """The runs in a folder and in its folders, two levels down, oldest first."""
-    found = {p.parent for depth in ("", "*/", "*/*/") for p in Path(root).glob(f"{depth}{CONFIG}")}
-    runs = [Run(p) for p in sorted(found, key=lambda p: ((p / CONFIG).stat().st_mtime, p))]
-    return [run for run in runs if "task" in run.config]
+    """Returns the runs in a folder and in its folders, two levels down, oldest first."""
+    folders = {file.parent for depth in ("", "*/", "*/*/") for file in Path(root).glob(f"{depth}{CONFIG}")}
+    by_age = sorted(folders, key=lambda folder: ((folder / CONFIG).stat().st_mtime, folder))
+    return [run for run in map(Run, by_age) if "task" in run.config]
 
 
 def run_of(folder: Path) -> Run | None:
-    """The run that a model folder is in: its model, or one of its checkpoints."""
+    """Returns the run that a model folder belongs to, as its model or as one of its checkpoints; None for others."""
     folder = folder.resolve()
-    path = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder.parent
-    known = folder.name == MODEL or folder.parent.name == CHECKPOINTS
-    return Run(path) if known and (path / CONFIG).is_file() else None
+    if folder.parent.name == CHECKPOINTS:
+        path = folder.parent.parent
+    elif folder.name == MODEL:
+        path = folder.parent
+    else:
+        return None
+    if not (path / CONFIG).is_file():
+        return None
+    return Run(path)
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no None: what is None is left out, and is None again when read."""
+    """Returns nested tables without their Nones: TOML has none, and what is left out is None again when read."""
     if isinstance(value, Mapping):
-        return {n: _without_none(x) for n, x in value.items() if x is not None}
-    return [_without_none(x) for x in value] if isinstance(value, list | tuple) else value
+        return {key: _without_none(x) for key, x in value.items() if x is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(x) for x in value]
+    return value

@@ -8,12 +8,28 @@ from typing import Any
 
 from regard.config import ConfigError, Section
 
+LARGEST_BATCH = 1 << 20
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+COMPILES = ("auto", "off", "graph", "inductor", "both")
 
-def _within(section: Section, least: float, most: float, *names: str) -> None:
+
+def resolve_steps(every: float, total: int) -> int:
+    """Returns a number of steps: `every` itself, or that share of the total where it is below 1; 0 stays 0."""
+    if every >= 1:
+        return int(every)
+    if every > 0:
+        return max(1, round(every * total))
+    return 0
+
+
+def _check_range(section: Section, least: float, most: float, *names: str) -> None:
+    """Raises where one of these settings is not from `least` to `most`."""
     for name in names:
         value = getattr(section, name)
         if not least <= value <= most or value == math.inf:
-            expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            expected = f"{least} to {most}"
+            if most == math.inf:
+                expected = f"{least} or more"
             raise ConfigError(f"{section.place}.{name} = {value}: expected {expected}")
 
 
@@ -29,7 +45,7 @@ class OptimizerConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _within(self, 0, math.inf, "decay")
+        _check_range(self, 0, math.inf, "decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +60,8 @@ class ScheduleConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _within(self, 0, math.inf, "warmup")
-        _within(self, 0, 1, "floor")
+        _check_range(self, 0, math.inf, "warmup")
+        _check_range(self, 0, 1, "floor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +77,7 @@ class EvaluationConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _within(self, 0, math.inf, "every", "patience")
+        _check_range(self, 0, math.inf, "every", "patience")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +92,8 @@ class SavingConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _within(self, 0, math.inf, "every")
-        _within(self, 1, math.inf, "keep")
+        _check_range(self, 0, math.inf, "every")
+        _check_range(self, 1, math.inf, "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +131,9 @@ class TrainConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _within(self, 0, math.inf, "epochs", "steps", "micro", "lr", "clip")
-        _within(self, 1, LARGEST_BATCH, "batch")
-        _within(self, 0, 1, "smoothing")
+        _check_range(self, 0, math.inf, "epochs", "steps", "micro", "lr", "clip")
+        _check_range(self, 1, LARGEST_BATCH, "batch")
+        _check_range(self, 0, 1, "smoothing")
         if self.micro and self.batch % self.micro:
             raise ConfigError(f"train.micro = {self.micro} does not divide train.batch = {self.batch}")
         for name, known in {"precision": PRECISIONS, "compile": COMPILES}.items():
@@ -125,18 +141,12 @@ class TrainConfig(Section):
                 raise ConfigError(f"train.{name} = {getattr(self, name)!r}: expected {', '.join(known)}")
 
     def total(self, rows: int, period: int = 1) -> int:
-        """How many steps, over a data set of so many rows whose batches come in groups of `period`."""
+        """Returns how many steps to train, over a data set of so many rows whose batches come in groups of `period`."""
         if not self.steps and not self.epochs:
             raise ConfigError("train.epochs and train.steps are both 0: say how long to train, e.g. train.steps=1000")
-        steps = max(1, -(-round(self.epochs * rows) // self.batch))
-        return self.steps or (steps if steps < period else round(steps / period) * period)
-
-
-LARGEST_BATCH = 1 << 20
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-COMPILES = ("auto", "off", "graph", "inductor", "both")
-
-
-def resolve_steps(every: float, total: int) -> int:
-    """Steps: as said, or a share of the total where it is below 1; 0 stays 0."""
-    return int(every) if every >= 1 else max(1, round(every * total)) if every > 0 else 0
+        if self.steps:
+            return self.steps
+        steps = max(1, -(-round(self.epochs * rows) // self.batch))  # rounded up
+        if steps < period:
+            return steps
+        return round(steps / period) * period  # whole groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,148 +13,179 @@ import torch
 from regard.config import ConfigError, Section
 from regard.data.seeds import derive
 from regard.devices import resolve_device
-from regard.models import Model, Seq2Seq, load
+from regard.models import Model, load
 from regard.models.locate import model_folder
 from regard.train import recipe as recipes
 from regard.train.distributed import Process
+from regard.train.loggers import build_loggers
 from regard.train.loop import Trainer
-from regard.train.progress import Progress, Several, logs
+from regard.train.progress import Progress, ProgressGroup
 from regard.train.recipe import Recipe
 from regard.train.run import Run, run_of
 from regard.train.tasks.base import TASKS, Task
 
 
 def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progress | None = None) -> Run:
-    """Trains from the beginning into a new folder."""
+    """Trains from the beginning into a new folder, and returns the run."""
     process = Process.from_environment()
-    place = resolve_device(process.device(device))
+    place = torch.device(resolve_device(process.device(device)))
     recipe.train.total(rows=1)  # an error before anything is written
-    start = _start(recipe, place, recipe.asked.get("model", {}))
-    recipe = _absolute(recipe if start is None else _following(recipe, start))
-    process.init_group(torch.device(place))
-    run = Run(process.broadcast_path(out))
+    start = _load_start(recipe, place, recipe.asked.get("model", {}))
+    if start is not None:
+        recipe = _adopt_start(recipe, start)
+    recipe = _with_absolute_paths(recipe)
+    process.init_group(place)
+    run = Run(process.broadcast_path(out))  # each process may have named it by its own clock
     if process.is_main:
         run = Run.create(out, {**recipe.as_dict(), "device": device})
-    _fit(recipe, run, torch.device(place), start, progress, process, new=True)
+    with _lock(run, process):
+        try:
+            trainer = _build_trainer(recipe, run, place, start, progress, process)
+        except BaseException:
+            if process.is_main:
+                run.release()
+            raise
+        trainer.fit()
     return run
 
 
 def resume(path: str | Path, device: str | None = None, progress: Progress | None = None) -> Run:
-    """Goes on where a run was stopped; one that has ended is left as it is."""
+    """Goes on where a run was stopped, and returns it; one that has ended is left as it is."""
     run = Run.open(path)
     if run.finished:
         return run
     tables = dict(run.config)
+    saved_device = str(tables.pop("device", "cpu"))
     process = Process.from_environment()
-    place = resolve_device(process.device(device or str(tables.get("device", "cpu"))))
-    recipe = recipes.resolve(tables.get("recipe", str(path)), {k: v for k, v in tables.items() if k != "device"})
-    start = _start(recipe, place, recipe.model)
-    process.init_group(torch.device(place))
-    _fit(recipe, run, torch.device(place), start, progress, process, new=False)
+    place = torch.device(resolve_device(process.device(device or saved_device)))
+    recipe = recipes.resolve(tables.get("recipe", str(path)), tables)
+    start = _load_start(recipe, place, recipe.model)
+    process.init_group(place)
+    with _lock(run, process):
+        trainer = _build_trainer(recipe, run, place, start, progress, process)
+        trainer.resume()
+        trainer.fit()
     return run
 
 
-def _fit(
-    recipe: Recipe, run: Run, device: torch.device, start: Model[Any] | None, progress: Progress | None,
-    process: Process, new: bool,
-) -> None:  # fmt: skip
-    """Trains in the run's folder, which the first process keeps others out of. One that cannot begin is given up."""
-    with run.locked() if process.is_main else nullcontext():
-        try:
-            trainer = _trainer(recipe, run, device, start, progress, process)
-        except BaseException:
-            if new and process.is_main:
-                run.release()
-            raise
-        if not new:
-            trainer.resume()
-        trainer.fit()
+def _lock(run: Run, process: Process) -> AbstractContextManager[None]:
+    """Returns the lock of a run's folder; rank 0 holds it for all."""
+    if process.is_main:
+        return run.locked()
+    return nullcontext()
 
 
-def _absolute(recipe: Recipe) -> Recipe:
-    """The recipe with its files named so that it can be resumed from anywhere."""
-    named = {name: getattr(recipe.data, name) for name in TASKS[recipe.task].files}
-    found = {name: str(Path(path).resolve()) for name, path in named.items() if path}
-    init = str(Path(recipe.train.init).resolve()) if recipe.train.init else ""
-    return replace(recipe, data=recipe.data.but(**found), train=recipe.train.but(init=init))
-
-
-def _start(recipe: Recipe, device: str, changes: Mapping[str, Any]) -> Model[Any] | None:
-    """The model to start from, if any, with changes that leave its weights as they are, e.g. to its dropout."""
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Returns the recipe with its files named so that it can be resumed from anywhere."""
+    files = {name: getattr(recipe.data, name) for name in TASKS[recipe.task].files}
+    absolute = {name: str(Path(path).resolve()) for name, path in files.items() if path}
     init = recipe.train.init
-    kind, config = recipes.resolve_model(recipe.model)
-    if kind.has_weights:
-        return _pretrained(recipe, kind, config, device)
+    if init:
+        init = str(Path(init).resolve())
+    return replace(recipe, data=recipe.data.but(**absolute), train=recipe.train.but(init=init))
+
+
+def _load_start(recipe: Recipe, device: torch.device, changes: Mapping[str, Any]) -> Model[Any] | None:
+    """Loads the model to start from, with changes that leave its weights as they are, e.g. to its dropout; None where
+    the model is new."""
+    init = recipe.train.init
+    cls, config = recipes.resolve_model(recipe.model)
+    if cls.has_weights:
+        return _build_pretrained(recipe, cls, config, device)
     if not init:
         return None
     with torch.random.fork_rng([]):  # building a model draws numbers
         model = load(model_folder(init), device)
         if model.tokenizer is None:
             raise ConfigError(f"train.init = {init}: that model has no tokenizer.json, so it cannot read text")
-        rest = {key: value for key, value in changes.items() if (key, value) != ("class", type(model).__name__)}
-        fixed = {"class", "preset"} & set(rest)
+        # A resumed run names the class that the model has anyway.
+        changes = {key: value for key, value in changes.items() if (key, value) != ("class", type(model).__name__)}
+        fixed = {"class", "preset"} & set(changes)
         if fixed:
-            raise ConfigError(f"model.{min(fixed)} = {rest[min(fixed)]!r}: train.init = {init} says what the model is")
-        changed = type(model)(model.config.but(**rest)).to(device, next(model.parameters()).dtype)
-    got, want = model.state_dict(), changed.state_dict()
-    wrong = [n for n in {**want, **got} if n not in got or n not in want or got[n].shape != want[n].shape]
+            key = min(fixed)
+            raise ConfigError(f"model.{key} = {changes[key]!r}: train.init = {init} says what the model is")
+        changed = type(model)(model.config.but(**changes)).to(device, next(model.parameters()).dtype)
+    saved = {name: x.shape for name, x in model.state_dict().items()}
+    expected = {name: x.shape for name, x in changed.state_dict().items()}
+    wrong = [name for name in {**expected, **saved} if saved.get(name) != expected.get(name)]
     if wrong:
-        asked = ", ".join(f"model.{key}" for key in rest)
-        raise ConfigError(f"train.init = {init}: its {wrong[0]} does not fit the changes asked for; leave out {asked}")
-    changed.load_state_dict(got)
+        keys = ", ".join(f"model.{key}" for key in changes)
+        raise ConfigError(f"train.init = {init}: its {wrong[0]} does not fit the changes asked for; leave out {keys}")
+    changed.load_state_dict(model.state_dict())
     changed.tokenizer = model.tokenizer
     return changed
 
 
-def _pretrained(recipe: Recipe, kind: type[Model[Any]], config: Section, device: str) -> Model[Any]:
+def _build_pretrained(recipe: Recipe, cls: type[Model[Any]], config: Section, device: torch.device) -> Model[Any]:
     """Builds a model that reads its own weights; what its files lack depends on the seed alone."""
     if recipe.train.init:
-        raise ConfigError(f"train.init = {recipe.train.init}: a {kind.__name__} is named by model.name instead")
+        raise ConfigError(f"train.init = {recipe.train.init}: a {cls.__name__} is named by model.name instead")
+    return _build_seeded(recipe, cls, config).to(device)
+
+
+def _build_seeded(recipe: Recipe, cls: type[Model[Any]], config: Any) -> Model[Any]:
+    """Builds a model on the CPU, so that its weights depend on the seed alone; the caller's random state is kept."""
     with torch.random.fork_rng([]):
         torch.manual_seed(derive(recipe.train.seed, "model"))
-        return kind(config).to(device)
+        return cls(config)
 
 
-def _following(recipe: Recipe, start: Model[Any]) -> Recipe:
-    """The recipe with the model that it starts from, and that run's settings of data: its files too, where no others
-    are named."""
+def _adopt_start(recipe: Recipe, start: Model[Any]) -> Recipe:
+    """Returns the recipe with the config of the model that it starts from, and with that run's settings of data.
+
+    The run's files are adopted too, unless the user names data of their own.
+    """
     recipe = replace(recipe, model={"class": type(start).__name__, **start.config.as_dict()})
-    asked, init = recipe.asked.get("data", {}), recipe.train.init
-    run = run_of(model_folder(init)) if init else None
+    if not recipe.train.init:
+        return recipe
+    run = run_of(model_folder(recipe.train.init))
     if run is None:
         return recipe
-    ours, files = recipe.data.as_dict(), {"world", *TASKS[recipe.task].files}
-    own = files if files & set(asked) else set()
-    same = {key: value for key, value in run.config.get("data", {}).items() if key in ours and key not in own}
-    return replace(recipe, data=recipe.data.but(**same).but(**asked))
+    task = TASKS[recipe.task]
+    asked = recipe.asked.get("data", {})
+    sources = {*task.files, *task.generated}
+    adopted = set(recipe.data.as_dict())
+    if sources & set(asked):
+        adopted -= sources
+    settings = {key: value for key, value in run.config.get("data", {}).items() if key in adopted}
+    return replace(recipe, data=recipe.data.but(**settings).but(**asked))
 
 
-def _trainer(
-    recipe: Recipe, run: Run, device: torch.device, start: Model[Any] | None, progress: Progress | None,
+def _build_trainer(
+    recipe: Recipe,
+    run: Run,
+    device: torch.device,
+    start: Model[Any] | None,
+    progress: Progress | None,
     process: Process,
-) -> Trainer:  # fmt: skip
-    tokenizer = None if start is None else start.tokenizer
-    with process.main_first():  # the others find what the first has made of the data
+) -> Trainer:
+    """Reads the data, builds the model unless it starts from one, and returns their trainer."""
+    tokenizer = None
+    if start is not None:
+        tokenizer = start.tokenizer
+    with process.main_first():  # the others find what rank 0 has made of the data
         task: Task = TASKS[recipe.task](recipe.data, recipe.train.seed, device, run.path, tokenizer)
         if process.world_size > 1:
             run.mark_started()
-    model = start
-    read = {"block": (getattr(start, "limit", None), task.length)}
-    if isinstance(start, Seq2Seq):
-        read = {"target": read["block"], "source": (start.encoder.limit, task.source or 0)}
-    for key, (limit, length) in read.items():
+    if start is None:
+        model = _build_seeded(recipe, *recipes.resolve_model(recipe.model, **task.given))
+        model.tokenizer = task.tokenizer
+        model.to(device)
+    else:
+        _check_lengths(recipe, task, start)
+        model = start
+    task.prepare(model)
+    shown: list[Progress] = []
+    if process.is_main:
+        shown = [progress or Progress(), *build_loggers(recipe.train.saving.log, run)]
+    return Trainer(model, task, recipe.train, run, ProgressGroup(shown), process)
+
+
+def _check_lengths(recipe: Recipe, task: Task, start: Model[Any]) -> None:
+    """Raises where the rows of a task are longer than the model to start from can read."""
+    for key, (limit, length) in task.lengths(start).items():
         if limit is not None and length > limit:
             raise ConfigError(
                 f"train.init = {recipe.train.init}: that model reads {limit} tokens, rows have {length}; "
                 f"expected at most {limit}: lower data.{key}"
             )
-    if model is None:
-        cls, config = recipes.resolve_model(recipe.model, **task.given)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(derive(recipe.train.seed, "model"))
-            model = cls(config)
-        model.tokenizer = task.tokenizer
-        model.to(device)
-    task.prepare(model)
-    shown = [progress or Progress(), *logs(recipe.train.saving.log, run)] if process.is_main else []
-    return Trainer(model, task, recipe.train, run, Several(shown), process)

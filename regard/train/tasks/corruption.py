@@ -148,6 +148,7 @@ class Corruption(Task):
 
     Config = KnowledgeData
     files = ("documents", "train", "dev", "test")
+    generated = ("world",)
 
     def __init__(
         self, config: KnowledgeData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None

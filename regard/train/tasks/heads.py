@@ -54,10 +54,10 @@ class HeadsData(LMData):
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise ConfigError(f"data.seeds = {self.seeds}: expected 1 to {MOST_SEEDS}")
         for key, known in {"positions": list(POSITIONS), "merges": list(MERGES)}.items():
-            asked = getattr(self, key)
-            if not asked or len(set(asked)) < len(asked):
-                raise ConfigError(f"data.{key} = {list(asked)}: expected at least one name, and none twice")
-            for name in asked:
+            names = getattr(self, key)
+            if not names or len(set(names)) < len(names):
+                raise ConfigError(f"data.{key} = {list(names)}: expected at least one name, and none twice")
+            for name in names:
                 if name not in known:
                     raise ConfigError(f"data.{key}: no '{name}'.{did_you_mean(name, known)}")
         wrong = set(self.sentences) - set(SENTENCES)
@@ -77,27 +77,28 @@ class Sentences(LanguageModel):
         self, config: HeadsData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(with_text(config, folder), seed, device, folder, tokenizer)
-        self.sentences = {name: self._sentence(name, text) for name, text in config.sentences.items()}
+        self.sentences = {name: self._encode_sentence(name, text) for name, text in config.sentences.items()}
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """As of any language model, and the loss of each sentence by itself."""
+        """Returns the measures of any language model, and the loss of each sentence by itself."""
         alone = {f"{name}/loss": self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
         return super().evaluate(model) | alone
 
     def losses(self, model: Model[Any]) -> dict[str, float]:
-        """Mean token losses of training text (as much of it as of dev), dev, and each sentence."""
+        """Returns the mean token losses of training text (as much of it as of dev), dev, and each sentence."""
         most = len(self.dev.tokens)
-        parts = {"train": evaluation_windows(self.train.tokens, self.length, most), "dev": self._dev()}
-        found = {name: self.mean_loss(model, rows) for name, rows in parts.items()}
-        return found | {name: self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
+        parts = {"train": evaluation_windows(self.train.tokens, self.length, most), "dev": self.dev_windows()}
+        losses = {name: self.mean_loss(model, rows) for name, rows in parts.items()}
+        return losses | {name: self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
 
     def windows(self, rows: int) -> Batch:
-        """Whole windows of dev text, so many or as there are, evenly spaced."""
+        """Returns `rows` whole windows of dev text, or as many as there are, evenly spaced."""
         length = fitted(self.dev.tokens, self.length)
         starts = torch.linspace(0, len(self.dev.tokens) - 1 - length, rows).long().unique()
-        return self._here(windows(self.dev.tokens, length, starts))
+        return windows(self.dev.tokens, length, starts).to(self.device)
 
-    def _sentence(self, name: str, text: str) -> Batch:
+    def _encode_sentence(self, name: str, text: str) -> Batch:
+        """Returns a sentence as one row; an error where it does not fit a window."""
         place = f"data.sentences.{name}"
         try:
             ids = self.tokenizer.encode(text)
@@ -113,7 +114,7 @@ class Sentences(LanguageModel):
 
 
 def with_text(config: HeadsData, folder: Path) -> HeadsData:
-    """The config with a text: where none is named, prose that is written into the folder unless it is there."""
+    """Returns the config with a text: where none is named, prose that is written into the folder unless it is there."""
     if config.text or config.tokens:
         return config
     place = folder / PROSE

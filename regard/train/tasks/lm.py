@@ -1,4 +1,4 @@
-"""Language models: the next token of any text, by character, byte or byte-pair encoding."""
+"""The task `lm`: the next token of any text, by character, byte or byte-pair encoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError
 from regard.data.seeds import generator
-from regard.data.tokenizers import Characters, TextError, Tokenizer
+from regard.data.tokenizers import Bytes, Characters, TextError, Tokenizer
 from regard.data.tokens import KINDS, Ids, TokenFile, all_windows, fitted, random_windows, windows, write_tokens
 from regard.errors import did_you_mean
 from regard.models import Model, token_loss
@@ -71,64 +71,79 @@ class LanguageModel(Task):
         self.tokenizer = self.train.tokenizer
         self.length = fitted(self.train.tokens, config.block)
         self.rows = max(1, (len(self.train) - 1) // self.length)
-        self.seed, self.device = seed, device
-        self.unit, self.per_token = self._unit()
+        self.seed = seed
+        self.device = device
+        self.unit = "byte"  # what bits are counted by
+        if isinstance(self.tokenizer, Characters):
+            self.unit = "character"
+        self.per_token = self._units_per_token()
 
     def batch(self, step: int, size: int) -> Batch:
+        """Returns windows of the training text that start anywhere [size,T]."""
         source = generator(self.seed, "windows", step)
-        return self._here(random_windows(self.train.tokens, size, self.length, source))
+        return random_windows(self.train.tokens, size, self.length, source).to(self.device)
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Mean loss of the dev tokens, its exponential, and how many bits a character or byte takes."""
-        loss = self.mean_loss(model, self._dev())
+        """Returns the mean loss of the dev tokens, its exponential, and how many bits a character or byte takes."""
+        loss = self.mean_loss(model, self.dev_windows())
         bits = loss / log(2) / self.per_token
+        # exp of more than 709 overflows.
         return {"dev/loss": loss, "dev/perplexity": exp(min(loss, 700.0)), f"dev/bits_per_{self.unit}": bits}
 
     def mean_loss(self, model: Model[Any], parts: Iterable[Batch]) -> float:
-        """The mean loss of all targets."""
-        total, weight = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        """Returns the mean loss of all targets of the batches."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        weight = 0
         for part in parts:
             weight += int((part.y != IGNORE).sum())
-            part = self._here(part)
+            part = part.to(self.device)
             total += token_loss(model(part.x).float(), part.y, mean=False)
         return float(total) / weight
 
-    def _dev(self) -> Iterator[Batch]:
+    def dev_windows(self) -> Iterator[Batch]:
+        """Returns the windows of dev text that are evaluated."""
         return evaluation_windows(self.dev.tokens, self.length, MOST)
 
-    def _unit(self) -> tuple[str, float]:
-        """What a token is made of, and how many of these it has on average in dev."""
+    def _units_per_token(self) -> float:
+        """Returns how many characters or bytes a dev token that is evaluated has on average."""
         if isinstance(self.tokenizer, Characters):
-            return "character", 1.0
-        targets = [row[row != IGNORE].tolist() for part in self._dev() for row in part.y]
-        return "byte", len(self.tokenizer.decode(i for row in targets for i in row).encode()) / sum(map(len, targets))
-
-    def _here(self, batch: Batch) -> Batch:
-        return batch.to(self.device)
+            return 1.0
+        targets: list[int] = [i for part in self.dev_windows() for i in part.y[part.y != IGNORE].tolist()]
+        if isinstance(self.tokenizer, Bytes):
+            # Not by decoding: windows cut characters, and each half would become a replacement mark of three bytes.
+            sizes = [1] * 256 + [len(name.encode()) for name in self.tokenizer.special]
+            return sum(sizes[i] for i in targets) / len(targets)
+        return len(self.tokenizer.decode(targets).encode()) / len(targets)
 
 
 def evaluation_windows(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
-    """Windows side by side, each token a target once; of more than `most` tokens as many windows, evenly spaced."""
+    """Yields windows side by side, each token a target once; where there are more than `most` tokens, that many of
+    them, in evenly spaced windows."""
     length = fitted(tokens, length)
     rows = max(1, PART // length)
     if len(tokens) - 1 <= most:
         yield from all_windows(tokens, length, rows)
         return
     starts = np.linspace(0, len(tokens) - 1 - length, max(1, most // length)).astype(np.int64)
-    for at in range(0, len(starts), rows):
-        yield windows(tokens, length, starts[at : at + rows])
+    for first in range(0, len(starts), rows):
+        yield windows(tokens, length, starts[first : first + rows])
 
 
 def token_files(config: LMData, folder: Path, tokenizer: Tokenizer | None) -> tuple[TokenFile, TokenFile]:
-    """Tokens to train on and for dev: the user's, or those of a text, which are written into the folder once."""
+    """Returns the tokens of train and dev: the user's, or those of a text, which are written into the folder once."""
     if bool(config.text) == bool(config.tokens):
-        found = "both are given" if config.text else "neither is given"
+        given = "neither is given"
+        if config.text:
+            given = "both are given"
         raise ConfigError(
-            f"data.text and data.tokens: {found}; expected one, a text (data.text=FILE) or a folder that "
+            f"data.text and data.tokens: {given}; expected one, a text (data.text=FILE) or a folder that "
             "`regard data tokens` made (data.tokens=FOLDER)"
         )
-    place = Path(config.tokens) if config.tokens else folder / TOKENS
-    if config.text and not (place.is_dir() and (folder / METRICS).is_file()):  # else the run has begun with them
+    place = folder / TOKENS
+    if config.tokens:
+        place = Path(config.tokens)
+    started = place.is_dir() and (folder / METRICS).is_file()  # a run keeps the tokens that it began with
+    if config.text and not started:
         stage = folder / f".{TOKENS}"
         try:
             write_tokens(config.text, stage, tokenizer or config.tokenizer, config.vocabulary, config.share)
@@ -136,7 +151,8 @@ def token_files(config: LMData, folder: Path, tokenizer: Tokenizer | None) -> tu
             raise DataError(f"{config.text}: {error}") from None
         shutil.rmtree(place, ignore_errors=True)  # of a start that failed, maybe with another text
         stage.rename(place)
-    train, dev = (TokenFile.open(place / f"{name}.npy") for name in ("train", "dev"))
+    train = TokenFile.open(place / "train.npy")
+    dev = TokenFile.open(place / "dev.npy")
     if tokenizer is not None and tokenizer.as_json() != train.tokenizer.as_json():
         raise ConfigError(
             f"{place} was made by another tokenizer than that of train.init; give data.text, which is read by that one"

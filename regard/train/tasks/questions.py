@@ -29,6 +29,7 @@ class Questions(Task):
     Config = KnowledgeData
     metric = "dev/accuracy"
     files = ("documents", "train", "dev", "test")
+    generated = ("world",)
 
     def __init__(
         self, config: KnowledgeData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None

@@ -1,4 +1,4 @@
-"""A language model that is also taught to repeat: the small model that comes with the lens.
+"""The task `repeats`: a language model that is also taught to repeat, as the small model that comes with the lens.
 
 Some rows are text; the others say something twice, and what was said once can be known when it comes again. Looking up
 what followed the last time is what an induction head does, and it needs a head that looks at the token before.
@@ -59,29 +59,32 @@ class Repeats(LanguageModel):
     """Windows of a text, and rows that repeat themselves."""
 
     Config = RepeatsData
+    generated = ("world",)
 
     def __init__(
         self, config: RepeatsData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(_with_text(config, folder), seed, device, folder, tokenizer)
-        self.again, self.random, self.first = config.again, config.random, config.first
+        self.again = config.again
+        self.random = config.random
+        self.first = config.first
 
     def batch(self, step: int, size: int) -> Batch:
+        """Returns windows of text [size,T], of which some are replaced by rows that repeat themselves."""
         source = generator(self.seed, "repeats", step)
         text = super().batch(step, size)
         rows = torch.cat([text.x, text.y[:, -1:]], 1)
         for n, kind in enumerate(torch.rand(size, generator=source).tolist()):
             if kind < self.random or step < self.first:
                 drawn = torch.randint(self.tokenizer.size, rows[n].shape, generator=source).to(rows.device)
-                rows[n] = _repeating(
-                    drawn, 2 * SHORTEST, source
-                )  # what is short is said often, and learned from sooner
+                # What is short is said often, and learned from sooner.
+                rows[n] = _repeat_start(drawn, 2 * SHORTEST, source)
             elif kind < self.random + self.again:
-                rows[n] = _repeating(rows[n], self.length // 2, source)
+                rows[n] = _repeat_start(rows[n], self.length // 2, source)
         return Batch(rows[:, :-1], rows[:, 1:])
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """As of any language model, and the loss of random tokens that come for the second time."""
+        """Returns the measures of any language model, and the loss of random tokens that come for the second time."""
         source = generator(self.seed, "repeats", "dev")
         half = (self.length + 1) // 2
         rows = torch.randint(self.tokenizer.size, (ROWS, half), generator=source).repeat(1, 2)
@@ -90,14 +93,14 @@ class Repeats(LanguageModel):
         return super().evaluate(model) | {"repeats/loss": self.mean_loss(model, [Batch(rows[:, :-1], y)])}
 
 
-def _repeating(row: Int[Tensor, " T"], longest: int, source: torch.Generator) -> Int[Tensor, " T"]:
-    """The beginning of a row again and again: SHORTEST to `longest` of its tokens."""
+def _repeat_start(row: Int[Tensor, " T"], longest: int, source: torch.Generator) -> Int[Tensor, " T"]:
+    """Returns the beginning of a row again and again: SHORTEST to `longest` of its tokens, as many as are drawn."""
     part = int(torch.randint(SHORTEST, longest + 1, (), generator=source))
     return row[torch.arange(len(row), device=row.device) % part]
 
 
 def _with_text(config: RepeatsData, folder: Path) -> RepeatsData:
-    """The config with a text: where none is named, documents that are written into the folder unless they are there."""
+    """Returns the config with a text: where none is named, documents that are written into the folder unless there."""
     if config.text or config.tokens:
         return config
     place = folder / DOCUMENTS

@@ -1,4 +1,4 @@
-"""The task of judging sentences: is a text positive or negative?"""
+"""The task `sentiment`: is a text positive or negative?"""
 
 from __future__ import annotations
 
@@ -66,38 +66,43 @@ class SentimentData(Section):
 
 
 def load_sentences(config: SentimentData, folder: Path) -> Split:
-    """The sentences of a config; generated ones are written into the folder unless they are there."""
-    given = {name: getattr(config, name) for name in Split._fields}
+    """Returns the sentences of a config; generated ones are written into the folder unless they are there."""
+    files = {name: getattr(config, name) for name in Split._fields}
     if not config.train:
-        named = next((name for name, path in given.items() if path), None)
-        if named is not None:
-            raise ConfigError(f"data.{named} is given without data.train: say which sentences to learn from")
-        return _generated(config.reviews, folder / "data")
-    sets = {name: read_sentences(path) for name, path in given.items() if path}
+        name = next((name for name, path in files.items() if path), None)
+        if name is not None:
+            raise ConfigError(f"data.{name} is given without data.train: say which sentences to learn from")
+        return _generate_sentences(config.reviews, folder / "data")
+    sets = {name: read_sentences(path) for name, path in files.items() if path}
     sets = completed(sets, config.held_out, config.train, "sentences")
     if len({sentence.label for sentence in sets["train"]}) < 2:
         raise DataError(f"{config.train}: every label is {sets['train'][0].label}; expected sentences of both, 0 and 1")
     for name in ("dev", "test"):
-        again = seen_before(sets["train"], sets[name])
-        if again:
-            warnings.warn(f"{again:,} of {len(sets[name]):,} {name} sentences stand in train too", stacklevel=2)
+        repeated = seen_before(sets["train"], sets[name])
+        if repeated:
+            warnings.warn(f"{repeated:,} of {len(sets[name]):,} {name} sentences stand in train too", stacklevel=2)
     return Split(**sets)
 
 
-def _generated(config: ReviewsConfig, folder: Path) -> Split:
-    """Generated sentences, and the files of them in the folder, which people may want to read."""
-    made, stamp, asked = reviews(config), folder / "reviews.txt", str(config)
-    if stamp.is_file() and read_lines(stamp) != [asked]:
+def _generate_sentences(config: ReviewsConfig, folder: Path) -> Split:
+    """Returns generated sentences, and writes them into the folder, where people may want to read them.
+
+    A stamp holds the settings that they were made with. It is written last: without it, files are written again.
+    """
+    sentences = reviews(config)
+    stamp = folder / "reviews.txt"
+    settings = str(config)
+    if stamp.is_file() and read_lines(stamp) != [settings]:
         raise ConfigError(f"{folder} holds other sentences than data.reviews asks for: choose another --out")
     if not stamp.is_file():
-        for name, sentences in made._asdict().items():
-            write_sentences(folder / f"{name}.tsv", sentences)
-        write_text(stamp, asked + "\n")
-    return made
+        for name, part in sentences._asdict().items():
+            write_sentences(folder / f"{name}.tsv", part)
+        write_text(stamp, settings + "\n")
+    return sentences
 
 
 class SentenceRows(NamedTuple):
-    """Encoded sentences, one below the other: ids, padded; how many there are of each; labels; how many were cut."""
+    """Encoded sentences as padded rows: their ids, their lengths, their labels, and how many of them were cut."""
 
     ids: Int[Tensor, "N L"]
     lengths: Int[Tensor, "N"]
@@ -105,10 +110,15 @@ class SentenceRows(NamedTuple):
     cut: int
 
     def batch(self, chosen: Int[Tensor, "B"], whole: bool = False) -> Batch:
-        """Some of them, no longer than the longest, or `whole`. The label is the target at the first place, whose token
-        is the one that a classifier looks at; no other place has a target."""
+        """Returns the chosen rows, as long as the longest of them, or `whole`.
+
+        The label is the target at the first place, whose token is the one that a classifier looks at.
+        """
         lengths = self.lengths[chosen]
-        x = self.ids[chosen, : self.ids.shape[1] if whole else int(lengths.max())].long()
+        width = self.ids.shape[1]
+        if not whole:
+            width = int(lengths.max())
+        x = self.ids[chosen, :width].long()
         y = torch.full_like(x, IGNORE)
         y[:, 0] = self.labels[chosen]
         return Batch(x, y, torch.arange(x.shape[1]) < lengths[:, None])
@@ -117,10 +127,10 @@ class SentenceRows(NamedTuple):
 def encode_sentences(
     tokenizer: HubTokenizer, sentences: Sequence[Sentence], config: SentimentData, name: str
 ) -> SentenceRows:
-    """Sentences as ids. `name`: what they are called where one is too long and may not be cut."""
+    """Returns sentences as rows of ids. `name`: what errors call them, where one is too long and may not be cut."""
     texts = [sentence.text for sentence in sentences]
     ids = tokenizer.many(texts)
-    long = [n for n, own in enumerate(ids) if len(own) > config.length]
+    long = [n for n, row in enumerate(ids) if len(row) > config.length]
     if long and not config.truncation:
         n = long[0]
         raise DataError(
@@ -129,12 +139,15 @@ def encode_sentences(
         )
     for n in long:
         ids[n] = tokenizer.many([texts[n]], config.length)[0]
-    most = config.length if config.padding == "length" else max(map(len, ids))
-    rows = torch.full((len(ids), most), tokenizer.pad, dtype=torch.int32)
-    for row, own in zip(rows, ids, strict=True):
-        row[: len(own)] = torch.tensor(own, dtype=torch.int32)
+    width = config.length
+    if config.padding == "longest":
+        width = max(map(len, ids))
+    padded = torch.full((len(ids), width), tokenizer.pad, dtype=torch.int32)
+    for n, row in enumerate(ids):
+        padded[n, : len(row)] = torch.tensor(row, dtype=torch.int32)
+    lengths = torch.tensor([len(row) for row in ids])
     labels = torch.tensor([sentence.label for sentence in sentences])
-    return SentenceRows(rows, torch.tensor([len(own) for own in ids]), labels, len(long))
+    return SentenceRows(padded, lengths, labels, len(long))
 
 
 @task("sentiment")
@@ -156,53 +169,63 @@ class Sentiment(Task):
             raise ConfigError(
                 f"data.length = {config.length}: that encoder reads at most {tokenizer.limit} tokens; lower it"
             )
-        self.config, self.seed, self.device, self.tokenizer = config, seed, device, tokenizer
+        self.config = config
+        self.seed = seed
+        self.device = device
+        self.tokenizer = tokenizer
         self.sentences = load_sentences(config, folder)
-        named = {name: getattr(config, name) or f"data/{name}.tsv" for name in Split._fields}
-        self.train = encode_sentences(tokenizer, self.sentences.train, config, named["train"])
-        self.dev = encode_sentences(tokenizer, self.sentences.dev, config, named["dev"])
+        train_name = config.train or "data/train.tsv"
+        self.train = encode_sentences(tokenizer, self.sentences.train, config, train_name)
+        self.dev = encode_sentences(tokenizer, self.sentences.dev, config, config.dev or "data/dev.tsv")
         if self.train.cut:
             warnings.warn(
-                f"{named['train']}: {self.train.cut:,} of {len(self.train.ids):,} sentences have more than "
+                f"{train_name}: {self.train.cut:,} of {len(self.train.ids):,} sentences have more than "
                 f"{config.length} tokens and are cut there (data.length)",
                 stacklevel=2,
             )
         self.rows, self.length = self.train.ids.shape
-        self.order, self._lock = Order(self.rows, seed, torch.device("cpu")), Lock()
-        self._pool = ThreadPoolExecutor(config.workers, "batches") if config.workers else None
-        self._coming: dict[tuple[int, int], Future[Batch]] = {}
+        self.order = Order(self.rows, seed, torch.device("cpu"))
+        self._lock = Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        if config.workers:
+            self._pool = ThreadPoolExecutor(config.workers, "batches")
+        self._prefetched: dict[tuple[int, int], Future[Batch]] = {}
 
     def batch(self, step: int, size: int) -> Batch:
-        """The batch of a step; with workers, those of the next steps are begun."""
+        """Returns the batch of a step; with workers, those of the next steps are begun."""
         if self._pool is None:
-            return self._made(step, size)
-        wanted = [(step + n, size) for n in range(self.config.workers + 1)]
-        self._coming = {place: self._coming.get(place) or self._pool.submit(self._made, *place) for place in wanted}
-        return self._coming.pop((step, size)).result()
+            return self._make_batch(step, size)
+        prefetched: dict[tuple[int, int], Future[Batch]] = {}
+        for n in range(self.config.workers + 1):
+            key = (step + n, size)
+            prefetched[key] = self._prefetched.get(key) or self._pool.submit(self._make_batch, *key)
+        self._prefetched = prefetched
+        return self._prefetched.pop((step, size)).result()
 
-    def _made(self, step: int, size: int) -> Batch:
+    def _make_batch(self, step: int, size: int) -> Batch:
         with self._lock:  # the order of an epoch is kept from one step to the next
             chosen = self.order.at(step, size)
         return self.train.batch(chosen, self.config.padding == "length").to(self.device)
 
     def loss(self, model: Model[Any], batch: Batch, smoothing: float = 0.0) -> Tensor:
+        """Returns the sum of the losses of a batch's labels."""
         return token_loss(self.logits(model, batch).float(), batch.y[:, 0], mean=False, smoothing=smoothing)
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Loss and accuracy of the dev sentences, and of as many training sentences, evenly spaced."""
-        some = min(len(self.dev.ids), self.rows)
-        chosen = torch.arange(some) * self.rows // some
+        """Returns loss and accuracy of the dev sentences, and of as many training sentences, evenly spaced."""
+        count = min(len(self.dev.ids), self.rows)
+        chosen = torch.arange(count) * self.rows // count
         train = SentenceRows(self.train.ids[chosen], self.train.lengths[chosen], self.train.labels[chosen], 0)
-        found = {}
+        measured = {}
         for name, rows in {"dev": self.dev, "train": train}.items():
             logits = classify(model, rows)
-            found[f"{name}/loss"] = float(token_loss(logits, rows.labels))
-            found[f"{name}/accuracy"] = float((logits.argmax(1) == rows.labels).double().mean())
-        return found
+            measured[f"{name}/loss"] = float(token_loss(logits, rows.labels))
+            measured[f"{name}/accuracy"] = float((logits.argmax(1) == rows.labels).double().mean())
+        return measured
 
 
 def classify(model: Model[Any], rows: SentenceRows) -> Float[Tensor, "N classes"]:
-    """The logits of all rows in their order, on the CPU; they are read in parts of like length."""
+    """Returns the logits of all rows in their order, on the CPU; rows of similar length are read together."""
     order = rows.lengths.argsort(stable=True)
     parts = order.split(max(1, PART // int(rows.lengths.max())))
     batches = (rows.batch(part).to(model.device) for part in parts)
@@ -211,11 +234,11 @@ def classify(model: Model[Any], rows: SentenceRows) -> Float[Tensor, "N classes"
 
 @torch.no_grad()
 def positive_probabilities(model: Classifier, texts: Sequence[str]) -> list[float]:
-    """The probability that each text is positive; of a long one the model reads as much as it can."""
-    most = model.tokenizer.limit
+    """Returns the probability that each text is positive; of a long one the model reads as much as it can."""
     sentences = [Sentence(text, 0) for text in texts]
-    rows = encode_sentences(
-        model.tokenizer, sentences, SentimentData() if most is None else SentimentData(length=most), "texts"
-    )
-    found: list[float] = classify(model, rows).softmax(1)[:, 1].tolist()
-    return found
+    config = SentimentData()
+    if model.tokenizer.limit is not None:
+        config = SentimentData(length=model.tokenizer.limit)
+    rows = encode_sentences(model.tokenizer, sentences, config, "texts")
+    probabilities: list[float] = classify(model, rows).softmax(1)[:, 1].tolist()
+    return probabilities

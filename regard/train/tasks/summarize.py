@@ -1,4 +1,4 @@
-"""The task of summarising: an encoder reads an article, a decoder writes its summary."""
+"""The task `summarize`: an encoder reads an article, a decoder writes its summary."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ from regard.models import Model, Seq2Seq, token_loss
 from regard.train.run import METRICS, write_text
 from regard.train.tasks.base import Order, Task, task
 
-START, END, COPY, UNKNOWN = "<start>", "<end>", "<copy>", "<unknown>"
+START = "<start>"
+END = "<end>"
+COPY = "<copy>"
+UNKNOWN = "<unknown>"
 GIVEN = 2  # tokens of a passage to copy that carry no loss: which passage it is cannot be known
-AHEAD = 16  # batches made at a time, each of articles of like length
+AHEAD = 16  # batches made at a time, each of articles of similar length
 PART = 16384  # tokens evaluated at a time
 MOST = 2000  # dev pairs that are evaluated while training
 TOKENIZER = "tokenizer.json"
@@ -75,35 +78,41 @@ class SummarizeData(Section):
 
 
 def load_pairs(config: SummarizeData, folder: Path) -> Split:
-    """The pairs of a config that can be used; generated ones are written into the folder unless they are there."""
-    given = {name: getattr(config, name) for name in ("train", "dev", "test")}
+    """Returns the usable pairs of a config; generated ones are written into the folder unless they are there."""
+    files = {name: getattr(config, name) for name in ("train", "dev", "test")}
     if not config.train:
-        named = next((name for name, path in given.items() if path), None)
-        if named is not None:
-            raise ConfigError(f"data.{named} is given without data.train: say which pairs to learn from")
-        given = _generated(config.notices, folder / "data")
+        name = next((name for name, path in files.items() if path), None)
+        if name is not None:
+            raise ConfigError(f"data.{name} is given without data.train: say which pairs to learn from")
+        files = _generate_files(config.notices, folder / "data")
     sets = {
-        name: _usable(read_pairs(path, config.article, config.summary), path) for name, path in given.items() if path
+        name: _drop_empty(read_pairs(path, config.article, config.summary), path)
+        for name, path in files.items()
+        if path
     }
     sets = completed(sets, config.held_out, config.train, "pairs")
     return Split(**sets)
 
 
-def _generated(config: NoticesConfig, folder: Path) -> dict[str, str]:
+def _generate_files(config: NoticesConfig, folder: Path) -> dict[str, str]:
+    """Returns the files of generated pairs, which are written unless they are there.
+
+    A stamp holds the settings that they were made with. It is written last: without it, files are written again.
+    """
     paths = {name: str(folder / f"{name}.jsonl") for name in ("train", "dev", "test")}
     stamp = folder / "notices.txt"
-    asked = str(config)
+    settings = str(config)
     if not stamp.is_file():
         for name, pairs in notices(config)._asdict().items():
             write_pairs(paths[name], pairs)
-        write_text(stamp, asked + "\n")
-    elif read_lines(stamp) != [asked]:
+        write_text(stamp, settings + "\n")
+    elif read_lines(stamp) != [settings]:
         raise ConfigError(f"{folder} holds other pairs than data.notices asks for: choose another --out, or remove it")
     return paths
 
 
-def _usable(pairs: list[Pair], path: str) -> list[Pair]:
-    """Pairs with something to read and something to write; how many were left out is told."""
+def _drop_empty(pairs: list[Pair], path: str) -> list[Pair]:
+    """Returns the pairs with something to read and something to write, and warns of how many were left out."""
     kept = [pair for pair in pairs if not pair.empty]
     if not kept:
         raise DataError(f"{path}: no pair with an article and a summary among {len(pairs)}; expected at least one")
@@ -117,24 +126,27 @@ def _usable(pairs: list[Pair], path: str) -> list[Pair]:
 
 
 def build_tokenizer(config: SummarizeData, pairs: Sequence[Pair]) -> Tokenizer:
-    """The tokenizer of a config: that of its file, or one made from the pairs to learn from."""
+    """Returns the tokenizer of a config: that of its file, or one made from the pairs to learn from."""
+    tokenizer = _load_or_train(config, pairs)
+    for role in ("start", "end"):
+        if tokenizer.role(role) is None:
+            raise DataError(
+                f"{config.tokenizer_file}: no special token for the {role} of a summary, such as <{role}>; expected "
+                "a tokenizer that has both"
+            )
+    return tokenizer
+
+
+def _load_or_train(config: SummarizeData, pairs: Sequence[Pair]) -> Tokenizer:
+    """Loads the tokenizer of the config's file, or makes one of the kind that it names from the texts of the pairs."""
     if config.tokenizer_file:
-        made = load_tokenizer(config.tokenizer_file)
-    else:
-        texts = [text for pair in pairs for text in (pair.article, pair.summary or "")]
-        if config.tokenizer == BPE.kind:
-            made = BPE.train(texts, config.vocabulary, (START, END, COPY))
-        elif config.tokenizer == Bytes.kind:
-            made = Bytes((START, END, COPY))
-        else:
-            made = Characters.of("".join(texts), (START, END, COPY, UNKNOWN))
-    absent = next((role for role in ("start", "end") if made.role(role) is None), None)
-    if absent is not None:
-        raise DataError(
-            f"{config.tokenizer_file}: no special token for the {absent} of a summary, such as <{absent}>; expected "
-            "a tokenizer that has both"
-        )
-    return made
+        return load_tokenizer(config.tokenizer_file)
+    if config.tokenizer == Bytes.kind:
+        return Bytes((START, END, COPY))
+    texts = [text for pair in pairs for text in (pair.article, pair.summary or "")]
+    if config.tokenizer == BPE.kind:
+        return BPE.train(texts, config.vocabulary, (START, END, COPY))
+    return Characters.of("".join(texts), (START, END, COPY, UNKNOWN))
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
@@ -148,39 +160,48 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 @dataclass(frozen=True)
 class PairRows:
-    """Pairs as padded rows of tokens, with their lengths; a target ends with <end> unless it was cut."""
+    """Pairs as padded rows of tokens: `source` [N,S] and `target` [N,T]; `sources` and `targets` [N] are their lengths.
+
+    A target ends with <end> unless it was cut. `cut` counts the articles and the summaries that were too long.
+    """
 
     source: Tensor
     sources: Tensor
     target: Tensor
     targets: Tensor
-    cut: tuple[int, int]  # articles and summaries that were too long
+    cut: tuple[int, int]
 
     def __len__(self) -> int:
         return len(self.source)
 
     def to(self, device: torch.device) -> PairRows:
-        """The same on a device."""
-        source, sources = self.source.to(device), self.sources.to(device)
-        return PairRows(source, sources, self.target.to(device), self.targets.to(device), self.cut)
+        """Returns a copy of them on a device."""
+        return PairRows(
+            source=self.source.to(device),
+            sources=self.sources.to(device),
+            target=self.target.to(device),
+            targets=self.targets.to(device),
+            cut=self.cut,
+        )
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair], source: int, target: int) -> PairRows:
-    """Pairs as rows, cut after so many tokens."""
+    """Returns pairs as rows; articles are cut after `source` tokens, summaries after `target`."""
     end = tokenizer.role("end")
     assert end is not None
     articles = [tokenizer.encode(pair.article) for pair in pairs]
     summaries = [[*tokenizer.encode(pair.summary or ""), end] for pair in pairs]
-    long = sum(len(ids) > source for ids in articles), sum(len(ids) > target for ids in summaries)
-    return PairRows(*_packed(articles, source), *_packed(summaries, target), long)
+    cut = (sum(len(ids) > source for ids in articles), sum(len(ids) > target for ids in summaries))
+    return PairRows(*_pad_rows(articles, source), *_pad_rows(summaries, target), cut)
 
 
-def _packed(rows: Sequence[Sequence[int]], most: int) -> tuple[Tensor, Tensor]:
+def _pad_rows(rows: Sequence[Sequence[int]], most: int) -> tuple[Tensor, Tensor]:
+    """Returns rows of at most `most` ids, padded with 0 [N,L], and their lengths [N]."""
     lengths = torch.tensor([min(len(ids), most) for ids in rows])
-    packed = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int32)
-    for row, ids in zip(packed, rows, strict=True):
+    padded = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int32)
+    for row, ids in zip(padded, rows, strict=True):
         row[: min(len(ids), most)] = torch.tensor(ids[:most], dtype=torch.int32)
-    return packed, lengths
+    return padded, lengths
 
 
 @task("summarize")
@@ -196,35 +217,41 @@ class Summarize(Task):
         self, config: SummarizeData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None
     ) -> None:
         pairs = load_pairs(config, folder)
-        self.tokenizer = tokenizer or self._kept(config, pairs.train, folder)
+        self.tokenizer = tokenizer or self._run_tokenizer(config, pairs.train, folder)
         start = self.tokenizer.role("start")
         if start is None or self.tokenizer.role("end") is None:
             raise ConfigError("train.init: that model's tokenizer has no <start> and <end>; it never wrote summaries")
-        self.start, self.seed, self.device = start, seed, device
-        self.copies, self.copy = config.copies, self.tokenizer.id(COPY)
+        self.start = start
+        self.seed = seed
+        self.device = device
+        self.copies = config.copies
+        self.copy = self.tokenizer.id(COPY)
         if self.copies and self.copy is None:
             raise ConfigError(f"data.copies = {self.copies}: the tokenizer has no {COPY}; expected data.copies=0")
-        self.train = self._rows(pairs.train, config, "data.train")
-        self.dev = self._rows(_spread(pairs.dev, MOST), config, "data.dev")
+        self.train = self._encode(pairs.train, config, "data.train")
+        self.dev = self._encode(_take_spaced(pairs.dev, MOST), config, "data.dev")
         self.rows = len(self.train)
-        self.length, self.source = self.train.target.shape[1], self.train.source.shape[1]
-        self.limits = config.source, config.target
-        self.order, self.period = Order(self.rows, seed, device), AHEAD
-        self._made: tuple[int, int, Batch] | None = None
+        self.length = self.train.target.shape[1]
+        self.source = self.train.source.shape[1]
+        self.limits = (config.source, config.target)
+        self.order = Order(self.rows, seed, device)
+        self.period = AHEAD
+        self._group: tuple[int, int, Batch] | None = None  # (group, batch size, its AHEAD batches)
 
-    def _kept(self, config: SummarizeData, pairs: Sequence[Pair], folder: Path) -> Tokenizer:
-        """The run's tokenizer: one that it began with stays."""
+    def _run_tokenizer(self, config: SummarizeData, pairs: Sequence[Pair], folder: Path) -> Tokenizer:
+        """Returns the tokenizer in the run's folder; a run that has started keeps the one that it began with."""
         path = folder / TOKENIZER
         if not (path.is_file() and (folder / METRICS).is_file()):
             save_tokenizer(build_tokenizer(config, pairs), path)
         return load_tokenizer(path)
 
-    def _rows(self, pairs: Sequence[Pair], config: SummarizeData, name: str) -> PairRows:
+    def _encode(self, pairs: Sequence[Pair], config: SummarizeData, name: str) -> PairRows:
+        """Returns pairs as rows on the device, and warns of texts that are cut."""
         rows = encode_pairs(self.tokenizer, pairs, config.source, config.target)
-        for what, key, cut_off in zip(("articles", "summaries"), ("source", "target"), rows.cut, strict=True):
-            if cut_off:
+        for what, key, cut in zip(("articles", "summaries"), ("source", "target"), rows.cut, strict=True):
+            if cut:
                 warnings.warn(
-                    f"{name}: {cut_off:,} of {len(rows):,} {what} have more than {getattr(config, key)} tokens and are "
+                    f"{name}: {cut:,} of {len(rows):,} {what} have more than {getattr(config, key)} tokens and are "
                     f"cut there (data.{key})",
                     stacklevel=2,
                 )
@@ -232,6 +259,7 @@ class Summarize(Task):
 
     @property
     def given(self) -> dict[str, Any]:
+        """Returns the settings of a new encoder-decoder that the data decide."""
         source, target = self.limits
         return {
             "vocabulary": self.tokenizer.size,
@@ -240,43 +268,69 @@ class Summarize(Task):
             "decoder": {"length": target},
         }
 
+    def lengths(self, model: Model[Any]) -> dict[str, tuple[int | None, int]]:
+        """Returns how many tokens encoder and decoder can read, and how many articles and summaries have."""
+        if not isinstance(model, Seq2Seq):
+            return super().lengths(model)
+        return {
+            "target": (getattr(model, "limit", None), self.length),
+            "source": (model.encoder.limit, self.source or 0),
+        }
+
     def batch(self, step: int, size: int) -> Batch:
-        """Batches of articles of like length. A CPU computes no more columns than there are tokens; a GPU computes all
-        alike, as its step is one graph."""
-        ahead, place = divmod(step, AHEAD)
-        if self._made is None or self._made[:2] != (ahead, size):
-            self._made = ahead, size, self._alike(self.order.at(ahead, size * AHEAD), ahead, size)
-        batch = self._made[2].rows(place * size, (place + 1) * size)
-        return batch if self.device.type != "cpu" else trim_padding(batch)
+        """Returns the batch of a step. AHEAD batches are made at once, each of articles of similar length, so that a
+        CPU computes little padding."""
+        group, place = divmod(step, AHEAD)
+        if self._group is None or self._group[:2] != (group, size):
+            self._group = (group, size, self._make_group(group, size))
+        batch = self._group[2].rows(place * size, (place + 1) * size)
+        if self.device.type != "cpu":
+            return batch  # a GPU's step is one CUDA graph, which needs one shape
+        return trim_padding(batch)
 
-    def _alike(self, chosen: Tensor, ahead: int, size: int) -> Batch:
+    def _make_group(self, group: int, size: int) -> Batch:
+        """Returns AHEAD batches below each other, sorted by length within the group and then shuffled as batches."""
+        chosen = self.order.at(group, size * AHEAD)
         by_length = self.train.sources[chosen].argsort(stable=True).view(AHEAD, size)
-        source = generator(self.seed, "mixed", ahead, device=self.device)
-        mixed = torch.randperm(AHEAD, generator=source, device=self.device)
-        batch = make_batch(self.train, chosen[by_length[mixed].flatten()], self.start)
-        return batch if self.copy is None or not self.copies else self._copying(batch, self.copy, source)
+        source = generator(self.seed, "mixed", group, device=self.device)
+        shuffled = torch.randperm(AHEAD, generator=source, device=self.device)
+        batch = make_batch(self.train, chosen[by_length[shuffled].flatten()], self.start)
+        if self.copy is None or not self.copies:
+            return batch
+        return self._add_copies(batch, self.copy, source)
 
-    def _copying(self, batch: Batch, first: int, source: torch.Generator) -> Batch:
-        """The batch with some rows that go on with a passage of the article, wherever it begins."""
+    def _add_copies(self, batch: Batch, first: int, source: torch.Generator) -> Batch:
+        """Returns the batch with some rows whose summary is replaced by a passage of the article, wherever it begins.
+
+        `first` is the token that stands in place of <start>.
+        """
         assert batch.visible is not None and batch.source is not None and batch.source_visible is not None
-        (B, T), lengths = batch.x.shape, batch.source_visible.sum(1)
+        B, T = batch.x.shape
+        lengths = batch.source_visible.sum(1)
         which, where = torch.rand(2, B, 1, generator=source, device=self.device)
         starts = (where * (lengths[:, None] - T + 1).clamp(min=1)).long()
         places = starts + torch.arange(T, device=self.device)
-        passage, there = batch.source.gather(1, places.clamp(max=batch.source.shape[1] - 1)), places < lengths[:, None]
+        passage = batch.source.gather(1, places.clamp(max=batch.source.shape[1] - 1))
+        is_text = places < lengths[:, None]
         x = torch.cat([torch.full_like(passage[:, :1], first), passage[:, :-1]], 1)
-        y = passage.masked_fill(~there | (places < starts + GIVEN), IGNORE)
+        y = passage.masked_fill(~is_text | (places < starts + GIVEN), IGNORE)
         chosen = which < self.copies
-        x, y = torch.where(chosen, x, batch.x), torch.where(chosen, y, batch.y)
-        return batch._replace(x=x, y=y, visible=torch.where(chosen, there, batch.visible))
+        return batch._replace(
+            x=torch.where(chosen, x, batch.x),
+            y=torch.where(chosen, y, batch.y),
+            visible=torch.where(chosen, is_text, batch.visible),
+        )
 
     def logits(self, model: Model[Any], batch: Batch) -> Tensor:
+        """Returns the decoder's logits at each place of the summaries [B,T,V]."""
         assert isinstance(model, Seq2Seq) and batch.source is not None
         return model(batch.source, batch.x, batch.source_visible, batch.visible)  # type: ignore[no-any-return]
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Mean loss of the dev tokens, its exponential, and the share of tokens that are the likeliest."""
-        total, hits, weight = torch.zeros((), dtype=torch.float64, device=self.device), 0, 0
+        """Returns the mean loss of the dev tokens, its exponential, and the share of tokens that are the likeliest."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        hits = 0
+        weight = 0
         rows = max(1, PART // (self.dev.source.shape[1] + self.dev.target.shape[1]))
         for chosen in self.dev.sources.argsort(stable=True).split(rows):
             part = trim_padding(make_batch(self.dev, chosen, self.start))
@@ -285,28 +339,39 @@ class Summarize(Task):
             hits += int((logits.argmax(-1) == part.y).sum())
             weight += int((part.y != IGNORE).sum())
         loss = float(total) / weight
+        # exp of more than 709 overflows.
         return {"dev/loss": loss, "dev/perplexity": exp(min(loss, 700.0)), "dev/token_accuracy": hits / weight}
 
 
 def make_batch(rows: PairRows, chosen: Tensor, start: int) -> Batch:
-    """Some pairs: x is <start> and the summary but its last token, y the summary; what is padded is invisible."""
-    S, T = rows.source.shape[1], rows.target.shape[1]
-    reach = torch.arange(max(S, T), device=rows.source.device)
+    """Returns the chosen pairs as a batch: x is <start> and the summary but its last token, y is the summary.
+
+    Padding is invisible.
+    """
+    S = rows.source.shape[1]
+    T = rows.target.shape[1]
+    places = torch.arange(max(S, T), device=rows.source.device)
     y = rows.target[chosen].long()
-    visible, source_visible = reach[:T] < rows.targets[chosen, None], reach[:S] < rows.sources[chosen, None]
-    x = torch.cat([torch.full_like(y[:, :1], start), y[:, :-1]], 1)
-    return Batch(x, y.masked_fill(~visible, IGNORE), visible, rows.source[chosen].long(), source_visible)
+    visible = places[:T] < rows.targets[chosen, None]
+    return Batch(
+        x=torch.cat([torch.full_like(y[:, :1], start), y[:, :-1]], 1),
+        y=y.masked_fill(~visible, IGNORE),
+        visible=visible,
+        source=rows.source[chosen].long(),
+        source_visible=places[:S] < rows.sources[chosen, None],
+    )
 
 
 def trim_padding(batch: Batch) -> Batch:
-    """The batch without columns of nothing but padding."""
+    """Returns the batch without columns of nothing but padding."""
     assert batch.visible is not None and batch.source is not None and batch.source_visible is not None
-    T, S = int(batch.visible.sum(1).max()), int(batch.source_visible.sum(1).max())
+    T = int(batch.visible.sum(1).max())
+    S = int(batch.source_visible.sum(1).max())
     return batch.columns(T)._replace(source=batch.source[:, :S], source_visible=batch.source_visible[:, :S])
 
 
-def _spread(pairs: Sequence[Pair], most: int) -> list[Pair]:
-    """All of them, or so many evenly spaced."""
+def _take_spaced(pairs: Sequence[Pair], most: int) -> list[Pair]:
+    """Returns all pairs, or `most` of them, evenly spaced."""
     if len(pairs) <= most:
         return list(pairs)
     return [pairs[n * len(pairs) // most] for n in range(most)]
