@@ -17,6 +17,7 @@ from typing import Any
 
 from regard.data.files import staged
 from regard.lab.bench.page import picture
+from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import Race, race
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,9 +36,10 @@ def measured(file: Path, device: str, peers: str | None, only: tuple[str, ...] =
     command = f"python benchmarks/race.py run {file.name} --device {device}"
     command += f" --only {','.join(only)}" if only else ""
 
-    def keep(found: dict[str, Any]) -> None:
+    def keep(results: RaceResults) -> None:
+        document = {"lab": "bench", "command": command, **results.as_dict()}
         with staged(file) as out:
-            out.write(json.dumps({"lab": "bench", "command": command, **found}, indent=1).encode() + b"\n")
+            out.write(json.dumps(document, indent=1).encode() + b"\n")
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -56,7 +58,7 @@ def drawn() -> None:
         rows = [row for row in before if row["what"] not in again] + found["rows"]
         found["rows"] = sorted((r for r in rows if r["what"] in DRAWN), key=lambda r: DRAWN.index(r["what"]))
         last[found["config"]["device"]] = found
-    picture([last[name] for name in sorted(last, reverse=True)], IMAGE)
+    picture([RaceResults.from_dict(last[name]) for name in sorted(last, reverse=True)], IMAGE)
     print(IMAGE)
 
 

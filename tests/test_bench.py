@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from regard.checking import plugin
 from regard.cli.app import app
 from regard.config import ConfigError
 from regard.cost import timing
+from regard.lab.bench import entrants as bench_entrants
 from regard.lab.bench import peers
 from regard.lab.bench import run as bench
 from regard.lab.bench.memory import free, peak
 from regard.lab.bench.page import bench_page, picture
+from regard.lab.bench.results import RaceResults, RaceRow
 from regard.lab.bench.run import Race, race
 from regard.reporting import write_report
 
@@ -40,9 +43,17 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return {"lab": "bench", "command": "regard bench"} | race(
+    return {"lab": "bench", "command": "regard bench"} | measured(
         Race(**SMALL), ("softmax", "elu", "performer"), peers=NAMES
     )
+
+
+def measured(*args: Any, **options: Any) -> dict[str, Any]:
+    """What a race writes to results.json; reading that gives the same results again."""
+    results = race(*args, **options)
+    document: dict[str, Any] = json.loads(json.dumps(results.as_dict()))
+    assert RaceResults.from_dict(document).as_dict() == document
+    return document
 
 
 def of(found: dict[str, Any], what: str, passing: str) -> list[dict[str, Any]]:
@@ -83,7 +94,7 @@ def test_peers_that_cannot_run_here_are_named_with_the_reason(found: dict[str, A
 
 def test_who_breaks_a_law_does_not_start() -> None:
     leaky = plugin(str(Path(__file__).parents[1] / "examples" / "leaky_performer.py"))
-    found = race(Race(**SMALL | {"passes": ("forward",), "draws": 6}), plugins=[leaky])
+    found = measured(Race(**SMALL | {"passes": ("forward",), "draws": 6}), plugins=[leaky])
     assert not found["rows"]
     assert "'looks-ahead'" in found["absent"][0]["why"]
 
@@ -96,7 +107,7 @@ def test_a_stranger_who_keeps_the_laws_races_without_a_floor(tmp_path: Path) -> 
         "    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)\n"
     )
     asked = Race(**SMALL | {"passes": ("forward", "decode")})
-    found = race(asked, ("elu",), [plugin(str(file))])
+    found = measured(asked, ("elu",), [plugin(str(file))])
     assert [row["N"] for row in of(found, "mine", "forward")] == [16, 32]
     assert all("floor" not in row for row in of(found, "mine", "forward"))
     assert not of(found, "mine", "decode")
@@ -104,7 +115,7 @@ def test_a_stranger_who_keeps_the_laws_races_without_a_floor(tmp_path: Path) -> 
 
 
 def test_a_size_that_would_take_too_long_is_left_out_and_said() -> None:
-    found = race(Race(**SMALL | {"tokens": (16, 8192), "passes": ("forward",), "patience": 0.2}), ("softmax",))
+    found = measured(Race(**SMALL | {"tokens": (16, 8192), "passes": ("forward",), "patience": 0.2}), ("softmax",))
     assert [row["N"] for row in found["rows"]] == [16]
     assert found["absent"][0]["N"] == 8192
     assert "patience = 0.2 s" in found["absent"][0]["why"]
@@ -112,25 +123,25 @@ def test_a_size_that_would_take_too_long_is_left_out_and_said() -> None:
 
 def test_a_size_that_would_take_too_much_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "free", lambda device: 1 << 20)
-    found = race(Race(**SMALL | {"tokens": (16, 4096), "passes": ("forward",)}), ("argmax",))
+    found = measured(Race(**SMALL | {"tokens": (16, 4096), "passes": ("forward",)}), ("argmax",))
     assert [row["N"] for row in found["rows"]] == [16]
     assert "GiB can be spared" in found["absent"][0]["why"]
 
 
 def test_fewer_sequences_at_a_larger_size_are_expected_to_take_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"what": "argmax", "pass": "forward", "N": 16, "B": 256, "peak": 1 << 30, "seconds": [1.0, 1.0, 1.0]}
+    row = RaceRow("argmax", "argmax", False, "forward", 16, 256, (1.0, 1.0, 1.0), repeats=3, peak=1 << 30)
     config = Race(**SMALL | {"tokens": (16, 64), "total": 4096, "patience": 5.0})
     monkeypatch.setattr(bench, "free", lambda device: 8 << 30)
     size, device = config.size(64, "forward"), torch.device("cpu")
     assert size.B == 64
     assert bench._too_much(config, [row], size, None, device) is None  # 16 times a sequence, a quarter of them
-    alone = bench._too_much(config, [row | {"B": 64}], size, None, device)
+    alone = bench._too_much(config, [replace(row, B=64)], size, None, device)
     assert alone is not None and "16.0 GiB" in alone
 
 
 def test_what_would_be_learned_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "free", lambda device: 1 << 40)
-    found = race(Race(**SMALL | {"tokens": (1 << 20,), "passes": ("forward",)}), ("synthesizer-random",))
+    found = measured(Race(**SMALL | {"tokens": (1 << 20,), "passes": ("forward",)}), ("synthesizer-random",))
     assert not found["rows"]
     assert "GiB can be spared" in found["absent"][0]["why"]
 
@@ -140,8 +151,8 @@ def test_one_that_fails_does_not_end_the_race(monkeypatch: pytest.MonkeyPatch) -
         raise torch.OutOfMemoryError("tried to allocate more than there is")
 
     one = peers.Peer("SDPA", "softmax", broken)
-    monkeypatch.setattr(bench, "PEERS", (one,))
-    found = race(Race(**SMALL | {"passes": ("forward",)}), ("softmax",), peers=NAMES)
+    monkeypatch.setattr(bench_entrants, "PEERS", (one,))
+    found = measured(Race(**SMALL | {"passes": ("forward",)}), ("softmax",), peers=NAMES)
     assert [row["what"] for row in found["rows"]] == ["softmax", "softmax"]
     assert found["absent"] == [
         {"what": "SDPA", "pass": "forward", "N": 16, "why": "OutOfMemoryError: tried to allocate more than there is"}
@@ -153,7 +164,7 @@ def test_interrupted_it_keeps_what_was_measured() -> None:
         if text.startswith("training, 16 tokens"):
             raise KeyboardInterrupt
 
-    found = race(Race(**SMALL), ("elu",), say=stop)
+    found = measured(Race(**SMALL), ("elu",), say=stop)
     assert found["interrupted"]
     assert [(row["pass"], row["N"]) for row in found["rows"]] == [("forward", 16), ("forward", 32)]
 
@@ -169,7 +180,7 @@ def test_killed_it_has_kept_every_size_before() -> None:
             Race(**SMALL),
             ("elu",),
             say=kill,
-            keep=lambda found: kept.append([(row["pass"], row["N"]) for row in found["rows"]]),
+            keep=lambda results: kept.append([(row.passing, row.N) for row in results.rows]),
         )
     assert kept == [[("forward", 16)], [("forward", 16), ("forward", 32)]]
 
@@ -252,5 +263,5 @@ def test_the_page_shows_times_floors_and_what_is_missing(found: dict[str, Any], 
     page = bench_page(found).write(tmp_path / "page.html").read_text()
     for said in ("Forward and backward", "One more token", "Left out", "fla", "times the floor", "The roofline"):
         assert said in page
-    picture([found, found], tmp_path / "two.svg")
+    picture([RaceResults.from_dict(found)] * 2, tmp_path / "two.svg")
     assert "softmax" in (tmp_path / "two.svg").read_text()

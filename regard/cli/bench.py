@@ -22,6 +22,7 @@ from regard.errors import OptionError
 from regard.lab.base import RESULTS
 from regard.lab.bench import page as shown
 from regard.lab.bench.peers import PEERS
+from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import PASSES, Race, race
 from regard.report.canvas import require_matplotlib
 
@@ -68,16 +69,16 @@ def bench(
     head = {"lab": "bench", "command": f"regard {shlex.join(sys.argv[1:])}"}
     with _progress() as say:
         strangers = [plugged(file) for file in plugin or ()]
-        kept = partial(_kept, folder, head)
-        found = head | race(config, mechanisms or (), strangers, NAMES if peers else (), say, kept)
-    _written(found, folder)
+        keep = partial(_keep, folder, head)
+        results = race(config, mechanisms or (), strangers, NAMES if peers else (), say, keep)
+    _write(results, folder, head)
     if json:
-        print_json(found)
+        print_json(head | results.as_dict())
     else:
-        _print(found, folder)
-    if found["interrupted"]:
+        _print(results, folder)
+    if results.interrupted:
         raise typer.Exit(130)
-    raise typer.Exit(0 if found["rows"] else 1)
+    raise typer.Exit(0 if results.rows else 1)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -95,17 +96,19 @@ def _folder(out: Path | None) -> Path:
     return folder
 
 
-def _kept(folder: Path, head: dict[str, Any], found: dict[str, Any]) -> None:
+def _keep(folder: Path, head: dict[str, Any], results: RaceResults) -> None:
+    """Writes results.json."""
     with staged(folder / RESULTS) as file:
-        file.write(json_format.dumps(head | found, indent=1, ensure_ascii=False).encode() + b"\n")
+        file.write(json_format.dumps(head | results.as_dict(), indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def _written(found: dict[str, Any], folder: Path) -> None:
-    _kept(folder, {}, found)
-    if found["rows"]:
-        shown.bench_page(found).write(folder / "bench.html")
+def _write(results: RaceResults, folder: Path, head: dict[str, Any]) -> None:
+    """Writes results.json, the page and the pictures."""
+    _keep(folder, head, results)
+    if results.rows:
+        shown.bench_page(head | results.as_dict()).write(folder / "bench.html")
         for ending in ("png", "svg"):
-            shown.picture([found], folder / f"bench.{ending}")
+            shown.picture([results], folder / f"bench.{ending}")
 
 
 @contextmanager
@@ -114,14 +117,15 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _print(found: dict[str, Any], folder: Path) -> None:
+def _print(results: RaceResults, folder: Path) -> None:
+    """Prints the tables of a race and where its files are."""
     out = console()
-    device = found["device"]
-    peak = f"{device['flops'] / 1e9:,.0f} GFLOP/s, " if device["flops"] else ""
-    source = "measured here" if device["measured"] else "as stated by the maker"
-    out.print(f"{device['name']}: {peak}{device['bandwidth'] / 1e9:,.0f} GB/s ({source})")
-    for passing, (title, _) in shown.PASSES.items():
-        rows = shown.cells(found, passing)
+    device = results.device
+    peak = f"{device.flops / 1e9:,.0f} GFLOP/s, " if device.flops else ""
+    source = "measured here" if device.measured else "as stated by the maker"
+    out.print(f"{device.name}: {peak}{device.bandwidth / 1e9:,.0f} GB/s ({source})")
+    for passing, title in shown.PASSES.items():
+        rows = [[str(cell) for cell in row] for row in shown.pass_table(results, passing)]
         if not rows:
             continue
         made = table(*shown.COLUMNS, title=f"\n{title}")
@@ -134,12 +138,12 @@ def _print(found: dict[str, Any], folder: Path) -> None:
             made.add_row("" if row[0] == last and made.row_count else row[0], *row[1:])
             last = row[0]
         out.print(made)
-    if found["absent"]:
+    if results.absent:
         out.print("\nLeft out:", style="bold")
-        for one in found["absent"]:
-            where = f", {one['pass']} from {one['N']:,} tokens on" if "N" in one else ""
-            out.print(f"  {one['what']}{where}: {one['why']}", soft_wrap=True)
-    if found["interrupted"]:
+        for absence in results.absent:
+            where = f", {absence.passing} from {absence.N:,} tokens on" if absence.N is not None else ""
+            out.print(f"  {absence.what}{where}: {absence.why}", soft_wrap=True)
+    if results.interrupted:
         out.print("\nInterrupted: this is what was measured until then.", style="bold")
-    if found["rows"]:
+    if results.rows:
         out.print(f"\n{folder / 'bench.html'} (and bench.png, bench.svg, {RESULTS})", soft_wrap=True)

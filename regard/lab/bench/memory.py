@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def peak(run: Callable[[], object], device: torch.device) -> int:
-    """Bytes at the peak of a run, above what was held before.
+    """Returns the bytes at the peak of a run, above what was allocated before.
 
     On a GPU the allocator knows. On a CPU every tensor that an operation gives is counted while it lives; what an
     operation allocates inside and frees again is not seen.
@@ -25,50 +25,54 @@ def peak(run: Callable[[], object], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
-    counted = _Counted()
-    with counted:
+    counter = _AllocationCounter()
+    with counter:
         run()
-    return counted.most
+    return counter.peak
 
 
 def free(device: torch.device) -> int:
-    """Bytes that can still be had."""
+    """Returns the bytes that can still be allocated; 4 GiB where the system does not say."""
     if device.type == "cuda":
         return (
             torch.cuda.mem_get_info(device)[0]
             + torch.cuda.memory_reserved(device)
             - torch.cuda.memory_allocated(device)
         )
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines()) if _LINUX else {}
-    return int(lines["MemAvailable"].split()[0]) << 10 if "MemAvailable" in lines else 4 << 30
+    if _MEMINFO.exists():
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        if "MemAvailable" in lines:
+            return int(lines["MemAvailable"].split()[0]) << 10
+    return 4 << 30
 
 
-_LINUX = Path("/proc/meminfo").exists()
+_MEMINFO = Path("/proc/meminfo")  # Linux only
 
 
-class _Counted(TorchDispatchMode):
-    """Adds up the storages of tensors that operations give, until they are freed."""
+class _AllocationCounter(TorchDispatchMode):
+    """Adds up the storages of tensors that operations return, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.held = self.most = 0
+        self.allocated = 0
+        self.peak = 0
         self.seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in tree_leaves((args, kwargs)):
             if isinstance(x, torch.Tensor):
-                self._known(x.untyped_storage())  # what was there before costs nothing
+                self._is_new(x.untyped_storage())  # what was there before costs nothing
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor) and self._known(storage := x.untyped_storage()):
+            if isinstance(x, torch.Tensor) and self._is_new(storage := x.untyped_storage()):
                 size = storage.nbytes()
-                self.held += size
-                self.most = max(self.most, self.held)
-                weakref.finalize(storage, self._freed, size)
+                self.allocated += size
+                self.peak = max(self.peak, self.allocated)
+                weakref.finalize(storage, self._subtract, size)
         return out
 
-    def _known(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it is seen for the first time."""
+    def _is_new(self, storage: torch.UntypedStorage) -> bool:
+        """Returns whether a storage is seen for the first time, and remembers it until it is freed."""
         key = storage._cdata
         if key in self.seen:
             return False
@@ -76,5 +80,6 @@ class _Counted(TorchDispatchMode):
         weakref.finalize(storage, self.seen.discard, key)
         return True
 
-    def _freed(self, size: int) -> None:
-        self.held -= size
+    def _subtract(self, size: int) -> None:
+        """Takes off a storage that was freed."""
+        self.allocated -= size

@@ -30,8 +30,11 @@ class PeerError(RegardError, RuntimeError):
 
 
 class Peer(NamedTuple):
-    """`like` is the mechanism that it computes; `make` gives it for a size and a number of features, or raises why
-    not."""
+    """Someone else's implementation of the mechanism `like`.
+
+    `make` returns it for a size and a number of features, or raises why not. Of a `compiled` one the tensors cannot be
+    counted.
+    """
 
     name: str
     like: str
@@ -40,11 +43,13 @@ class Peer(NamedTuple):
 
 
 def _sdpa(size: Size, features: int) -> Attend:
+    """Returns PyTorch's scaled_dot_product_attention."""
     grouped = size.G != size.H
     return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=size.causal, enable_gqa=grouped)
 
 
 def _flex(size: Size, features: int) -> Attend:
+    """Returns PyTorch's FlexAttention, compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def before(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -58,13 +63,15 @@ def _flex(size: Size, features: int) -> Attend:
 
 
 def _fla(size: Size, features: int) -> Attend:
+    """Returns linear attention of flash-linear-attention with the features elu + 1."""
     chunk = _fla_chunk(size)
     return lambda q, k, v: chunk(functional.elu(q) + 1, functional.elu(k) + 1, v)
 
 
 def _fla_performer(size: Size, features: int) -> Attend:
-    """FAVOR+ as it is put together from fla: features in PyTorch, its maximum over the whole sequence."""
-    chunk, w = _fla_chunk(size), torch.randn(features, size.K, device=size.device, dtype=size.dtype)
+    """Returns FAVOR+ put together from fla: features in PyTorch, their maximum taken over the whole sequence."""
+    chunk = _fla_chunk(size)
+    w = torch.randn(features, size.K, device=size.device, dtype=size.dtype)
 
     def positive(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         x = x * size.K**-0.25
@@ -75,13 +82,14 @@ def _fla_performer(size: Size, features: int) -> Attend:
 
 
 def _fla_chunk(size: Size) -> Attend:
+    """Returns fla's chunked kernel of linear attention, for our order of axes."""
     if not size.causal:
         raise PeerError("it is causal only")
     if torch.device(size.device).type != "cuda":
         raise PeerError("its kernels need a GPU")
     if size.G != size.H:
         raise PeerError("it takes as many key/value heads as queries")
-    call = _imported("fla.ops.linear_attn").chunk_linear_attn
+    call = _import_peer("fla.ops.linear_attn").chunk_linear_attn
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = call(*(x.transpose(1, 2) for x in (q, k, v)), scale=1.0, normalize=True)[0]
@@ -91,20 +99,21 @@ def _fla_chunk(size: Size) -> Attend:
 
 
 def _performer_pytorch(size: Size, features: int) -> Attend:
+    """Returns FAVOR+ of performer-pytorch."""
     if size.G != size.H:
         raise PeerError("it takes as many key/value heads as queries")
-    _distutils()
-    cls = _imported("performer_pytorch.performer_pytorch").FastAttention
+    _provide_distutils()
+    cls = _import_peer("performer_pytorch.performer_pytorch").FastAttention
     with redirect_stdout(StringIO()):  # it prints that some kernels of another package are not there
-        made: Attend = cls(size.K, nb_features=features, causal=size.causal).to(size.device)
-    return made
+        attend: Attend = cls(size.K, nb_features=features, causal=size.causal).to(size.device)
+    return attend
 
 
 def _retention(size: Size, features: int) -> Attend:
-    """Power attention of degree two: (q·k)², where ours is (q·k + 1)²."""
+    """Returns power attention of degree two: (q·k)², where ours is (q·k + 1)²."""
     if not size.causal:
         raise PeerError("it is causal only")
-    call = _imported("retention").power_retention
+    call = _import_peer("retention").power_retention
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = call(*(x.transpose(1, 2) for x in (q, k, v)), deg=2, chunk_size=min(1024, size.T))
@@ -123,7 +132,8 @@ PEERS = (
 )
 
 
-def _imported(name: str) -> Any:
+def _import_peer(name: str) -> Any:
+    """Returns a peer's module, or raises a PeerError where it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of theirs, at import
         try:
@@ -132,8 +142,11 @@ def _imported(name: str) -> Any:
             raise PeerError(f"not installed ({error})") from error
 
 
-def _distutils() -> None:
-    """performer-pytorch asks `distutils`, gone since Python 3.12, whether PyTorch is at least 1.8: it is."""
+def _provide_distutils() -> None:
+    """Puts a stand-in for `distutils.version` in place, which Python 3.12 has no longer.
+
+    performer-pytorch asks it whether PyTorch is at least 1.8.
+    """
     if sys.version_info < (3, 12) or "distutils.version" in sys.modules:
         return
     version = types.ModuleType("distutils.version")

@@ -11,188 +11,34 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from regard import cost
 from regard.checking import check
-from regard.config import ConfigError, Section
-from regard.cost.crossing import attending, runner
 from regard.cost.timing import Run, in_turn
-from regard.devices import resolve_device, resolve_dtype
-from regard.errors import RegardError, did_you_mean
-from regard.lab.base import Results, Say, quartiles, versions
+from regard.devices import resolve_dtype
+from regard.errors import RegardError
+from regard.lab.base import Say, quartiles, versions
+from regard.lab.bench.config import PASSES, Race
+from regard.lab.bench.entrants import SPARE, Entrant, entrants, format_gib
 from regard.lab.bench.memory import free, peak
-from regard.lab.bench.peers import PEERS
+from regard.lab.bench.results import Absence, RaceDevice, RaceResults, RaceRow, RowWork
 from regard.laws import Subject
-from regard.laws.subjects import FunctionSubject, MechanismSubject
-from regard.mechanisms import Cost, Mechanism, fitted, lookup, mechanisms, on_meta
-from regard.registry import accepted_options
+from regard.mechanisms import Cost
 from regard.shapes import Size
 
-Pass = Literal["forward", "training", "decode"]
-PASSES: tuple[Pass, ...] = ("forward", "training", "decode")
-SPARE = 0.8  # of the free memory that a run may be expected to take
+__all__ = ["PASSES", "Race", "race"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Race(Section):
-    """Sizes and patience. `batch` sequences, or as many as make `total` tokens; `seconds` are spent on each point of
-    each, and no run is begun that should take longer than `patience`; `draws` of cases are put to each
-    law, none where the laws are not asked."""
+class ReadyRun(NamedTuple):
+    """A run that has been made and tried at one size: its memory in bytes, and the cost that was declared."""
 
-    place: ClassVar[str] = "bench"
-
-    tokens: tuple[int, ...] = (256, 1024, 4096, 16384)
-    passes: tuple[str, ...] = PASSES
-    batch: int = 1
-    total: int = 0
-    heads: int = 8
-    groups: int = 8
-    width: int = 64
-    features: int = 256
-    causal: bool = True
-    dtype: str = "float32"
-    device: str = "cpu"
-    seconds: float = 0.3
-    patience: float = 2.0
-    draws: int = 4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.tokens or list(self.tokens) != sorted(set(self.tokens)) or self.tokens[0] < 1:
-            raise ConfigError(f"bench.tokens = {list(self.tokens)}: expected positive numbers in rising order")
-        for name in self.passes:
-            if name not in PASSES:
-                raise ConfigError(f"bench.passes: no '{name}'.{did_you_mean(name, PASSES)}")
-        if self.draws < 0:
-            raise ConfigError(f"bench.draws = {self.draws}: expected 0 or more")
-        for field in ("batch", "features", "seconds", "patience"):
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"bench.{field} = {getattr(self, field)}: expected more than zero")
-        if self.heads % self.groups:
-            raise ConfigError(f"bench.groups = {self.groups}: expected a divisor of {self.heads} heads")
-        resolve_dtype(self.dtype)
-        resolve_device(self.device)
-
-    def size(self, N: int, passing: str) -> Size:
-        """The sizes of one point; in decoding N tokens were written and one more comes."""
-        B, K = max(self.batch, self.total // N), self.width
-        T, S = (1, N + 1) if passing == "decode" else (N, N)
-        dtype = getattr(torch, resolve_dtype(self.dtype))
-        return Size(B, T, S, self.heads, self.groups, K, K, self.causal, dtype, torch.device(self.device))
-
-
-class Entrant(NamedTuple):
-    """Who takes part: `make` gives a run for a size and a pass, or raises why there is none."""
-
-    name: str
-    like: str | None  # the mechanism whose work it does; None: nobody knows
-    peer: bool
-    make: Callable[[Size, str], Run]
-    cost: Callable[[Size, str], Cost | None]
-    passes: Sequence[str] = PASSES
-    counted: bool = True  # whether the memory of its tensors can be counted on a CPU
-
-
-def entrants(
-    names: Sequence[str], config: Race, plugins: Sequence[Subject] = (), peers: Sequence[str] = ()
-) -> list[Entrant]:
-    """Ours by name, all where none is named; then strangers', then peers that do what one of ours does."""
-    own = [lookup(name).name for name in names] or ([] if plugins else list(mechanisms()))
-    found = [_ours(name, config) for name in own if name != "linear"]  # whose features would have to be given
-    found += [_stranger(one, config) for one in plugins]
-    likes = {one.like for one in found}
-    return found + [_peer(n, config) for n, one in enumerate(PEERS) if one.name in peers and one.like in likes]
-
-
-def _options(name: str, config: Race) -> dict[str, Any]:
-    return accepted_options(lookup(name), {"features": config.features})
-
-
-def _ours(name: str, config: Race) -> Entrant:
-    def built(size: Size) -> Mechanism:
-        options, there = _options(name, config), SPARE * free(torch.device(size.device))
-        learned = sum(x.numel() * x.element_size() for x in on_meta(name, size, **options).parameters())
-        if learned > there:
-            raise RegardError(f"what it learns is {_gib(learned)}; {_gib(there)} can be spared")
-        with torch.random.fork_rng(), torch.device(size.device):
-            torch.manual_seed(config.seed)
-            return fitted(name, size, **options)
-
-    def make(size: Size, passing: str) -> Run:
-        face: Any = "recurrent" if passing == "decode" else "parallel"
-        run = runner(built(size), size, face, training=passing == "training")
-        return _Graph(run) if passing == "decode" and torch.device(size.device).type == "cuda" else run
-
-    return Entrant(name, name, False, make, partial(_cost, name, config))
-
-
-def _stranger(thing: Subject, config: Race) -> Entrant:
-    if isinstance(thing, MechanismSubject):
-        return _ours(thing.label, config)._replace(peer=True)
-    if not isinstance(thing, FunctionSubject):
-        raise RegardError(f"{thing.label} takes tokens x [B,T,D]; a race is of functions f(q, k, v, causal=True)")
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        named = {thing.causal_name: config.causal} if thing.causal_name else {}
-        out: Tensor = thing.f(q, k, v, **named)
-        return out
-
-    def make(size: Size, passing: str) -> Run:
-        return attending(attend, size, passing == "training")
-
-    return Entrant(thing.label, None, True, make, lambda size, passing: None, PASSES[:2])
-
-
-def _peer(n: int, config: Race) -> Entrant:
-    peer = PEERS[n]
-
-    def make(size: Size, passing: str) -> Run:
-        return attending(peer.make(size, config.features), size, passing == "training")
-
-    made = partial(_cost, peer.like, config)
-    return Entrant(peer.name, peer.like, True, make, made, PASSES[:2], counted=not peer.compiled)
-
-
-def _cost(name: str, config: Race, size: Size, passing: str) -> Cost:
-    face: Any = "recurrent" if passing == "decode" else "parallel"
-    return cost.of(name, size, face, training=passing == "training", **_options(name, config))
-
-
-class _Graph:
-    """The same work as a CUDA graph, as generating uses it: without the time of Python. It keeps the run, whose tensors
-    the graph reads."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.graph = run, torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self.graph):
-            run()
-
-    def __call__(self) -> None:
-        self.graph.replay()
-
-
-def lawful(one: Entrant, subjects: Mapping[str, Subject], config: Race) -> str | None:
-    """The laws that one of ours or a stranger breaks, or None."""
-    found = check(
-        subjects.get(one.name, one.name), dtype=resolve_dtype(config.dtype), device=config.device, draws=config.draws,
-        seed=config.seed,
-    )  # fmt: skip
-    if found.ok:
-        return None
-    return "breaks " + ", ".join(dict.fromkeys(f"'{v.law}'" for v in found.broken))
+    entrant: Entrant
+    run: Run
+    peak: int | None
+    work: Cost | None
 
 
 def race(
@@ -201,145 +47,209 @@ def race(
     plugins: Sequence[Subject] = (),
     peers: Sequence[str] = (),
     say: Say = lambda text: None,
-    keep: Callable[[Results], object] = lambda found: None,
-) -> Results:
-    """Everything measured, as JSON has it. Interrupted, what was measured until then, and `interrupted` is true; `keep`
-    gets the same after each size, for a race that is killed."""
+    keep: Callable[[RaceResults], object] = lambda results: None,
+) -> RaceResults:
+    """Races mechanisms by name, plugins and peers, and returns all that was measured.
+
+    Interrupted, it returns what was measured until then, and `interrupted` is True. `keep` gets the same after each
+    size, for a race that is killed.
+    """
     began = time.monotonic()
-    rows: list[dict[str, Any]] = []
-    absent: list[dict[str, Any]] = []
-    strangers = {one.label: one for one in plugins}
+    rows: list[RaceRow] = []
+    absent: list[Absence] = []
     machine = cost.device(config.device)
 
-    def found(interrupted: bool) -> Results:
-        return {
-            "config": config.as_dict(),
-            "device": _described(machine, config),
-            "threads": torch.get_num_threads(),
-            "seconds": round(time.monotonic() - began, 1),
-            "versions": versions(),
-            "date": time.strftime("%Y-%m-%d"),
-            "interrupted": interrupted,
-            "rows": rows,
-            "absent": absent,
-        }
+    def results(interrupted: bool) -> RaceResults:
+        return RaceResults(
+            config=config.as_dict(),
+            device=_describe_device(machine, config),
+            threads=torch.get_num_threads(),
+            seconds=round(time.monotonic() - began, 1),
+            versions=versions(),
+            date=time.strftime("%Y-%m-%d"),
+            interrupted=interrupted,
+            rows=list(rows),
+            absent=list(absent),
+        )
 
     try:
-        racing = []
-        for one in entrants(names, config, plugins, peers):
-            say(f"laws of {one.name}")
-            ours = not one.peer or one.name in strangers
-            broken = lawful(one, strangers, config) if ours and config.draws else None
-            if broken:
-                absent.append({"what": one.name, "why": f"{broken}: `regard check` shows how"})
-            else:
-                racing.append(one)
+        racing = _keep_lawful(entrants(names, config, plugins, peers), plugins, config, absent, say)
         for passing in config.passes:
-            still = [one for one in racing if passing in one.passes]
+            still = [entrant for entrant in racing if passing in entrant.passes]
             for N in config.tokens:
-                _heat(config, passing, N, still, machine, rows, absent, say)
-                keep(found(True))
+                _race_size(config, passing, N, still, machine, rows, absent, say)
+                keep(results(True))
     except KeyboardInterrupt:
-        return found(True)
-    return found(False)
+        return results(True)
+    return results(False)
 
 
-def _described(machine: cost.Device, config: Race) -> dict[str, Any]:
-    dtype = getattr(torch, resolve_dtype(config.dtype))
-    return {
-        "name": machine.name,
-        "flops": machine.flops.get(dtype),
-        "bandwidth": machine.bandwidth,
-        "measured": machine.measured,
-    }
+def _describe_device(machine: cost.Device, config: Race) -> RaceDevice:
+    """Returns the device with its peak at the dtype of the race."""
+    return RaceDevice(machine.name, machine.flops.get(config.torch_dtype), machine.bandwidth, machine.measured)
 
 
-def _heat(
+def _keep_lawful(
+    racing: Sequence[Entrant], plugins: Sequence[Subject], config: Race, absent: list[Absence], say: Say
+) -> list[Entrant]:
+    """Returns those who keep the laws; who breaks one is written to `absent`. Peers are not asked."""
+    strangers = {subject.label: subject for subject in plugins}
+    lawful = []
+    for entrant in racing:
+        say(f"laws of {entrant.name}")
+        asked = config.draws and (not entrant.peer or entrant.name in strangers)
+        broken = _broken_laws(entrant, strangers, config) if asked else ()
+        if broken:
+            names = ", ".join(f"'{law}'" for law in broken)
+            absent.append(Absence(entrant.name, f"breaks {names}: `regard check` shows how"))
+        else:
+            lawful.append(entrant)
+    return lawful
+
+
+def _broken_laws(entrant: Entrant, subjects: Mapping[str, Subject], config: Race) -> Sequence[str]:
+    """Returns the laws that one of ours or a plugin breaks, each once."""
+    verdict = check(
+        subjects.get(entrant.name, entrant.name),
+        dtype=resolve_dtype(config.dtype),
+        device=config.device,
+        draws=config.draws,
+        seed=config.seed,
+    )
+    if verdict.ok:
+        return ()
+    return list(dict.fromkeys(violation.law for violation in verdict.broken))
+
+
+def _race_size(
     config: Race,
     passing: str,
     N: int,
     still: list[Entrant],
     machine: cost.Device,
-    rows: list[dict[str, Any]],
-    absent: list[dict[str, Any]],
+    rows: list[RaceRow],
+    absent: list[Absence],
     say: Say,
 ) -> None:
-    """One size: who can, runs in turn; who cannot leaves `still`, with the reason."""
-    size, device = config.size(N, passing), torch.device(config.device)
-    ready: list[tuple[Entrant, Run, int | None, Cost | None]] = []
-    for one in list(still):
-        say(f"{passing}, {N:,} tokens: {one.name}")
-        work = one.cost(size, passing)
-        before = [r for r in rows if r["what"] == one.name and r["pass"] == passing]
+    """Races one size: who can, runs in turn and gets a row; who cannot leaves `still`, with the reason in `absent`."""
+    size = config.size(N, passing)
+    device = torch.device(config.device)
+    ready: list[ReadyRun] = []
+    for entrant in list(still):
+        say(f"{passing}, {N:,} tokens: {entrant.name}")
+        before = [row for row in rows if row.what == entrant.name and row.passing == passing]
         gc.collect()  # what the one before left behind is free, too
-        why = _too_much(config, before, size, work, device)
-        if why is None:
-            try:
-                run = one.make(size, passing)
-                run()
-                most = peak(run, device) if one.counted or device.type == "cuda" else None
-                ready.append((one, run, most, work))
-                continue
-            except Exception as error:  # whatever a stranger's code raises: one that cannot run should not end the race
-                why = _said(error)
-        still.remove(one)
-        absent.append({"what": one.name, "pass": passing, "N": N, "why": why})
+        prepared = _prepare(config, entrant, before, size, passing, device)
+        if isinstance(prepared, ReadyRun):
+            ready.append(prepared)
+            continue
+        still.remove(entrant)
+        absent.append(Absence(entrant.name, prepared, passing, N))
         if device.type == "cuda":
             torch.cuda.empty_cache()
     if not ready:
         return
     say(f"{passing}, {N:,} tokens: all in turn")
-    times = in_turn([run for _, run, _, _ in ready], device, config.seconds * len(ready), rounds=3)
-    for (one, _, most, work), seconds in zip(ready, times, strict=True):
-        row: dict[str, Any] = {
-            "what": one.name,
-            "like": one.like,
-            "peer": one.peer,
-            "pass": passing,
-            "N": N,
-            "B": size.B,
-        }
-        row |= {"seconds": quartiles(seconds), "repeats": len(seconds), "peak": most}
-        if work is not None:
-            row |= {"flops": work.useful, "bytes": work.bytes, "state": work.state}
-            row["floor"] = cost.floor(work, machine, size.dtype) if size.dtype in machine.flops else None
-        rows.append(row)
+    times = in_turn([one.run for one in ready], device, config.seconds * len(ready), rounds=3)
+    for one, seconds in zip(ready, times, strict=True):
+        first, median, third = quartiles(seconds)
+        rows.append(
+            RaceRow(
+                what=one.entrant.name,
+                like=one.entrant.like,
+                peer=one.entrant.peer,
+                passing=passing,
+                N=N,
+                B=size.B,
+                seconds=(first, median, third),
+                repeats=len(seconds),
+                peak=one.peak,
+                work=_row_work(one.work, machine, size),
+            )
+        )
+
+
+def _prepare(
+    config: Race, entrant: Entrant, before: Sequence[RaceRow], size: Size, passing: str, device: torch.device
+) -> ReadyRun | str:
+    """Returns the run of an entrant after trying it once, or why there is none."""
+    work = entrant.cost(size, passing)
+    reason = _too_much(config, before, size, work, device)
+    if reason is not None:
+        return reason
+    try:
+        run = entrant.make(size, passing)
+        run()
+        most = None
+        if entrant.counted or device.type == "cuda":
+            most = peak(run, device)
+        return ReadyRun(entrant, run, most, work)
+    except Exception as error:  # whatever a stranger's code raises: one that cannot run should not end the race
+        return _first_line(error)
+
+
+def _row_work(work: Cost | None, machine: cost.Device, size: Size) -> RowWork | None:
+    """Returns what the declared cost says of a row, with the least time that this machine needs for it."""
+    if work is None:
+        return None
+    floor = None
+    if size.dtype in machine.flops:
+        floor = cost.floor(work, machine, size.dtype)
+    return RowWork(work.useful, work.bytes, work.state, floor)
 
 
 def _too_much(
-    config: Race, before: Sequence[Mapping[str, Any]], size: Size, work: Cost | None, device: torch.device
+    config: Race, before: Sequence[RaceRow], size: Size, work: Cost | None, device: torch.device
 ) -> str | None:
-    """Why a size is not begun: what it should take, by the growth of one sequence between the last two sizes. Where
-    there was only one, time grows like the declared FLOPs, or N² where none are declared, and memory like N², or N
-    where there was less of it than a matrix of weights takes."""
-    there = SPARE * free(device)
+    """Returns why a size is not begun, None where it is: what it should take, by what the sizes before it took.
+
+    Time and memory grow as those of one sequence did between the last two sizes. Where there was only one, time grows
+    like the declared FLOPs, or N² where none are declared, and memory like N², or N where there was less of it than a
+    matrix of weights takes.
+    """
+    spare = SPARE * free(device)
     if not before:
-        moved = 0 if work is None else work.bytes
-        return None if moved < there else f"its inputs and outputs are {_gib(moved)}; {_gib(there)} can be spared"
-    last, past = before[-1], before[-2] if len(before) > 1 else None
-    N, more = last["N"], size.S / last["N"]
-
-    def grown(of: Callable[[Mapping[str, Any]], float], guess: float) -> float:
-        now, earlier = (of(row) / row["B"] if row else 0.0 for row in (last, past))
-        if earlier and past is not None:
-            guess = more ** min(max(math.log(now / earlier) / math.log(N / past["N"]), 1.0), 2.0)
-        return size.B * now * guess
-
-    dense = (last["peak"] or 0) >= last["B"] * size.H * N * N * size.e
-    slower = more**2 if work is None else max(work.useful / size.B / (last["flops"] / last["B"]), more)
-    seconds = grown(lambda row: row["seconds"][1], slower)
-    memory = grown(lambda row: row["peak"] or 0, more**2 if dense else more)
-    if memory > there:
-        return f"it should take {_gib(memory)}; {_gib(there)} can be spared"
+        moved = 0.0
+        if work is not None:
+            moved = work.bytes
+        if moved < spare:
+            return None
+        return f"its inputs and outputs are {format_gib(moved)}; {format_gib(spare)} can be spared"
+    last = before[-1]
+    ratio = size.S / last.N
+    time_growth = ratio**2
+    if work is not None and last.work is not None:
+        time_growth = max(work.useful / size.B / (last.work.flops / last.B), ratio)
+    memory_growth = ratio
+    dense = (last.peak or 0) >= last.B * size.H * last.N * last.N * size.e
+    if dense:
+        memory_growth = ratio**2
+    memory = _extrapolate(before, size, lambda row: row.peak or 0, memory_growth)
+    if memory > spare:
+        return f"it should take {format_gib(memory)}; {format_gib(spare)} can be spared"
+    seconds = _extrapolate(before, size, lambda row: row.median, time_growth)
     if seconds > config.patience:
         return f"a run should take {seconds:.1f} s, longer than patience = {config.patience:g} s"
     return None
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def _extrapolate(before: Sequence[RaceRow], size: Size, measured: Callable[[RaceRow], float], growth: float) -> float:
+    """Returns what a size should take, by the rows before it; `growth` is used where there is only one of them."""
+    last = before[-1]
+    now = measured(last) / last.B
+    if len(before) > 1:
+        past = before[-2]
+        earlier = measured(past) / past.B
+        if earlier:
+            # One sequence grows by a power of the length: at least linearly, at most like its square.
+            power = math.log(now / earlier) / math.log(last.N / past.N)
+            growth = (size.S / last.N) ** min(max(power, 1.0), 2.0)
+    return size.B * now * growth
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
+    """Returns the first line of an error that says something, cut where it is long."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return first[:160] if isinstance(error, RegardError) else f"{type(error).__name__}: {first[:140]}"
+    if isinstance(error, RegardError):
+        return first[:160]
+    return f"{type(error).__name__}: {first[:140]}"
