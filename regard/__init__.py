@@ -52,7 +52,7 @@ __all__ = [
     "subject",
 ]
 
-# Packages that are imported when they are first asked for: they need time, or libraries that not everyone has.
+# Packages that are imported when they are first named: they need time, or libraries that not everyone has.
 _ON_DEMAND = ("convert", "data", "lab", "report", "sweep", "train")
 
 

@@ -45,7 +45,7 @@ class Section:
         for f in fields(self):
             value = getattr(self, f.name)
             if not _fits(value, hints[f.name]):
-                raise ConfigError(f"{self.place}.{f.name} = {value!r}: expected {_shown(hints[f.name])}")
+                raise ConfigError(f"{self.place}.{f.name} = {value!r}: expected {_describe_type(hints[f.name])}")
             most = MOST.get(f.name)
             if most is not None and value is not None and not 1 <= value <= most:
                 raise ConfigError(f"{self.place}.{f.name} = {value}: expected 1 to {most}")
@@ -53,23 +53,32 @@ class Section:
                 raise ConfigError(f"{self.place}.{f.name} = {value}: expected at least 0 and less than 1")
 
     def but(self: S, **changes: Any) -> S:
-        """The same with some fields changed; a section inside takes a dict of its own changes, or its `name`."""
+        """Returns this section with some fields changed.
+
+        A section inside takes a dict of its own changes, or a string, which is then its `name`.
+        """
         known = {f.name: getattr(self, f.name) for f in fields(self)}
-        made: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
                 raise ConfigError(f"no key '{name}' in {self.place}.{did_you_mean(name, known)}")
-            if isinstance(known[name], Section) and isinstance(value, Mapping | str):
-                value = known[name].but(**(value if isinstance(value, Mapping) else {"name": value}))
-            made[name] = tuple(value) if isinstance(value, list) else value
-        return replace(self, **made)
+            current = known[name]
+            if isinstance(current, Section) and isinstance(value, str):
+                value = {"name": value}
+            if isinstance(current, Section) and isinstance(value, Mapping):
+                value = current.but(**value)
+            if isinstance(value, list):  # JSON and TOML have no tuples
+                value = tuple(value)
+            changed[name] = value
+        return replace(self, **changed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers, as JSON and TOML have them."""
+        """Returns plain dicts, lists, strings and numbers, as JSON and TOML have them."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Returns whether a value is of the type that a field is annotated with."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, h) for h in get_args(hint))
@@ -77,6 +86,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(x, get_args(hint)[0]) for x in value)
     if origin is dict:
         return isinstance(value, Mapping) and all(isinstance(n, str) for n in value)
+    # To Python, True is an int and an int is no float: here it is the other way round.
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool)
     if hint is int:
@@ -84,12 +94,13 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _shown(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
+    """Returns an annotated type in the words of an error message."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "nothing"}
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_shown(h) for h in get_args(hint))
+        return " or ".join(_describe_type(h) for h in get_args(hint))
     if get_origin(hint) is tuple:
-        return "a list, each " + _shown(get_args(hint)[0])
+        return "a list, each " + _describe_type(get_args(hint)[0])
     return names.get(hint, "a section of keys and values")
 
 
@@ -97,5 +108,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Section):
         return value.as_dict()
     if isinstance(value, Mapping):
-        return {n: _plain(x) for n, x in value.items()}
-    return [_plain(x) for x in value] if isinstance(value, tuple | list) else value
+        return {name: _plain(x) for name, x in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(x) for x in value]
+    return value

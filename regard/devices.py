@@ -39,6 +39,9 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
     "auto" is bfloat16 on a GPU that has it, and float32 elsewhere.
     """
     if name == "auto":
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        name = "bfloat16" if has_bfloat16 else "float32"
-    return None if name == "float32" else DTYPES[name]
+        name = "float32"
+        if device.type == "cuda" and torch.cuda.is_bf16_supported():
+            name = "bfloat16"
+    if name == "float32":
+        return None
+    return DTYPES[name]

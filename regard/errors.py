@@ -55,8 +55,10 @@ class PluginError(RegardError, ValueError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' where something close is known, and the list of what is known."""
+    """Returns the end of an error message: " Did you mean …?" where something close is known, and what is known."""
     known = sorted(known)
+    hint = ""
     close = get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    if close:
+        hint = f" Did you mean '{close[0]}'?"
     return f"{hint} Known: {', '.join(known)}."

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.mechanisms import Mechanism, fitted, lookup
+from regard.mechanisms import Mechanism, fitted
 from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, check_sizes
 
@@ -28,7 +28,7 @@ def attend(
     softcap: float | None = None,
     **options: Any,
 ) -> Outputs:
-    """Attention of q [B,H,T,K] over k [B,G,S,K] and v [B,G,S,V] → [B,H,T,V].
+    """Returns the attention of q [B,H,T,K] over k [B,G,S,K] and v [B,G,S,V], of shape [B,H,T,V].
 
     `mechanism` is a name (its `options` follow, e.g. features=256) or one already built. `visible` [B,S] says which
     keys may be seen. The rest is as in `regard.Mask`. Mechanisms with learned parameters start from random ones.
@@ -39,7 +39,6 @@ def attend(
     mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
     size = check_sizes(q, k, v, mask)
     if isinstance(mechanism, str):
-        lookup(mechanism)
         mechanism = fitted(mechanism, size, **options).to(device=v.device)
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")

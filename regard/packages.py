@@ -10,7 +10,7 @@ from typing import Any
 
 
 def make_callable(package: str, function: Callable[..., Any]) -> None:
-    """Makes a package callable, which then does what one of its functions does.
+    """Makes a package callable: a call of it then is a call of one of its functions.
 
     A pinned function may share its name with a package. Were the function to take the package's place, none of the
     package's modules could be reached by its dotted name any more.
@@ -20,6 +20,7 @@ def make_callable(package: str, function: Callable[..., Any]) -> None:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
+    # Python looks up __call__ on the type of an object, never on the module itself.
     module = sys.modules[package]
     module.__class__ = CallablePackage
     module.__dict__["__signature__"] = inspect.signature(function)

@@ -1,4 +1,7 @@
-"""Things known by name: a dictionary that a decorator fills and that answers a wrong name with the right ones."""
+"""Things known by name: a dictionary that a decorator fills and that answers a wrong name with the right ones.
+
+Options are filtered here, too: what a function accepts of the arguments that are offered to it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         del self._entries[name]
 
     def add(self, name: str) -> Callable[[_V], _V]:
-        """Decorator: registers an entry under a name.
+        """Returns a decorator that registers an entry under a name.
 
         A module that is imported again replaces its own entries; another module's entry is never replaced.
         """
@@ -110,6 +113,7 @@ def accepted_options(function: Callable[..., Any], offered: Mapping[str, Any]) -
 def call_with_options(function: Any, title: str, offered: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Calls a function with what it takes of `offered` and with all of `options`; an error lists its options."""
     signature = inspect.signature(function)
+    # Binding first tells a wrong option from a TypeError that the function itself raises.
     try:
         bound = signature.bind(**accepted_options(function, offered) | dict(options))
     except TypeError as error:

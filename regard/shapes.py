@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -32,13 +33,12 @@ RelativeBias = Callable[[Tensor], Tensor]
 
 
 class Chunks(NamedTuple):
-    """Tokens taken a chunk at a time: pairs within the chunks, those of them that are causal, tokens of the first chunk
-    and of the last."""
+    """The counts of a sequence that is taken chunk by chunk."""
 
-    pairs: int
-    causal: int
-    first: int
-    last: int
+    pairs: int  # pairs of tokens within the same chunk
+    causal: int  # those of them that are causal
+    first: int  # tokens of the first chunk
+    last: int  # tokens of the last chunk
 
 
 @dataclass(frozen=True)
@@ -58,33 +58,41 @@ class Size:
 
     @staticmethod
     def of(q: Tensor | None, k: Tensor | None, v: Tensor, causal: bool = True) -> Size:
-        """Sizes read off the tensors; what a mechanism does without may be None."""
+        """Returns the sizes of a call from its tensors; those that a mechanism does without may be None."""
         B, G, S, V = v.shape
-        H, T = (q.shape[1], q.shape[2]) if q is not None else (G, S)
-        K = q.shape[3] if q is not None else k.shape[3] if k is not None else V
+        # Without q there are as many queries as keys; without k, too, keys are as wide as values.
+        H = G
+        T = S
+        K = V
+        if k is not None:
+            K = k.shape[3]
+        if q is not None:
+            H = q.shape[1]
+            T = q.shape[2]
+            K = q.shape[3]
         return Size(B, T, S, H, G, K, V, causal, v.dtype, v.device)
 
     @property
     def e(self) -> int:
-        """Bytes of a number."""
+        """Returns the bytes of a number."""
         return self.dtype.itemsize
 
     def itemsize_at_least(self, dtype: torch.dtype) -> int:
-        """Bytes of a number that is at least as precise as `dtype`."""
+        """Returns the bytes of a number that is at least as precise as `dtype`."""
         return torch.promote_types(self.dtype, dtype).itemsize
 
     def chunk_counts(self, C: int) -> Chunks:
-        """The T tokens in chunks of C."""
+        """Returns the counts of the T tokens in chunks of C."""
         whole, rest = divmod(self.T, C)
         pairs = whole * C * C + rest * rest
         return Chunks(pairs, (pairs + self.T) // 2, min(C, self.T), rest or min(C, self.T))
 
 
 class Rows(NamedTuple):
-    """Where each query stands: its position, and how many visible keys lie at or before it."""
+    """The place of each query among the keys."""
 
-    position: Int[Tensor, "B T"]
-    limit: Int[Tensor, "B T"]
+    position: Int[Tensor, "B T"]  # the number of visible keys before it
+    limit: Int[Tensor, "B T"]  # the number of visible keys at or before it: a causal query sees positions below this
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +103,8 @@ class Mask:
     starts a new one, and nothing is seen across. `window=w`: only keys fewer than w positions away. `bias` is
     added to the scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first.
     `relative` is a function of distances that gives what is added to the scores, as relative positions do.
-    `rows` and `size_override` are filled in by states and by mechanisms that do without q or k.
+    `rows` and `size_override` are filled in by states and by mechanisms that do without q or k: `rows` is where the
+    queries stand if they are not the last T keys, `size_override` is (T, S) if no tensor tells it.
     """
 
     causal: bool = False
@@ -110,31 +119,32 @@ class Mask:
     relative: RelativeBias | None = None
 
     def but(self, **changes: object) -> Mask:
-        """The same mask with some fields changed."""
+        """Returns this mask with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @property
     def adjusts_scores(self) -> bool:
-        """Whether it changes scores, and not only which of them count."""
+        """Returns whether the mask changes scores, and not only which of them count."""
         changes = (self.bias, self.slopes, self.softcap, self.relative)
         return any(change is not None for change in changes)
 
     @property
     def depends_on_heads(self) -> bool:
-        """Whether what it adds to scores differs from head to head by rule."""
+        """Returns whether what the mask adds to scores differs from head to head by rule."""
         return self.slopes is not None or self.relative is not None
 
     def size(self, q: Tensor | None, k: Tensor | None) -> tuple[int, int]:
-        """(T, S), from q and k where they are given."""
+        """Returns (T, S): `size_override`, else the lengths of q and k; one of them stands for both."""
         if self.size_override is not None:
             return self.size_override
-        if q is None and k is None:
+        queries = q if q is not None else k
+        keys = k if k is not None else q
+        if queries is None or keys is None:
             raise ShapeError("weights of a mechanism without q and k: say the size with Mask(size_override=(T, S))")
-        T = q.shape[2] if q is not None else k.shape[2]  # type: ignore[union-attr]
-        return T, (k.shape[2] if k is not None else T)
+        return queries.shape[2], keys.shape[2]
 
     def document_ids(self) -> Int[Tensor, "B S"] | None:
-        """Number of the packed document that each key belongs to."""
+        """Returns the number of the packed document that each key belongs to, from 0 and growing, or None."""
         if self.documents is None:
             return None
         starts = torch.zeros_like(self.documents)
@@ -142,22 +152,22 @@ class Mask:
         return starts.cumsum(1)
 
     def positions(self, S: int, device: torch.device) -> Int[Tensor, "#B S"]:
-        """Position of each key: visible tokens before it, in its own document."""
-        if self.visible is None and self.documents is None:
-            return torch.arange(S, device=device)[None]
-        if self.visible is None:
-            before = torch.arange(S, device=device)[None].expand(self.documents.shape)  # type: ignore[union-attr]
-        else:
+        """Returns the position of each key: the number of visible tokens before it in its own document."""
+        if self.visible is not None:
             before = self.visible.cumsum(1) - self.visible.long()
-        runs = self.document_ids()
-        if runs is None:
+        else:
+            before = torch.arange(S, device=device)[None]
+        ids = self.document_ids()
+        if ids is None:
             return before
+        # Each document counts from its own first token: subtract the count at which it began.
+        before = before.expand(ids.shape)
         starts = torch.zeros_like(before)
-        starts[:, 1:] = torch.where(runs[:, 1:] != runs[:, :-1], before[:, 1:], 0)
+        starts[:, 1:] = torch.where(ids[:, 1:] != ids[:, :-1], before[:, 1:], 0)
         return before - starts.cummax(1).values
 
     def query_positions(self, T: int, S: int, device: torch.device) -> Rows:
-        """Where each query stands; unless told, the queries are the last T keys."""
+        """Returns the places of the queries: `rows`, else those of the last T keys."""
         if self.rows is not None:
             return self.rows
         if T > S or (T < S and not self.causal):
@@ -171,25 +181,32 @@ class Mask:
         return Rows(position, position + self.visible[:, S - T :].long())
 
     def allowed(self, T: int, S: int, device: torch.device) -> Bool[Tensor, "#B 1 #T S"] | None:
-        """The matrix of what may be seen, or None where everything may."""
-        see = None if self.visible is None else self.visible[:, None, :]
+        """Returns the matrix of what may be seen, or None where everything may."""
+        rules = []  # each [B|1,T|1,S]; all of them must hold
+        if self.visible is not None:
+            rules.append(self.visible[:, None, :])
         if self.causal or self.window is not None or self.documents is not None:
-            keys, rows = self.positions(S, device)[:, None, :], self.query_positions(T, S, device)
+            keys = self.positions(S, device)[:, None, :]
+            rows = self.query_positions(T, S, device)
             if self.causal:
-                see = _both(see, keys < rows.limit[:, :, None])
+                rules.append(keys < rows.limit[:, :, None])
             if self.window is not None:
-                see = _both(see, (rows.position[:, :, None] - keys).abs() < self.window)
-            runs = self.document_ids()
-            if runs is not None:
-                see = _both(see, runs[:, S - T :, None] == runs[:, None, :])
-        return None if see is None else see[:, None]
+                rules.append((rows.position[:, :, None] - keys).abs() < self.window)
+            ids = self.document_ids()
+            if ids is not None:
+                rules.append(ids[:, S - T :, None] == ids[:, None, :])
+        if not rules:
+            return None
+        return reduce(torch.logical_and, rules)[:, None]
 
     def zero_hidden(self, x: Float[Tensor, "B G S X"]) -> Float[Tensor, "B G S X"]:
-        """Zero what no query may see, so that even NaN there is inert, in gradients too."""
-        return x if self.visible is None else x.masked_fill(~self.visible[:, None, :, None], 0)
+        """Returns x with zeros where no query may see, so that even NaN there is inert, in gradients too."""
+        if self.visible is None:
+            return x
+        return x.masked_fill(~self.visible[:, None, :, None], 0)
 
     def adjusted_scores(self, scores: Float[Tensor, "#B #H T S"]) -> Weights:
-        """Scores after softcap, slopes and bias."""
+        """Returns the scores after softcap, slopes, relative bias and bias."""
         T, S = scores.shape[2:]
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -201,13 +218,15 @@ class Mask:
             if self.relative is not None:
                 scores = scores + self.relative(distance).to(scores.dtype)
         if self.bias is not None:
-            hidden = None if self.visible is None else ~self.visible[:, None, None, :]
             bias = self.bias.to(scores.dtype)
-            scores = scores + (bias if hidden is None else torch.where(hidden, 0, bias))
+            if self.visible is not None:
+                # A bias may hold anything at keys that nobody sees, NaN too.
+                bias = torch.where(~self.visible[:, None, None, :], 0, bias)
+            scores = scores + bias
         return scores
 
     def softmax(self, scores: Float[Tensor, "#B #H T S"]) -> Weights:
-        """Softmax over the keys each query may see; zeros where it may see none."""
+        """Returns the softmax over the keys that each query may see; zeros where it may see none."""
         allowed = self.allowed(scores.shape[2], scores.shape[3], scores.device)
         scores = self.adjusted_scores(scores)
         if allowed is None and self.bias is None:
@@ -219,82 +238,93 @@ class Mask:
         return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
 
 
-def _both(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a & b
-
-
 def default_scale(K: int) -> float:
     """Returns 1/√K, the factor of the scores q·k of keys of width K unless a mechanism has its own."""
     return 1 / math.sqrt(K)
 
 
 def upcast_half(x: Tensor) -> Tensor:
-    """float32 for half precision, itself otherwise: what sums and states are kept in."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    """Returns x in float32 where it is in half precision, else x itself: sums and states are kept in this."""
+    if x.dtype in (torch.bfloat16, torch.float16):
+        return x.float()
+    return x
 
 
 def check_sizes(q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, new: bool = False) -> Size:
-    """Sizes of a call, or an error that names the shapes. `new`: keys and queries are the same new tokens."""
-    for name, x, want in (("q", q, "[B,H,T,K]"), ("k", k, "[B,G,S,K]"), ("v", v, "[B,G,S,V]")):
+    """Returns the sizes of a call, or raises an error that names the shapes.
+
+    `new`: the keys and the queries are the same new tokens, so that there are as many of each.
+    """
+    for name, x, shape in (("q", q, "[B,H,T,K]"), ("k", k, "[B,G,S,K]"), ("v", v, "[B,G,S,V]")):
         if x is not None and x.dim() != 4:
-            raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {want}. {_shown(q, k, v)}")
+            raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {shape}. {_describe_shapes(q, k, v)}")
     size = Size.of(q, k, v, mask.causal)
     if (q is not None and q.shape[0] != size.B) or (k is not None and k.shape[:3] != v.shape[:3]):
         raise ShapeError(
-            f"batch, key/value heads and keys must agree in q [B,H,T,K], k [B,G,S,K], v [B,G,S,V]. {_shown(q, k, v)}"
+            "batch, key/value heads and keys must agree in q [B,H,T,K], k [B,G,S,K], v [B,G,S,V]. "
+            f"{_describe_shapes(q, k, v)}"
         )
     if q is not None and k is not None and q.shape[3] != k.shape[3]:
-        raise ShapeError(f"q and k need the same width K. {_shown(q, k, v)}")
+        raise ShapeError(f"q and k need the same width K. {_describe_shapes(q, k, v)}")
     if size.H % size.G:
-        raise ShapeError(f"G = {size.G} key/value heads do not divide H = {size.H} query heads. {_shown(q, k, v)}")
+        raise ShapeError(
+            f"G = {size.G} key/value heads do not divide H = {size.H} query heads. {_describe_shapes(q, k, v)}"
+        )
     if new and size.T != size.S:
         raise ShapeError(
-            f"extend takes as many queries as keys (T = S); to query a written state use read. {_shown(q, k, v)}"
+            "extend takes as many queries as keys (T = S); to query a written state use read. "
+            f"{_describe_shapes(q, k, v)}"
         )
     check_mask(mask, size)
     return size
 
 
-def _shown(q: Tensor | None, k: Tensor | None, v: Tensor) -> str:
-    shapes = (f"{n} {list(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v)) if x is not None)
+def _describe_shapes(q: Tensor | None, k: Tensor | None, v: Tensor) -> str:
+    shapes = (f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)) if x is not None)
     return f"Given: {', '.join(shapes)}."
 
 
 def check_state(kept: Size, k: Tensor | None, v: Tensor) -> None:
-    """An error where tokens do not fit a state: without it one row or head would be written to all of them."""
-    given = (v.shape[0], v.shape[1], v.shape[3], kept.K if k is None else k.shape[3])
-    if given != (kept.B, kept.G, kept.V, kept.K):
+    """Raises where tokens do not fit a state: without this, one row or head would be written to all of them."""
+    key_width = kept.K
+    if k is not None:
+        key_width = k.shape[3]
+    if (*v.shape[:2], key_width, v.shape[3]) != (kept.B, kept.G, kept.K, kept.V):
         raise ShapeError(
             f"the state was made for B = {kept.B}, G = {kept.G}, key width K = {kept.K}, value width V = {kept.V}. "
-            f"Given: {'' if k is None else f'k {list(k.shape)}, '}v {list(v.shape)}."
+            f"{_describe_shapes(None, k, v)}"
         )
 
 
 def check_mask(mask: Mask, size: Size) -> None:
-    B, T, S, H = size.B, size.T, size.S, size.H
+    """Raises where a field of the mask has the wrong shape or dtype for a call of this size, or an impossible value."""
     for name, x in (("visible", mask.visible), ("documents", mask.documents)):
-        if x is not None and tuple(x.shape) != (B, S):
-            raise ShapeError(f"{name} has shape {list(x.shape)}, expected [B,S] = [{B}, {S}].")
+        if x is not None and tuple(x.shape) != (size.B, size.S):
+            raise ShapeError(f"{name} has shape {list(x.shape)}, expected [B,S] = [{size.B}, {size.S}].")
     if mask.visible is not None and mask.visible.dtype != torch.bool:
         raise ShapeError(
             f"visible has dtype {mask.visible.dtype}, expected bool; True means 'may be seen'. Use visible.bool()."
         )
-    if mask.causal and mask.rows is None and T > S:
+    if mask.causal and mask.rows is None and size.T > size.S:
         raise ShapeError(
-            f"causal attention of T = {T} queries over S = {S} keys: the queries are the last T keys, so T ≤ S."
+            f"causal attention of T = {size.T} queries over S = {size.S} keys: the queries are the last T keys, "
+            "so T ≤ S."
         )
     if mask.window is not None and mask.window < 1:
         raise MaskError(f"window = {mask.window}, expected at least 1 (1 sees only itself).")
     if mask.softcap is not None and mask.softcap <= 0:
         raise MaskError(f"softcap = {mask.softcap}, expected a positive number.")
-    if mask.slopes is not None and tuple(mask.slopes.shape) != (H,):
-        raise ShapeError(f"slopes have shape {list(mask.slopes.shape)}, expected one a query head: [{H}].")
-    if mask.bias is not None:
-        want = (B, H, T, S)
-        fits = mask.bias.dim() <= 4 and all(
-            a in (1, b) for a, b in zip(mask.bias.shape[::-1], want[::-1], strict=False)
+    if mask.slopes is not None and tuple(mask.slopes.shape) != (size.H,):
+        raise ShapeError(f"slopes have shape {list(mask.slopes.shape)}, expected one a query head: [{size.H}].")
+    full = (size.B, size.H, size.T, size.S)
+    if mask.bias is not None and not _broadcasts(tuple(mask.bias.shape), full):
+        raise ShapeError(
+            f"bias has shape {list(mask.bias.shape)}, expected one that broadcasts to [B,H,T,S] = {list(full)}."
         )
-        if not fits:
-            raise ShapeError(
-                f"bias has shape {list(mask.bias.shape)}, expected one that broadcasts to [B,H,T,S] = {list(want)}."
-            )
+
+
+def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Returns whether a tensor of this shape broadcasts to exactly the full shape."""
+    if len(shape) > len(full):
+        return False
+    return all(own in (1, whole) for own, whole in zip(reversed(shape), reversed(full), strict=False))
