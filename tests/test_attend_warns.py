@@ -206,6 +206,6 @@ def test_the_table_shown_is_what_is_measured_and_bold_where_it_warns(monkeypatch
 @pytest.mark.parametrize("F", [1, 64, 1024])
 def test_the_limit_is_where_the_law_of_the_variance_reaches_it(name, F):
     """The law of independent directions: with blocks of K = 1 none is orthogonal to another."""
-    s = torch.tensor(reach.limit(regard.mechanism(name, features=F)), dtype=torch.float64)
+    s = torch.tensor(reach.largest_distance(regard.mechanism(name, features=F)), dtype=torch.float64)
     deviation = relative_variance(name, s, F, 1).sqrt()
     assert math.isclose(deviation, reach.DEVIATION, rel_tol=1e-9)

@@ -22,9 +22,10 @@ from regard.mechanisms.base import (
     register,
 )
 from regard.mechanisms.features import AnyFeatures, Elu, Quadratic
-from regard.mechanisms.linear import Linear, Sums
+from regard.mechanisms.linear import Linear
 from regard.mechanisms.pairwise import Cache, Pairwise, mix, scores
 from regard.mechanisms.random_features import Fourier, Performer
+from regard.mechanisms.sums import Sums
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
 from regard.packages import make_callable
 

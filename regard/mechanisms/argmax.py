@@ -38,7 +38,7 @@ class Argmax(Pairwise):
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         # Divided after the product, by √K itself: products of integers stay exact, so that ties stay ties.
         raw = scores(q, k, mask) / math.sqrt(q.shape[-1])
-        ranked = _ranked(raw.detach(), mask)
+        ranked = _hide_disallowed(raw.detach(), mask)
         best = ranked.argmax(-1, keepdim=True)
         hard = torch.zeros_like(ranked).scatter_(-1, best, 1.0)
         hard = hard.masked_fill(ranked.gather(-1, best) == float("-inf"), 0)
@@ -48,18 +48,21 @@ class Argmax(Pairwise):
         return hard + (soft - soft.detach())
 
     def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
-        """Rows whose best and second-best score differ by more than rounding."""
-        ranked = _ranked(scores(q.double(), k.double(), mask), mask)
+        """Returns the rows whose best and second-best score differ by more than rounding."""
+        ranked = _hide_disallowed(scores(q.double(), k.double(), mask), mask)
         top = ranked.topk(min(2, ranked.shape[-1]), -1).values
         if top.shape[-1] < 2:
             return torch.ones_like(top[..., 0], dtype=torch.bool)
         scale = 1 + top.masked_fill(top.isinf(), 0).abs().amax(-1)
-        sure: Tensor = ~(top[..., 0] - top[..., 1] < 8 * torch.finfo(q.dtype).eps * q.shape[-1] * scale)
-        return sure
+        # Negated, not ≥: a row that sees one key or none has differences of inf or NaN, and no ambiguity.
+        unambiguous: Tensor = ~(top[..., 0] - top[..., 1] < 8 * torch.finfo(q.dtype).eps * q.shape[-1] * scale)
+        return unambiguous
 
 
-def _ranked(raw: Weights, mask: Mask) -> Weights:
-    """Scores with −inf where nothing may be seen, before the argmax and never after it."""
+def _hide_disallowed(raw: Weights, mask: Mask) -> Weights:
+    """Returns the adjusted scores with −inf where nothing may be seen: before the argmax, as after it is too late."""
     raw = mask.adjusted_scores(raw)
     allowed = mask.allowed(raw.shape[2], raw.shape[3], raw.device)
-    return raw if allowed is None else raw.masked_fill(~allowed, float("-inf"))
+    if allowed is None:
+        return raw
+    return raw.masked_fill(~allowed, float("-inf"))

@@ -31,23 +31,22 @@ State = Any  # a NamedTuple whose tensors have the batch first
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs of matrix products as executed (`matmul`), as needed (`useful`: the causal half counts half), of the
-    rest (`elementwise`); bytes moved at the least; bytes of the state."""
+    """What a call costs. Costs add up."""
 
-    matmul: int
-    useful: int
-    elementwise: int
-    bytes: int
-    state: int
+    matmul: int  # FLOPs of matrix products as executed
+    useful: int  # FLOPs of matrix products as needed: of a causal square, half
+    elementwise: int  # FLOPs of everything else
+    bytes: int  # bytes moved at the least: each input read once, each output written once
+    state: int  # bytes of the decoder's state
 
     @property
     def flops(self) -> int:
-        """What a roofline counts: the useful FLOPs."""
+        """Returns the FLOPs that a roofline counts: the useful ones."""
         return self.useful
 
     @property
     def intensity(self) -> float:
-        """Useful FLOPs for each byte moved."""
+        """Returns the useful FLOPs for each byte moved."""
         return self.useful / self.bytes
 
     def __add__(self, other: Cost) -> Cost:
@@ -55,14 +54,13 @@ class Cost:
 
 
 class Kernel(NamedTuple):
-    """A fast twin of one face: same arguments, same result. `refuses` says why it cannot, or None; `device` is the kind
-    of device that it is for, "" for any; `limits` are the sizes beyond which the reference runs."""
+    """A fast twin of one face: it takes the mechanism and the arguments of the face, and gives the same result."""
 
     name: str
     run: Callable[..., Any]
-    refuses: Callable[..., str | None]
-    device: str = ""
-    limits: str = ""
+    refuses: Callable[..., str | None]  # takes what `run` takes; returns why it cannot run, or None
+    device: str = ""  # the only kind of device that it is for; "" for any
+    limits: str = ""  # the sizes beyond which the reference runs, for people
 
 
 class KernelRegistry(Registry[dict[str, Kernel]]):
@@ -110,11 +108,11 @@ class Mechanism(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, q: Queries | None, k: Keys | None, v: Values, mask: Mask = ...) -> Outputs:
-        """Face 1: a whole sequence."""
+        """Returns the attention over a whole sequence [B,H,T,V] (face 1)."""
 
     @abstractmethod
     def empty(self, size: Size, rules: Mask = ...) -> State:
-        """Face 2: a state that has seen nothing; S is the room to make; `rules`: window, slopes, softcap."""
+        """Returns a state that has seen nothing (face 2), with room for S tokens; `rules`: window, slopes, softcap."""
 
     @abstractmethod
     def extend(
@@ -125,11 +123,14 @@ class Mechanism(nn.Module, ABC):
         state: State,
         visible: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Outputs, State]:
-        """Causal continuation by T tokens. The state handed in is used up: fork it first to branch."""
+        """Returns the causal attention of T new tokens and the state after them.
+
+        The state handed in is used up: fork it first to branch.
+        """
 
     @abstractmethod
     def write(self, state: State, k: Keys | None, v: Values, visible: Visible | None = None) -> State:
-        """Cross-attention: write keys and values once …"""
+        """Returns the state with keys and values of another sequence in it, which `read` then attends to."""
 
     @abstractmethod
     def read(
@@ -139,28 +140,34 @@ class Mechanism(nn.Module, ABC):
         positions: Int[Tensor, "B T"] | None = None,
         bias: Float[Tensor, "..."] | None = None,
     ) -> Outputs:
-        """… and read them many times. Columns of `bias` are positions: visible tokens as written."""
+        """Returns the attention of queries over what was written.
+
+        Columns of `bias` are positions: visible tokens in the order of writing.
+        """
 
     @abstractmethod
     def weights(self, q: Queries | None, k: Keys | None, mask: Mask = ...) -> Weights:
-        """Face 3: the explicit matrix, in float32 or better."""
+        """Returns the explicit matrix of weights [B,H,T,S] (face 3), in float32 or better."""
 
     @abstractmethod
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
-        """What a face costs on the plain reference; recurrent: T new tokens, S in all."""
+        """Returns what a face costs on the plain reference; recurrent: T new tokens, S in all."""
 
     def gradient_cost(self, size: Size) -> Cost:
-        """What the gradients of the parallel face cost beside it: two products for each of its own, unless a mechanism
-        knows better; q, k, v and the gradient of the output read, the gradients of q, k, v written."""
-        whole = self.cost(size)
-        return Cost(2 * whole.matmul, 2 * whole.useful, whole.elementwise, gradient_bytes(self, size), 0)
+        """Returns what the gradients of the parallel face cost beside it.
+
+        Unless a mechanism knows better, each product has two for its gradients. Moved are q, k, v and the gradient of
+        the output, which are read, and the gradients of q, k, v, which are written.
+        """
+        forward = self.cost(size)
+        return Cost(2 * forward.matmul, 2 * forward.useful, forward.elementwise, gradient_bytes(self, size), 0)
 
     def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"] | None:
-        """Rows where rounding cannot change the answer by a jump; None: all."""
+        """Returns the rows where rounding cannot change the output by a jump, or None where that is all of them."""
         return None
 
     def select_kernel(self, face: str, *args: Any) -> Callable[..., Any] | None:
-        """The fast twin to run for this call, or None for the plain reference."""
+        """Returns the kernel to run for a call of a face with these arguments, or None for the plain reference."""
         if self.use == "plain":
             return None
         if self.use != "auto":
@@ -176,52 +183,61 @@ class Mechanism(nn.Module, ABC):
                     f"kernel '{kernel.name}' of {self.name}: {reason}. Use fast(model) to let regard choose."
                 )
             if kernel.limits and reason.endswith(kernel.limits) and not torch.compiler.is_compiling():
-                _say_once(f"{self.name} runs its reference instead of the kernel '{kernel.name}': {reason}")
+                _log_once(f"{self.name} runs its reference instead of the kernel '{kernel.name}': {reason}")
         return None
 
 
-@lru_cache(256)
-def _say_once(message: str) -> None:
+@lru_cache(256)  # a message that is in the cache has been logged
+def _log_once(message: str) -> None:
     _LOG.info(message)
 
 
 def gradient_bytes(mechanism: Mechanism, size: Size) -> int:
-    """Bytes that gradients move at the least: two for each of the inputs, one for the output."""
-    q, k = (size.K if n in mechanism.needs else 0 for n in "qk")
-    inputs = size.H * size.T * q + size.G * size.S * (k + size.V)
+    """Returns the bytes that gradients move at the least.
+
+    Each input is read and its gradient written; the gradient of the output is read.
+    """
+    q_width, k_width = needed_widths(mechanism, size)
+    inputs = size.H * size.T * q_width + size.G * size.S * (k_width + size.V)
     return size.e * size.B * (2 * inputs + size.H * size.T * size.V)
 
 
+def needed_widths(mechanism: Mechanism, size: Size) -> tuple[int, int]:
+    """Returns the widths of q and k that a mechanism reads: K, or 0 for what it does without."""
+    q_width, k_width = (size.K if name in mechanism.needs else 0 for name in "qk")
+    return q_width, k_width
+
+
 def fork(state: State, rows: Int[Tensor, " N"] | None = None) -> State:
-    """A copy of any state, or of some rows of it in any order (beam search)."""
+    """Returns a copy of any state, or of some rows of it in any order (beam search)."""
 
     def copy(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        return x.clone() if rows is None else x.index_select(0, rows)
+        if rows is None:
+            return x.clone()
+        return x.index_select(0, rows)
 
     return type(state)(*(copy(x) for x in state))
 
 
 def refuse(mechanism: Mechanism, mask: Mask, *fields: str) -> None:
-    """An error where the mask asks for something that the mechanism cannot honour."""
+    """Raises where the mask sets one of the fields, which the mechanism cannot honour."""
     for field in fields:
         if getattr(mask, field) is not None:
-            raise MaskError(
-                f"{mechanism.name} cannot honour '{field}': {_WHY.get(field, 'it has no such notion')}. "
-                "Leave it out, or use 'softmax'."
-            )
+            why = _WHY_REFUSED.get(field, "it has no such notion")
+            raise MaskError(f"{mechanism.name} cannot honour '{field}': {why}. Leave it out, or use 'softmax'.")
 
 
 def refuse_in_state(mechanism: Mechanism, rules: Mask) -> None:
-    """An error where the rules of a state hold what belongs to single calls."""
+    """Raises where the rules of a state hold what belongs to single calls."""
     for field, why in _NOT_IN_STATE.items():
         if getattr(rules, field) is not None:
             raise MaskError(f"a state of {mechanism.name} cannot hold '{field}': {why}.")
 
 
 def require_cross(mechanism: Mechanism) -> None:
-    """An error where a mechanism's scores belong to positions of one sequence."""
+    """Raises where a mechanism has no cross-attention: its scores belong to positions of one sequence."""
     if not mechanism.crosses:
         raise MaskError(
             f"{mechanism.name} has no cross-attention: its scores belong to positions of one sequence, not to keys of "
@@ -229,7 +245,7 @@ def require_cross(mechanism: Mechanism) -> None:
         )
 
 
-_WHY = {
+_WHY_REFUSED = {
     "bias": "it has no score to add a bias to; its similarities are products of features",
     "slopes": "it has no score to add ALiBi's slopes to; its similarities are products of features",
     "relative": "it has no score to add a bias of relative positions to; its similarities are products of features",
@@ -247,7 +263,7 @@ _M = TypeVar("_M", bound=type[Mechanism])
 
 
 def register(name: str) -> Callable[[_M], _M]:
-    """Class decorator: makes a mechanism known by name to everything in regard."""
+    """Returns a class decorator that makes a mechanism known by name to everything in regard."""
 
     def add(cls: _M) -> _M:
         MECHANISMS.put(name, cls)
@@ -279,16 +295,21 @@ def _build(name: str | type[Mechanism], offered: dict[str, Any], options: dict[s
 
 
 def on_meta(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
-    """The same without the numbers it would learn, which may not fit into memory: for what follows from sizes alone."""
+    """Builds a mechanism as `fitted` does, on the meta device: for what follows from sizes alone.
+
+    Its learned numbers take no memory there, in which they might not fit.
+    """
     with torch.device("meta"):
         return fitted(name, size, **options)
 
 
 def lookup(name: str | type[Mechanism]) -> type[Mechanism]:
     """Returns the class of a mechanism by its name; a class is returned as it is."""
-    return name if isinstance(name, type) else MECHANISMS.find(name)
+    if isinstance(name, type):
+        return name
+    return MECHANISMS.find(name)
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
-    """Switches autocast off: sums and states stay in float32 whatever the surroundings."""
+    """Returns a context without autocast on x's device: sums and states stay in float32 whatever the surroundings."""
     return torch.autocast(x.device.type, enabled=False)

@@ -57,13 +57,19 @@ class Quadratic(Linear):
         return (K + 1) * (K + 2) // 2
 
     def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
-        """Rows whose features do not cancel beyond what float64 resolves: Σ(|q|·|k|+1)² / Σ(q·k+1)² is the loss."""
-        q, k = q.double(), k.double()
+        """Returns the rows whose features do not cancel beyond what float64 resolves.
+
+        The digits lost are those of Σ(|q|·|k|+1)² / Σ(q·k+1)².
+        """
+        q = q.double()
+        k = k.double()
         allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
 
         def total(a: Tensor, b: Tensor) -> Tensor:
-            similar = (scores(a, b, mask) + 1).square()
-            return (similar if allowed is None else similar.masked_fill(~allowed, 0)).sum(-1)
+            similarities = (scores(a, b, mask) + 1).square()
+            if allowed is not None:
+                similarities = similarities.masked_fill(~allowed, 0)
+            return similarities.sum(-1)
 
         loss = total(q.abs(), k.abs()) / total(q, k)
         return ~(32 * torch.finfo(torch.float64).eps * loss > 1e-10)
@@ -82,6 +88,8 @@ class AnyFeatures(Linear):
         return self.phi(x), None
 
     def feature_count(self, K: int) -> int:
-        like = next(self.phi.parameters(), None) if isinstance(self.phi, torch.nn.Module) else None
-        probe = torch.zeros(1, 1, 1, K) if like is None else like.new_zeros(1, 1, 1, K)
+        probe = torch.zeros(1, 1, 1, K)
+        if isinstance(self.phi, torch.nn.Module):  # a module wants inputs of its own dtype and device
+            parameter = next(self.phi.parameters(), probe)
+            probe = parameter.new_zeros(1, 1, 1, K)
         return int(self.phi(probe).shape[-1])

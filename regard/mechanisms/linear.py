@@ -13,7 +13,7 @@ A causal sequence goes chunk by chunk: pairs within a chunk, the sums for all be
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -32,7 +32,18 @@ from regard.mechanisms.pairwise import (
     pair_cost,
     pair_gradient_cost,
     read_cache,
+    visible_counts,
     zero_output,
+)
+from regard.mechanisms.sums import (
+    Sums,
+    add_keys,
+    compare,
+    concatenate,
+    keep_current_document,
+    past_peak,
+    scale_for_past,
+    split_tokens,
 )
 from regard.shapes import (
     Keys,
@@ -52,14 +63,6 @@ CHUNK = 128  # tokens of a causal chunk: pairs within it cost C·(F+V) a token, 
 BLOCK = 2048  # tokens whose features are held at once where nothing is causal
 
 
-class Sums(NamedTuple):
-    """All that is kept of the past; float32 or better whatever the inputs."""
-
-    sums: Float[Tensor, "B G F V+1"]  # Σ eᶜ⁻ᵐ ψ(k) [v, 1]ᵀ: S, and Z as the last column
-    peak: Float[Tensor, "B G"]  # m, the largest c so far
-    tokens: Int[Tensor, " B"]  # visible tokens so far
-
-
 class Linear(Mechanism):
     """The family: `features` is the mechanism, everything else follows from it."""
 
@@ -76,32 +79,30 @@ class Linear(Mechanism):
 
     @abstractmethod
     def features(self, x: Float[Tensor, "B N T K"]) -> tuple[Float[Tensor, "B N T F"], Float[Tensor, "B N T"] | None]:
-        """(ψ, c) with φ(x) = eᶜ·ψ; c None means 0."""
+        """Returns (ψ, c) with φ(x) = eᶜ·ψ; c None means 0."""
 
     @abstractmethod
     def feature_count(self, K: int) -> int:
-        """F, the number of features of a vector of width K."""
+        """Returns F, the number of features of a vector of width K."""
 
     def feature_flops(self, K: int) -> int:
-        """FLOPs of matrix products behind the features of one vector."""
+        """Returns the FLOPs of matrix products behind the features of one vector."""
         return 0
 
     def forward(self, q: Queries, k: Keys, v: Values, mask: Mask = Mask()) -> Outputs:  # type: ignore[override]
         size = check_sizes(q, k, v, mask)
         refuse(self, mask, "bias", "slopes", "relative", "softcap")
-        if (
-            mask.window is not None
-            or (mask.documents is not None and not mask.causal)
-            or (mask.causal and size.T != size.S)
-        ):
-            # A running sum cannot forget: these need the pairs themselves.
+        # A running sum cannot forget: these need the pairs themselves.
+        documents_both_ways = mask.documents is not None and not mask.causal
+        last_of_more_keys = mask.causal and size.T != size.S
+        if mask.window is not None or documents_both_ways or last_of_more_keys:
             return attend_by_weights(self, q, k, v, mask)
         fast = self.select_kernel("forward", q, k, v, mask)
         if fast is not None:
             return functional.dropout(fast(self, q, k, v, mask), self.dropout, self.training)
-        state = self._nothing(size)
+        state = self._empty_sums(size)
         if mask.causal:
-            out = self._scan(q, k, v, state, mask.visible, mask.document_ids())[0]
+            out, _ = self._scan(q, k, v, state, mask.visible, mask.document_ids())
         else:
             out = self.read(q, self.write(state, k, v, mask.visible))
         return functional.dropout(out, self.dropout, self.training)
@@ -111,7 +112,7 @@ class Linear(Mechanism):
         refuse_in_state(self, rules)
         if rules.window is not None:
             return empty_cache(self, size, rules)
-        return self._nothing(size)
+        return self._empty_sums(size)
 
     def extend(  # type: ignore[override]
         self,
@@ -146,9 +147,9 @@ class Linear(Mechanism):
         if k.shape[2] == 0:
             return state
         with without_autocast(v):
-            for ks, vs, seen in _pieces(BLOCK, k, v, visible):
-                psi, c, values = self._keys(ks, vs, seen)
-                state = _added(state, psi, c, values, _tokens(vs, seen).sum(1))
+            for k_part, v_part, seen in split_tokens(BLOCK, k, v, visible):
+                psi, c, values = self._map_keys(k_part, v_part, seen)
+                state = add_keys(state, psi, c, values, visible_counts(v_part, seen).sum(1))
         return state
 
     def read(
@@ -161,7 +162,7 @@ class Linear(Mechanism):
         refuse(self, Mask(bias=bias), "bias")
         if isinstance(state, Cache):
             return read_cache(self, q, state, positions, None)
-        B, G, F, V = *state.sums.shape[:3], state.sums.shape[3] - 1
+        B, G, F, columns = state.sums.shape
         if q.dim() != 4 or q.shape[0] != B or q.shape[1] % G or self.feature_count(q.shape[3]) != F:
             raise ShapeError(
                 f"q {list(q.shape)} cannot read a state of B = {B}, G = {G}, F = {F} features: expected [B,H,T,K] "
@@ -169,25 +170,29 @@ class Linear(Mechanism):
             )
         out = []
         with without_autocast(q):
-            for piece in q.split(BLOCK, 2):
-                psi = self.features(self._wide(piece))[0]
+            for part in q.split(BLOCK, 2):
+                psi, _ = self.features(self._upcast(part))
+                # [B,G,(H/G)·T,F] @ [B,G,F,V+1]
                 sums = psi.reshape(psi.shape[0], G, -1, F).to(state.sums.dtype) @ state.sums
-                out.append(self._ratio(sums.view(*psi.shape[:3], V + 1), state.tokens[:, None]).to(q.dtype))
-        return _joined(out)
+                out.append(self._normalise(sums.view(*psi.shape[:3], columns), state.tokens[:, None]).to(q.dtype))
+        return concatenate(out)
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         check_sizes(q, k, k, mask)
         refuse(self, mask, "bias", "slopes", "relative", "softcap")
-        T, S = q.shape[2], k.shape[2]
+        B, H, T, _ = q.shape
+        S = k.shape[2]
         with without_autocast(q):
             allowed = mask.allowed(T, S, q.device)
-            queries = _grouped(self.features(self._wide(q))[0], k.shape[1])
-            psi, c, _ = self._keys(k, k, mask.visible)
-            similar, _ = _similar(queries, psi, c, allowed, None)
-            similar = similar.view(q.shape[0], q.shape[1], T, S)
-            total = similar.sum(-1, keepdim=True)
-            seen = torch.ones_like(total[:, :1, :, 0]) if allowed is None else allowed.any(-1)
-            return self._divided(similar, total, seen[:, 0]).to(upcast_half(q).dtype)
+            queries = self._map_queries(q, k.shape[1])
+            psi, c, _ = self._map_keys(k, k, mask.visible)
+            similarities, _ = compare(queries, psi, c, allowed, None)
+            similarities = similarities.view(B, H, T, S)
+            total = similarities.sum(-1, keepdim=True)
+            seen = torch.ones_like(total[:, 0, :, 0], dtype=torch.bool)
+            if allowed is not None:
+                seen = allowed[:, 0].any(-1)
+            return self._divide(similarities, total, seen).to(upcast_half(q).dtype)
 
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
         return _linear_cost(self, size, face)
@@ -195,63 +200,88 @@ class Linear(Mechanism):
     def gradient_cost(self, size: Size) -> Cost:
         return _linear_gradient_cost(self, size)
 
-    def _wide(self, x: Tensor) -> Tensor:
+    def _upcast(self, x: Tensor) -> Tensor:
         return x.to(torch.promote_types(x.dtype, self.accumulate))
 
-    def _nothing(self, size: Size) -> Sums:
+    def _empty_sums(self, size: Size) -> Sums:
         dtype = torch.promote_types(size.dtype, self.accumulate)
         sums = torch.zeros(size.B, size.G, self.feature_count(size.K), size.V + 1, dtype=dtype, device=size.device)
         peak = torch.full((size.B, size.G), float("-inf"), dtype=dtype, device=size.device)
         return Sums(sums, peak, torch.zeros(size.B, dtype=torch.long, device=size.device))
 
     def _check_state(self, state: Sums, k: Keys, v: Values) -> None:
-        B, G, F, V = *state.sums.shape[:3], state.sums.shape[3] - 1
-        check_state(Size(B=B, G=G, K=k.shape[3], V=V), k, v)
+        B, G, F, columns = state.sums.shape
+        check_state(Size(B=B, G=G, K=k.shape[3], V=columns - 1), k, v)
         if self.feature_count(k.shape[3]) != F:
             raise ShapeError(
                 f"{self.name}: k of width {k.shape[3]} has {self.feature_count(k.shape[3])} features, "
                 f"but the state was made for keys of {F}."
             )
 
-    def _keys(self, k: Keys, v: Values, visible: Visible | None) -> tuple[Tensor, Tensor | None, Tensor]:
-        """ψ(k), c and [v, 1], all of them nothing where invisible."""
+    def _map_queries(self, q: Queries, G: int) -> Float[Tensor, "B G R T F"]:
+        """Returns ψ(q), the R = H/G query heads of each group side by side. Its eᶜ would cancel in the ratio."""
+        psi, _ = self.features(self._upcast(q))
+        B, H, T, F = psi.shape
+        return psi.reshape(B, G, H // G, T, F)
+
+    def _map_keys(self, k: Keys, v: Values, visible: Visible | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns ψ(k) [B,G,S,F], c [B,G,S] or None, and [v, 1] [B,G,S,V+1]; invisible tokens add nothing to sums."""
         mask = Mask(visible=visible)
-        psi, c = self.features(self._wide(mask.zero_hidden(k)))
+        psi, c = self.features(self._upcast(mask.zero_hidden(k)))
         values = mask.zero_hidden(v).to(psi.dtype)
         if c is not None and visible is not None:
             c = c.masked_fill(~visible[:, None], float("-inf"))
         return mask.zero_hidden(psi), c, torch.cat([values, torch.ones_like(values[..., :1])], -1)
 
     def _scan(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None, runs: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Causal attention chunk by chunk. `runs`: packed documents, of which the sums hold only the current one."""
-        G, out, run = k.shape[1], [], None
+        """Returns causal attention, computed chunk by chunk, and the sums after the last token.
+
+        `documents` [B,T] are the ids of packed documents; the sums hold only the current one.
+        """
+        outs = []
+        current = None  # [B], the document that the sums hold
         with without_autocast(v):
-            for qs, ks, vs, seen, here in _pieces(CHUNK, q, k, v, visible, runs):
-                queries = _grouped(self.features(self._wide(qs))[0], G)
-                psi, c, values = self._keys(ks, vs, seen)
-                mask = Mask(causal=True, visible=seen, documents=here)
-                allowed = mask.allowed(psi.shape[2], psi.shape[2], q.device)
-                similar, peaks = _similar(
-                    queries, psi, c, allowed, _past_peak(state, here, run) if c is not None else None
-                )
-                past = _past(queries, state, peaks, here, run)
-                sums = similar.flatten(2, 3) @ values + past.flatten(2, 3) @ state.sums
-                sums = sums.view(q.shape[0], q.shape[1], -1, values.shape[3])
-                tokens = _tokens(vs, seen)
-                out.append(self._ratio(sums, state.tokens[:, None] + tokens.cumsum(1)).to(v.dtype))
-                if here is not None:
-                    state, psi, c = _current_document(state, psi, c, here, run)
-                    run = here[:, -1]
-                state = _added(state, psi, c, values, tokens.sum(1))
-        return _joined(out), state
+            for chunk in split_tokens(CHUNK, q, k, v, visible, documents):
+                out, state, current = self._scan_chunk(chunk, state, current)
+                outs.append(out)
+        return concatenate(outs), state
 
-    def _ratio(self, sums: Float[Tensor, "B H T V1"], seen: Int[Tensor, "B #T"]) -> Tensor:
-        return self._divided(sums[..., :-1], sums[..., -1:], seen > 0)
+    def _scan_chunk(
+        self, chunk: Sequence[Any], state: Sums, current: Tensor | None
+    ) -> tuple[Tensor, Sums, Tensor | None]:
+        """Returns the output of one chunk, the sums with it, and the document that it ends in.
 
-    def _divided(self, sums: Tensor, total: Tensor, seen: Tensor) -> Tensor:
-        """sums / total, and zeros where the total is zero: no epsilon, which would leak the scale of other rows."""
+        `chunk` holds the chunk's q, k, v, visible and document ids.
+        """
+        q, k, v = chunk[:3]
+        visible, documents = chunk[3:]
+        queries = self._map_queries(q, k.shape[1])
+        psi, c, values = self._map_keys(k, v, visible)
+        mask = Mask(causal=True, visible=visible, documents=documents)
+        allowed = mask.allowed(psi.shape[2], psi.shape[2], q.device)
+        peak_before = None
+        if c is not None:
+            peak_before = past_peak(state, documents, current)
+        similarities, peaks = compare(queries, psi, c, allowed, peak_before)
+        past = scale_for_past(queries, state, peaks, documents, current)
+        # Pairs within the chunk [B,G,R·C,C] @ [B,G,C,V+1], and all before it [B,G,R·C,F] @ [B,G,F,V+1].
+        sums = similarities.flatten(2, 3) @ values + past.flatten(2, 3) @ state.sums
+        sums = sums.view(q.shape[0], q.shape[1], -1, values.shape[3])
+        tokens = visible_counts(v, visible)
+        out = self._normalise(sums, state.tokens[:, None] + tokens.cumsum(1)).to(v.dtype)
+        if documents is not None:
+            state, psi, c = keep_current_document(state, psi, c, documents, current)
+            current = documents[:, -1]
+        return out, add_keys(state, psi, c, values, tokens.sum(1)), current
+
+    def _normalise(self, sums: Float[Tensor, "B H T V1"], seen: Int[Tensor, "B #T"]) -> Tensor:
+        """Returns φ(q)ᵀS / φ(q)ᵀZ, the last column of the sums being Z; `seen` counts the tokens that a query sees."""
+        return self._divide(sums[..., :-1], sums[..., -1:], seen > 0)
+
+    def _divide(self, sums: Tensor, total: Tensor, seen: Tensor) -> Tensor:
+        """Returns sums / total, and zeros where the total is zero: an epsilon would leak the scale of other rows."""
         # Below this, terms have lost digits to underflow, and 1/total could overflow in the gradient.
         zero = total.abs() < torch.finfo(total.dtype).tiny / torch.finfo(total.dtype).eps
         if self.strict and bool((zero & seen.bool()[:, None, :, None]).any()):
@@ -262,144 +292,83 @@ class Linear(Mechanism):
         return (sums / total.masked_fill(zero, 1)).masked_fill(zero, 0)
 
 
-def _grouped(psi: Tensor, G: int) -> Tensor:
-    """[B,H,T,F] as [B,G,H/G,T,F]."""
-    B, H, T, F = psi.shape
-    return psi.reshape(B, G, H // G, T, F)
+class LinearFlops(NamedTuple):
+    """FLOPs of the matrix products of a linear mechanism, and the pairs that it compares within chunks."""
+
+    matmul: int  # as executed
+    useful: int  # as needed
+    pairs: int
 
 
-def _pieces(n: int, *tensors: Tensor | None) -> Iterator[Any]:
-    """n tokens at a time of [B,·,T,·] and [B,T] tensors. Split, as the gradient of a slice is as long as the whole."""
-    split = [None if x is None else x.split(n, 2 if x.dim() == 4 else 1) for x in tensors]
-    for i in range(len(next(x for x in split if x is not None))):
-        yield tuple(None if x is None else x[i] for x in split)
+def linear_flops(size: Size, F: int, per_vector: int, face: Face = "parallel") -> LinearFlops:
+    """Returns the FLOPs of a face; `per_vector` are those of mapping one vector to its F features."""
+    vectors = size.B * (size.H * size.T + size.G * _new_keys(size, face))
+    # Beside its mapping, each key is added to the sums, and each query reads them.
+    matmul = vectors * (per_vector + 2 * F * (size.V + 1))
+    one_token = face == "recurrent" and size.T == 1
+    if one_token or not (face == "recurrent" or size.causal):
+        return LinearFlops(matmul, matmul, 0)
+    chunks = size.chunk_counts(CHUNK)
+    per_pair = 2 * size.B * size.H * (F + size.V + 1)
+    return LinearFlops(matmul + per_pair * chunks.pairs, matmul + per_pair * chunks.causal, chunks.pairs)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-def _tokens(v: Tensor, visible: Tensor | None) -> Tensor:
-    """1 for each visible token, [B,T]."""
-    return torch.ones(v.shape[0], v.shape[2], dtype=torch.long, device=v.device) if visible is None else visible.long()
-
-
-def _similar(
-    queries: Tensor, psi: Tensor, c: Tensor | None, allowed: Tensor | None, past: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """φ(q)·φ(k) of each pair that counts, relative to the largest c that the row has seen; and that largest c."""
-    B, G, R, T, F = queries.shape
-    similar = (queries.reshape(B, G, R * T, F) @ psi.mT).view(B, G, R, T, -1)
-    if c is None:
-        return (similar if allowed is None else similar.masked_fill(~allowed[:, :, None], 0)), None
-    c = c[:, :, None, :]
-    if allowed is not None:
-        c = torch.where(allowed, c, float("-inf"))
-    peaks = c.detach().amax(-1)
-    if past is not None:
-        peaks = torch.maximum(peaks, past)
-    return similar * torch.exp(c - _finite(peaks)[..., None])[:, :, None], peaks
-
-
-def _finite(peak: Tensor) -> Tensor:
-    """−inf (nothing seen yet) as 0, so that −inf − peak stays −inf."""
-    return peak.masked_fill(peak == float("-inf"), 0)
-
-
-def _past_peak(state: Sums, runs: Tensor | None, run: Tensor | None) -> Tensor:
-    """Largest c of the sums, for each row that may read them."""
-    past = state.peak[..., None]
-    if runs is None or run is None:
-        return past
-    return torch.where((runs == run[:, None])[:, None], past, float("-inf"))
-
-
-def _past(queries: Tensor, state: Sums, peaks: Tensor | None, runs: Tensor | None, run: Tensor | None) -> Tensor:
-    """Query features scaled for reading the sums: by exp(m_old − m_row), and by 0 across documents."""
-    if peaks is not None:
-        queries = queries * torch.exp(state.peak[..., None] - _finite(peaks)).clamp(max=1)[:, :, None, :, None]
-    if runs is not None and run is not None:
-        queries = queries.masked_fill((runs != run[:, None])[:, None, None, :, None], 0)
-    return queries
-
-
-def _current_document(
-    state: Sums, psi: Tensor, c: Tensor | None, runs: Tensor, run: Tensor | None
-) -> tuple[Sums, Tensor, Tensor | None]:
-    """Forgets what does not belong to the document that a chunk ends in."""
-    last = runs[:, -1:]
-    ended = torch.zeros_like(last[:, 0], dtype=torch.bool) if run is None else last[:, 0] != run
-    state = state._replace(
-        sums=state.sums.masked_fill(ended[:, None, None, None], 0),
-        peak=state.peak.masked_fill(ended[:, None], float("-inf")),
-    )
-    other = (runs != last)[:, None]
-    psi = psi.masked_fill(other[..., None], 0)
-    return state, psi, None if c is None else c.masked_fill(other, float("-inf"))
-
-
-def _added(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens: Tensor) -> Sums:
-    """The sums with more keys in them, rescaled where the largest c has grown."""
-    psi, values = psi.to(state.sums.dtype), values.to(state.sums.dtype)
-    if c is None:
-        return Sums(state.sums + psi.mT @ values, state.peak, state.tokens + tokens)
-    c = c.to(state.peak.dtype)
-    peak = torch.maximum(state.peak, c.detach().amax(-1))
-    base = _finite(peak)
-    kept = state.sums * torch.exp(state.peak - base)[..., None, None]
-    return Sums(kept + (psi * torch.exp(c - base[..., None])[..., None]).mT @ values, peak, state.tokens + tokens)
+def _new_keys(size: Size, face: Face) -> int:
+    """Returns how many keys a face writes: in the recurrent one the T new tokens, of S in all."""
+    if face == "recurrent":
+        return size.T
+    return size.S
 
 
 def _linear_cost(mechanism: Linear, size: Size, face: Face) -> Cost:
-    B, T, S, H, G, K, V = size.B, size.T, size.S, size.H, size.G, size.K, size.V
-    F, per_vector = mechanism.feature_count(K), mechanism.feature_flops(K)
-    state = B * G * F * (V + 1) * size.itemsize_at_least(mechanism.accumulate)
-    if face == "weights" or _by_pairs(size, face):
-        vectors = B * (H * T + G * S)
+    F = mechanism.feature_count(size.K)
+    state = size.B * size.G * F * (size.V + 1) * size.itemsize_at_least(mechanism.accumulate)
+    if face == "weights" or _uses_pairs(size, face):
         pairs = pair_cost(mechanism, size, face, 2 * F, mechanism.pair_work + 1)
-        mapped, work = vectors * per_vector, vectors * F * mechanism.feature_work
-        return pairs + Cost(mapped, mapped, work, 0, state - pairs.state)
-    fresh = T if face == "recurrent" else S
-    matmul, useful, pairs_done = linear_flops(size, F, per_vector, face)
-    moved = size.e * B * (H * T * (K + V) + G * fresh * (K + V)) + (2 * state if face == "recurrent" else 0)
-    work = (H * T + G * fresh) * F * mechanism.feature_work + H * pairs_done * mechanism.pair_work + 4 * H * T * V
-    return Cost(matmul, useful, B * work, moved, state)
-
-
-def _by_pairs(size: Size, face: Face) -> bool:
-    """Whether a whole sequence goes by explicit weights: queries that are the last of more keys."""
-    return face == "parallel" and size.causal and size.T != size.S
-
-
-def linear_flops(size: Size, F: int, per_vector: int, face: Face = "parallel") -> tuple[int, int, int]:
-    """FLOPs of matrix products as executed and as needed, and the pairs within chunks. `per_vector`: of one φ."""
-    B, T, H, G, V = size.B, size.T, size.H, size.G, size.V
-    fresh = T if face == "recurrent" else size.S
-    sums = 2 * F * (V + 1)  # FLOPs of adding a key to the sums, or of reading them
-    matmul = B * (H * T + G * fresh) * per_vector + B * (G * fresh + H * T) * sums
-    useful, pairs_done = matmul, 0
-    if (face == "recurrent" or size.causal) and not (face == "recurrent" and T == 1):
-        chunks, per_pair = size.chunk_counts(CHUNK), 2 * B * H * (F + V + 1)
-        pairs_done = chunks.pairs
-        matmul += per_pair * pairs_done
-        useful += per_pair * chunks.causal
-    return matmul, useful, pairs_done
+        return pairs + _mapping_cost(mechanism, size) + Cost(0, 0, 0, 0, state - pairs.state)
+    queries = size.H * size.T
+    vectors = queries + size.G * _new_keys(size, face)
+    flops = linear_flops(size, F, mechanism.feature_flops(size.K), face)
+    moved = size.e * size.B * vectors * (size.K + size.V)
+    if face == "recurrent":
+        moved += 2 * state  # read and written
+    # Features, then pairs within chunks, then the division of the output.
+    work = vectors * F * mechanism.feature_work + size.H * flops.pairs * mechanism.pair_work + 4 * queries * size.V
+    return Cost(flops.matmul, flops.useful, size.B * work, moved, state)
 
 
 def _linear_gradient_cost(mechanism: Linear, size: Size) -> Cost:
-    """Two products for each one forward, but one for a projection to features: its directions have no gradient. Causal:
-    nothing comes back from the sums before the first chunk, nor to those after the last."""
-    B, T, S, H, G, K, V = size.B, size.T, size.S, size.H, size.G, size.K, size.V
-    F, per_vector = mechanism.feature_count(K), mechanism.feature_flops(K)
-    vectors, moved = B * (H * T + G * S), gradient_bytes(mechanism, size)
-    if _by_pairs(size, "parallel"):
-        mapped = vectors * per_vector
-        work = vectors * F * mechanism.feature_work
-        return pair_gradient_cost(mechanism, size, 2 * F, True) + Cost(mapped, mapped, work, 0, 0)
-    matmul, useful, pairs_done = linear_flops(size, F, 0)
-    mapped, spared = vectors * per_vector, 0
+    """Returns the cost of the gradients: two products for each one forward, but one for a projection to features.
+
+    The directions of a projection have no gradient. Causal: nothing comes back from the sums before the first chunk,
+    nor to those after the last.
+    """
+    F = mechanism.feature_count(size.K)
+    mapping = _mapping_cost(mechanism, size)
+    if _uses_pairs(size, "parallel"):
+        return pair_gradient_cost(mechanism, size, 2 * F, True) + mapping
+    flops = linear_flops(size, F, 0)
+    spared = 0
     if size.causal:
         chunks = size.chunk_counts(CHUNK)
-        spared = 2 * B * F * (V + 1) * (H * chunks.first + 2 * G * chunks.last)
-    work = vectors * F * mechanism.feature_work + B * H * (pairs_done * mechanism.pair_work + 4 * T * V)
-    return Cost(mapped + 2 * matmul - spared, mapped + 2 * useful, 2 * work, moved, 0)
+        spared = 2 * size.B * F * (size.V + 1) * (size.H * chunks.first + 2 * size.G * chunks.last)
+    work = mapping.elementwise + size.B * size.H * (flops.pairs * mechanism.pair_work + 4 * size.T * size.V)
+    return Cost(
+        matmul=mapping.matmul + 2 * flops.matmul - spared,
+        useful=mapping.useful + 2 * flops.useful,
+        elementwise=2 * work,
+        bytes=gradient_bytes(mechanism, size),
+        state=0,
+    )
+
+
+def _mapping_cost(mechanism: Linear, size: Size) -> Cost:
+    """Returns the cost of mapping all queries and keys of a whole sequence to features; it moves nothing."""
+    vectors = size.B * (size.H * size.T + size.G * size.S)
+    matmul = vectors * mechanism.feature_flops(size.K)
+    return Cost(matmul, matmul, vectors * mechanism.feature_count(size.K) * mechanism.feature_work, 0, 0)
+
+
+def _uses_pairs(size: Size, face: Face) -> bool:
+    """Returns whether a whole sequence goes by explicit weights: its queries are the last of more keys."""
+    return face == "parallel" and size.causal and size.T != size.S

@@ -29,12 +29,12 @@ from regard.mechanisms.linear import Linear
 
 
 def gaussian(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
-    """Independent directions w ~ N(0, I)."""
+    """Returns independent directions w ~ N(0, I)."""
     return torch.randn(F, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
 
 
 def orthogonal(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
-    """Directions w ~ N(0, I), each for itself, that are orthogonal within blocks of K."""
+    """Returns directions w that are orthogonal within blocks of K, each of them by itself distributed as N(0, I)."""
     draw = torch.Generator().manual_seed(seed)
     blocks = -(-F // K)
     q, r = torch.linalg.qr(torch.randn(blocks, K, K, generator=draw, dtype=torch.float64, device="cpu"))
@@ -46,7 +46,10 @@ def orthogonal(F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
 
 
 class RandomFeatures(Linear):
-    """Directions w from a seed, saved with a model, redrawn on request. Without `width` the first input decides."""
+    """Features from random directions w [F,K], drawn from a seed, saved with a model, and redrawn on request.
+
+    Without `width` they are drawn when the first input tells it.
+    """
 
     letters: ClassVar[dict[str, str]] = {"count": "F"}
     feature_work = 7  # scale, square, subtract, maximum, subtract, exponential, rescale; or sine, cosine and the like
@@ -59,32 +62,33 @@ class RandomFeatures(Linear):
             raise OptionError(f"{self.name}: features = {features}, expected at least 1")
         if width is not None and width < 1:
             raise OptionError(f"{self.name}: width = {width}, expected at least 1")
-        self.count, self.seed = features, seed
-        self.register_buffer("w", None if width is None else self._drawn(width))
+        self.count = features
+        self.seed = seed
+        self.register_buffer("w", None if width is None else self._draw_directions(width))
 
     @abstractmethod
     def draw(self, F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
-        """Directions for width K."""
+        """Returns directions for width K."""
 
     @abstractmethod
-    def spread(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """(ψ, c) from x and w·x, both scaled as the formula wants."""
+    def map_projections(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (ψ, c) from x and w·x, both scaled as the formula wants."""
 
     def redraw(self, seed: int) -> None:
-        """New directions."""
+        """Draws new directions."""
         self.seed = seed
         if self.w is not None:
-            self.w = self._drawn(self.w.shape[1]).to(self.w)
+            self.w = self._draw_directions(self.w.shape[1]).to(self.w)
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         w = self.directions(x)
         x = x * x.shape[-1] ** -0.25  # q·k/√K = x·y, and σ⁻¹ = K^(−1/4)
-        return self.spread(x, x @ w.to(x).mT)
+        return self.map_projections(x, x @ w.to(x).mT)  # [B,N,T,K] @ [K,F]
 
     def directions(self, x: Tensor) -> Float[Tensor, "F K"]:
-        """w for vectors like x, drawn now where no width was given."""
+        """Returns w for vectors like x, drawn now where no width was given."""
         if self.w is None:
-            self.w = self._drawn(x.shape[-1]).to(x)
+            self.w = self._draw_directions(x.shape[-1]).to(x)
         if self.w.shape[1] != x.shape[-1]:
             raise ShapeError(
                 f"{self.name} was built for width K = {self.w.shape[1]}, given q and k of width {x.shape[-1]}"
@@ -94,10 +98,11 @@ class RandomFeatures(Linear):
     def feature_flops(self, K: int) -> int:
         return 2 * K * self.count
 
-    def _drawn(self, K: int) -> Tensor:
+    def _draw_directions(self, K: int) -> Tensor:
         return self.draw(self.count, K, self.seed).to(torch.get_default_dtype())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Directions that are not drawn yet have no buffer to load into.
         saved = state_dict.get(prefix + "w")
         if self.w is None and saved is not None:
             self.w = torch.empty_like(saved)
@@ -111,7 +116,7 @@ class Performer(RandomFeatures):
     def draw(self, F: int, K: int, seed: int) -> Tensor:
         return orthogonal(F, K, seed)
 
-    def spread(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
+    def map_projections(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
         b = projected - x.square().sum(-1, keepdim=True) / 2
         peak = b.detach().amax(-1, keepdim=True)  # only a scale, so no gradient need pass through it
         return torch.exp(b - peak), peak[..., 0] - math.log(self.count) / 2
@@ -130,7 +135,7 @@ class Fourier(RandomFeatures):
     def draw(self, F: int, K: int, seed: int) -> Tensor:
         return gaussian(F, K, seed)
 
-    def spread(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
+    def map_projections(self, x: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
         psi = torch.cat([projected.sin(), projected.cos()], -1) / math.sqrt(self.count)
         return psi, x.square().sum(-1) / 2
 

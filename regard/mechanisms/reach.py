@@ -38,32 +38,28 @@ def warn_if_inaccurate(mechanism: Mechanism, q: Queries, k: Keys, visible: Visib
         return
     if q.device.type != "cpu":
         _SETTLED.add(mechanism.name)
-    found = float(_middle(mechanism, q, k, visible))
-    furthest = limit(mechanism)
-    if found > furthest:
+    distance = float(_median_distance(mechanism, q, k, visible))
+    limit = largest_distance(mechanism)
+    if distance > limit:
         _SETTLED.add(mechanism.name)
-        sign = _sign(mechanism)
+        sign = "+" if isinstance(mechanism, Performer) else "−"
         warnings.warn(
             f"{mechanism.name}: q and k are too large for {mechanism.count} features to follow softmax "
-            f"(‖q{sign}k‖²/√K is {found:.3g}, at most {furthest:.2g} would do): use smaller q and k, more features, "
+            f"(‖q{sign}k‖²/√K is {distance:.3g}, at most {limit:.2g} would do): use smaller q and k, more features, "
             "or softmax.",
             stacklevel=3,
         )
 
 
-def limit(mechanism: Performer | Fourier) -> float:
-    """The s at which the standard deviation of an entry is `DEVIATION` of its mean."""
+def largest_distance(mechanism: Performer | Fourier) -> float:
+    """Returns the s at which the standard deviation of an entry is `DEVIATION` of its mean."""
     if isinstance(mechanism, Performer):
         return math.log1p(mechanism.count * DEVIATION**2)
     return 2 * math.asinh(DEVIATION * math.sqrt(mechanism.count / 2))
 
 
-def _sign(mechanism: Performer | Fourier) -> str:
-    return "+" if isinstance(mechanism, Performer) else "−"
-
-
 def _readable(x: Tensor) -> bool:
-    """Whether numbers can be read from x now, and nobody records what is done with it."""
+    """Returns whether numbers can be read from x now, and nobody records what is done with it."""
     if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta:
         return False
     if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
@@ -74,21 +70,22 @@ def _readable(x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _middle(mechanism: Performer | Fourier, q: Queries, k: Keys, visible: Visible | None) -> Tensor:
-    """The median of s over pairs of sampled queries and visible keys; NaN where there are none, or only NaN."""
-    every = _step(k.shape[2])
-    x = upcast_half(q[:, :, :: _step(q.shape[2])]) * q.shape[3] ** -0.25
-    y = upcast_half(k[:, :, ::every]) * k.shape[3] ** -0.25
+def _median_distance(mechanism: Performer | Fourier, q: Queries, k: Keys, visible: Visible | None) -> Tensor:
+    """Returns the median of s over pairs of sampled queries and visible keys; NaN where there are none, or only NaN."""
+    stride = _sample_stride(k.shape[2])
+    x = upcast_half(q[:, :, :: _sample_stride(q.shape[2])]) * q.shape[3] ** -0.25
+    y = upcast_half(k[:, :, ::stride]) * k.shape[3] ** -0.25
     if visible is not None:
-        y = y.masked_fill(~visible[:, None, ::every, None], math.nan)
+        y = y.masked_fill(~visible[:, None, ::stride, None], math.nan)  # which nanmedian leaves out
     x = x.reshape(y.shape[0], y.shape[1], -1, y.shape[3])  # the queries of a group side by side
     if isinstance(mechanism, Fourier):
         y = -y
-    lengths = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
-    shifts: Tensor = lengths + 2 * x @ y.mT
-    return shifts.nanmedian()
+    # ‖x+y‖² = ‖x‖² + ‖y‖² + 2x·y, the last a product of [B,G,R·T,K] with [B,G,K,S].
+    squares = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
+    distances: Tensor = squares + 2 * x @ y.mT
+    return distances.nanmedian()
 
 
-def _step(tokens: int) -> int:
-    """Every how many tokens one is looked at, so that `SAMPLE` are at most."""
+def _sample_stride(tokens: int) -> int:
+    """Returns the stride at which at most `SAMPLE` of the tokens are looked at."""
     return max(1, math.ceil(tokens / SAMPLE))

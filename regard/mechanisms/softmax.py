@@ -22,7 +22,9 @@ class Softmax(Pairwise):
 
     def score_scale(self, K: int) -> float:
         """Returns the factor of the scores of keys of width K: `scale`, or 1/√K where it is None."""
-        return default_scale(K) if self.scale is None else self.scale
+        if self.scale is None:
+            return default_scale(K)
+        return self.scale
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         return mask.softmax(scores(q * self.score_scale(q.shape[-1]), k, mask))

@@ -18,7 +18,7 @@ import math
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import LengthError, OptionError, ShapeError
@@ -28,7 +28,7 @@ from regard.shapes import Keys, Mask, Queries, Size, Weights, upcast_half
 
 
 class Positional(Pairwise):
-    """What both synthesizers share: scores by position, for at most `length` visible tokens."""
+    """A mechanism whose scores go by position, for at most `length` visible tokens: what both synthesizers share."""
 
     crosses = False
     memory = "N·G·V"
@@ -38,35 +38,41 @@ class Positional(Pairwise):
         for name, x in (("heads", heads), ("length", length)):
             if x < 1:
                 raise OptionError(f"{type(self).__name__}: {name} = {x}, expected at least 1")
-        self.heads, self.length = heads, length
+        self.heads = heads
+        self.length = length
 
-    def fits(self, q: Tensor | None, width: int | None = None) -> None:
-        """An error where q has other heads, or another width, than it was built for."""
+    def check_queries(self, q: Tensor | None, width: int | None = None) -> None:
+        """Raises where q has other heads, or another width, than the mechanism was built for."""
         if q is None:
             return
         if q.dim() != 4 or q.shape[1] != self.heads or q.shape[3] != (width or q.shape[3]):
+            sizes = f"heads = {self.heads}"
+            if width:
+                sizes += f", width = {width}"
             raise ShapeError(
-                f"{self.name} was built for heads = {self.heads}{f', width = {width}' if width else ''}; "
-                f"expected q [B,{self.heads},T,{width or 'K'}]. Given: q {list(q.shape)}."
+                f"{self.name} was built for {sizes}; expected q [B,{self.heads},T,{width or 'K'}]. "
+                f"Given: q {list(q.shape)}."
             )
 
-    def columns(self, S: int, mask: Mask, device: torch.device) -> Tensor:
-        """Positions of the keys, [B|1,S]."""
-        return self._within(mask.positions(S, device), mask.visible)
+    def key_positions(self, S: int, mask: Mask, device: torch.device) -> Int[Tensor, "#B S"]:
+        """Returns the positions of the keys, which are columns of the scores."""
+        return self._check_positions(mask.positions(S, device), mask.visible)
 
-    def rows(self, T: int, S: int, mask: Mask, device: torch.device) -> Tensor:
-        """Positions of the queries, [B|1,T]."""
-        return self._within(mask.query_positions(T, S, device).position, None)
+    def query_positions(self, T: int, S: int, mask: Mask, device: torch.device) -> Int[Tensor, "#B T"]:
+        """Returns the positions of the queries, which are rows of the scores."""
+        return self._check_positions(mask.query_positions(T, S, device).position, None)
 
-    def _within(self, positions: Tensor, visible: Tensor | None) -> Tensor:
+    def _check_positions(self, positions: Tensor, visible: Tensor | None) -> Tensor:
+        """Returns positions that the learned scores have, or raises where visible tokens are past their end."""
         if visible is None and positions.shape[0] == 1:
-            self.reaches(positions.shape[1])
+            self.check_length(positions.shape[1])
+        # Reading the positions waits for the device, so it is done only where they could be too many.
         if positions.shape[1] > self.length and visible is not None:
-            self.reaches(int((positions + 1).masked_fill(~visible, 0).amax()))
+            self.check_length(int((positions + 1).masked_fill(~visible, 0).amax()))
         return positions.clamp(max=self.length - 1)  # invisible tokens may stand one past the end
 
-    def reaches(self, n: int) -> None:
-        """An error where n visible tokens are more than it was built for."""
+    def check_length(self, n: int) -> None:
+        """Raises where n visible tokens are more than the mechanism was built for."""
         if n > self.length:
             raise LengthError(
                 f"{self.name}: {n} visible tokens, but it was built for length = {self.length}. "
@@ -88,12 +94,16 @@ class Synthesizer(Positional):
         self.offset = nn.Parameter(torch.zeros(heads, length))
 
     def as_softmax(self, q: Queries, mask: Mask) -> tuple[Tensor, Tensor]:
-        """q' = [ReLU(q), 1] and the learned keys [Bᵀ, b₂] in the order of the tokens: softmax attention at scale 1."""
-        self.fits(q, self.width)
+        """Returns queries and keys whose softmax attention at scale 1 this is.
+
+        The queries are q' = [ReLU(q), 1] [B,H,T,K+1]; the keys are the learned [Bᵀ, b₂] in the order of the tokens,
+        [B,H,S,K+1].
+        """
+        self.check_queries(q, self.width)
         _, S = mask.size(q, None)
         q = upcast_half(q).relu()
         keys = torch.cat([self.keys, self.offset[..., None]], -1).to(q.dtype)
-        keys = keys[:, self.columns(S, mask, q.device)].transpose(0, 1)
+        keys = keys[:, self.key_positions(S, mask, q.device)].transpose(0, 1)
         return torch.cat([q, torch.ones_like(q[..., :1])], -1), keys.expand(q.shape[0], -1, -1, -1)
 
     def weights(self, q: Queries, k: Keys | None = None, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
@@ -119,36 +129,42 @@ class RandomSynthesizer(Positional):
         self.rank = rank
         if rank is not None and rank < 1:
             raise OptionError(f"synthesizer-random: rank = {rank}, expected at least 1, or None for the full matrix")
-        shape = (heads, length, length if rank is None else rank)
-        # Two factors of deviation rank^(−1/4) give scores of unit deviation, as the full matrix has.
-        spread = 1.0 if rank is None else rank**-0.25
-        self.left = nn.Parameter(spread * torch.randn(shape), requires_grad=learned)
-        self.right = None if rank is None else nn.Parameter(spread * torch.randn(shape), requires_grad=learned)
+        self.right = None
+        if rank is None:
+            self.left = nn.Parameter(torch.randn(heads, length, length), requires_grad=learned)
+        else:
+            # Two factors of deviation rank^(−1/4) give scores of unit deviation, as the full matrix has.
+            deviation = rank**-0.25
+            self.left = nn.Parameter(deviation * torch.randn(heads, length, rank), requires_grad=learned)
+            self.right = nn.Parameter(deviation * torch.randn(heads, length, rank), requires_grad=learned)
 
     @property
     def learns(self) -> bool:
         return self.left.requires_grad
 
     def scores(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "#B H T S"]:
-        """R at the positions of rows and columns."""
+        """Returns R at the positions of the queries and keys."""
         if self.right is not None:
             left, right = self.factors(mask, q, k)
-            return left @ right.mT
-        rows, columns = self._places(mask, q, k)
+            return left @ right.mT  # [B|1,H,T,r] @ [B|1,H,r,S]
+        rows, columns = self._positions(mask, q, k)
         return upcast_half(self.left)[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
 
     def factors(self, mask: Mask, q: Tensor | None = None, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """R₁ at the rows and R₂ at the columns: the queries and keys of softmax attention at scale 1."""
+        """Returns R₁ at the queries' positions and R₂ at the keys': what softmax attention at scale 1 compares."""
         assert self.right is not None
-        rows, columns = self._places(mask, q, k)
+        rows, columns = self._positions(mask, q, k)
         # Widened before they are picked: gradients of a whole batch add up in float32.
-        return upcast_half(self.left)[:, rows].transpose(0, 1), upcast_half(self.right)[:, columns].transpose(0, 1)
+        left = upcast_half(self.left)[:, rows].transpose(0, 1)
+        right = upcast_half(self.right)[:, columns].transpose(0, 1)
+        return left, right
 
-    def _places(self, mask: Mask, q: Tensor | None, k: Tensor | None) -> tuple[Tensor, Tensor]:
-        self.fits(q)
+    def _positions(self, mask: Mask, q: Tensor | None, k: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the positions of the queries and of the keys: the rows and columns of R."""
+        self.check_queries(q)
         T, S = mask.size(q, k)
         device = self.left.device
-        return self.rows(T, S, mask, device), self.columns(S, mask, device)
+        return self.query_positions(T, S, mask, device), self.key_positions(S, mask, device)
 
     def weights(self, q: Queries | None = None, k: Keys | None = None, mask: Mask = Mask()) -> Weights:
         scores = self.scores(mask, q, k)
@@ -157,7 +173,9 @@ class RandomSynthesizer(Positional):
         return mask.softmax(scores)
 
     def score_flops(self, K: int) -> int:
-        return 0 if self.rank is None else 2 * self.rank
+        return 2 * (self.rank or 0)
 
     def learned_numbers(self, size: Size) -> int:
-        return size.H * (count_pairs(size) if self.rank is None else (size.T + size.S) * self.rank)
+        if self.rank is None:
+            return size.H * count_pairs(size)
+        return size.H * (size.T + size.S) * self.rank

@@ -34,7 +34,7 @@ def _when(
 def synthesizer(
     mechanism: Synthesizer, q: Tensor, k: Tensor | None, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:
-    mechanism.fits(q, mechanism.width)
+    mechanism.check_queries(q, mechanism.width)
     state = _written(mechanism, v, state)
     keys, offset = mechanism.keys[:, : state.used], mechanism.offset[:, None, : state.used]
     return _mixed(_product(q[:, :, 0].relu().transpose(0, 1), keys) + offset, state), state
@@ -45,7 +45,7 @@ def random_synthesizer(
     mechanism: RandomSynthesizer, q: Tensor | None, k: Tensor | None, v: Tensor, state: Cache,
     visible: Tensor | None = None,
 ) -> tuple[Tensor, Cache]:  # fmt: skip
-    mechanism.fits(q)
+    mechanism.check_queries(q)
     state = _written(mechanism, v, state)
     used, left, right = state.used, mechanism.left, mechanism.right
     rows = left[:, used - 1 : used] if state.even else left.index_select(1, state.tokens - 1)
@@ -54,7 +54,7 @@ def random_synthesizer(
 
 
 def _written(mechanism: Positional, v: Tensor, state: Cache) -> Cache:
-    mechanism.reaches(state.used + 1)
+    mechanism.check_length(state.used + 1)
     return append_to_cache(state, None, v, None)
 
 
