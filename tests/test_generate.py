@@ -140,6 +140,16 @@ def test_distributions_are_their_definitions() -> None:
     torch.testing.assert_close(penalised(torch.tensor([[2.0, 3.0, -1.0]]), seen, 2.0), torch.tensor([[1.0, 3.0, -2.0]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("more", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_a_low_temperature_does_not_overflow_half_precision(dtype: torch.dtype, more: dict[str, Any]) -> None:
+    settings = Settings(temperature=1e-4, **more)
+    p = probabilities(20 * LOGITS[None].to(dtype), settings)
+    assert p.argmax() == 0 and float(p.sum()) == pytest.approx(1)
+    want = probabilities(20 * LOGITS[None].to(dtype).float(), settings)
+    torch.testing.assert_close(p, want, rtol=0, atol=0)
+
+
 def test_a_repetition_penalty_avoids_what_was_said() -> None:
     model = gpt()
     told = generate(model, [3, 3, 3], max_tokens=8, repetition_penalty=1e6).tokens
@@ -201,6 +211,24 @@ def test_full_width_beam_search_is_brute_force(stop: int | None, power: float) -
     for choice in few.choices:
         score = want[tuple(choice.tokens)] / lengths[tuple(choice.tokens)] ** power
         assert choice.score == pytest.approx(score, rel=1e-9)
+
+
+@pytest.mark.parametrize("power", [-2.0, -1.0, -0.3])
+@pytest.mark.parametrize(("vocabulary", "beams"), [(2, 1), (2, 3), (4, 2)])
+def test_a_negative_length_penalty_returns_only_what_has_ended(vocabulary: int, beams: int, power: float) -> None:
+    model, limit, stop = gpt(vocabulary=vocabulary, layers=1, width=6), 4, 1
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model.embedding.weight.data = 2 * torch.randn_like(model.embedding.weight)
+        ranks = {
+            ids: score / (len(ids) if len(ids) == limit else len(ids) + 1) ** power
+            for ids, score in every_output(model, [0, 0], limit, stop).items()
+        }
+        asked = {"max_tokens": limit, "beams": beams, "length_penalty": power, "stop_tokens": (stop,)}
+        found = {tuple(c.tokens): c.score for c in generate(model, [0, 0], **asked).choices}
+        assert found == pytest.approx({ids: ranks[ids] for ids in found}, rel=1e-9)
+        if vocabulary == 2:  # one output goes on at a time, so that the search is exhaustive
+            assert list(found) == sorted(ranks, key=ranks.__getitem__, reverse=True)[:beams]
 
 
 def test_one_beam_is_greedy_and_every_beam_is_returned() -> None:
@@ -272,6 +300,19 @@ def test_a_sliding_window_goes_on_for_ever() -> None:
     assert generate(model, [1] * 20, max_tokens=3, slide=True).tokens
     stopped = generate(model, [1, 2, 3], max_tokens=30)
     assert stopped.tokens == want[:6] and stopped.choices[0].ended == "full"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1.2, "seed": 3}, {"temperature": 1.2, "seed": 3, "n": 2}, {"stop_tokens": (2,)}]
+)
+def test_a_sliding_window_is_the_same_alone_and_in_a_batch(settings: dict[str, Any]) -> None:
+    model = gpt(length=8, vocabulary=7)
+    prompts = [[1, 2, 3], [5], [6, 4, 1, 0, 3, 3], [5], [3, 1, 1]]
+    together = generate(model, prompts, max_tokens=30, slide=True, **settings)
+    for n, prompt in enumerate(prompts):
+        if prompt not in prompts[:n]:  # where a prompt occurs twice it is drawn anew
+            alone = generate(model, prompt, max_tokens=30, slide=True, **settings)
+            assert [c.tokens for c in together[n].choices] == [c.tokens for c in alone.choices]
 
 
 def test_a_prompt_is_read_once_and_the_state_used_ever_after(monkeypatch: pytest.MonkeyPatch) -> None:

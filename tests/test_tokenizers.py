@@ -66,6 +66,19 @@ def test_broken_utf8_comes_out_as_replacement_characters(n: int) -> None:
     assert text.startswith("a")
 
 
+@pytest.mark.parametrize("special", ["é", "<é>", "<end>", "⁇", "ÿ"])
+def test_a_special_token_of_a_bpe_decodes_to_itself(special: str) -> None:
+    """The library writes each byte as a letter, 0xE9 as "é", so that a special token may look like bytes."""
+    pytest.importorskip("tokenizers")
+    tokenizer = BPE.train(["hello wörld 部 café"] * 3, 300, special=(special,))
+    for text in (special, f"a{special}b", f"{special}{special}", f"部{special}部 wörld", f"hello{special}", "部部ö"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        pieces = tokenizer.pieces()
+        assert "".join([*(pieces.push(i) for i in ids), pieces.finish()]) == text
+    assert tokenizer.id(special) in tokenizer.encode(special)
+
+
 def test_unknown_characters_are_named_with_their_place() -> None:
     plain = Characters.of("abc", special=("⁇", "□"))
     assert plain.role("pad") == plain.id("□") == 1

@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,10 +105,14 @@ class Pieces:
         # What was told is decoded along, as the first token of a text may be written differently.
         before = self.tokenizer.decode(self.ids[self.start : self.told])
         now = self.tokenizer.decode(self.ids[self.start :])
-        if not final and now.endswith("�"):
+        if not final and self._is_open(now):
             return ""
         self.start, self.told = self.told, len(self.ids)
         return now[len(before) :]
+
+    def _is_open(self, text: str) -> bool:
+        """Returns whether a later token may change the end of the text."""
+        return text.endswith("�")
 
 
 class _Listed(Tokenizer):
@@ -259,6 +263,7 @@ class BPE(Tokenizer):
         self._ends = None if ends is None else frozenset(ends)
         added = self._inner.get_added_tokens_decoder()
         self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
+        self._misread = self._misread_tokens({i: token.content for i, token in added.items()})
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int, special: Sequence[str] = ()) -> BPE:
@@ -294,7 +299,47 @@ class BPE(Tokenizer):
         for n, i in enumerate(ids):
             if not 0 <= i < self.size:
                 raise TextError(f"token {i} at position {n}: expected 0 to {self.size - 1}")
-        return str(self._inner.decode(ids, skip_special_tokens=False))
+        text = str(self._inner.decode(ids, skip_special_tokens=False))
+        if "�" in text and not self._misread.keys().isdisjoint(ids):
+            return self._decode_bytes(ids)
+        return text
+
+    def pieces(self) -> Pieces:
+        return _BPEPieces(self, frozenset(self._misread))
+
+    def _misread_tokens(self, added: Mapping[int, str]) -> dict[int, str]:
+        """Returns the added tokens that the library takes for bytes when it decodes.
+
+        Its byte-level decoder writes the byte 0xE9 as "é", and so reads a special token "é" as that byte.
+        """
+        if type(self._inner.decoder).__name__ != "ByteLevel":
+            return {}
+        decoded = {i: self._inner.decode([i], skip_special_tokens=False) for i in added}
+        return {i: content for i, content in added.items() if "�" in decoded[i] and "�" not in content}
+
+    def _decode_bytes(self, ids: list[int]) -> str:
+        """Returns the text of ids among which are misread tokens.
+
+        One of a single letter has the id of its byte: it is the byte where that completes a character.
+        """
+        letters = {letter: byte for byte, letter in enumerate(byte_letters())}
+
+        def byte_level(i: int) -> bytes:
+            token = self._inner.id_to_token(i)
+            if all(letter in letters for letter in token):
+                return bytes(letters[letter] for letter in token)
+            return str(token).encode()
+
+        out = bytearray()
+        for n, i in enumerate(ids):
+            content = self._misread.get(i)
+            piece = byte_level(i)
+            if content is not None:
+                after = b"".join(map(byte_level, ids[n + 1 : n + 4]))
+                if len(content) > 1 or not _completes_character(bytes(out[-3:]), piece, after):
+                    piece = content.encode()
+            out += piece
+        return out.decode(errors="replace")
 
     def id(self, special: str) -> int | None:
         return int(self._inner.token_to_id(special)) if special in self.special else None
@@ -306,6 +351,38 @@ class BPE(Tokenizer):
     def as_json(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self._inner.to_str())
         return document if self._ends is None else {**document, "ends": sorted(self._ends)}
+
+
+class _BPEPieces(Pieces):
+    """Waits behind a token that may be a special one or the first byte of a character."""
+
+    def __init__(self, tokenizer: BPE, misread: frozenset[int]) -> None:
+        super().__init__(tokenizer)
+        self.misread = misread
+
+    def _is_open(self, text: str) -> bool:
+        return super()._is_open(text) or self.ids[-1] in self.misread
+
+
+def byte_letters() -> list[str]:
+    """Returns the letter by which byte-level BPE writes each byte: itself where it is printed, else one from 256 on."""
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printed else next(others)) for byte in range(256)]
+
+
+def _completes_character(before: bytes, byte: bytes, after: bytes) -> bool:
+    """Returns whether a byte is part of one UTF-8 character of 2 to 4 bytes, given those before and after it."""
+    near = before + byte + after
+    place = len(before)
+    for length in (2, 3, 4):
+        for start in range(max(0, place - length + 1), place + 1):
+            try:
+                if len(near[start : start + length].decode()) == 1:
+                    return True
+            except UnicodeDecodeError:
+                continue
+    return False
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

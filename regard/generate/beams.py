@@ -73,6 +73,9 @@ class Beams:
     @property
     def choices(self) -> list[list[Choice]]:
         """Every beam of each prompt, best first."""
+        if self.count < self.limit:
+            # The search has ended early: no unfinished output could still come among the best.
+            return self.finished
         assert self.scores is not None and self.tokens is not None
         for p, (scores, rows) in enumerate(zip(self.scores.tolist(), self.tokens.tolist(), strict=True)):
             for score, ids in zip(scores, rows, strict=True):

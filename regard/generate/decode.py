@@ -76,7 +76,7 @@ def generate(
         if settings.beams is not None:
             found = _beams(decoder, prompts, settings, tokenizer)
         else:
-            found = _distinct(decoder, prompts, settings, tokenizer, seed)
+            found = _by_length(decoder, prompts, settings, tokenizer, seed)
     results = [Result(tuple(choices[: settings.beams or settings.n])) for choices in found]
     return results[0] if single else results
 
@@ -206,6 +206,23 @@ def padded(
         return tokens, None
     blank = torch.tensor([longest - len(ids) for ids in prompts], device=device)
     return tokens, torch.arange(longest, device=device) >= blank[:, None]
+
+
+def _by_length(
+    model: Decoder[Any], prompts: list[list[int]], settings: Settings, tokenizer: Tokenizer | None, seed: int
+) -> list[list[Choice]]:
+    """Samples for each prompt. Where windows slide, only prompts of one length share a batch.
+
+    A window slides when it is full. Rows of one length are full at the same time, as each would be alone.
+    """
+    if not settings.slide:
+        return _distinct(model, prompts, settings, tokenizer, seed)
+    found: dict[int, list[Choice]] = {}
+    for length in sorted({len(ids) for ids in prompts}):
+        places = [p for p, ids in enumerate(prompts) if len(ids) == length]
+        choices = _distinct(model, [prompts[p] for p in places], settings, tokenizer, seed)
+        found |= dict(zip(places, choices, strict=True))
+    return [found[p] for p in range(len(prompts))]
 
 
 def _distinct(

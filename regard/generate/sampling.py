@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.generate.settings import Settings
+from regard.shapes import wide
 
 
 def candidates(
@@ -21,7 +22,7 @@ def candidates(
     """
     ids = None
     if settings.temperature is not None:
-        logits = logits / settings.temperature
+        logits = wide(logits) / settings.temperature  # float16 ends at 65,504
     if settings.top_k is not None or settings.top_p is not None:
         N = logits.shape[-1]
         logits, ids = logits.topk(min(settings.top_k or N, N), -1)  # in falling order
