@@ -71,7 +71,7 @@ def against_context(mechanism: str, short: int, long: int, runs: int) -> dict[st
 
     @torch.inference_mode()
     def prepared(n: int) -> Callable[[], Any]:
-        state = model.begin(prompt[:, :n], None, 64)[1]
+        state = model.prefill(prompt[:, :n], None, 64)[1]
         token = prompt[:, :1]
 
         @torch.inference_mode()

@@ -83,7 +83,7 @@ def models() -> Iterator[Row]:
         gpt2 = GPT.preset("gpt2").eval()
         prompt = torch.randint(50257, (1, 512))
         yield Row("GPT gpt2, T = 512", gpt2.summary(512).total.whole, torch.no_grad()(lambda: gpt2(prompt)))
-        _, state = gpt2.begin(prompt[:, :-1], None, 1)
+        _, state = gpt2.prefill(prompt[:, :-1], None, 1)
         one = gpt2.summary(512).total.step
         yield Row("GPT gpt2, one token of 512", one, torch.no_grad()(lambda: gpt2.extend(prompt[:, -1:], state)))
 

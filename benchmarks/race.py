@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from regard.data.files import staged
+from regard.data.files import atomic_write
 from regard.lab.bench.page import picture
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import Race, race
@@ -38,7 +38,7 @@ def measured(file: Path, device: str, peers: str | None, only: tuple[str, ...] =
 
     def keep(results: RaceResults) -> None:
         document = {"lab": "bench", "command": command, **results.as_dict()}
-        with staged(file) as out:
+        with atomic_write(file) as out:
             out.write(json.dumps(document, indent=1).encode() + b"\n")
 
     def say(text: str) -> None:

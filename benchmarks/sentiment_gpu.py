@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import tomli_w
 import torch
 
-from regard.data.sentences import Split
+from regard.data.sentences import SentenceSplit
 from regard.hub.classifier import Classifier
 from regard.lab import experiment
 from regard.lab.sentiment import run as sentiment
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
     @property
     def asked(self) -> dict[str, Any]:
-        files = {name: str(Path(self.data, f"{name}.tsv").resolve()) for name in Split._fields}
+        files = {name: str(Path(self.data, f"{name}.tsv").resolve()) for name in SentenceSplit._fields}
         return {"data": files, "model": {"name": str(Path(self.encoder).resolve())}}
 
 
@@ -105,7 +105,7 @@ def main(data: str, encoder: str, out: str, device: str = "cuda", epochs: str = 
 
     def told(row: dict[str, Any]) -> None:
         found.append(row)
-        accuracy = " ".join(f"{key} {row[key]['accuracy']:.4f}" for key in Split._fields)
+        accuracy = " ".join(f"{key} {row[key]['accuracy']:.4f}" for key in SentenceSplit._fields)
         print(f"{time.perf_counter() - began:4.0f} s", Setting(*list(row.values())[:5]).name, accuracy, flush=True)
         document = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "versions": versions()}
         Path(out, "trainings.json").write_text(

@@ -141,7 +141,7 @@ def test_reweight_sequence_is_found_to_look_ahead_and_has_no_state() -> None:
 def test_a_broken_model_is_found_out() -> None:
     """The laws must be able to fail: positions by column instead of by visible tokens."""
     model = built(GPT, "softmax", "learned", "concatenate")
-    model.stack._placed = lambda x, positions, reach: type(model.stack)._placed(
+    model.stack._add_positions = lambda x, positions, reach: type(model.stack)._add_positions(
         model.stack, x, torch.arange(x.shape[1])[None], reach
     )
     found = {name: f for name, f in check(model, seeds=1).items() if isinstance(f, Finding)}
@@ -164,7 +164,7 @@ def test_too_long_is_an_error_that_says_how_long() -> None:
         model = GPT.preset("nano", vocabulary=7, length=8, **options).eval()
         with pytest.raises(LengthError, match=r"9 visible tokens.*length = 8"):
             model(torch.zeros(1, 9, dtype=torch.long))
-        _, state = model.begin(torch.zeros(1, 8, dtype=torch.long), None, 0)
+        _, state = model.prefill(torch.zeros(1, 8, dtype=torch.long), None, 0)
         with pytest.raises(LengthError, match="9 visible tokens"):
             model.extend(torch.zeros(1, 1, dtype=torch.long), state)
         visible = torch.arange(12)[None] < 8  # padding is not counted
@@ -277,7 +277,7 @@ def test_the_summary_counts_what_runs(name: str) -> None:
     with torch.no_grad():
         with FlopCounterMode(display=False) as whole:
             model(tokens)
-        _, state = model.begin(tokens[:, :31], None, 1)
+        _, state = model.prefill(tokens[:, :31], None, 1)
         with FlopCounterMode(display=False) as step:
             model.extend(tokens[:, 31:], state)
     assert whole.get_total_flops() == total.sequence

@@ -18,8 +18,8 @@ from regard.data.bag import BagOfWords
 from regard.data.batch import IGNORE
 from regard.data.files import DataError
 from regard.data.reviews import ADVERBS, BAD, GOOD, KINDS, OPENINGS, THINGS, ReviewsConfig, reviews
-from regard.data.sentences import Sentence, majority, read_sentences, write_sentences
-from regard.data.splits import cut
+from regard.data.sentences import Sentence, majority_label, read_sentences, write_sentences
+from regard.data.splits import split_by_hash
 from regard.hub import HubError
 from regard.hub.classifier import Classifier, HubTokenizer, default_encoder
 from regard.lab import experiment
@@ -125,7 +125,7 @@ def test_files_that_are_refused(text, words, tmp_path):
 
 def test_cutting_depends_on_the_text_alone():
     rows = [Sentence(f"sentence {n % 300}", n % 2) for n in range(600)]
-    made = cut(rows, 0.2, ["dev", "test"])
+    made = split_by_hash(rows, 0.2, ["dev", "test"])
     assert sorted(s for part in made.values() for s in part) == sorted(rows)
     texts = [{s.text for s in part} for part in made.values()]
     assert not texts[0] & texts[1] and not texts[1] & texts[2] and all(texts)
@@ -197,13 +197,13 @@ def test_words_alone_are_not_enough_and_a_bag_of_words_finds_what_they_say():
 def test_a_bag_of_words_is_a_logistic_regression():
     rows = [Sentence("good film", 1), Sentence("bad film", 0), Sentence("good", 1), Sentence("bad", 0)]
     bag = BagOfWords(rows, rows)
-    assert set(bag.places) == {"good", "bad", "film"} and bag.predict(["GOOD!", "bad", "a bad one"]) == [1, 0, 0]
-    weight = {word: float(bag.weights[n]) for word, n in bag.places.items()}
+    assert set(bag.vocabulary) == {"good", "bad", "film"} and bag.predict(["GOOD!", "bad", "a bad one"]) == [1, 0, 0]
+    weight = {word: float(bag.weights[n]) for word, n in bag.vocabulary.items()}
     assert weight["good"] == pytest.approx(-weight["bad"], rel=1e-3) and abs(weight["film"]) < 1e-3
-    p = torch.sigmoid(bag.weights[bag.places["good"]] + bag.offset)  # the gradient of loss + λ‖w‖² is zero
+    p = torch.sigmoid(bag.weights[bag.vocabulary["good"]] + bag.offset)  # the gradient of loss + λ‖w‖² is zero
     assert float((p - 1) / 2 + 2 * bag.penalty * weight["good"]) == pytest.approx(0, abs=1e-4)
-    assert BagOfWords(rows, rows, grams=2).places.keys() >= {"good film", "bad film"}
-    assert majority([*rows, Sentence("x", 0)]) == 0
+    assert BagOfWords(rows, rows, grams=2).vocabulary.keys() >= {"good film", "bad film"}
+    assert majority_label([*rows, Sentence("x", 0)]) == 0
 
 
 # Batches

@@ -16,10 +16,10 @@ from regard.cli import main
 from regard.config import ConfigError
 from regard.data.batch import IGNORE
 from regard.data.files import DataError
-from regard.data.notices import NoticesConfig, judge, notice, notices, stated
+from regard.data.notices import NoticesConfig, judge, notice, notices, parse_notice
 from regard.data.pairs import Pair, read_articles, read_pairs, write_pairs
-from regard.data.rouge import bootstrap, copying, lead, rouge
-from regard.data.splits import cut
+from regard.data.rouge import bootstrap, copied_share, lead, rouge
+from regard.data.splits import split_by_hash
 from regard.data.tokenizers import BPE
 from regard.generate import Settings
 from regard.lab import experiment
@@ -124,12 +124,12 @@ def test_a_long_field_is_read_and_the_process_is_left_as_it_was(tmp_path):
 
 def test_cutting_depends_on_the_article_alone():
     pairs = [Pair(f"article {n % 500}", str(n)) for n in range(1000)]
-    made = cut(pairs, 0.1, ["dev", "test"])
+    made = split_by_hash(pairs, 0.1, ["dev", "test"])
     sides = {name: {pair.article for pair in part} for name, part in made.items()}
     assert not sides["train"] & sides["dev"] and not sides["train"] & sides["test"] and not sides["dev"] & sides["test"]
     assert sorted(p for part in made.values() for p in part) == sorted(pairs)
     assert 60 < len(made["dev"]) < 140 and 60 < len(made["test"]) < 140
-    again = cut(pairs[::-1], 0.1, ["dev", "test"])
+    again = split_by_hash(pairs[::-1], 0.1, ["dev", "test"])
     assert {name: set(part) for name, part in again.items()} == {name: set(part) for name, part in made.items()}
 
 
@@ -144,7 +144,7 @@ def test_generated_pairs_are_true_and_always_the_same():
     untold = 0
     for pair in (p for part in made for p in part):
         facts = dict(pair.truth)
-        assert pair.summary == notice(facts) and stated(pair.summary) == facts
+        assert pair.summary == notice(facts) and parse_notice(pair.summary) == facts
         assert all(value is None or value in pair.article for value in facts.values())
         assert judge(pair.summary, pair.article, facts) == (sum(v is not None for v in facts.values()), 0, 0, 0)
         untold += facts["place"] is None
@@ -190,9 +190,9 @@ def test_the_bootstrap_covers_and_narrows():
 
 
 def test_copying_counts_every_occurrence():
-    assert copying(["a b a"], ["b a c"], 1) == 1.0
-    assert copying(["a b a"], ["b a c"], 2) == 0.5
-    assert copying(["x"], ["b"], 2) is None
+    assert copied_share(["a b a"], ["b a c"], 1) == 1.0
+    assert copied_share(["a b a"], ["b a c"], 2) == 0.5
+    assert copied_share(["x"], ["b"], 2) is None
     assert lead("one  two\nthree", 2) == "one two"
 
 

@@ -1,13 +1,30 @@
 """Tokenizers: text survives the round trip, and what cannot be encoded is named."""
 
 import json
+import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from regard.data import BPE, Bytes, Characters, TextError, Tokenizer, TokenizerFileError, load_tokenizer
-from regard.errors import ExtraMissingError
+from regard.config import ConfigError
+from regard.data import (
+    BPE,
+    TOKENIZERS,
+    Bytes,
+    Characters,
+    TextError,
+    Tokenizer,
+    TokenizerFileError,
+    load_tokenizer,
+    tokenizer,
+    write_tokens,
+)
+from regard.errors import ExtraMissingError, UnknownNameError
+from regard.models import load
+from regard.train import recipe, train
 
 TEXT = "Hello, wörld! 日本語 🎉🎉 naïve\n\tcafé\u2028end"
 
@@ -127,3 +144,53 @@ def test_a_missing_file_and_a_missing_library_say_what_to_do(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ExtraMissingError, match=r'pip install "regard\[text\]"'):
         BPE(json.dumps({}))
+
+
+def test_a_tokenizer_of_ones_own_is_a_class_with_a_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TOKENIZERS, "_entries", dict(TOKENIZERS._entries))
+
+    @tokenizer("words")
+    class Words(Tokenizer):
+        """One token a word with the space before it."""
+
+        open_vocabulary = False
+
+        def __init__(self, words: Sequence[str]) -> None:
+            self.words = list(words)
+
+        @classmethod
+        def train(cls, texts: Iterable[str], size: int, special: Sequence[str] = ()) -> "Words":
+            return cls(sorted({word for text in texts for word in re.findall(r"\s*\S+", text)}))
+
+        @classmethod
+        def from_json(cls, document: Mapping[str, Any]) -> "Words":
+            return cls(document["words"])
+
+        @property
+        def size(self) -> int:
+            return len(self.words)
+
+        def encode(self, text: str) -> list[int]:
+            return [self.words.index(word) for word in re.findall(r"\s*\S+", text)]
+
+        def decode(self, ids: Iterable[int]) -> str:
+            return "".join(self.words[i] for i in self.check_ids(ids))
+
+        def id(self, special: str) -> int | None:
+            return None
+
+        def as_json(self) -> dict[str, Any]:
+            return self.document(words=self.words)
+
+    text = tmp_path / "text.txt"
+    text.write_text(" to be or not to be that is the question" * 40)
+    tokens, _ = write_tokens(text, tmp_path / "tokens", "words")
+    assert isinstance(tokens.tokenizer, Words) and tokens.tokenizer.decode(tokens.tokens[:3]) == " to be or"
+    asked = [f"data.text={text}", "data.tokenizer=words", "data.block=8", "model.width=16", "model.attention.heads=2"]
+    run = train(recipe.load("lm", [*asked, "train.steps=2"]), tmp_path / "run", device="cpu")
+    again = load(run.path)
+    assert isinstance(again.tokenizer, Words) and again.tokenizer.words == tokens.tokenizer.words
+    with pytest.raises(ConfigError, match="Did you mean 'words'"):
+        recipe.load("lm", [f"data.text={text}", "data.tokenizer=word"])
+    with pytest.raises(UnknownNameError, match="Did you mean 'words'"):
+        write_tokens(text, tmp_path / "tokens", "word")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from regard.cli import data as commands
 from regard.config import ConfigError
 from regard.data import DataError, WorldConfig, make_world, read_documents, read_questions, read_world
-from regard.data.draws import Draws, quotas
+from regard.data.draws import Draws, apportion
 from regard.data.people import FORMS
 from regard.data.phrases import BIRTH, FACTS
 
@@ -199,13 +199,15 @@ def test_worlds_that_cannot_be(changes, message):
         WorldConfig(**changes)
 
 
-def test_quotas_and_draws():
+def test_apportioning_and_draws():
     assert (
-        quotas([3, 2, 1], 6) == [3, 2, 1] and quotas([1, 1, 1], 4) == [2, 1, 1] and sum(quotas([0.3] * 7, 100)) == 100
+        apportion([3, 2, 1], 6) == [3, 2, 1]
+        and apportion([1, 1, 1], 4) == [2, 1, 1]
+        and sum(apportion([0.3] * 7, 100)) == 100
     )
     draws = Draws(0, "test")
-    assert Counter(draws.weighted([1, 0, 3]) for _ in range(4000)).keys() == {0, 2}
-    assert sorted(draws.some("abc", 5)[:3]) == ["a", "b", "c"]
+    assert Counter(draws.weighted_index([1, 0, 3]) for _ in range(4000)).keys() == {0, 2}
+    assert sorted(draws.sample("abc", 5)[:3]) == ["a", "b", "c"]
     order = list(range(50))
     draws.shuffle(order)
     assert sorted(order) == list(range(50)) != order

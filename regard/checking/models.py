@@ -134,7 +134,7 @@ class ModelSubject(Trial):
     def continued(self, prompt: Tensor, visible: Tensor | None, new: Tensor) -> Tensor:
         model: Any = self.model
         try:
-            logits, state = model.begin(prompt, visible, new.shape[1])
+            logits, state = model.prefill(prompt, visible, new.shape[1])
         except LooksAheadError as reason:
             raise DoesNotApply(str(reason)) from None
         out = [logits]

@@ -17,7 +17,7 @@ import typer
 
 from regard.checking import plugin as plugged
 from regard.cli.show import console, print_json, table
-from regard.data.files import staged
+from regard.data.files import atomic_write
 from regard.errors import OptionError
 from regard.lab.base import RESULTS
 from regard.lab.bench import page as shown
@@ -98,7 +98,7 @@ def _folder(out: Path | None) -> Path:
 
 def _keep(folder: Path, head: dict[str, Any], results: RaceResults) -> None:
     """Writes results.json."""
-    with staged(folder / RESULTS) as file:
+    with atomic_write(folder / RESULTS) as file:
         file.write(json_format.dumps(head | results.as_dict(), indent=1, ensure_ascii=False).encode() + b"\n")
 
 

@@ -20,7 +20,7 @@ from regard.data.questions import (
     question_batch,
     read_documents,
     read_questions,
-    special,
+    special_id,
     vocabulary,
 )
 from regard.data.tokenizers import Tokenizer
@@ -125,7 +125,7 @@ def show(
     else:
         rows, lengths = pack_documents(tokenizer, texts[:n], longest_cut(block))
         source = torch.Generator().manual_seed(seed)
-        batch = corrupt(rows, lengths, block, special(tokenizer, MARK), special(tokenizer, PAD), source)
+        batch = corrupt(rows, lengths, block, special_id(tokenizer, MARK), special_id(tokenizer, PAD), source)
     lines = _lines(tokenizer, batch)
     if json:
         print_json([{"x": x, "y": y} for x, y in lines])

@@ -13,7 +13,7 @@ import typer
 
 from regard.cli.show import console, print_json
 from regard.data.files import DataError, write_lines
-from regard.data.pairs import read_articles, squeezed
+from regard.data.pairs import normalize_spaces, read_articles
 from regard.devices import resolve_device
 from regard.errors import OptionError
 from regard.generate import Settings
@@ -70,7 +70,7 @@ def _articles(file: str, article: str) -> list[str]:
     if file != "-":
         return read_articles(file, article)
     try:
-        lines = [squeezed(line) for line in sys.stdin.read().splitlines()]
+        lines = [normalize_spaces(line) for line in sys.stdin.read().splitlines()]
     except UnicodeDecodeError as error:
         raise DataError(f"the input is not UTF-8 text: {error}") from None
     if not lines:

@@ -21,7 +21,17 @@ from regard.data.questions import (
     write_questions,
 )
 from regard.data.scores import calibration, coverage, exact_match, most_frequent, wilson
-from regard.data.tokenizers import BPE, Bytes, Characters, TextError, Tokenizer, TokenizerFileError, load_tokenizer
+from regard.data.tokenizers import (
+    BPE,
+    TOKENIZERS,
+    Bytes,
+    Characters,
+    TextError,
+    Tokenizer,
+    TokenizerFileError,
+    load_tokenizer,
+    tokenizer,
+)
 from regard.data.tokens import TokenFile, all_windows, random_windows, windows, write_tokens
 from regard.data.world import World, WorldConfig, make_world, read_world
 
@@ -30,6 +40,7 @@ __all__ = [
     "IGNORE",
     "MARK",
     "PAD",
+    "TOKENIZERS",
     "UNKNOWN",
     "Batch",
     "Bytes",
@@ -60,6 +71,7 @@ __all__ = [
     "read_predictions",
     "read_questions",
     "read_world",
+    "tokenizer",
     "unseen",
     "vocabulary",
     "wilson",

@@ -1,4 +1,4 @@
-"""What words alone say about a text, in no order: the baseline that a model of sentences has to beat."""
+"""A bag of words, which knows no order: the baseline that a model of sentences has to beat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,52 +26,59 @@ class BagOfWords:
 
     def __init__(self, train: Sequence[Sentence], dev: Sequence[Sentence], grams: int = 1) -> None:
         self.grams = grams
-        self.places = {gram: n for n, gram in enumerate(sorted({g for s in train for g in self._grams(s.text)}))}
+        self.vocabulary = {gram: n for n, gram in enumerate(sorted({g for s in train for g in self._ngrams(s.text)}))}
         labels = torch.tensor([float(s.label) for s in train], dtype=torch.float64)
-        rows, judged = self._rows([s.text for s in train]), self._rows([s.text for s in dev])
-        wanted = torch.tensor([s.label for s in dev])
-        fits = [_fitted(rows, labels, len(self.places), penalty) for penalty in PENALTIES]
-        right = [int(((judged.sums(w) + b > 0) == wanted).sum()) for w, b in fits]
+        train_rows = self._sparse_rows([s.text for s in train])
+        dev_rows = self._sparse_rows([s.text for s in dev])
+        dev_labels = torch.tensor([s.label for s in dev])
+        fits = [_fit(train_rows, labels, len(self.vocabulary), penalty) for penalty in PENALTIES]
+        right = [int(((dev_rows.sum_weights(w) + b > 0) == dev_labels).sum()) for w, b in fits]
         best = max(range(len(fits)), key=right.__getitem__)
-        self.penalty, (self.weights, self.offset) = PENALTIES[best], fits[best]
+        self.penalty = PENALTIES[best]
+        self.weights, self.offset = fits[best]
 
     def predict(self, texts: Sequence[str]) -> list[int]:
-        """The label of each text; words that were not in train say nothing."""
-        return [int(x > 0) for x in (self._rows(texts).sums(self.weights) + self.offset).tolist()]
+        """Returns the label of each text; words that were not in train say nothing."""
+        logits = self._sparse_rows(texts).sum_weights(self.weights) + self.offset
+        return [int(x > 0) for x in logits.tolist()]
 
-    def _grams(self, text: str) -> set[str]:
+    def _ngrams(self, text: str) -> set[str]:
         words = _WORD.findall(text.lower())
         return {" ".join(words[n : n + k]) for k in range(1, self.grams + 1) for n in range(len(words) - k + 1)}
 
-    def _rows(self, texts: Sequence[str]) -> _Rows:
-        found = [sorted(self.places[g] for g in self._grams(text) if g in self.places) for text in texts]
-        row = torch.tensor([n for n, own in enumerate(found) for _ in own], dtype=torch.long)
-        return _Rows(row, torch.tensor([place for own in found for place in own], dtype=torch.long), len(texts))
+    def _sparse_rows(self, texts: Sequence[str]) -> _SparseRows:
+        known = [sorted(self.vocabulary[g] for g in self._ngrams(text) if g in self.vocabulary) for text in texts]
+        rows = torch.tensor([n for n, columns in enumerate(known) for _ in columns], dtype=torch.long)
+        columns = torch.tensor([column for columns in known for column in columns], dtype=torch.long)
+        return _SparseRows(rows, columns, len(texts))
 
 
-class _Rows(NamedTuple):
-    """Which word stands in which row."""
+class _SparseRows(NamedTuple):
+    """A matrix of n rows that is 1 at (rows[i], columns[i]) and 0 elsewhere: which word occurs in which text."""
 
-    row: Tensor
-    place: Tensor
+    rows: Int[Tensor, " ones"]
+    columns: Int[Tensor, " ones"]
     n: int
 
-    def sums(self, weights: Tensor) -> Tensor:
-        """The sum of the weights of each row's words."""
-        return torch.zeros(self.n, dtype=weights.dtype).index_add(0, self.row, weights[self.place])
+    def sum_weights(self, weights: Float[Tensor, " words"]) -> Float[Tensor, " n"]:
+        """Returns the product with a vector: the sum of the weights of each text's words."""
+        return torch.zeros(self.n, dtype=weights.dtype).index_add(0, self.rows, weights[self.columns])
 
 
-def _fitted(rows: _Rows, labels: Tensor, words: int, penalty: float) -> tuple[Tensor, Tensor]:
+def _fit(
+    rows: _SparseRows, labels: Float[Tensor, " n"], words: int, penalty: float
+) -> tuple[Float[Tensor, " words"], Float[Tensor, ""]]:
+    """Returns the weights and the offset that minimise the penalised loss."""
     weights = torch.zeros(words, dtype=labels.dtype, requires_grad=True)
     offset = torch.zeros((), dtype=labels.dtype, requires_grad=True)
     solver = torch.optim.LBFGS([weights, offset], max_iter=60, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
+    def closure() -> Tensor:
         solver.zero_grad()
-        made = functional.binary_cross_entropy_with_logits(rows.sums(weights) + offset, labels)
-        made = made + penalty * weights.square().sum()
-        made.backward()
-        return made
+        loss = functional.binary_cross_entropy_with_logits(rows.sum_weights(weights) + offset, labels)
+        loss = loss + penalty * weights.square().sum()
+        loss.backward()
+        return loss
 
-    solver.step(loss)
+    solver.step(closure)
     return weights.detach(), offset.detach()

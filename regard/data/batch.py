@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,21 +26,29 @@ class Batch(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many there are, those of the source too."""
-        return self.x.numel() + (0 if self.source is None else self.source.numel())
+        """Returns how many tokens there are, those of the source too."""
+        if self.source is None:
+            return self.x.numel()
+        return self.x.numel() + self.source.numel()
 
     def rows(self, start: int, stop: int) -> Batch:
-        """Some of its rows."""
-        return Batch(*(None if t is None else t[start:stop] for t in self))  # type: ignore[arg-type]
+        """Returns some of the rows."""
+        return self._map(lambda t: t[start:stop])
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device; a GPU copies it while the host goes on."""
-        own: list[Tensor | None] = [None if t is None else t.contiguous() for t in self]
+        """Returns the batch on a device."""
+        batch = self._map(Tensor.contiguous)
         if device.type == "cuda":
-            own = [None if t is None else t.pin_memory() for t in own]
-        return Batch(*(None if t is None else t.to(device, non_blocking=True) for t in own))  # type: ignore[arg-type]
+            batch = batch._map(Tensor.pin_memory)  # only from pinned memory a GPU copies while the host goes on
+        return batch._map(lambda t: t.to(device, non_blocking=True))
 
     def columns(self, stop: int) -> Batch:
-        """Only its first columns; a source stays as it is."""
-        x, y, visible, *source = self
-        return Batch(x[:, :stop], y[:, :stop], None if visible is None else visible[:, :stop], *source)
+        """Returns only the first columns; a source stays as it is."""
+        first = self._replace(x=self.x[:, :stop], y=self.y[:, :stop])
+        if self.visible is not None:
+            first = first._replace(visible=self.visible[:, :stop])
+        return first
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Returns the batch with each tensor that it has changed."""
+        return self._replace(**{name: change(t) for name, t in self._asdict().items() if t is not None})

@@ -9,40 +9,55 @@ from regard.data.draws import Draws
 from regard.data.people import Person
 from regard.data.phrases import BIRTH, FACTS, MONTHS
 
+PRONOUNS = {"f": "She", "m": "He"}
 
-def biographies(
+
+def write_biographies(
     person: Person, told: Sequence[bool], sentences: int, permuted: bool, full_names: bool, draws: Draws
 ) -> list[str]:
-    """One biography for each of `told`, which says whether it names the birthplace. No two are worded alike while there
-    are templates left. Not permuted: facts in one order, and the name before the birthplace."""
-    births = BIRTH if permuted else [t for t in BIRTH if t.index("{name}") < t.index("{place}")]
-    others = ["date", "school", "job", "employer", "city" if person.died is None else "died"]
-    wordings = {"birth": draws.some(births, len(told))}
-    wordings |= {fact: draws.some(FACTS[fact], len(told)) for fact in others}
-    made = []
+    """Returns one biography for each of `told`, which says whether it names the birthplace.
+
+    No two are worded alike while there are templates left. Not permuted: facts in one order, and the name before the
+    birthplace.
+    """
+    births: Sequence[str] = BIRTH
+    if not permuted:
+        births = [t for t in BIRTH if t.index("{name}") < t.index("{place}")]
+    others = ["date", "school", "job", "employer"]
+    others.append("city" if person.died is None else "died")
+    wordings = {"birth": draws.sample(births, len(told))}
+    wordings |= {fact: draws.sample(FACTS[fact], len(told)) for fact in others}
+    texts = []
     for n, says_where in enumerate(told):
-        chosen = (["birth", *others] if says_where else others)[:sentences]
+        chosen = ["birth", *others]
+        if not says_where:
+            chosen = list(others)
+        chosen = chosen[:sentences]
         if permuted:
             draws.shuffle(chosen)
-        texts = []
-        for at, fact in enumerate(chosen):
-            short = at > 0 and not full_names
-            texts.append(_sentence(wordings[fact][n], person, fact, short, draws))
-        made.append(" ".join(texts))
-    return made
+        written = []
+        for place, fact in enumerate(chosen):
+            short = place > 0 and not full_names
+            written.append(_fill_template(wordings[fact][n], person, fact, short, draws))
+        texts.append(" ".join(written))
+    return texts
 
 
-def _sentence(template: str, person: Person, fact: str, short: bool, draws: Draws) -> str:
+def _fill_template(template: str, person: Person, fact: str, short: bool, draws: Draws) -> str:
+    """Returns the sentence; `short`: with a pronoun or the family name instead of the full name."""
     name = person.name
     if short:
-        pronoun = "She" if person.sex == "f" else "He"
-        name = pronoun if template.startswith("{name} ") and draws.chance(0.5) else person.family
+        name = person.family
+        # The order decides whether a number is drawn, and so what all later sentences say.
+        if template.startswith("{name} ") and draws.chance(0.5):
+            name = PRONOUNS[person.sex]
+    article = "an" if person.job[0] in "aeiou" else "a"
     year, month, day = map(int, person.born.split("-"))
     text = template.format(
         name=name,
         place=person.city if fact == "city" else person.birthplace,
         job=person.job,
-        a_job=f"{'an' if person.job[0] in 'aeiou' else 'a'} {person.job}",
+        a_job=f"{article} {person.job}",
         year=year,
         date=f"{day} {MONTHS[month - 1]} {year}",
         school=person.school,
@@ -52,23 +67,28 @@ def _sentence(template: str, person: Person, fact: str, short: bool, draws: Draw
     return text[0].upper() + text[1:]
 
 
-def interleaved(written: Sequence[Sequence[str]], draws: Draws) -> list[str]:
-    """The texts about all people in a random order in which no two in a row are about one person.
+def interleave(texts_by_person: Sequence[Sequence[str]], draws: Draws) -> list[str]:
+    """Returns the texts about all people in a random order in which no two in a row are about one person.
 
-    A person's texts are spread over the whole. Those that still meet their like are put where they do not.
+    A person's texts are spread over the whole. Those that still meet one about the same person are put elsewhere.
     """
     spread = sorted(
-        ((n + draws.number()) / len(own), who, text) for who, own in enumerate(written) for n, text in enumerate(own)
+        ((n + draws.uniform()) / len(texts), who, text)
+        for who, texts in enumerate(texts_by_person)
+        for n, text in enumerate(texts)
     )
     order: list[tuple[int, str]] = []
     left: deque[tuple[int, str]] = deque()
     for _, who, text in spread:
-        (left if order and order[-1][0] == who else order).append((who, text))
+        if order and order[-1][0] == who:
+            left.append((who, text))
+        else:
+            order.append((who, text))
     while left:
         who, text = left.popleft()
         free = [n for n in range(len(order) + 1) if all(w != who for w, _ in order[max(n - 1, 0) : n + 1])]
         if free:
-            order.insert(draws.pick(free), (who, text))
+            order.insert(draws.choice(free), (who, text))
         else:  # there will be room once others are in
             left.append((who, text))
     return [text for _, text in order]

@@ -14,11 +14,11 @@ from torch import Tensor
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError
 
-SHORTEST = 4
+SHORTEST = 4  # tokens of a cut
 
 
 def longest_cut(block: int) -> int:
-    """The longest that a document is cut to: ⌊7/8 of the block⌋, which leaves room for the two marks."""
+    """Returns the longest that a document is cut to: ⌊7/8 of the block⌋, which leaves room for the two marks."""
     if block < 9:
         raise DataError(f"a block of {block} tokens: expected at least 9, for a document and two marks")
     return block * 7 // 8
@@ -35,20 +35,23 @@ def corrupt(
     ignore_padding: bool = True,
     between: int | None = None,
 ) -> Batch:
-    """Corrupts each document anew. `spans`: the smallest and largest share of a cut that its span may be; their mean is
-    the mean share. `ignore_padding=False` puts loss on the padding too, as some published code does. `between`: the
-    token between words, where a span is to be made of whole words."""
+    """Returns x [N,block−1] and y [N,block−1] of the documents, each with a newly drawn hole.
+
+    `spans`: the smallest and largest share of a cut that its span may be; their mean is the mean share.
+    `ignore_padding=False` puts loss on the padding too, as some published code does. `between`: the token between
+    words, where a span is to be made of whole words.
+    """
     draws = torch.rand(4, documents.shape[0], generator=generator, device=documents.device)
     cut, span, start = draw_spans(lengths, longest_cut(block), draws, spans)
     if between is not None:
-        span, start = whole_words(documents, cut, span, start, between)
+        span, start = widen_to_words(documents, cut, span, start, between)
     return with_hole(documents, cut, span, start, block, mark, pad, ignore_padding)
 
 
 def draw_spans(
     lengths: Int[Tensor, "N"], longest: int, draws: Float[Tensor, "4 N"], spans: tuple[float, float] = (1 / 8, 3 / 8)
 ) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"], Int[Tensor, "N"]]:
-    """Cut, span length and span start of each document from four uniform numbers in [0, 1).
+    """Returns cut, span length and span start of each document, given four uniform numbers in [0, 1) for it.
 
     cut = min(length, U{4 … longest}). span = ⌊s + u⌋ with s uniform on mean·cut ± w, where w is half the range of
     `spans`, or less where s would fall below 1: so E[span] = mean·cut exactly (a cut below 1/mean has a span of 1).
@@ -57,30 +60,31 @@ def draw_spans(
     low, high = spans
     if not 0 < low <= high <= 1:
         raise DataError(f"spans = {spans}: expected shares with 0 < smallest <= largest <= 1")
-    whole = SHORTEST + draws[0] * (longest - SHORTEST + 1)
-    cut = torch.minimum(whole.long(), lengths)
+    drawn_cut = SHORTEST + draws[0] * (longest - SHORTEST + 1)
+    cut = torch.minimum(drawn_cut.long(), lengths)
     middle = cut * ((low + high) / 2)
     half = torch.minimum(cut * ((high - low) / 2), middle - 1).clamp(min=0)
+    # Adding a uniform number before rounding down keeps the mean of the span exact.
     span = (middle + half * (2 * draws[1] - 1) + draws[2]).long().clamp(min=1).minimum(cut)
     start = (draws[3] * (cut - span + 1)).long()
     return cut, span, start
 
 
-def whole_words(
+def widen_to_words(
     documents: Int[Tensor, "N L"],
     cut: Int[Tensor, "N"],
     span: Int[Tensor, "N"],
     start: Int[Tensor, "N"],
     between: int,
 ) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"]]:
-    """Span and start widened to the words that they touch, as far as the cut goes."""
+    """Returns span lengths and starts widened to the words that they touch, as far as the cut goes."""
     L = documents.shape[1]
     at = torch.arange(L, device=documents.device)
-    gap = documents == between
+    is_gap = documents == between
     last = (start + span - 1)[:, None]
-    begins = torch.where(gap & (at < start[:, None]), at + 1, 0).amax(1)
-    ends = torch.where(gap & (at > last), at, L).amin(1).minimum(cut)
-    return ends - begins, begins
+    new_start = torch.where(is_gap & (at < start[:, None]), at + 1, 0).amax(1)
+    new_end = torch.where(is_gap & (at > last), at, L).amin(1).minimum(cut)
+    return new_end - new_start, new_start
 
 
 def with_hole(
@@ -93,14 +97,20 @@ def with_hole(
     pad: int,
     ignore_padding: bool = True,
 ) -> Batch:
-    """`prefix ⁇ suffix ⁇ span` of each document[:cut], the span being document[start:start+span]."""
-    cut, span, start = cut[:, None], span[:, None], start[:, None]
+    """Returns `prefix ⁇ suffix ⁇ span` of each document[:cut], the span being document[start:start+span]."""
+    cut = cut[:, None]
+    span = span[:, None]
+    start = start[:, None]
     at = torch.arange(block, device=documents.device)
     second = cut - span + 1  # where the second mark stands; the first stands at `start`
-    source = at + torch.where(at < start, 0, torch.where(at < second, span - 1, start - second - 1))
+    # How far from its place in the row a token stands in the document: prefix, then suffix, then span.
+    shift = torch.where(at < start, 0, torch.where(at < second, span - 1, start - second - 1))
+    source = at + shift
     rows = documents.gather(1, source.clamp(0, documents.shape[1] - 1)).long()
     rows = rows.masked_fill((at == start) | (at == second), mark)
-    beyond = at > cut + 1
-    rows = rows.masked_fill(beyond, pad)
-    targets = rows.masked_fill(beyond, IGNORE) if ignore_padding else rows
+    padding = at > cut + 1
+    rows = rows.masked_fill(padding, pad)
+    targets = rows
+    if ignore_padding:
+        targets = rows.masked_fill(padding, IGNORE)
     return Batch(rows[:, :-1], targets[:, 1:])

@@ -12,54 +12,57 @@ X = TypeVar("X")
 
 
 class Draws:
-    """A stream of choices for one purpose. Only `random()` is used, whose numbers Python promises never to change."""
+    """A stream of random choices for one purpose.
+
+    Only `random.random()` is used, whose numbers Python promises never to change; `choice` and `shuffle` have changed.
+    """
 
     def __init__(self, seed: int, purpose: str) -> None:
         self._random = random.Random(f"{seed}:{purpose}").random
 
     def chance(self, p: float) -> bool:
-        """True with probability p."""
+        """Returns True with probability p."""
         return self._random() < p
 
-    def below(self, n: int) -> int:
-        """A whole number from 0 to n − 1."""
+    def randrange(self, n: int) -> int:
+        """Returns a whole number from 0 to n − 1."""
         return int(self._random() * n)
 
-    def pick(self, items: Sequence[X]) -> X:
-        """One of them."""
-        return items[self.below(len(items))]
+    def choice(self, items: Sequence[X]) -> X:
+        """Returns one of the items."""
+        return items[self.randrange(len(items))]
 
-    def weighted(self, weights: Sequence[float]) -> int:
-        """A place in the list, with probability proportional to its weight."""
+    def weighted_index(self, weights: Sequence[float]) -> int:
+        """Returns a place in the list, with probability proportional to its weight."""
         sums = list(accumulate(weights))
         return bisect_right(sums, self._random() * sums[-1], hi=len(sums) - 1)
 
-    def number(self) -> float:
-        """Uniform on [0, 1)."""
+    def uniform(self) -> float:
+        """Returns a number that is uniform on [0, 1)."""
         return self._random()
 
     def shuffle(self, items: MutableSequence[Any]) -> None:
-        """Puts them into a random order."""
+        """Puts the items into a random order, in place."""
         for i in range(len(items) - 1, 0, -1):
-            j = self.below(i + 1)
+            j = self.randrange(i + 1)
             items[i], items[j] = items[j], items[i]
 
-    def some(self, items: Sequence[X], n: int) -> list[X]:
-        """n of them in a random order; all of them before any comes again."""
-        made: list[X] = []
-        while len(made) < n:
-            again = list(items)
-            self.shuffle(again)
-            made += again
-        return made[:n]
+    def sample(self, items: Sequence[X], n: int) -> list[X]:
+        """Returns n of the items in a random order; all of them come before any comes again."""
+        chosen: list[X] = []
+        while len(chosen) < n:
+            order = list(items)
+            self.shuffle(order)
+            chosen += order
+        return chosen[:n]
 
 
-def quotas(weights: Sequence[float], n: int) -> list[int]:
-    """n divided in proportion to weights, by largest remainders, the first of equals first."""
+def apportion(weights: Sequence[float], n: int) -> list[int]:
+    """Returns n divided in proportion to weights, by largest remainders; of equal remainders the first counts more."""
     total = sum(weights)
     exact = [round(n * w / total, 9) for w in weights]  # the last bits of a power differ between machines
     shares = [int(x) for x in exact]
-    left = sorted(range(len(exact)), key=lambda i: (round(shares[i] - exact[i], 9), i))
-    for i in left[: n - sum(shares)]:
+    by_remainder = sorted(range(len(exact)), key=lambda i: (round(shares[i] - exact[i], 9), i))
+    for i in by_remainder[: n - sum(shares)]:
         shares[i] += 1
     return shares

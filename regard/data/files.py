@@ -20,7 +20,7 @@ class DataError(RegardError, ValueError):
 
 
 def read_pieces(path: str | Path, size: int = PIECE) -> Iterator[str]:
-    """The text of a UTF-8 file in pieces of about `size` bytes, without its byte order mark, otherwise as it is."""
+    """Yields the text of a UTF-8 file in pieces of about `size` bytes, without its byte order mark, else as it is."""
     path = Path(path)
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     line = 1
@@ -35,9 +35,11 @@ def read_pieces(path: str | Path, size: int = PIECE) -> Iterator[str]:
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         line += error.object[: error.start].count(b"\n")
-        found = error.object[error.start]
-        hint = f" {_UTF16}" if line == 1 and found in (0xFE, 0xFF) else " Convert it, e.g. with iconv -t utf-8."
-        raise DataError(f"{path}, line {line}: byte 0x{found:02X} is not UTF-8.{hint}") from None
+        byte = error.object[error.start]
+        hint = "Convert it, e.g. with iconv -t utf-8."
+        if line == 1 and byte in (0xFE, 0xFF):  # the two bytes of UTF-16's byte order mark
+            hint = _UTF16
+        raise DataError(f"{path}, line {line}: byte 0x{byte:02X} is not UTF-8. {hint}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; expected a UTF-8 text file") from None
 
@@ -46,7 +48,7 @@ _UTF16 = "It may be UTF-16: convert it, e.g. with iconv -f utf-16 -t utf-8."
 
 
 def read_lines(path: str | Path, expected: str = "one text a line") -> list[str]:
-    r"""The lines of a UTF-8 file, ended by "\n" or "\r\n" and by nothing else; an empty file is an error."""
+    r"""Returns the lines of a UTF-8 file, ended by "\n" or "\r\n" and by nothing else; an empty file is an error."""
     lines: list[str] = []
     rest: list[str] = []  # pieces of a line that has not ended
     for piece in read_pieces(path):
@@ -65,9 +67,9 @@ def read_lines(path: str | Path, expected: str = "one text a line") -> list[str]
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Writes one line each; `read_lines` gives them back. An earlier file stays until all of them are on disk."""
-    with staged(path) as file:
+    with atomic_write(path) as file:
         for number, line in enumerate(lines, 1):
-            wrong = _unwritable(line, number)
+            wrong = _find_unwritable(line, number)
             if wrong:
                 raise DataError(f"{path}, line {number} would hold {wrong} and not be read back as it is: {line!r:.60}")
             try:
@@ -76,19 +78,25 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
                 raise DataError(f"{path}, line {number}: half of a surrogate pair has no UTF-8: {line!r:.60}") from None
 
 
-def _unwritable(line: str, number: int) -> str | None:
+def _find_unwritable(line: str, number: int) -> str | None:
+    """Returns what keeps a line from being read back as it is, in words, or None."""
     if "\n" in line:
         return "a line break"
     if "\0" in line:
         return "a NUL"
     if line.endswith("\r"):
         return "a carriage return at its end"
-    return "a byte order mark" if number == 1 and line.startswith("\ufeff") else None
+    if number == 1 and line.startswith("\ufeff"):
+        return "a byte order mark"
+    return None
 
 
 @contextmanager
-def staged(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write beside its place; flushed, forced to disk and renamed at the end, removed where that fails."""
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+    """Opens a file beside its place to write to; it is flushed, forced to disk and renamed at the end.
+
+    Where that fails it is removed, and an earlier file stays as it was.
+    """
     place = Path(path).resolve()
     stage = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from regard.config import ConfigError, Section
-from regard.data.biographies import biographies
+from regard.data.biographies import write_biographies
 from regard.data.draws import Draws
-from regard.data.pairs import Pair, Split
+from regard.data.pairs import Pair, PairSplit
 from regard.data.people import Person
 from regard.data.world import WorldConfig, make_world
 
@@ -43,11 +43,11 @@ class NoticesConfig(Section):
         super().__post_init__()
         if not 0 <= self.told <= 1:
             raise ConfigError(f"{self.place}.told = {self.told}: expected 0 to 1")
-        self.world  # noqa: B018  what is wrong with the other numbers, a world knows
+        self.world  # noqa: B018  the world's config checks the other numbers
 
     @property
     def world(self) -> WorldConfig:
-        """The people are those of a world of which nothing else is used."""
+        """Returns the config of the world whose people the articles are about; nothing else of it is used."""
         try:
             return WorldConfig(
                 people=self.people,
@@ -64,7 +64,7 @@ class NoticesConfig(Section):
 
 
 class Judgement(NamedTuple):
-    """How many facts a summary gets right, confuses, invents and leaves out; None of a summary of another form."""
+    """How many facts a summary gets right, confuses with another of the article, invents, and leaves out."""
 
     right: int
     confused: int
@@ -72,58 +72,72 @@ class Judgement(NamedTuple):
     missing: int
 
 
-def notices(config: NoticesConfig | None = None) -> Split:
-    """The pairs of a config: the same on every machine."""
+def notices(config: NoticesConfig | None = None) -> PairSplit:
+    """Returns the pairs of a config: the same on every machine."""
     config = config or NoticesConfig()
     people = make_world(config.world).people
     draws = Draws(config.seed, "notices")
-    made = Split([], [], [])
+    split = PairSplit([], [], [])
     for person in people:
         told = draws.chance(config.told)
-        (article,) = biographies(person, [told], 6, True, False, draws)
-        facts = truth(person, told)
-        getattr(made, person.role).append(Pair(article, notice(facts), facts))
-    return made
+        (article,) = write_biographies(person, [told], 6, True, False, draws)
+        facts = article_facts(person, told)
+        getattr(split, person.role).append(Pair(article, notice(facts), facts))
+    return split
 
 
-def truth(person: Person, told: bool) -> dict[str, str | None]:
-    """What the article says about somebody, of the facts that a notice has room for."""
-    return {
+def article_facts(person: Person, told: bool) -> dict[str, str | None]:
+    """Returns what the article says about somebody, of the facts that a notice has room for."""
+    facts: dict[str, str | None] = {
         "name": person.name,
         "born": person.born.split("-")[0],
-        "died": None if person.died is None else str(person.died),
+        "died": None,
         "job": person.job,
-        "place": person.birthplace if told else None,
+        "place": None,
     }
+    if person.died is not None:
+        facts["died"] = str(person.died)
+    if told:
+        facts["place"] = person.birthplace
+    return facts
 
 
 def notice(facts: Mapping[str, str | None]) -> str:
-    """The line about somebody."""
-    years = f"born {facts['born']}" if facts["died"] is None else f"{facts['born']}–{facts['died']}"
-    return f"{facts['name']} ({years}), {facts['job']}" + (f" from {facts['place']}" if facts["place"] else "")
+    """Returns the line about somebody."""
+    years = f"born {facts['born']}"
+    if facts["died"] is not None:
+        years = f"{facts['born']}–{facts['died']}"
+    line = f"{facts['name']} ({years}), {facts['job']}"
+    if facts["place"]:
+        line += f" from {facts['place']}"
+    return line
 
 
-def stated(summary: str) -> dict[str, str | None] | None:
-    """The facts that a notice states; None where it has another form."""
-    found = _NOTICE.fullmatch(summary)
-    if found is None:
+def parse_notice(summary: str) -> dict[str, str | None] | None:
+    """Returns the facts that a notice states; None where it has another form."""
+    match = _NOTICE.fullmatch(summary)
+    if match is None:
         return None
-    facts = found.groupdict()
-    return {name: facts[name] or (facts["alive"] if name == "born" else None) for name in FACTS}
+    facts = match.groupdict()
+    facts["born"] = facts["born"] or facts["alive"]
+    return {name: facts[name] or None for name in FACTS}
 
 
 def judge(summary: str, article: str, facts: Mapping[str, str | None]) -> Judgement | None:
-    """Each stated fact is right, confused (the article has it in another role) or invented (it has not)."""
-    said = stated(summary)
-    if said is None:
+    """Judges each stated fact: right, confused (the article has it in another role) or invented (it has not).
+
+    Returns None for a summary of another form.
+    """
+    stated = parse_notice(summary)
+    if stated is None:
         return None
-    wrong = [value for name, value in said.items() if value is not None and value != facts[name]]
-    confused = sum(_stands(value, article) for value in wrong)
-    right = sum(value is not None and value == facts[name] for name, value in said.items())
-    missing = sum(facts[name] is not None and value is None for name, value in said.items())
+    wrong = [value for name, value in stated.items() if value is not None and value != facts[name]]
+    confused = sum(_contains_words(article, value) for value in wrong)
+    right = sum(value is not None and value == facts[name] for name, value in stated.items())
+    missing = sum(facts[name] is not None and value is None for name, value in stated.items())
     return Judgement(right, confused, len(wrong) - confused, missing)
 
 
-def _stands(value: str, article: str) -> bool:
-    """Whether a text has a value as whole words."""
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", article) is not None
+def _contains_words(text: str, words: str) -> bool:
+    """Returns whether a text has the words as a whole, not within longer ones."""
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None

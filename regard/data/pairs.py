@@ -33,11 +33,11 @@ class Pair(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to read, or nothing to write."""
+        """Returns whether there is nothing to read, or nothing to write."""
         return not self.article or self.summary == ""
 
 
-class Split(NamedTuple):
+class PairSplit(NamedTuple):
     """Pairs to learn from, to choose by, and to judge by."""
 
     train: list[Pair]
@@ -46,46 +46,49 @@ class Split(NamedTuple):
 
 
 def read_pairs(path: str | Path, article: str = "article", summary: str = "summary") -> list[Pair]:
-    """All pairs of a .jsonl, .csv or .tsv file, whose keys or columns are named so; empty ones too."""
+    """Returns all pairs of a .jsonl, .csv or .tsv file, whose keys or columns are named so; empty ones too."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise DataError(f"{path}: expected pairs in a file that ends in {', '.join(FORMATS)}")
     return [
-        Pair(_text(row, article, place), _text(row, summary, place), _truth(row, place)) for place, row in _rows(path)
+        Pair(_get_text(row, article, place), _get_text(row, summary, place), _get_truth(row, place))
+        for place, row in _read_records(path)
     ]
 
 
 def read_articles(path: str | Path, article: str = "article") -> list[str]:
-    """Articles to summarise: those of a file of pairs, or of any other the lines."""
+    """Returns articles to summarise: those of a file of pairs, or of any other the lines."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        return [squeezed(line) for line in read_lines(path, "one article a line")]
-    return [_text(row, article, place) for place, row in _rows(path)]
+        return [normalize_spaces(line) for line in read_lines(path, "one article a line")]
+    return [_get_text(row, article, place) for place, row in _read_records(path)]
 
 
 def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
     """Writes JSON lines that `read_pairs` reads."""
 
     def line(pair: Pair) -> str:
-        row = {"article": pair.article, "summary": pair.summary}
-        return json.dumps(row if pair.truth is None else row | {TRUTH: pair.truth}, ensure_ascii=False)
+        row: dict[str, Any] = {"article": pair.article, "summary": pair.summary}
+        if pair.truth is not None:
+            row[TRUTH] = pair.truth
+        return json.dumps(row, ensure_ascii=False)
 
     write_lines(path, map(line, pairs))
 
 
-def squeezed(text: str) -> str:
-    """The text with one space wherever it has white space of any kind."""
+def normalize_spaces(text: str) -> str:
+    """Returns the text with one space wherever it has white space of any kind."""
     return " ".join(text.split())
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Records with the place where each begins."""
+def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the records of a file, each with the place where it begins, for errors."""
     if path.suffix.lower() not in DELIMITERS:
         for number, line in enumerate(read_lines(path, 'one JSON object a line, {"article": …, "summary": …}'), 1):
             if line.strip():
-                yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
+                yield f"{path}, line {number}", _parse_object(line, f"{path}, line {number}")
         return
-    records = _records(path)
+    records = _read_table(path)
     place, names = next(records, ("", []))
     if not names:
         raise DataError(f"{path} is empty; expected a first line that names the columns")
@@ -101,7 +104,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield place, dict(zip(names, fields, strict=True))
 
 
-def _object(line: str, place: str) -> Mapping[str, Any]:
+def _parse_object(line: str, place: str) -> Mapping[str, Any]:
+    """Returns the JSON object of a line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -111,9 +115,10 @@ def _object(line: str, place: str) -> Mapping[str, Any]:
     return row
 
 
-def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
+def _read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields the fields of each line of a CSV or TSV file that is not blank, with its place."""
     text = io.StringIO("".join(read_pieces(path)), newline="")
-    with _long_fields():
+    with _raised_field_limit():
         reader = csv.reader(text, delimiter=DELIMITERS[path.suffix.lower()], strict=True)
         while True:
             place = f"{path}, line {reader.line_num + 1}"
@@ -131,8 +136,8 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
-    """The csv library's limit is one for the whole process: it is put back."""
+def _raised_field_limit() -> Iterator[None]:
+    """Raises the csv library's limit of a field, which is one for the whole process, and puts it back."""
     before = csv.field_size_limit(LONGEST)
     try:
         yield
@@ -140,7 +145,8 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _text(row: Mapping[str, Any], name: str, place: str) -> str:
+def _get_text(row: Mapping[str, Any], name: str, place: str) -> str:
+    """Returns one text of a record with its white space normalised."""
     if name not in row:
         raise DataError(
             f"{place}: no '{name}'.{did_you_mean(name, row)} Name the right one with data.article=…, "
@@ -153,13 +159,14 @@ def _text(row: Mapping[str, Any], name: str, place: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise DataError(f"{place}: '{name}' holds half of a surrogate pair, which is no text: {value!r:.60}") from None
-    return squeezed(value)
+    return normalize_spaces(value)
 
 
-def _truth(row: Mapping[str, Any], place: str) -> Mapping[str, str | None] | None:
-    found = row.get(TRUTH)
-    if found is None or isinstance(found, str):  # a column of that name that means something else
+def _get_truth(row: Mapping[str, Any], place: str) -> Mapping[str, str | None] | None:
+    """Returns the facts that a record carries, or None."""
+    truth = row.get(TRUTH)
+    if truth is None or isinstance(truth, str):  # a column of that name that means something else
         return None
-    if not isinstance(found, dict) or not all(isinstance(x, str | None) for x in found.values()):
-        raise DataError(f"{place}: '{TRUTH}' is {found!r:.60}, expected names with texts")
-    return found
+    if not isinstance(truth, dict) or not all(isinstance(x, str | None) for x in truth.values()):
+        raise DataError(f"{place}: '{TRUTH}' is {truth!r:.60}, expected names with texts")
+    return truth

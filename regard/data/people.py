@@ -41,73 +41,95 @@ class Namer:
     """Gives out names; no two people share given and family name. Birthplaces play no part in them."""
 
     def __init__(self, variety: float, places: Sequence[str], draws: Draws) -> None:
-        self.variety, self.places, self.draws = variety, places, draws
+        self.variety = variety
+        self.places = places
+        self.draws = draws
         self.taken: set[tuple[str, str]] = set()
 
-    def person(self) -> dict[str, Any]:
-        """The name of somebody written about."""
-        form = self.draws.pick(FORMS[1:-1]) if self.draws.chance(self.variety) else "plain"
-        sex = self.draws.pick("fm")
-        given, middle, family = self._parts(sex, form == "foreign")
+    def name_person(self) -> dict[str, Any]:
+        """Returns the name fields of somebody written about."""
+        form = "plain"
+        if self.draws.chance(self.variety):
+            form = self.draws.choice(FORMS[1:-1])
+        sex = self.draws.choice("fm")
+        given, middle, family = self._draw_parts(sex, form == "foreign")
         if form == "particle":
-            family = f"{self.draws.pick(phrases.PARTICLES)} {family}"
-        name = _full(form, given, middle, family)
+            family = f"{self.draws.choice(phrases.PARTICLES)} {family}"
+        name = _full_name(form, given, middle, family)
         return {"name": name, "form": form, "given": given, "middle": middle, "family": family, "sex": sex}
 
-    def stranger(self, birthplace: str) -> dict[str, Any]:
-        """The names of somebody never written about. The one that hints at a region hints at a wrong one."""
-        sex = self.draws.pick("fm")
-        given, middle, family = self._parts(sex)
-        names = {form: _full(form, given, middle, family) for form in ("plain", "initial", "middle")}
-        names["particle"] = _full("particle", given, middle, f"{self.draws.pick(phrases.PARTICLES)} {family}")
-        names["foreign"] = _full("foreign", *self._parts(sex, foreign=True))
-        hint = self.draws.pick([p for p in self.places if p != birthplace])
+    def name_stranger(self, birthplace: str) -> dict[str, Any]:
+        """Returns the name fields of somebody never written about. The name that hints at a place hints at a wrong
+        one."""
+        sex = self.draws.choice("fm")
+        given, middle, family = self._draw_parts(sex)
+        names = {form: _full_name(form, given, middle, family) for form in ("plain", "initial", "middle")}
+        names["particle"] = _full_name("particle", given, middle, f"{self.draws.choice(phrases.PARTICLES)} {family}")
+        names["foreign"] = _full_name("foreign", *self._draw_parts(sex, foreign=True))
+        hint = self.draws.choice([p for p in self.places if p != birthplace])
         names["region"] = f"{given} {hint.split()[-1].rstrip('aeiouy')}er"
         who = {"name": names["plain"], "form": "plain", "given": given, "middle": middle, "family": family, "sex": sex}
         return who | {"forms": names, "hint": hint}
 
-    def _parts(self, sex: str, foreign: bool = False) -> tuple[str, str, str]:
+    def _draw_parts(self, sex: str, foreign: bool = False) -> tuple[str, str, str]:
+        """Returns a given, a middle and a family name that nobody has yet."""
+        given_names = _GIVEN_NAMES[sex, foreign]
+        family_parts = phrases.FAMILY
         if foreign:
-            first, parts = (phrases.FOREIGN_WOMEN if sex == "f" else phrases.FOREIGN_MEN), phrases.FOREIGN_FAMILY
-        else:
-            first, parts = (phrases.WOMEN if sex == "f" else phrases.MEN), phrases.FAMILY
+            family_parts = phrases.FOREIGN_FAMILY
         while True:
-            given, family = self.draws.pick(first), _joined(parts, self.draws)
+            given = self.draws.choice(given_names)
+            family = _draw_joined(family_parts, self.draws)
             if (given, family) not in self.taken:
                 self.taken.add((given, family))
-                return given, self.draws.pick([n for n in first if n != given]), family
+                return given, self.draws.choice([n for n in given_names if n != given]), family
 
 
-def _full(form: str, given: str, middle: str, family: str) -> str:
+_GIVEN_NAMES = {
+    ("f", False): phrases.WOMEN,
+    ("m", False): phrases.MEN,
+    ("f", True): phrases.FOREIGN_WOMEN,
+    ("m", True): phrases.FOREIGN_MEN,
+}
+
+
+def _full_name(form: str, given: str, middle: str, family: str) -> str:
     between = {"initial": f" {middle[0]}. ", "middle": f" {middle} "}.get(form, " ")
     return f"{given}{between}{family}"
 
 
-def place_names(n: int, draws: Draws) -> list[str]:
-    """n different places, a fifth of them of two words."""
+def draw_place_names(n: int, draws: Draws) -> list[str]:
+    """Returns n different places, a fifth of them of two words."""
     stems: dict[str, None] = {}
     while len(stems) < n:
-        stems[_joined(phrases.PLACE, draws)] = None
-    return [f"{draws.pick(phrases.BEFORE_PLACE)} {s}" if draws.chance(0.2) else s for s in stems]
+        stems[_draw_joined(phrases.PLACE, draws)] = None
+    names = []
+    for stem in stems:
+        name = stem
+        if draws.chance(0.2):
+            name = f"{draws.choice(phrases.BEFORE_PLACE)} {stem}"
+        names.append(name)
+    return names
 
 
-def facts(places: Sequence[str], draws: Draws) -> dict[str, Any]:
-    """A life, apart from name and birthplace."""
-    year = 1850 + draws.below(150)
-    age = 40 + draws.below(50)
+def draw_facts(places: Sequence[str], draws: Draws) -> dict[str, Any]:
+    """Returns the facts of a life, apart from name and birthplace."""
+    year = 1850 + draws.randrange(150)
+    age = 40 + draws.randrange(50)
+    died = year + age
     return {
-        "born": f"{year}-{1 + draws.below(12):02}-{1 + draws.below(28):02}",
-        "job": draws.pick(phrases.JOBS),
-        "school": draws.pick(phrases.SCHOOLS).format(stem=_stem(draws)),
-        "employer": draws.pick(phrases.EMPLOYERS).format(stem=_stem(draws)),
-        "city": draws.pick(places),
-        "died": year + age if year + age < 2020 else None,
+        "born": f"{year}-{1 + draws.randrange(12):02}-{1 + draws.randrange(28):02}",
+        "job": draws.choice(phrases.JOBS),
+        "school": draws.choice(phrases.SCHOOLS).format(stem=_draw_stem(draws)),
+        "employer": draws.choice(phrases.EMPLOYERS).format(stem=_draw_stem(draws)),
+        "city": draws.choice(places),
+        "died": died if died < 2020 else None,
     }
 
 
-def _stem(draws: Draws) -> str:
-    return draws.pick(phrases.FAMILY[0]) + draws.pick(phrases.STEM_ENDS)
+def _draw_stem(draws: Draws) -> str:
+    return draws.choice(phrases.FAMILY[0]) + draws.choice(phrases.STEM_ENDS)
 
 
-def _joined(parts: Sequence[Sequence[str]], draws: Draws) -> str:
-    return "".join(draws.pick(part) for part in parts)
+def _draw_joined(parts: Sequence[Sequence[str]], draws: Draws) -> str:
+    return "".join(draws.choice(part) for part in parts)

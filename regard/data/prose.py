@@ -11,7 +11,7 @@ PLAIN = 0.93  # of them at least this share are letters, spaces, commas and full
 
 
 def python_prose() -> list[str]:
-    """Paragraphs of the reference that comes with Python, each once; code, tables and signatures are left out.
+    """Returns the paragraphs of the reference that comes with Python, each once, without code, tables and signatures.
 
     Each version of Python has its own, so results on it are comparable within one version only.
     """
@@ -22,8 +22,10 @@ def python_prose() -> list[str]:
             "this Python comes without its documentation (pydoc_data); name a text of your own: data.text=FILE"
         ) from None
     blocks = (block for name in sorted(topics) for block in topics[name].split("\n\n"))
-    found = (" ".join(block.split()) for block in blocks if not any(line[:3].isspace() for line in block.split("\n")))
-    return list(dict.fromkeys(text for text in found if _is_prose(text)))
+    # Code and tables are indented by three spaces or more.
+    plain = (block for block in blocks if not any(line[:3].isspace() for line in block.split("\n")))
+    paragraphs = (" ".join(block.split()) for block in plain)
+    return list(dict.fromkeys(text for text in paragraphs if _is_prose(text)))
 
 
 def _is_prose(text: str) -> bool:

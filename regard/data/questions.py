@@ -19,7 +19,9 @@ from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError, read_lines, write_lines
 from regard.data.tokenizers import Characters, Tokenizer
 
-MARK, PAD, UNKNOWN = "⁇", "□", "<unknown>"
+MARK = "⁇"  # ends a question, and an answer
+PAD = "□"
+UNKNOWN = "<unknown>"
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,10 @@ class Question:
 
 
 def read_questions(path: str | Path, answers: bool | None = None) -> list[Question]:
-    """Questions in the order of the file. `answers`: True, each must have one; False, any may lack it; None, all are
-    alike. An empty answer counts as none."""
+    """Returns questions in the order of the file.
+
+    `answers`: True, each must have one; False, any may lack it; None, all are alike. An empty answer counts as none.
+    """
     questions: list[Question] = []
     for number, line in enumerate(read_lines(path, "one question a line"), 1):
         text, *rest = line.split("\t")
@@ -40,31 +44,39 @@ def read_questions(path: str | Path, answers: bool | None = None) -> list[Questi
             raise DataError(f"{path}, line {number}: {len(rest)} tabs; expected one, between question and answer")
         if not text.strip():
             raise DataError(f"{path}, line {number}: an empty question; expected question, tab, answer")
-        question = Question(text, rest[0] if rest and rest[0].strip() else None)
-        if answers and question.answer is None:
-            what = "an empty answer" if rest else "no tab"
-            raise DataError(f"{path}, line {number}: {what}; expected question, tab, answer")
-        if answers is None and questions and (question.answer is None) != (questions[0].answer is None):
-            has = ("no answer", "an answer") if question.answer is None else ("an answer", "none")
-            raise DataError(f"{path}, line {number}: {has[0]}, but line 1 has {has[1]}; expected all lines alike")
+        answer = None
+        if rest and rest[0].strip():
+            answer = rest[0]
+        question = Question(text, answer)
+        if answers and answer is None:
+            fault = "an empty answer" if rest else "no tab"
+            raise DataError(f"{path}, line {number}: {fault}; expected question, tab, answer")
+        if answers is None and questions and (answer is None) != (questions[0].answer is None):
+            here, first = "an answer", "none"
+            if answer is None:
+                here, first = "no answer", "an answer"
+            raise DataError(f"{path}, line {number}: {here}, but line 1 has {first}; expected all lines alike")
         questions.append(question)
     return questions
 
 
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
     """Writes questions, with their answers where they have one."""
-    write_lines(path, (_row(path, n, q) for n, q in enumerate(questions, 1)))
+    write_lines(path, (_format_row(path, n, q) for n, q in enumerate(questions, 1)))
 
 
-def _row(path: str | Path, number: int, question: Question) -> str:
-    parts = [question.text] if question.answer is None else [question.text, question.answer]
+def _format_row(path: str | Path, number: int, question: Question) -> str:
+    """Returns the line of a question; raises an error where it could not be read back."""
+    parts = [question.text]
+    if question.answer is not None:
+        parts.append(question.answer)
     if any("\t" in p or not p.strip() for p in parts):
         raise DataError(f"{path}, line {number}: {question} is empty or holds a tab, which is what divides the two")
     return "\t".join(parts)
 
 
 def read_documents(path: str | Path) -> list[str]:
-    """One document a line; blank lines are skipped."""
+    """Returns the documents of a file, one a line; blank lines are skipped."""
     documents = [line for line in read_lines(path, "one document a line") if line.strip()]
     if not documents:
         raise DataError(f"{path} holds only blank lines; expected one document a line")
@@ -72,7 +84,7 @@ def read_documents(path: str | Path) -> list[str]:
 
 
 def write_predictions(path: str | Path, answers: Iterable[str]) -> None:
-    """One answer a line, in the order of the questions; what would break a line becomes a space."""
+    """Writes one answer a line, in the order of the questions; what would break a line becomes a space."""
     write_lines(path, (answer.translate(_ONE_LINE) for answer in answers))
 
 
@@ -80,17 +92,17 @@ _ONE_LINE = str.maketrans(dict.fromkeys("\n\r\0\ufeff", " "))
 
 
 def read_predictions(path: str | Path) -> list[str]:
-    """One answer a line, empty ones too."""
+    """Returns the answers of a file, one a line, empty ones too."""
     return read_lines(path, "one answer a line")
 
 
 def vocabulary(texts: Iterable[str]) -> Characters:
-    """The characters of texts, after the pad (id 0), the mark (1) and the unknown (2)."""
+    """Returns a tokenizer of the characters of texts, after the pad (id 0), the mark (1) and the unknown (2)."""
     return Characters(sorted(set().union(*texts)), (PAD, MARK, UNKNOWN))
 
 
 def unseen(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
-    """How often each character occurs that the tokenizer does not know, the most frequent first."""
+    """Returns how often each character occurs that the tokenizer does not know, the most frequent first."""
     if not isinstance(tokenizer, Characters):
         return {}
     known = set(tokenizer.tokens) - set(tokenizer.special)
@@ -98,26 +110,30 @@ def unseen(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def clean(text: str) -> str:
-    """A text in which our mark and pad, should it hold them, are unknown characters and not taken for ours."""
+def escape_marks(text: str) -> str:
+    """Returns the text with our mark and pad, should it hold them, as unknown characters: not to be taken for ours."""
     return text.replace(MARK, UNKNOWN).replace(PAD, UNKNOWN)
 
 
 def prompt(question: Question | str) -> str:
-    """What the model is to continue with the answer."""
-    return clean(question.text if isinstance(question, Question) else question) + MARK
+    """Returns what the model is to continue with the answer."""
+    if isinstance(question, Question):
+        question = question.text
+    return escape_marks(question) + MARK
 
 
 def question_batch(tokenizer: Tokenizer, questions: Sequence[Question], block: int) -> Batch:
-    """Rows `question⁇answer⁇` padded to `block` tokens: x all but the last, y all but the first, loss on the answer
-    and its closing mark only."""
-    rows = torch.full((len(questions), block), special(tokenizer, PAD))
+    """Returns rows `question⁇answer⁇` padded to `block` tokens: x [N,block−1] all but the last, y all but the first.
+
+    Only the answer and its closing mark carry loss.
+    """
+    rows = torch.full((len(questions), block), special_id(tokenizer, PAD))
     targets = torch.full((len(questions), block), IGNORE)
     for n, question in enumerate(questions):
         if question.answer is None:
             raise DataError(f"question {n + 1}, {question.text!r}, has no answer to learn")
         start = tokenizer.encode(prompt(question))
-        ids = start + tokenizer.encode(clean(question.answer) + MARK)
+        ids = start + tokenizer.encode(escape_marks(question.answer) + MARK)
         if len(ids) > block:
             raise DataError(
                 f"question {n + 1}, {question.text!r}: {len(ids)} tokens with answer and marks, a block has {block}. "
@@ -131,20 +147,21 @@ def question_batch(tokenizer: Tokenizer, questions: Sequence[Question], block: i
 def pack_documents(
     tokenizer: Tokenizer, documents: Sequence[str], most: int
 ) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
-    """The first `most` tokens of each document, padded to the longest, and how many there are of each."""
+    """Returns the first `most` tokens of each document, padded to the longest, and how many there are of each."""
     if not documents:
         raise DataError("no documents: expected at least one")
-    rows = [torch.tensor(tokenizer.encode(clean(d))[:most], dtype=torch.int32) for d in documents]
+    rows = [torch.tensor(tokenizer.encode(escape_marks(d))[:most], dtype=torch.int32) for d in documents]
     for n, row in enumerate(rows):
         if not len(row):
             raise DataError(f"document {n + 1} is empty; expected text")
     lengths = torch.tensor([len(row) for row in rows])
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=special(tokenizer, PAD)), lengths
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=special_id(tokenizer, PAD))
+    return padded, lengths
 
 
-def special(tokenizer: Tokenizer, token: str) -> int:
-    """The id of the mark or the pad, or an error that says how to get a tokenizer with it."""
-    found = tokenizer.id(token)
-    if found is None:
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """Returns the id of the mark or the pad; the error says how to get a tokenizer that has it."""
+    token_id = tokenizer.id(token)
+    if token_id is None:
         raise DataError(f"{tokenizer!r} has no special token {token}; build it with regard.data.vocabulary(texts)")
-    return found
+    return token_id

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from regard.config import ConfigError, Section
-from regard.data.draws import Draws, quotas
-from regard.data.sentences import Sentence, Split
+from regard.data.draws import Draws, apportion
+from regard.data.sentences import Sentence, SentenceSplit
 
 
 def _words(text: str, between: str | None = None) -> list[str]:
@@ -104,7 +104,7 @@ OPENINGS = (
     "judging by the first half, ",
     "with a cast of twelve, ",
 )
-OPENED = 0.25  # share of sentences that begin with one of these, which say nothing
+OPENING_SHARE = 0.25  # of sentences begin with one of these, which say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,27 +131,31 @@ class ReviewsConfig(Section):
 MOST = 20_000
 
 
-class _Writer:
+class _SentenceWriter:
     """Writes clauses and sentences with some of the adjectives; `label` 1 is praise."""
 
     def __init__(self, draws: Draws, good: Sequence[str], bad: Sequence[str]) -> None:
-        self.draws, self.adjectives = draws, (bad, good)
+        self.draws = draws
+        self.adjectives = (bad, good)  # by label
 
-    def clause(self, forms: Sequence[str], label: int, turned: bool = False, thing: str | None = None) -> str:
-        """One clause; `turned`: the form turns its adjective round."""
-        pick = self.draws.pick
-        return pick(forms).format(
-            thing=thing or pick(THINGS),
-            adverb=pick(ADVERBS),
-            adjective=pick(self.adjectives[1 - label if turned else label]),
-            opposite=pick(self.adjectives[1 - label]),
+    def clause(self, templates: Sequence[str], label: int, negates: bool = False, thing: str | None = None) -> str:
+        """Returns one clause; `negates`: the templates say the opposite of their adjective."""
+        choice = self.draws.choice
+        said = label
+        if negates:
+            said = 1 - label
+        return choice(templates).format(
+            thing=thing or choice(THINGS),
+            adverb=choice(ADVERBS),
+            adjective=choice(self.adjectives[said]),
+            opposite=choice(self.adjectives[1 - label]),
         )
 
     def plain(self, label: int) -> str:
         return self.clause(PLAIN, label)
 
     def negated(self, label: int) -> str:
-        return self.clause(NEGATED, label, turned=True)
+        return self.clause(NEGATED, label, negates=True)
 
     def decoy(self, label: int) -> str:
         return self.clause(DECOY, label)
@@ -160,52 +164,61 @@ class _Writer:
         return self.clause(REPORTED, label)
 
     def contrast(self, label: int) -> str:
-        return self._contrast(label, [False, False])
+        return self._contrast(label, (False, False))
 
     def mixed(self, label: int) -> str:
-        return self._contrast(label, self.draws.pick([[True, False], [False, True], [True, True]]))
+        return self._contrast(label, self.draws.choice([(True, False), (False, True), (True, True)]))
 
-    def _contrast(self, label: int, turned: Sequence[bool]) -> str:
-        things = self.draws.some(THINGS, 2)
-        main, other = (
-            self.clause(NEGATED if turn else PLAIN, value, turn, thing)
-            for value, turn, thing in zip((label, 1 - label), turned, things, strict=True)
-        )
-        return self.draws.pick(CONTRAST).format(main=main, other=other)
+    def _contrast(self, label: int, negated: tuple[bool, bool]) -> str:
+        """Returns a main clause that says the label and another that says the opposite, negated or not."""
+        main_thing, other_thing = self.draws.sample(THINGS, 2)
+        main = self._negated_or_plain(label, negated[0], main_thing)
+        other = self._negated_or_plain(1 - label, negated[1], other_thing)
+        return self.draws.choice(CONTRAST).format(main=main, other=other)
+
+    def _negated_or_plain(self, label: int, negated: bool, thing: str) -> str:
+        if negated:
+            return self.clause(NEGATED, label, True, thing)
+        return self.clause(PLAIN, label, False, thing)
 
 
-KINDS: dict[str, tuple[float, Callable[[_Writer, int], str]]] = {
-    "plain": (4, _Writer.plain),
-    "negated": (2, _Writer.negated),
-    "decoy": (1, _Writer.decoy),
-    "contrast": (2, _Writer.contrast),
-    "mixed": (2, _Writer.mixed),
-    "reported": (1, _Writer.reported),
+# How many of 12 sentences are of a kind, and what writes one with a label.
+KINDS: dict[str, tuple[float, Callable[[_SentenceWriter, int], str]]] = {
+    "plain": (4, _SentenceWriter.plain),
+    "negated": (2, _SentenceWriter.negated),
+    "decoy": (1, _SentenceWriter.decoy),
+    "contrast": (2, _SentenceWriter.contrast),
+    "mixed": (2, _SentenceWriter.mixed),
+    "reported": (1, _SentenceWriter.reported),
 }
 
 
-def reviews(config: ReviewsConfig | None = None) -> Split:
-    """Sentences of a config: the same seed gives the same ones on every machine."""
+def reviews(config: ReviewsConfig | None = None) -> SentenceSplit:
+    """Returns the sentences of a config: the same seed gives the same ones on every machine."""
     config = config or ReviewsConfig()
     draws = Draws(config.seed, "reviews")
-    known = [draws.some(words, round(len(words) * (1 - config.unseen))) for words in (GOOD, BAD)]
+    known = [draws.sample(words, round(len(words) * (1 - config.unseen))) for words in (GOOD, BAD)]
     seen: set[str] = set()
-    train = _written(_Writer(draws, *known), config.sentences, seen)
-    held = _Writer(draws, GOOD, BAD)
-    return Split(train, _written(held, config.held_out, seen), _written(held, config.held_out, seen))
+    train = _write_sentences(_SentenceWriter(draws, *known), config.sentences, seen)
+    with_all = _SentenceWriter(draws, GOOD, BAD)
+    dev = _write_sentences(with_all, config.held_out, seen)
+    test = _write_sentences(with_all, config.held_out, seen)
+    return SentenceSplit(train, dev, test)
 
 
-def _written(writer: _Writer, n: int, seen: set[str]) -> list[Sentence]:
-    """n sentences that were not written before, as many of each kind as its share says, half of each positive."""
+def _write_sentences(writer: _SentenceWriter, n: int, seen: set[str]) -> list[Sentence]:
+    """Returns n sentences that are not in `seen`, as many of each kind as its share says, half of each positive."""
     draws = writer.draws
-    made: list[Sentence] = []
-    for (kind, (_, write)), count in zip(KINDS.items(), quotas([w for w, _ in KINDS.values()], n), strict=True):
+    sentences: list[Sentence] = []
+    counts = apportion([weight for weight, _ in KINDS.values()], n)
+    for (kind, (_, write)), count in zip(KINDS.items(), counts, strict=True):
         for _ in range(count):
-            label = len(made) % 2
+            label = len(sentences) % 2
             text = ""
             while not text or text in seen:
-                text = (draws.pick(OPENINGS) if draws.chance(OPENED) else "") + write(writer, label)
+                opening = draws.choice(OPENINGS) if draws.chance(OPENING_SHARE) else ""
+                text = opening + write(writer, label)
             seen.add(text)
-            made.append(Sentence(text, label, kind))
-    draws.shuffle(made)
-    return made
+            sentences.append(Sentence(text, label, kind))
+    draws.shuffle(sentences)
+    return sentences

@@ -13,7 +13,7 @@ from regard.data.files import DataError
 from regard.errors import ExtraMissingError
 
 MEASURES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-RESAMPLED = 2000
+RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
@@ -24,13 +24,13 @@ class Estimate(NamedTuple):
     high: float
 
 
-def available() -> None:
-    """An error where ROUGE cannot be computed here; call it before long work that ends in scores."""
+def require_rouge() -> None:
+    """Raises an error where ROUGE cannot be computed here; call it before long work that ends in scores."""
     _library()
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, list[float]]:
-    """F1 of ROUGE-1, ROUGE-2 and ROUGE-L of each prediction, with stemming, by the `rouge-score` library."""
+    """Returns F1 of ROUGE-1, ROUGE-2 and ROUGE-L of each prediction, with stemming, by the `rouge-score` library."""
     if len(predictions) != len(references):
         raise DataError(f"{len(predictions)} summaries for {len(references)} references; expected as many, in order")
     scorer = _library().RougeScorer(list(MEASURES), use_stemmer=True)
@@ -38,50 +38,54 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, li
     return {name: [float(row[name].fmeasure) for row in rows] for name in MEASURES}
 
 
-def bootstrap(values: Sequence[float], seed: int = 0, times: int = RESAMPLED) -> Estimate:
-    """The mean and its 95% interval: the 2.5% and 97.5% points of the means of samples drawn with replacement.
+def bootstrap(values: Sequence[float], seed: int = 0, times: int = RESAMPLES) -> Estimate:
+    """Returns the mean and its 95% interval: the 2.5% and 97.5% points of the means of samples drawn with replacement.
 
     The same seed draws the same articles, so that intervals of differences may be had from values subtracted.
     """
-    given = np.asarray(values, dtype=np.float64)
-    if not given.size:
+    sample = np.asarray(values, dtype=np.float64)
+    if not sample.size:
         raise DataError("no values: expected at least one to estimate a mean")
-    source = np.random.Generator(np.random.Philox(seed))
-    means = np.array([given[source.integers(len(given), size=len(given))].mean() for _ in range(times)])
+    generator = np.random.Generator(np.random.Philox(seed))
+    n = len(sample)
+    means = np.array([sample[generator.integers(n, size=n)].mean() for _ in range(times)])
     low, high = np.quantile(means, (0.025, 0.975))
-    return Estimate(float(given.mean()), float(low), float(high))
+    return Estimate(float(sample.mean()), float(low), float(high))
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in small letters; digits are words too."""
+    """Returns the words of a text in small letters; digits are words too."""
     return re.findall(r"\w+", text.lower())
 
 
-def copied(summary: str, article: str, n: int) -> tuple[int, int]:
-    """How many of a summary's n-grams of words stand in the article, and how many it has."""
-    own, theirs = _grams(words(summary), n), _grams(words(article), n)
-    return sum(count for gram, count in own.items() if gram in theirs), sum(own.values())
+def count_copied(summary: str, article: str, n: int) -> tuple[int, int]:
+    """Returns how many of a summary's n-grams of words stand in the article, and how many it has."""
+    in_summary = _count_ngrams(words(summary), n)
+    in_article = _count_ngrams(words(article), n)
+    return sum(count for gram, count in in_summary.items() if gram in in_article), sum(in_summary.values())
 
 
-def copying(summaries: Sequence[str], articles: Sequence[str], n: int) -> float | None:
-    """The share of all summaries' n-grams that stand in their articles; None where there are none."""
-    counts = [copied(s, a, n) for s, a in zip(summaries, articles, strict=True)]
-    total = sum(whole for _, whole in counts)
-    return sum(part for part, _ in counts) / total if total else None
+def copied_share(summaries: Sequence[str], articles: Sequence[str], n: int) -> float | None:
+    """Returns the share of all summaries' n-grams that stand in their articles; None where there are none."""
+    counts = [count_copied(s, a, n) for s, a in zip(summaries, articles, strict=True)]
+    total = sum(all_grams for _, all_grams in counts)
+    if not total:
+        return None
+    return sum(copied for copied, _ in counts) / total
 
 
 def lead(article: str, k: int) -> str:
-    """The first k words of an article, as they stand."""
+    """Returns the first k words of an article, as they stand: the lead-k baseline."""
     return " ".join(article.split()[:k])
 
 
 def mean_words(texts: Iterable[str]) -> float:
-    """How many words texts have on average, as white space divides them."""
+    """Returns how many words texts have on average, as white space divides them."""
     counts = [len(text.split()) for text in texts]
     return sum(counts) / max(len(counts), 1)
 
 
-def _grams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+def _count_ngrams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
 
 

@@ -8,13 +8,13 @@ import torch
 
 
 def derive(seed: int, *place: str | int) -> int:
-    """A seed of 63 bits for one purpose: `derive(seed, "dropout", step, rank)`."""
+    """Returns a seed of 63 bits for one purpose: `derive(seed, "dropout", step, rank)`."""
     digest = blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(seed: int, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own for one purpose: what else is drawn changes none of its numbers."""
+    """Returns a generator of its own for one purpose: what else is drawn changes none of its numbers."""
     return torch.Generator(device).manual_seed(derive(seed, *place))
 
 

@@ -25,7 +25,7 @@ class Sentence(NamedTuple):
     kind: str = ""
 
 
-class Split(NamedTuple):
+class SentenceSplit(NamedTuple):
     """Sentences to learn from, to choose by, and to judge by."""
 
     train: list[Sentence]
@@ -34,8 +34,8 @@ class Split(NamedTuple):
 
 
 def read_sentences(path: str | Path) -> list[Sentence]:
-    """All sentences in the order of the file; a line that is none is an error that names it."""
-    found: list[Sentence] = []
+    """Returns all sentences in the order of the file; a line that is none is an error that names it."""
+    sentences: list[Sentence] = []
     expected = "expected text, tab, 0 or 1"
     for number, line in enumerate(read_lines(path, "one sentence a line: text, tab, 0 or 1"), 1):
         text, *rest = line.split("\t")
@@ -47,10 +47,10 @@ def read_sentences(path: str | Path) -> list[Sentence]:
             raise DataError(f"{path}, line {number}: the label is {rest[0]!r:.20}, {expected}")
         if not text.strip():
             raise DataError(f"{path}, line {number}: an empty text, {expected}")
-        found.append(Sentence(text, int(rest[0])))
-    if not found:
+        sentences.append(Sentence(text, int(rest[0])))
+    if not sentences:
         raise DataError(f"{path} has a first line and no sentence below it; {expected}")
-    return found
+    return sentences
 
 
 def write_sentences(path: str | Path, sentences: Iterable[Sentence]) -> None:
@@ -64,12 +64,12 @@ def write_sentences(path: str | Path, sentences: Iterable[Sentence]) -> None:
     write_lines(path, map(line, sentences))
 
 
-def seen_before(train: Iterable[Sentence], others: Iterable[Sentence]) -> int:
-    """How many of the others have a text that stands in train too."""
+def count_seen(train: Iterable[Sentence], others: Iterable[Sentence]) -> int:
+    """Returns how many of the others have a text that stands in train too."""
     known = {sentence.text for sentence in train}
     return sum(sentence.text in known for sentence in others)
 
 
-def majority(sentences: Sequence[Sentence]) -> int:
-    """The label that occurs most often; of two as frequent the first to occur."""
+def majority_label(sentences: Sequence[Sentence]) -> int:
+    """Returns the label that occurs most often; of two as frequent the first to occur."""
     return Counter(sentence.label for sentence in sentences).most_common(1)[0][0]

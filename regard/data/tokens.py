@@ -24,11 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.batch import IGNORE, Batch
-from regard.data.files import PIECE, DataError, read_pieces, staged
-from regard.data.tokenizers import BPE, Bytes, Characters, Tokenizer, load_tokenizer
-from regard.errors import UnknownNameError, did_you_mean
+from regard.data.files import PIECE, DataError, atomic_write, read_pieces
+from regard.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
 
-KINDS = (Characters.kind, Bytes.kind, BPE.kind)
 FEWEST = 4  # tokens of a text: two to train on, two to evaluate
 Ids = NDArray[Any]
 
@@ -43,15 +41,17 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: str | Path) -> TokenFile:
-        """A .npy file with the tokenizer.json beside it."""
+        """Opens a .npy file with the tokenizer.json beside it."""
         path = Path(path)
         try:
             tokens = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}; expected what `regard data tokens` writes") from None
         if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
-            shown = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, np.ndarray) else type(tokens).__name__
-            raise DataError(f"{path} holds {shown}; expected one row of uint16 or uint32")
+            content = type(tokens).__name__
+            if isinstance(tokens, np.ndarray):
+                content = f"{tokens.dtype} {list(tokens.shape)}"
+            raise DataError(f"{path} holds {content}; expected one row of uint16 or uint32")
         return cls(path, tokens, load_tokenizer(path.with_name("tokenizer.json")))
 
     def __len__(self) -> int:
@@ -68,38 +68,33 @@ def write_tokens(
 ) -> tuple[TokenFile, TokenFile]:
     """Turns a UTF-8 text file into train.npy (the first `share` of its tokens), dev.npy (the rest) and tokenizer.json.
 
-    `tokenizer`: one that exists, or the kind to make from the text; `vocabulary` is the size of a new BPE. The text is
-    read in pieces of `piece` bytes, cut between words, and never held as a whole.
+    `tokenizer`: one that exists, or the name of the kind to make from the text; `vocabulary` is the size of a new BPE.
+    The text is read in pieces of `piece` bytes, cut between words, and never held as a whole.
     """
     if not 0 < share < 1:
         raise DataError(f"share = {share}: expected more than 0 and less than 1 of the tokens for training")
-    text, folder = Path(text), Path(folder)
-    made = tokenizer if isinstance(tokenizer, Tokenizer) else _made(tokenizer, text, vocabulary, piece)
-    dtype = np.dtype("<u2" if made.size <= 1 << 16 else "<u4")
+    text = Path(text)
+    folder = Path(folder)
+    if isinstance(tokenizer, str):
+        kind = TOKENIZERS.find(tokenizer)
+        tokenizer = kind.train(_cut_between_words(read_pieces(text, piece)), vocabulary)
+    dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as every:
+        # How many tokens there are is known only at the end, so they are divided in a second pass.
+        with tempfile.TemporaryFile(dir=folder) as ids:
             for part in _cut_between_words(read_pieces(text, piece)):
-                every.write(np.array(made.encode(part), dtype).tobytes())
-            n = every.tell() // dtype.itemsize
+                ids.write(np.array(tokenizer.encode(part), dtype).tobytes())
+            n = ids.tell() // dtype.itemsize
             if n < FEWEST:
-                found = f"has {n} tokens" if n else "is empty"
-                raise DataError(f"{text} {found}; expected text of at least {FEWEST} tokens")
+                fault = f"has {n} tokens" if n else "is empty"
+                raise DataError(f"{text} {fault}; expected text of at least {FEWEST} tokens")
             train = min(max(round(share * n), FEWEST // 2), n - FEWEST // 2)
-            every.seek(0)
-            _divide(every, {folder / "train.npy": train, folder / "dev.npy": n - train}, dtype, made)
+            ids.seek(0)
+            _write_files(ids, {folder / "train.npy": train, folder / "dev.npy": n - train}, dtype, tokenizer)
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror}; earlier files are as they were") from error
     return TokenFile.open(folder / "train.npy"), TokenFile.open(folder / "dev.npy")
-
-
-def _made(kind: str, text: Path, vocabulary: int, piece: int) -> Tokenizer:
-    if kind not in KINDS:
-        raise UnknownNameError(f"no tokenizer '{kind}'.{did_you_mean(kind, KINDS)}")
-    pieces = read_pieces(text, piece)
-    if kind == Characters.kind:
-        return Characters(sorted(set().union(*pieces)))
-    return Bytes() if kind == Bytes.kind else BPE.train(_cut_between_words(pieces), vocabulary)
 
 
 # Where byte-pair encoding never joins two sides: before a single space, and after a single line break.
@@ -107,10 +102,11 @@ _BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
 
 
 def _cut_between_words(pieces: Iterator[str]) -> Iterator[str]:
-    """The same text, cut where no token of the whole text crosses; a piece without such a place joins the next."""
+    """Yields the text cut where no token of the whole text crosses; a piece without such a place joins the next."""
     rest = ""
     for piece in pieces:
         rest += piece
+        # Only the end is searched, as any place will do; a text that has none is cut anywhere at last.
         cut = max((m.start() for m in _BETWEEN_WORDS.finditer(rest, max(len(rest) - 1000, 0))), default=0)
         if cut or len(rest) > 4 * PIECE:
             cut = cut or len(rest)
@@ -120,53 +116,59 @@ def _cut_between_words(pieces: Iterator[str]) -> Iterator[str]:
         yield rest
 
 
-def _divide(source: BinaryIO, parts: dict[Path, int], dtype: np.dtype[Any], tokenizer: Tokenizer) -> None:
-    """Writes all files before any takes its place."""
+def _write_files(source: BinaryIO, parts: dict[Path, int], dtype: np.dtype[Any], tokenizer: Tokenizer) -> None:
+    """Divides ids among .npy files, `parts[path]` to each, and writes the tokenizer beside them.
+
+    All files are written before any takes its place.
+    """
     with ExitStack() as stack:
         for path, number in parts.items():
-            target = stack.enter_context(staged(path))
+            target = stack.enter_context(atomic_write(path))
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (number,)}
             np.lib.format.write_array_header_1_0(target, header)
             left = number * dtype.itemsize
             while left:
                 left -= target.write(source.read(min(left, PIECE)))
-        file = stack.enter_context(staged(next(iter(parts)).with_name("tokenizer.json")))
+        file = stack.enter_context(atomic_write(next(iter(parts)).with_name("tokenizer.json")))
         file.write(json.dumps(tokenizer.as_json(), ensure_ascii=False).encode())
 
 
 def windows(tokens: Ids, length: int, starts: NDArray[Any] | Int[Tensor, "B"]) -> Batch:
-    """x = tokens[start : start + length] and y = the same one further on, for each start."""
-    length = fitted(tokens, length)
-    at = np.asarray(starts)
+    """Returns x [B,length] = tokens[start : start + length] for each start, and y, which is one token further on."""
+    length = window_length(tokens, length)
+    starts = np.asarray(starts)
     last = len(tokens) - 1 - length
-    if at.size and (at.min() < 0 or at.max() > last):
-        raise DataError(f"starts from {at.min()} to {at.max()}: expected 0 to {last} for windows of {length} tokens")
-    rows = torch.from_numpy(sliding_window_view(tokens, length + 1)[at].astype(np.int64))
+    if starts.size and (starts.min() < 0 or starts.max() > last):
+        raise DataError(
+            f"starts from {starts.min()} to {starts.max()}: expected 0 to {last} for windows of {length} tokens"
+        )
+    rows = torch.from_numpy(sliding_window_view(tokens, length + 1)[starts].astype(np.int64))
     return Batch(rows[:, :-1], rows[:, 1:])
 
 
 def random_windows(tokens: Ids, batch: int, length: int, generator: torch.Generator) -> Batch:
-    """Windows that start anywhere, each start as likely as the other."""
-    room = len(tokens) - fitted(tokens, length)
-    return windows(tokens, length, torch.randint(room, (batch,), generator=generator))
+    """Returns `batch` windows that start anywhere, each start as likely as the other."""
+    starts = len(tokens) - window_length(tokens, length)
+    return windows(tokens, length, torch.randint(starts, (batch,), generator=generator))
 
 
 def all_windows(tokens: Ids, length: int, batch: int = 32) -> Iterator[Batch]:
-    """Windows side by side, `batch` at a time: each token but the first is a target exactly once. The last window ends
-    in zeros whose targets are IGNORE."""
-    length = fitted(tokens, length)
+    """Yields windows side by side, `batch` at a time: each token but the first is a target exactly once.
+
+    The last window ends in zeros whose targets are IGNORE.
+    """
+    length = window_length(tokens, length)
     for start in range(0, len(tokens) - 1, batch * length):
         part = torch.from_numpy(tokens[start : start + batch * length + 1].astype(np.int64))
         missing = -(len(part) - 1) % length
-        x, y = part[:-1], part[1:]
         yield Batch(
-            torch.nn.functional.pad(x, (0, missing)).view(-1, length),
-            torch.nn.functional.pad(y, (0, missing), value=IGNORE).view(-1, length),
+            torch.nn.functional.pad(part[:-1], (0, missing)).view(-1, length),
+            torch.nn.functional.pad(part[1:], (0, missing), value=IGNORE).view(-1, length),
         )
 
 
-def fitted(tokens: Ids, length: int) -> int:
-    """The length of windows: as asked, or less where there are not so many tokens."""
+def window_length(tokens: Ids, length: int) -> int:
+    """Returns the length of windows: as asked, or less where there are not so many tokens."""
     if length < 1 or len(tokens) < 2:
         raise DataError(f"windows of {length} over {len(tokens)} tokens: expected at least 1 over at least 2")
     return min(length, len(tokens) - 1)

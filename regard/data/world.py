@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import tomli_w
 
 from regard.config import ConfigError, Section
-from regard.data.biographies import biographies, interleaved
-from regard.data.draws import Draws, quotas
+from regard.data.biographies import interleave, write_biographies
+from regard.data.draws import Draws, apportion
 from regard.data.files import DataError, read_lines, write_lines
-from regard.data.people import Namer, Person, facts, place_names
+from regard.data.people import Namer, Person, draw_facts, draw_place_names
 from regard.data.questions import Question, read_documents, write_questions
 
 
@@ -61,7 +61,9 @@ class WorldConfig(Section):
                 f"{self.place}.asked = {self.asked}, held_out = {self.held_out}: {train} people in training and "
                 f"{held_out} each in dev and test; expected at least 1 of each and at most {self.people} in all"
             )
-        most = self.biographies * (self.fame if self.famous else 1)
+        most = self.biographies
+        if self.famous:
+            most *= self.fame
         if 2 * most > self.written + 1:
             raise ConfigError(
                 f"{self.place}.fame = {self.fame}: a celebrity has {most} of {self.written} biographies, expected at "
@@ -70,18 +72,23 @@ class WorldConfig(Section):
 
     @property
     def split(self) -> tuple[int, int]:
-        """How many people have a training question, and how many a dev question (as many have a test question)."""
-        train = self.asked if self.asked is not None else self.people // 2
-        return train, self.held_out if self.held_out is not None else (self.people - train) // 2
+        """Returns how many people have a training question, and how many a dev question (as many have a test one)."""
+        train = self.asked
+        if train is None:
+            train = self.people // 2
+        held_out = self.held_out
+        if held_out is None:
+            held_out = (self.people - train) // 2
+        return train, held_out
 
     @property
     def famous(self) -> int:
-        """How many celebrities there are."""
+        """Returns how many celebrities there are."""
         return round(self.celebrities * self.people)
 
     @property
     def written(self) -> int:
-        """How many biographies there are."""
+        """Returns how many biographies there are."""
         return self.biographies * (self.people + self.famous * (self.fame - 1))
 
 
@@ -95,7 +102,7 @@ class World:
 
     @property
     def questions(self) -> dict[str, list[Question]]:
-        """What is asked in train, dev and test: no person in two of them."""
+        """Returns what is asked in train, dev and test: no person in two of them."""
         asked: dict[str, list[Question]] = {"train": [], "dev": [], "test": []}
         for person in self.people:
             if person.role in asked:
@@ -116,13 +123,16 @@ class World:
 
     @property
     def unwritten(self) -> dict[str, list[Question]]:
-        """By form of the name: questions about people never written about, with the birthplace nobody could know."""
+        """Returns questions about people never written about, by form of the name, with the birthplace nobody could
+        know."""
         strangers = [p for p in self.people if p.role == "unwritten"]
-        forms = list(strangers[0].forms) if strangers else []
-        return {form: [_question(p.forms[form], p.birthplace) for p in strangers] for form in forms}
+        if not strangers:
+            return {}
+        return {form: [_question(p.forms[form], p.birthplace) for p in strangers] for form in strangers[0].forms}
 
     def write(self, folder: str | Path) -> None:
-        """documents.txt, {train,dev,test,unwritten}.tsv, test_inputs.tsv (no answers), people.jsonl, world.toml."""
+        """Writes documents.txt, {train,dev,test,unwritten}.tsv, test_inputs.tsv (no answers), people.jsonl and
+        world.toml."""
         folder = Path(folder)
         write_lines(folder / "documents.txt", self.documents)
         for name, questions in self.questions.items():
@@ -139,48 +149,55 @@ def _question(name: str, birthplace: str) -> Question:
 
 
 def make_world(config: WorldConfig | None = None) -> World:
-    """The world of a config."""
+    """Returns the world of a config."""
     config = config or WorldConfig()
-    places = place_names(config.places, Draws(config.seed, "places"))
-    people = _people(config, places)
-    texts = Draws(config.seed, "texts")
-    written = [_written(person, config, texts) for person in people if person.role != "unwritten"]
-    return World(config, people, interleaved(written, Draws(config.seed, "order")))
+    places = draw_place_names(config.places, Draws(config.seed, "places"))
+    people = _draw_people(config, places)
+    draws = Draws(config.seed, "texts")
+    texts = [_write_about(person, config, draws) for person in people if person.role != "unwritten"]
+    return World(config, people, interleave(texts, Draws(config.seed, "order")))
 
 
-def _written(person: Person, config: WorldConfig, texts: Draws) -> list[str]:
-    number = config.biographies * (config.fame if person.celebrity else 1)
-    told = [n == 0 or texts.chance(config.told) for n in range(number)]
-    return biographies(person, told, config.sentences, config.permuted, config.full_names, texts)
+def _write_about(person: Person, config: WorldConfig, draws: Draws) -> list[str]:
+    """Returns all biographies of a person; the first always tells the birthplace."""
+    number = config.biographies
+    if person.celebrity:
+        number *= config.fame
+    told = [n == 0 or draws.chance(config.told) for n in range(number)]
+    return write_biographies(person, told, config.sentences, config.permuted, config.full_names, draws)
 
 
-def _people(config: WorldConfig, places: Sequence[str]) -> list[Person]:
+def _draw_people(config: WorldConfig, places: Sequence[str]) -> list[Person]:
+    """Returns the people: first those who are written about, then the strangers.
+
+    Each property has a stream of its own, so that a change of one option leaves the others' draws as they were.
+    """
     strangers = round(config.unwritten * config.people)
     weights = [(rank + 5) ** -config.skew for rank in range(len(places))]
     births = Draws(config.seed, "births")
     # Exact shares of the places among the written; drawn ones would make a small world differ from its config.
-    born = [places[i] for i, n in enumerate(quotas(weights, config.people)) for _ in range(n)]
+    born = [places[i] for i, n in enumerate(apportion(weights, config.people)) for _ in range(n)]
     births.shuffle(born)
-    born += [places[births.weighted(weights)] for _ in range(strangers)]
+    born += [places[births.weighted_index(weights)] for _ in range(strangers)]
     train, held_out = config.split
     roles = ["train"] * train + ["dev"] * held_out + ["test"] * held_out
     roles += ["unasked"] * (config.people - len(roles))
     Draws(config.seed, "roles").shuffle(roles)
     roles += ["unwritten"] * strangers
-    famous = [n < config.famous for n in range(config.people)]
-    Draws(config.seed, "fame").shuffle(famous)
-    famous += [False] * strangers
+    is_famous = [n < config.famous for n in range(config.people)]
+    Draws(config.seed, "fame").shuffle(is_famous)
+    is_famous += [False] * strangers
     namer = Namer(config.variety, places, Draws(config.seed, "names"))
     life = Draws(config.seed, "lives")
     people = []
-    for place, role, fame in zip(born, roles, famous, strict=True):
-        named = namer.stranger(place) if role == "unwritten" else namer.person()
-        people.append(Person(birthplace=place, role=role, celebrity=fame, **named, **facts(places, life)))
+    for place, role, celebrity in zip(born, roles, is_famous, strict=True):
+        names = namer.name_stranger(place) if role == "unwritten" else namer.name_person()
+        people.append(Person(birthplace=place, role=role, celebrity=celebrity, **names, **draw_facts(places, life)))
     return people
 
 
 def read_world(folder: str | Path) -> World:
-    """The world that `World.write` wrote."""
+    """Returns the world that `World.write` wrote."""
     folder = Path(folder)
     toml = folder / "world.toml"
     try:
@@ -188,13 +205,14 @@ def read_world(folder: str | Path) -> World:
     except (tomllib.TOMLDecodeError, ConfigError) as error:
         raise DataError(f"{toml}: {error}") from None
     rows = enumerate(read_lines(folder / "people.jsonl", "one person a line"), 1)
-    people = [_person(folder / "people.jsonl", number, line) for number, line in rows]
+    people = [_parse_person(folder / "people.jsonl", number, line) for number, line in rows]
     return World(config, people, read_documents(folder / "documents.txt"))
 
 
-def _person(path: Path, number: int, line: str) -> Person:
+def _parse_person(path: Path, number: int, line: str) -> Person:
+    """Returns the person of one line of people.jsonl."""
     try:
-        found: Any = json.loads(line)
-        return Person(**found)
+        fields: Any = json.loads(line)
+        return Person(**fields)
     except (ValueError, TypeError) as error:
         raise DataError(f"{path}, line {number}: {error}; expected a person as `regard world` writes them") from None

@@ -180,7 +180,7 @@ class Decoding:
         room = min(self.search.limit, 32) if self.device.type == "cpu" else self.search.limit
         if self._many_follow():
             room = roomy(tokens.shape[1] + room) - tokens.shape[1]
-        logits, self.state = self.model.begin(tokens, visible, room)
+        logits, self.state = self.model.prefill(tokens, visible, room)
         if copies > 1:
             rows = torch.arange(len(prompts), device=self.device).repeat_interleave(copies)
             self.state, logits = self.model.fork(self.state, rows), logits.index_select(0, rows)
@@ -284,7 +284,7 @@ def _beams(
 
 def _limit(model: Decoder[Any], ids: list[int], settings: Settings) -> int:
     """How many tokens to generate: as many as asked for, or as the model has room for."""
-    room = None if settings.slide else model.room(len(ids))
+    room = None if settings.slide else model.max_new_tokens(len(ids))
     return settings.max_tokens if room is None else min(settings.max_tokens, room)
 
 
@@ -333,7 +333,7 @@ def _fitted(model: Decoder[Any], ids: list[int], settings: Settings) -> list[int
             f"token {ids[wrong]} at position {wrong} of the prompt: this model's vocabulary is 0 to {known - 1}. "
             "Is the tokenizer that of the model?"
         )
-    room = model.room(len(ids))
+    room = model.max_new_tokens(len(ids))
     if room is None or room >= 1:
         return ids
     if not settings.slide:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.generate.settings import Settings
-from regard.shapes import wide
+from regard.shapes import upcast_half
 
 
 def candidates(
@@ -22,7 +22,7 @@ def candidates(
     """
     ids = None
     if settings.temperature is not None:
-        logits = wide(logits) / settings.temperature  # float16 ends at 65,504
+        logits = upcast_half(logits) / settings.temperature  # float16 ends at 65,504
     if settings.top_k is not None or settings.top_p is not None:
         N = logits.shape[-1]
         logits, ids = logits.topk(min(settings.top_k or N, N), -1)  # in falling order

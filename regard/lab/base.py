@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.config import ConfigError, Section
-from regard.data.files import staged
+from regard.data.files import atomic_write
 from regard.errors import RegardError
 from regard.registry import Registry
 from regard.report.canvas import require_matplotlib
@@ -109,7 +109,7 @@ def run(
         raise
     made = {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1), "versions": versions()}
     results = {"lab": name, "command": _command(name, config), "config": config.as_dict(), **made, **found}
-    with staged(path / RESULTS) as file:
+    with atomic_write(path / RESULTS) as file:
         file.write(json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     one.page(results).write(path / REPORT)
     return results

@@ -16,13 +16,14 @@ from regard.data.tokenizers import Tokenizer
 from regard.errors import UnknownNameError, did_you_mean
 from regard.registry import Registry
 
-if TYPE_CHECKING:  # they know all models, and so come after them
+if TYPE_CHECKING:  # it knows all models, and so comes after them
     from regard.models.summary import Summary
 
 C = TypeVar("C", bound=Section)
 M = TypeVar("M", bound="Model[Any]")
 
-# The classes that recipes name. Each registers itself when its module is imported, on the first look-up.
+# The classes that recipes and model folders name. Each registers itself when its module is imported, on the first
+# look-up: so the Classifier can be listed here, below the hub.
 MODELS: Registry[type[Model[Any]]] = Registry(
     "model class",
     {
@@ -46,12 +47,14 @@ class Model(nn.Module, Generic[C]):
 
     def __init__(self, config: C | None = None, **changes: Any) -> None:
         super().__init__()
-        self.config = (self.Config() if config is None else config).but(**changes)
+        if config is None:
+            config = self.Config()
+        self.config = config.but(**changes)
         self.tokenizer = None
 
     @classmethod
     def preset(cls: type[M], name: str, **changes: Any) -> M:
-        """A model of a known size, e.g. `GPT.preset("char", vocabulary=65, mechanism="elu")`."""
+        """Returns a new model of a known size, e.g. `GPT.preset("char", vocabulary=65, mechanism="elu")`."""
         if name not in cls.PRESETS:
             raise UnknownNameError(f"{cls.__name__} has no preset '{name}'.{did_you_mean(name, cls.PRESETS)}")
         return cls(cls.Config().but(**cls.PRESETS[name]).but(**changes))
@@ -63,14 +66,16 @@ class Model(nn.Module, Generic[C]):
         save(self, folder)
 
     def restore(self, folder: str | Path) -> None:
-        """Takes the weights that `save` wrote of a model of this shape."""
+        """Loads the weights that `save` wrote of a model of this shape."""
         from regard.models.folder import load
 
         self.load_state_dict(load(folder).state_dict())
 
     def summary(self, T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
-        """A table of parameters, FLOPs and state bytes; print it. `T`: the length of the B sequences that are counted;
-        `S`: that of a source, T unless said."""
+        """Returns a table of parameters, FLOPs and state bytes; print it.
+
+        `T`: the length of the B sequences that are counted; `S`: that of a source, T unless said.
+        """
         from regard.models.summary import summarize
 
         return summarize(self, T, S, B)
@@ -87,11 +92,13 @@ def token_loss(
     mean: bool = True,
     smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Mean (or sum) of −log p(target) over the targets that are not `ignore`; zero where all are.
+    """Returns the mean (or sum) of −log p(target) over the targets that are not `ignore`; zero where all are.
 
     `smoothing` ε: −(1−ε)·log p(target) − ε·mean over all tokens of log p.
     """
     total = functional.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum", label_smoothing=smoothing
     )
-    return total / (targets != ignore).sum().clamp(min=1) if mean else total
+    if not mean:
+        return total
+    return total / (targets != ignore).sum().clamp(min=1)

@@ -73,8 +73,10 @@ class StackConfig(Section):
 
     @property
     def per_layer(self) -> tuple[str, ...]:
-        """The mechanism of each layer."""
-        return (self.mechanism,) * self.layers if isinstance(self.mechanism, str) else self.mechanism
+        """Returns the name of the mechanism of each layer."""
+        if isinstance(self.mechanism, str):
+            return (self.mechanism,) * self.layers
+        return self.mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +118,9 @@ class Seq2SeqConfig(Section):
 
     @property
     def mechanism(self) -> str:
-        """The mechanisms of encoder, decoder and cross-attention in words: one name where they are all the same."""
+        """Returns the mechanisms of encoder, decoder and cross-attention in words: one name where all are the same."""
         parts = {"encoder": self.encoder.per_layer, "decoder": self.decoder.per_layer, "cross": (self.cross,)}
-        named = {part: "/".join(dict.fromkeys(names)) for part, names in parts.items()}
-        alike = set(named.values())
-        return alike.pop() if len(alike) == 1 else ", ".join(f"{part} {name}" for part, name in named.items())
+        by_part = {part: "/".join(dict.fromkeys(names)) for part, names in parts.items()}
+        if len(set(by_part.values())) == 1:
+            return by_part["cross"]
+        return ", ".join(f"{part} {name}" for part, name in by_part.items())

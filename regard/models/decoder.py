@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.kernels.matvec import linear
 from regard.models.base import C, Model
 from regard.models.config import StackConfig
-from regard.models.stack import Stack, StackState, fork_stack, initialise
+from regard.models.stack import Stack, StackState, fork_stack, init_weights
 
 
 class Decoder(Model[C]):
@@ -22,28 +22,34 @@ class Decoder(Model[C]):
     stack: Stack
 
     def _build(self, vocabulary: int, config: StackConfig, tied: bool, **cross: Any) -> None:
+        """Builds embedding, head and stack, in the order in which a seed has always drawn their weights."""
         self.embedding = nn.Embedding(vocabulary, config.width)
-        self.head = None if tied else nn.Linear(config.width, vocabulary, bias=False)
-        initialise(self, residuals=1)
+        self.head = None
+        if not tied:
+            self.head = nn.Linear(config.width, vocabulary, bias=False)
+        init_weights(self, residuals=1)
         self.stack = Stack(config, **cross)
 
     @property
     def limit(self) -> int | None:
-        """The most tokens that its stack can take; None: any number."""
+        """Returns the most tokens that its stack can take; None: any number."""
         return self.stack.limit
 
     @abstractmethod
-    def begin(
+    def prefill(
         self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None, capacity: int
     ) -> tuple[Float[Tensor, "B 1 N"], StackState]:
-        """Reads a prompt whose last column is visible: logits of what follows, and the state."""
+        """Reads a prompt whose last column is visible; returns logits of what follows, and the state.
+
+        `capacity`: for how many more tokens the state has room before it has to grow.
+        """
 
     @abstractmethod
-    def room(self, prompt: int) -> int | None:
-        """How many tokens can follow a prompt of that length; None: any number."""
+    def max_new_tokens(self, prompt: int) -> int | None:
+        """Returns how many tokens can follow a prompt of that length; None: any number."""
 
     def empty(self, B: int, capacity: int) -> StackState:
-        """A state that has seen nothing, with room for `capacity` tokens before it has to grow."""
+        """Returns a state that has seen nothing, with room for `capacity` tokens before it has to grow."""
         return self.stack.empty(B, capacity)
 
     def extend(
@@ -54,14 +60,23 @@ class Decoder(Model[C]):
         *,
         last: bool = False,
     ) -> tuple[Float[Tensor, "B _ N"], StackState]:
-        """Logits after T more tokens (`last`: only of the last), and the state. The state handed in is used up."""
+        """Returns logits after T more tokens (`last`: only of the last), and the state.
+
+        The state handed in is used up: its buffers are written to.
+        """
         x, state = self.stack.extend(self.embedding(tokens), state, visible)
-        return self.logits(x[:, -1:] if last else x), state
+        if last:
+            x = x[:, -1:]
+        return self.logits(x), state
 
     def fork(self, state: StackState, rows: Int[Tensor, " N"] | None = None, same_source: bool = False) -> StackState:
-        """A copy of a state, or of some rows of it in any order. `same_source`: rows move only within one source."""
+        """Returns a copy of a state, or of some rows of it in any order.
+
+        `same_source`: rows move only within one source.
+        """
         return fork_stack(state, rows, same_source)
 
     def logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T N"]:
-        """Logits of the next token from the vectors of the stack."""
-        return linear(x, self.embedding.weight if self.head is None else self.head.weight)
+        """Returns logits of the next token, given the vectors of the stack."""
+        table = self.head or self.embedding  # a head of its own, or tied to the embedding
+        return linear(x, table.weight)

@@ -13,14 +13,17 @@ from torch.nn import functional
 from regard.data.batch import IGNORE
 from regard.models.base import MODELS, Model, token_loss
 from regard.models.config import EncoderConfig
-from regard.models.stack import Stack, initialise
+from regard.models.stack import Stack, init_weights
 from regard.nn import NORMS, Registry
 
 _BERT: dict[str, Any] = {"before": False, "embedding_norm": True, "mlp": "gelu", "eps": 1e-12}
 
 
 class Head(nn.Module):
-    """The vectors themselves."""
+    """A head that gives the vectors themselves, and the base class of the others.
+
+    `forward` takes the vectors [B,T,D], which of them are visible [B,T], and the weights of the embedding [N,D].
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -39,15 +42,20 @@ class MaskedHead(Head):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        D, block = config.width, config.block
+        D = config.width
+        block = config.block
         self.dense = nn.Linear(D, D)
         self.norm = NORMS.build(block.norm, {"D": D, "eps": block.eps, "bias": block.bias})
-        self.table = None if config.tied else nn.Linear(D, config.vocabulary, bias=False)
+        self.table = None
+        if not config.tied:
+            self.table = nn.Linear(D, config.vocabulary, bias=False)
         self.offset = nn.Parameter(torch.zeros(config.vocabulary))
 
     def forward(self, x: Tensor, visible: Tensor | None, embedding: Tensor) -> Tensor:
         x = self.norm(functional.gelu(self.dense(x)))
-        return functional.linear(x, embedding if self.table is None else self.table.weight, self.offset)
+        if self.table is not None:
+            embedding = self.table.weight
+        return functional.linear(x, embedding, self.offset)
 
 
 @HEADS.add("classes")
@@ -61,8 +69,10 @@ class ClassHead(Head):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, visible: Tensor | None, embedding: Tensor) -> Tensor:
-        rows = torch.arange(x.shape[0], device=x.device)
-        first = x[:, 0] if visible is None else x[rows, visible.int().argmax(1)]
+        first = x[:, 0]
+        if visible is not None:
+            rows = torch.arange(x.shape[0], device=x.device)
+            first = x[rows, visible.int().argmax(1)]
         out: Tensor = self.classes(self.dropout(torch.tanh(self.dense(first))))
         return out
 
@@ -82,14 +92,16 @@ class Encoder(Model[EncoderConfig]):
         super().__init__(config, **changes)
         c = self.config
         self.embedding = nn.Embedding(c.vocabulary, c.width)
-        self.types = nn.Embedding(c.token_types, c.width) if c.token_types else None
+        self.types = None
+        if c.token_types:
+            self.types = nn.Embedding(c.token_types, c.width)
         self.head = HEADS.find(c.head)(c)
-        initialise(self, residuals=1)
+        init_weights(self, residuals=1)
         self.stack = Stack(c, causal=False)
 
     @property
     def limit(self) -> int | None:
-        """The most tokens it can take; None: any number."""
+        """Returns the most tokens it can take; None: any number."""
         return self.stack.limit
 
     def forward(
@@ -98,7 +110,10 @@ class Encoder(Model[EncoderConfig]):
         visible: Bool[Tensor, "B T"] | None = None,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B ..."]:
-        """What the head makes of the vectors. `types`: which of two texts, say, a token belongs to; 0 unless given."""
+        """Returns what the head makes of the vectors.
+
+        `types`: which of two texts, say, a token belongs to; 0 unless given.
+        """
         return self.head(self.vectors(tokens, visible, types), visible, self.embedding.weight)  # type: ignore[no-any-return]
 
     def vectors(
@@ -107,10 +122,12 @@ class Encoder(Model[EncoderConfig]):
         visible: Bool[Tensor, "B T"] | None = None,
         types: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """One vector a token."""
+        """Returns one vector a token."""
         x = self.embedding(tokens)
         if self.types is not None:
-            x = x + self.types(torch.zeros_like(tokens) if types is None else types)
+            if types is None:
+                types = torch.zeros_like(tokens)
+            x = x + self.types(types)
         out: Tensor = self.stack(x, visible)
         return out
 
@@ -122,5 +139,5 @@ class Encoder(Model[EncoderConfig]):
         types: Int[Tensor, "B T"] | None = None,
         ignore: int = IGNORE,
     ) -> Float[Tensor, ""]:
-        """Mean loss: of words at the places that have a target, or of classes."""
+        """Returns the mean loss: of words at the places that have a target, or of classes."""
         return token_loss(self(tokens, visible, types), targets, ignore)

@@ -18,17 +18,13 @@ from safetensors.torch import save_file
 
 from regard.config import ConfigError
 from regard.data.files import sync
-from regard.data.tokenizers import TokenizerFileError, load_tokenizer
+from regard.data.tokenizers import Tokenizer, TokenizerFileError, load_tokenizer
 from regard.errors import RegardError, did_you_mean
-from regard.models.base import Model
-from regard.models.encoder import Encoder
-from regard.models.gpt import GPT
+from regard.models.base import MODELS, Model
 from regard.models.locate import MODEL_CONFIG as CONFIG
 from regard.models.locate import TOKENIZER, WEIGHTS, model_folder
-from regard.models.seq2seq import Seq2Seq
 
 FORMAT = 1
-MODELS: dict[str, type[Model[Any]]] = {"GPT": GPT, "Encoder": Encoder, "Seq2Seq": Seq2Seq}
 
 
 class ModelFolderError(RegardError, ValueError):
@@ -38,9 +34,9 @@ class ModelFolderError(RegardError, ValueError):
 def save(model: Model[Any], folder: str | Path) -> None:
     """Writes the model into a folder, in place of what it held before."""
     folder = Path(folder)
-    name = next((name for name, cls in MODELS.items() if type(model) is cls), None)
-    if name is None:
-        raise ModelFolderError(f"a {type(model).__name__} has no folder format; expected {', '.join(MODELS)}")
+    name = MODELS.name_of(type(model))
+    if name is None or model.has_weights:
+        raise ModelFolderError(f"a {type(model).__name__} has no folder format; expected {', '.join(_saved_classes())}")
     number = secrets.token_hex(8)
     document = {"format_version": FORMAT, "class": name, "save": number, "config": model.config.as_dict()}
     try:
@@ -48,6 +44,7 @@ def save(model: Model[Any], folder: str | Path) -> None:
     except TypeError as error:
         raise ModelFolderError(f"the config cannot be written as JSON: {error}") from None
     folder.mkdir(parents=True, exist_ok=True)
+    # config.json is renamed last: a folder that has one is whole.
     staged = {place: folder / f".{place}.{number}" for place in (WEIGHTS, TOKENIZER, CONFIG)}
     try:
         tensors = {n: x.detach().contiguous() for n, x in model.state_dict().items()}
@@ -71,31 +68,31 @@ def save(model: Model[Any], folder: str | Path) -> None:
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
     """Returns the model of a model folder, or of a run or an experiment, in evaluation mode, with its tokenizer."""
     folder = model_folder(folder)
-    document = _document(folder)
+    document = _read_document(folder)
     cls = MODELS[document["class"]]
     try:
         config = cls.Config().but(**document["config"])
     except ConfigError as error:
         raise ModelFolderError(f"{folder / CONFIG}: {error}") from None
-    tensors = _tensors(folder / WEIGHTS, document.get("save"))
-    tokenizer = None
-    if (folder / TOKENIZER).exists():
-        try:
-            tokenizer = load_tokenizer(folder / TOKENIZER)
-        except TokenizerFileError as error:
-            raise ModelFolderError(str(error)) from None
+    tensors = _read_tensors(folder / WEIGHTS, document.get("save"))
+    tokenizer = _read_tokenizer(folder / TOKENIZER)
     model = cls(config)
     _check_tensors(folder / WEIGHTS, model.state_dict(), tensors)
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
-    if len(dtypes) == 1:
+    if len(dtypes) == 1:  # of several, the widest is not worth guessing: the model stays in float32
         model.to(dtypes.pop())
     model.load_state_dict(tensors)
     model.tokenizer = tokenizer
     return model.to(device).eval()
 
 
-def _document(folder: Path) -> dict[str, Any]:
-    """config.json, with its outer keys checked."""
+def _saved_classes() -> list[str]:
+    """Returns the names of the classes that have a folder format; others are built from files of their own."""
+    return [name for name in MODELS if not MODELS[name].has_weights]
+
+
+def _read_document(folder: Path) -> dict[str, Any]:
+    """Returns config.json with its outer keys checked."""
     path = folder / CONFIG
     if not folder.is_dir():
         raise ModelFolderError(
@@ -120,14 +117,25 @@ def _document(folder: Path) -> dict[str, Any]:
     if version > FORMAT:
         raise ModelFolderError(f"{path} has format_version {version}, newer than this regard knows ({FORMAT}): update")
     name = document.get("class")
-    if not isinstance(name, str) or name not in MODELS:
-        raise ModelFolderError(f"{path}: no model class {name!r}.{did_you_mean(str(name), MODELS)}")
+    if not isinstance(name, str) or name not in MODELS or MODELS[name].has_weights:
+        raise ModelFolderError(f"{path}: no model class {name!r}.{did_you_mean(str(name), _saved_classes())}")
     if not isinstance(document.get("config"), dict):
         raise ModelFolderError(f"{path} has no section 'config'")
     return document
 
 
-def _tensors(path: Path, number: str | None) -> dict[str, torch.Tensor]:
+def _read_tokenizer(path: Path) -> Tokenizer | None:
+    """Returns the tokenizer of a folder, or None where it has none."""
+    if not path.exists():
+        return None
+    try:
+        return load_tokenizer(path)
+    except TokenizerFileError as error:
+        raise ModelFolderError(str(error)) from None
+
+
+def _read_tensors(path: Path, number: str | None) -> dict[str, torch.Tensor]:
+    """Returns the weights by name; `number` is that of the save, by which config and weights belong together."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -142,14 +150,25 @@ def _tensors(path: Path, number: str | None) -> dict[str, torch.Tensor]:
 
 
 def _check_tensors(path: Path, want: dict[str, Any], got: dict[str, torch.Tensor]) -> None:
-    missing, extra = sorted(set(want) - set(got)), sorted(set(got) - set(want))
-    wrong = [n for n in want if n in got and want[n].shape != got[n].shape]
-    if missing or extra:
-        shown = [f"lacks {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1)] if missing else []
-        shown += [f"has an unknown {extra[0]}" + f" and {len(extra) - 1} more" * (len(extra) > 1)] if extra else []
-        raise ModelFolderError(f"{path} does not fit {CONFIG}: it {', and '.join(shown)}")
-    if wrong:
-        n = wrong[0]
-        raise ModelFolderError(
-            f"{path} does not fit {CONFIG}: {n} is {list(got[n].shape)}, expected {list(want[n].shape)}"
-        )
+    """Raises an error where the weights are not those that the config asks for."""
+    missing = sorted(set(want) - set(got))
+    extra = sorted(set(got) - set(want))
+    faults = []
+    if missing:
+        faults.append(f"lacks {_first_of(missing)}")
+    if extra:
+        faults.append(f"has an unknown {_first_of(extra)}")
+    if faults:
+        raise ModelFolderError(f"{path} does not fit {CONFIG}: it {', and '.join(faults)}")
+    for name, tensor in want.items():
+        if got[name].shape != tensor.shape:
+            raise ModelFolderError(
+                f"{path} does not fit {CONFIG}: {name} is {list(got[name].shape)}, expected {list(tensor.shape)}"
+            )
+
+
+def _first_of(names: list[str]) -> str:
+    """Returns the first name, and how many more there are."""
+    if len(names) == 1:
+        return names[0]
+    return f"{names[0]} and {len(names) - 1} more"

@@ -37,7 +37,7 @@ class GPT(Decoder[GPTConfig]):
         self._build(self.config.vocabulary, self.config, self.config.tied)
 
     def forward(self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T N"]:
-        """Logits for a whole sequence."""
+        """Returns logits of the next token at each place of a whole sequence."""
         return self.logits(self.stack(self.embedding(tokens), visible))
 
     def loss(
@@ -47,16 +47,18 @@ class GPT(Decoder[GPTConfig]):
         visible: Bool[Tensor, "B T"] | None = None,
         ignore: int = IGNORE,
     ) -> Float[Tensor, ""]:
-        """Mean loss of the targets that are not `ignore`."""
+        """Returns the mean loss of the targets that are not `ignore`."""
         return token_loss(self(tokens, visible), targets, ignore)
 
-    def begin(
+    def prefill(
         self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None, capacity: int
     ) -> tuple[Float[Tensor, "B 1 N"], StackState]:
-        """Reads a prompt whose last column is visible: logits of what follows, and the state."""
+        """Reads a prompt whose last column is visible; returns logits of what follows, and the state."""
         state = self.empty(tokens.shape[0], tokens.shape[1] + capacity)
         return self.extend(tokens, state, visible, last=True)
 
-    def room(self, prompt: int) -> int | None:
-        """How many tokens can follow a prompt of that length; the last of them need not be read again."""
-        return None if self.limit is None else self.limit - prompt + 1
+    def max_new_tokens(self, prompt: int) -> int | None:
+        """Returns how many tokens can follow a prompt of that length; None: any number."""
+        if self.limit is None:
+            return None
+        return self.limit - prompt + 1  # the last one is not read again

@@ -16,7 +16,8 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Stack, StackState
 
 
-def _same(**stack: Any) -> dict[str, Any]:
+def _both_sides(**stack: Any) -> dict[str, Any]:
+    """Returns the config of a model whose encoder and decoder are alike."""
     return {"encoder": stack, "decoder": stack}
 
 
@@ -26,9 +27,10 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
 
     Config = Seq2SeqConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        "nano": _same(width=48, layers=3, length=256, attention={"heads": 3}) | {"vocabulary": 256, "shared": True},
-        "small": _same(width=256, layers=4, length=512, attention={"heads": 8}) | {"shared": True},
-        "base": _same(
+        "nano": _both_sides(width=48, layers=3, length=256, attention={"heads": 3})
+        | {"vocabulary": 256, "shared": True},
+        "small": _both_sides(width=256, layers=4, length=512, attention={"heads": 8}) | {"shared": True},
+        "base": _both_sides(
             width=512, layers=6, attention={"heads": 8}, position="sinusoidal", block={"before": False, "mlp": "relu"}
         )
         | {"shared": True},
@@ -45,7 +47,9 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
             )
         if not 0 <= c.start < vocabulary:
             raise ConfigError(f"model.start = {c.start}: expected a target token, 0 to {vocabulary - 1}")
-        self.source_embedding = None if c.shared else nn.Embedding(c.vocabulary, c.encoder.width)
+        self.source_embedding = None
+        if not c.shared:
+            self.source_embedding = nn.Embedding(c.vocabulary, c.encoder.width)
         cross = {"source": c.encoder.width, "cross": c.cross, "cross_options": c.cross_options}
         self._build(vocabulary, c.decoder, c.tied, **cross)
         self.encoder = Stack(c.encoder, causal=False)
@@ -57,9 +61,9 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
         source_visible: Bool[Tensor, "B S"] | None = None,
         target_visible: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T N"]:
-        """Logits for a whole target; `target` begins with `config.start`."""
-        read = self.encode(source, source_visible)
-        x = self.stack(self.embedding(target), target_visible, source=read, source_visible=source_visible)
+        """Returns logits of the next token at each place of a whole target; `target` begins with `config.start`."""
+        encoded = self.encode(source, source_visible)
+        x = self.stack(self.embedding(target), target_visible, source=encoded, source_visible=source_visible)
         return self.logits(x)
 
     def loss(
@@ -71,29 +75,29 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
         target_visible: Bool[Tensor, "B T"] | None = None,
         ignore: int = IGNORE,
     ) -> Float[Tensor, ""]:
-        """Mean loss of the targets that are not `ignore`."""
+        """Returns the mean loss of the targets that are not `ignore`."""
         return token_loss(self(source, target, source_visible, target_visible), targets, ignore)
 
     def encode(self, source: Int[Tensor, "B S"], visible: Bool[Tensor, "B S"] | None = None) -> Float[Tensor, "B S E"]:
-        """What the encoder makes of a source."""
-        embedding = self.embedding if self.source_embedding is None else self.source_embedding
+        """Returns what the encoder makes of a source: one vector a token."""
+        embedding = self.source_embedding or self.embedding
         out: Tensor = self.encoder(embedding(source), visible)
         return out
 
     def write(
         self, state: StackState, source: Int[Tensor, "B S"], visible: Bool[Tensor, "B S"] | None = None
     ) -> StackState:
-        """Encodes a source and writes it once, for every later token to read."""
+        """Encodes a source and returns the state with it written once, for every later token to read."""
         return self.stack.write(state, self.encode(source, visible), visible)
 
-    def begin(
+    def prefill(
         self, tokens: Int[Tensor, "B S"], visible: Bool[Tensor, "B S"] | None, capacity: int
     ) -> tuple[Float[Tensor, "B 1 N"], StackState]:
-        """Reads a source: logits of the first target token, and the state."""
+        """Reads a source; returns logits of the first target token, and the state."""
         state = self.write(self.empty(tokens.shape[0], capacity), tokens, visible)
         start = torch.full((tokens.shape[0], 1), self.config.start, dtype=torch.long, device=tokens.device)
         return self.extend(start, state, last=True)
 
-    def room(self, prompt: int) -> int | None:
-        """How many tokens a target can have; the last of them need not be read again."""
+    def max_new_tokens(self, prompt: int) -> int | None:
+        """Returns how many tokens a target can have, whatever the source; None: any number."""
         return self.limit

@@ -44,11 +44,13 @@ class Stack(nn.Module):
         cross_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        D, own, block = config.width, config.attention, config.block
+        D = config.width
+        own = config.attention
+        block = config.block
         self.config = config
         norm: dict[str, Any] = {"D": D, "eps": block.eps, "bias": block.bias}
 
-        def attention(mechanism: str, options: dict[str, Any], **more: Any) -> Attention:
+        def build_attention(mechanism: str, options: dict[str, Any], **more: Any) -> Attention:
             return Attention(
                 D,
                 own.heads,
@@ -69,15 +71,16 @@ class Stack(nn.Module):
                 **options,
             )
 
-        def layer(name: str) -> Block:
-            mine = _taken(name, config)
-            rules = Mask(window=own.window)
-            other = None if source is None else attention(cross, cross_options or {}, source=source)
+        def build_block(name: str) -> Block:
+            # The order in which the parts are built is the order in which a seed draws their weights.
+            cross_attention = None
+            if source is not None:
+                cross_attention = build_attention(cross, cross_options or {}, source=source)
             mlp = MLPS.build(block.mlp, {"D": D, "hidden": block.hidden, "bias": block.bias})
             return Block(
-                attention(name, mine, causal=causal, rules=rules),
+                build_attention(name, _mechanism_options(name, config), causal=causal, rules=Mask(window=own.window)),
                 mlp,
-                other,
+                cross_attention,
                 norm=block.norm,
                 before=block.before,
                 eps=block.eps,
@@ -85,18 +88,23 @@ class Stack(nn.Module):
                 dropout=config.dropout,
             )
 
-        self.blocks = nn.ModuleList(layer(name) for name in config.per_layer)
+        self.blocks = nn.ModuleList(build_block(name) for name in config.per_layer)
         K = self.blocks[0].attention.size.K  # type: ignore[union-attr]
         offered = {"D": D, "K": K, "H": own.heads, "length": config.length}
         self.positions = POSITIONS.build(config.position, offered, **config.position_options)
-        for made in self.layers:
-            made.attention.use_positions(self.positions)
-        final = block.before if block.final_norm is None else block.final_norm
-        self.embedding_norm = NORMS.build(block.norm, norm) if block.embedding_norm else None
-        self.final_norm = NORMS.build(block.norm, norm) if final else None
+        for layer in self.layers:
+            layer.attention.use_positions(self.positions)
+        self.embedding_norm = None
+        if block.embedding_norm:
+            self.embedding_norm = NORMS.build(block.norm, norm)
+        self.final_norm = None
+        # Where norms come before each part, nothing has normed the last sum.
+        if block.final_norm or (block.final_norm is None and block.before):
+            self.final_norm = NORMS.build(block.norm, norm)
         lengths = [self.positions.length, *(getattr(b.attention.mechanism, "length", None) for b in self.layers)]
         self.limit = min((n for n in lengths if n is not None), default=None)
-        initialise(self, residuals=len(self.blocks) * (2 if source is None else 3))
+        per_block = 2 if source is None else 3  # attention, MLP and cross-attention add to the residual stream
+        init_weights(self, residuals=len(self.blocks) * per_block)
 
     @property
     def layers(self) -> list[Block]:
@@ -110,18 +118,20 @@ class Stack(nn.Module):
         source: Float[Tensor, "B S E"] | None = None,
         source_visible: Bool[Tensor, "B S"] | None = None,
     ) -> Vectors:
-        """A whole sequence of embeddings."""
+        """Returns the vectors [B,T,D] of a whole sequence of embeddings."""
         T = x.shape[1]
-        self.check_length(T if visible is None or (self.limit or T) >= T else int(visible.sum(1).max()))
-        x, rotation = self._placed(x, Mask(visible=visible).positions(T, x.device), T)
-        run = partial(checkpoint, use_reentrant=False) if self._saves_memory else None
+        longest = T
+        if visible is not None and self.limit is not None and self.limit < T:
+            longest = int(visible.sum(1).max())  # waits for the GPU, so only where it decides
+        self.check_length(longest)
+        x, rotation = self._add_positions(x, Mask(visible=visible).positions(T, x.device), T)
         for block in self.layers:
             layer = partial(block, source=source, source_visible=source_visible, rotation=rotation)
-            x = layer(x, visible) if run is None else run(layer, x, visible)
-        return x if self.final_norm is None else self.final_norm(x)
+            x = checkpoint(layer, x, visible, use_reentrant=False) if self._recomputes else layer(x, visible)
+        return self._norm_output(x)
 
     def empty(self, B: int, capacity: int) -> StackState:
-        """A state that has seen nothing, with room for `capacity` tokens before it has to grow."""
+        """Returns a state that has seen nothing, with room for `capacity` tokens before it has to grow."""
         layers = tuple(BlockState(block.attention.empty(B, capacity)) for block in self.layers)
         device = self.layers[0].attention.out.weight.device
         return StackState(layers, torch.zeros(B, dtype=torch.long, device=device), 0, True)
@@ -129,44 +139,39 @@ class Stack(nn.Module):
     def write(
         self, state: StackState, source: Float[Tensor, "B S E"], visible: Bool[Tensor, "B S"] | None = None
     ) -> StackState:
-        """The other sequence, written once into every layer."""
+        """Returns the state with the other sequence written once into every layer."""
         layers = []
-        for block, kept in zip(self.layers, state.layers, strict=True):
+        for block, layer in zip(self.layers, state.layers, strict=True):
             assert block.cross is not None
-            room = block.cross.empty(source.shape[0], source.shape[1])
-            layers.append(kept._replace(other=block.cross.write(room, source, visible)))
+            empty = block.cross.empty(source.shape[0], source.shape[1])
+            layers.append(layer._replace(other=block.cross.write(empty, source, visible)))
         return state._replace(layers=tuple(layers))
 
     def extend(self, x: Vectors, state: StackState, visible: Seen = None) -> tuple[Vectors, StackState]:
-        """Causal continuation by T tokens. The state handed in is used up."""
-        T, even = x.shape[1], state.even and visible is None
-        seen = None if visible is None else visible.long()
-        tokens = state.tokens + (T if seen is None else seen.sum(1))
+        """Returns the vectors [B,T,D] of T more tokens, and the state after them. The state handed in is used up."""
+        T = x.shape[1]
+        even = state.even and visible is None
         reach = state.used + T
+        tokens = state.tokens + T
+        if visible is not None:
+            tokens = state.tokens + visible.long().sum(1)
         if self.limit is not None and reach > self.limit:
+            # `reach` counts padding too; the exact count waits for the GPU, so it is asked only where it decides.
             self.check_length(reach if even else int(tokens.max()))
-        if even:
-            positions = torch.arange(state.used, reach, device=x.device)[None]
-        elif T == 1:
-            positions = state.tokens[:, None]
-        else:
-            seen = torch.ones_like(x[..., 0], dtype=torch.long) if seen is None else seen
-            positions = state.tokens[:, None] + seen.cumsum(1) - seen
-        x, rotation = self._placed(x, positions, reach)
+        x, rotation = self._add_positions(x, self._next_positions(x, state, visible), reach)
         layers = []
-        for block, kept in zip(self.layers, state.layers, strict=True):
-            x, kept = block.extend(x, kept, visible, rotation=rotation)
-            layers.append(kept)
-        x = x if self.final_norm is None else self.final_norm(x)
-        return x, StackState(tuple(layers), tokens, reach, even)
+        for block, layer in zip(self.layers, state.layers, strict=True):
+            x, layer = block.extend(x, layer, visible, rotation=rotation)
+            layers.append(layer)
+        return self._norm_output(x), StackState(tuple(layers), tokens, reach, even)
 
     @property
-    def _saves_memory(self) -> bool:
-        """Whether activations are computed again on the way back rather than kept."""
+    def _recomputes(self) -> bool:
+        """Returns whether activations are computed again on the way back rather than kept."""
         return self.config.checkpoint and self.training and torch.is_grad_enabled()
 
     def check_length(self, tokens: int) -> None:
-        """An error where a sequence is longer than positions or a mechanism go."""
+        """Raises an error where a sequence is longer than positions or a mechanism go."""
         if self.limit is not None and tokens > self.limit:
             raise LengthError(
                 f"{tokens} visible tokens, but this model was built for length = {self.limit}. Shorten the input, or "
@@ -174,35 +179,66 @@ class Stack(nn.Module):
                 "mechanism that has no length of its own."
             )
 
-    def _placed(self, x: Tensor, positions: Tensor, reach: int) -> tuple[Tensor, Rotation | None]:
+    def _next_positions(self, x: Vectors, state: StackState, visible: Seen) -> Int[Tensor, "B T"]:
+        """Returns the positions of T more tokens; those of one row [1,T] stand for all where all rows are even.
+
+        A position counts the visible tokens before it.
+        """
+        T = x.shape[1]
+        if state.even and visible is None:
+            return torch.arange(state.used, state.used + T, device=x.device)[None]
+        if T == 1:
+            return state.tokens[:, None]
+        seen = torch.ones_like(x[..., 0], dtype=torch.long) if visible is None else visible.long()
+        return state.tokens[:, None] + seen.cumsum(1) - seen
+
+    def _add_positions(self, x: Vectors, positions: Int[Tensor, "B T"], reach: int) -> tuple[Vectors, Rotation | None]:
+        """Returns the input of the first block, and the rotation by which every block places queries and keys."""
         added = self.positions.added(positions, reach, x.dtype)
-        x = x if added is None else x + added
-        x = x if self.embedding_norm is None else self.embedding_norm(x)
+        if added is not None:
+            x = x + added
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if self.training and self.config.dropout:
             x = dropout(x, self.config.dropout)
         return x, self.positions.rotation(positions, reach, x.dtype)
 
+    def _norm_output(self, x: Vectors) -> Vectors:
+        if self.final_norm is None:
+            return x
+        out: Tensor = self.final_norm(x)
+        return out
+
 
 def fork_stack(state: StackState, rows: Int[Tensor, " N"] | None = None, same_source: bool = False) -> StackState:
-    """A copy of a whole state, or of some rows of it in any order.
+    """Returns a copy of a whole state, or of some rows of it in any order.
 
     `same_source`: rows only change places within one source, so what cross-attention reads stays as it is.
     """
     tokens = state.tokens.clone() if rows is None else state.tokens.index_select(0, rows)
-    used, even = state.used, state.even
+    used = state.used
+    even = state.even
     if not even and not same_source:  # rows may have left: perhaps the longest ones
-        used, even = int(tokens.max()), bool((tokens == tokens[0]).all())
+        used = int(tokens.max())
+        even = bool((tokens == tokens[0]).all())
 
-    def copy(kept: BlockState) -> BlockState:
-        own = fork(kept.own, rows)
-        own = own._replace(used=used, even=even) if isinstance(own, Cache) else own
-        return BlockState(own, kept.other if kept.other is None or same_source else fork(kept.other, rows))
+    def fork_layer(layer: BlockState) -> BlockState:
+        own = fork(layer.own, rows)
+        if isinstance(own, Cache):
+            own = own._replace(used=used, even=even)
+        other = layer.other
+        if other is not None and not same_source:
+            other = fork(other, rows)
+        return BlockState(own, other)
 
-    return StackState(tuple(copy(kept) for kept in state.layers), tokens, used, even)
+    return StackState(tuple(map(fork_layer, state.layers)), tokens, used, even)
 
 
-def initialise(module: nn.Module, residuals: int) -> None:
-    """GPT-2's: N(0, 0.02²) throughout, and 0.02/√residuals where a layer adds to the stream; biases zero."""
+def init_weights(module: nn.Module, residuals: int) -> None:
+    """Draws weights as GPT-2 does: N(0, 0.02²), and 0.02/√residuals where a layer adds to the residual stream.
+
+    Biases are zero.
+    """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=0.02)
@@ -210,13 +246,13 @@ def initialise(module: nn.Module, residuals: int) -> None:
             nn.init.zeros_(part.bias)
     for block in module.modules():
         if isinstance(block, Block):
-            for adds in (block.attention, block.cross, block.mlp):
-                if adds is not None:
-                    nn.init.normal_(adds.out.weight, std=0.02 / math.sqrt(residuals))  # type: ignore[arg-type, union-attr]
+            for branch in (block.attention, block.cross, block.mlp):
+                if branch is not None:
+                    nn.init.normal_(branch.out.weight, std=0.02 / math.sqrt(residuals))  # type: ignore[arg-type, union-attr]
 
 
-def _taken(name: str, config: StackConfig) -> dict[str, Any]:
-    """The options that this layer's mechanism has; one that no layer has is passed on, to be refused."""
+def _mechanism_options(name: str, config: StackConfig) -> dict[str, Any]:
+    """Returns the options that this layer's mechanism has; one that no layer has is passed on, to be refused."""
     known = accepted_options(lookup(name), config.options)
     unknown = {n for n in config.options if not any(accepts(lookup(other), n) for other in config.per_layer)}
     return {n: x for n, x in config.options.items() if n in known or n in unknown}

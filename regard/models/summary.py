@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from regard.mechanisms import Cost
 from regard.models.base import Model
 from regard.models.decoder import Decoder
-from regard.models.encoder import Encoder, MaskedHead
+from regard.models.encoder import MaskedHead
 from regard.models.seq2seq import Seq2Seq
 from regard.models.stack import Stack
 from regard.nn import Attention, Block
@@ -25,8 +26,11 @@ NOTHING = Cost(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Row:
-    """One part. `whole`: of B sequences of T tokens; `gradient`: beside it in training; `step`: of the T-th token of
-    each, with a state; `activations`: bytes kept for gradients where attention is fused and keeps no weights."""
+    """What one part of a model costs.
+
+    `whole`: of B sequences of T tokens; `gradient`: beside it in training; `step`: of the T-th token of each, with a
+    state; `activations`: bytes kept for gradients where attention is fused and keeps no weights.
+    """
 
     part: str
     parameters: int = 0
@@ -37,22 +41,22 @@ class Row:
 
     @property
     def sequence(self) -> int:
-        """FLOPs of matrix products of the whole sequences."""
+        """Returns FLOPs of matrix products of the whole sequences."""
         return self.whole.matmul
 
     @property
     def token(self) -> int:
-        """FLOPs of matrix products of the T-th token of each."""
+        """Returns FLOPs of matrix products of the T-th token of each."""
         return self.step.matmul
 
     @property
     def state(self) -> int:
-        """Bytes that the state then has."""
+        """Returns the bytes that the state then has."""
         return self.step.state
 
     @property
     def training(self) -> Cost:
-        """Forward and backward."""
+        """Returns the cost of forward and backward together."""
         return self.whole + self.gradient
 
 
@@ -67,24 +71,27 @@ class Summary:
 
     @property
     def total(self) -> Row:
-        return _total("total", self.rows)
+        """Returns the sum of all rows."""
+        return _sum_rows("total", self.rows)
 
     @property
     def useful(self) -> int:
-        """FLOPs of matrix products that the whole sequences need: of causal pairs only half count."""
+        """Returns FLOPs of matrix products that the whole sequences need: of causal pairs only half count."""
         return self.total.whole.useful
 
     @property
     def folded(self) -> tuple[Row, ...]:
-        """The rows, with layers that are alike as one that says how many."""
-        return tuple(_folded(self.rows))
+        """Returns the rows, with layers that are alike as one that says how many."""
+        return tuple(_fold_layers(self.rows))
 
     def as_dict(self) -> dict[str, Any]:
-        def shown(row: Row) -> dict[str, Any]:
+        """Returns the table as JSON holds it."""
+
+        def row_dict(row: Row) -> dict[str, Any]:
             return asdict(row) | {"sequence": row.sequence, "token": row.token, "state": row.state}
 
         sizes = {"model": self.title, "T": self.T, "B": self.B}
-        return sizes | {"rows": [shown(r) for r in self.rows], "total": shown(self.total)}
+        return sizes | {"rows": [row_dict(r) for r in self.rows], "total": row_dict(self.total)}
 
     def __str__(self) -> str:
         head = ("", "parameters", f"FLOPs, T={self.T}", "FLOPs a token", "state bytes")
@@ -93,42 +100,53 @@ class Summary:
             for r in (*self.folded, self.total)
         ]
         widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
-        table = [
-            "  ".join(x.ljust(w) if n == 0 else x.rjust(w) for n, (x, w) in enumerate(zip(line, widths, strict=True)))
-            for line in lines
-        ]
+        table = []
+        for name, *numbers in lines:
+            aligned = (x.rjust(width) for x, width in zip(numbers, widths[1:], strict=True))
+            table.append("  ".join([name.ljust(widths[0]), *aligned]))
         return "\n".join([self.title, *table])
 
 
 def summarize(model: Model[Any], T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
-    """The table of a model for B sequences of T tokens (its length unless said) that read a source of S (T unless
-    said)."""
-    config = model.config.decoder if isinstance(model, Seq2Seq) else model.config
-    T = int(config.length) if T is None else T
-    S = T if S is None else S
-    rows = [_embedding_row(model, B * T, B * S)]
-    if isinstance(model, Seq2Seq):
-        rows += _stack_rows(model.encoder, B, S, S, "encoder ", decodes=False)
+    """Returns the table of a model for B sequences of T tokens that read a source of S.
+
+    T is the model's length unless said, and S is T.
+    """
     stack = model.stack
     assert isinstance(stack, Stack)
-    prefix = "decoder " if isinstance(model, Seq2Seq) else ""
+    if T is None:
+        T = int(stack.config.length)
+    if S is None:
+        S = T
+    rows = [_embedding_row(model, B * T, B * S)]
+    prefix = ""
+    if isinstance(model, Seq2Seq):
+        rows += _stack_rows(model.encoder, B, S, S, "encoder ", decodes=False)
+        prefix = "decoder "
     rows += _stack_rows(stack, B, T, S, prefix, decodes=isinstance(model, Decoder))
     return Summary(type(model).__name__, T, (*rows, _head_row(model, B, T)), B)
 
 
 def _stack_rows(stack: Stack, B: int, T: int, S: int, prefix: str, decodes: bool) -> Iterator[Row]:
+    """Yields a row for each block and one for the norms around them; `decodes`: steps with a state cost something."""
     for n, block in enumerate(stack.layers):
         row = _block_row(block, B, T, S, f"{prefix}layer {n} ({block.attention.mechanism.name})", decodes)
-        yield _recomputed(row, block, B * T) if stack.config.checkpoint else row
+        if stack.config.checkpoint:
+            row = _checkpointed_row(row, block, B * T)
+        yield row
     outer = [m for m in (stack.embedding_norm, stack.final_norm) if m is not None]
-    yield _total(prefix + "norm", [_norm_row(norm, B * T, B * decodes) for norm in outer])
+    yield _sum_rows(prefix + "norm", [_norm_row(norm, B * T, B * decodes) for norm in outer])
 
 
-def _recomputed(row: Row, block: Block, tokens: int) -> Row:
-    """A block of which only the input is kept: all is computed once more on the way back, up to the last tensor that
-    gradients need."""
+def _checkpointed_row(row: Row, block: Block, tokens: int) -> Row:
+    """Returns the row of a block of which only the input is kept for gradients.
+
+    All is computed once more on the way back, up to the last tensor that gradients need.
+    """
     last = [m.weight for m in block.mlp.modules() if isinstance(m, nn.Linear)][-1]
-    spared = 2 * tokens * last.numel() if block.before else 0  # a norm after it would need its result
+    spared = 0
+    if block.before:  # a norm after it would need its result
+        spared = 2 * tokens * last.numel()
     again = replace(row.whole, state=0, matmul=row.whole.matmul - spared, useful=row.whole.useful - spared)
     kept = tokens * block.attention.width * last.dtype.itemsize
     return replace(row, gradient=row.gradient + again, activations=kept)
@@ -141,93 +159,139 @@ def _block_row(block: Block, B: int, T: int, S: int, name: str, decodes: bool) -
     for attention, keys in ((block.attention, T), (block.cross, S)):
         if attention is not None:
             parts.append(_attention_row(attention, B, T, keys, decodes))
-    return replace(_total(name, parts), parameters=_count(block))
+    return replace(_sum_rows(name, parts), parameters=_count(block))
 
 
 def _attention_row(attention: Attention, B: int, T: int, S: int, decodes: bool) -> Row:
-    """Kept: its input, queries, keys, values, the output, and one number for each row of the weights."""
-    D, e, size = attention.width, attention.out.weight.dtype.itemsize, attention.size
-    given = sum((T if n == "q" else S) * w for n, w in zip(attention.needs, attention.widths, strict=True))
-    kept = T * (D + size.H * size.V) + given
+    """Returns the row of attention from T queries to S keys.
+
+    Kept for gradients: its input, queries, keys, values, the output, and one number for each row of the weights.
+    """
+    size = attention.size
+    lengths = {"q": T, "k": S, "v": S}
+    projected = sum(lengths[n] * width for n, width in zip(attention.needs, attention.widths, strict=True))
+    kept = T * (attention.width + size.H * size.V) + projected
+    step = NOTHING
+    if decodes:
+        step = attention.cost(1, S, "recurrent", B)
     return Row(
         "attention",
         _count(attention),
         attention.cost(T, S, B=B),
         attention.gradient_cost(T, S, B),
-        attention.cost(1, S, "recurrent", B) if decodes else NOTHING,
-        B * (e * kept + 4 * size.H * T),
+        step,
+        B * (attention.out.weight.dtype.itemsize * kept + 4 * size.H * T),
     )
 
 
 def _norm_row(norm: nn.Module, tokens: int, steps: int) -> Row:
-    """Kept: its input, and its mean and deviation in float32."""
+    """Returns the row of a norm. Kept for gradients: its input, and its mean and deviation in float32."""
     weight = norm.weight
     assert isinstance(weight, nn.Parameter)
-    D, e = weight.numel(), weight.dtype.itemsize
+    D = weight.numel()
+    itemsize = weight.dtype.itemsize
 
     def cost(n: int) -> Cost:
-        return Cost(0, 0, 8 * n * D, e * (_count(norm) + 2 * n * D) if n else 0, 0)  # with the sum before or after it
+        if n == 0:
+            return NOTHING
+        # 8 FLOPs a number: 7, and the residual sum before or after it.
+        return Cost(0, 0, 8 * n * D, itemsize * (_count(norm) + 2 * n * D), 0)
 
-    return Row("norm", _count(norm), cost(tokens), _doubled(cost(tokens)), cost(steps), tokens * (e * D + 8))
+    whole = cost(tokens)
+    return Row("norm", _count(norm), whole, _gradient_cost(whole), cost(steps), tokens * (itemsize * D + 8))
 
 
 def _linears_row(linears: list[nn.Linear], tokens: int, steps: int, last: Tensor | None = None) -> Row:
-    """Linear layers one after the other; `last` is one more matrix, which is another part's parameter. Kept: the input,
-    and before and after each activation what it takes and gives."""
-    weights = [m.weight for m in linears] + ([] if last is None else [last])
+    """Returns the row of linear layers one after the other, with an activation between two.
+
+    `last` is one more matrix, which is another part's parameter. Kept for gradients: the input, and what each
+    activation takes and gives.
+    """
+    weights: list[Tensor] = [m.weight for m in linears]
+    own = sum(map(_count, linears))
+    read = own  # numbers of parameters that are read
+    if last is not None:
+        weights.append(last)
+        read += last.numel()
     if not weights:
         return Row("linear")
-    own, shared = sum(map(_count, linears)), 0 if last is None else last.numel()
-    between = sum(w.shape[0] for w in weights[:-1])
-    ends, e = weights[0].shape[1] + weights[-1].shape[0], weights[0].dtype.itemsize
+    width_in = weights[0].shape[1]
+    width_out = weights[-1].shape[0]
+    width_between = sum(w.shape[0] for w in weights[:-1])
+    itemsize = weights[0].dtype.itemsize
 
     def cost(n: int) -> Cost:
+        if n == 0:
+            return NOTHING
         flops = 2 * n * sum(w.numel() for w in weights)
-        return Cost(flops, flops, 8 * n * between, e * (own + shared + n * (ends + between)) if n else 0, 0)
+        moved = itemsize * (read + n * (width_in + width_out + width_between))
+        return Cost(flops, flops, 8 * n * width_between, moved, 0)
 
-    whole, kept = cost(tokens), e * tokens * (weights[0].shape[1] + 2 * between)
-    return Row("linear", own, whole, _doubled(whole), cost(steps), kept)
+    whole = cost(tokens)
+    kept = itemsize * tokens * (width_in + 2 * width_between)
+    return Row("linear", own, whole, _gradient_cost(whole), cost(steps), kept)
 
 
 def _head_row(model: Model[Any], B: int, T: int) -> Row:
-    """Kept beside what its layers keep: the logarithms of the probabilities."""
-    if isinstance(model, Encoder):
-        masked = isinstance(model.head, MaskedHead)
-        tied = model.embedding.weight if masked and model.head.table is None else None
-        layers, tokens, steps = [m for m in model.head.modules() if isinstance(m, nn.Linear)], B * T if masked else B, 0
+    """Returns the row of the head. Kept beside what its layers keep: the logarithms of the probabilities."""
+    layers: list[nn.Linear] = []
+    own = 0
+    if isinstance(model.head, nn.Module):
+        layers = [m for m in model.head.modules() if isinstance(m, nn.Linear)]
+        own = _count(model.head)
+    tokens = B * T
+    steps = 0
+    tied = False
+    if isinstance(model, Decoder):
+        steps = B
+        tied = model.head is None
+    elif isinstance(model.head, MaskedHead):
+        tied = model.head.table is None
     else:
-        assert isinstance(model, Decoder)
-        tied = model.embedding.weight if model.head is None else None
-        layers, tokens, steps = [] if model.head is None else [model.head], B * T, B
-    row = _linears_row(layers, tokens, steps, tied)
-    widest = [tied.shape[0]] if tied is not None else [m.out_features for m in layers[-1:]]
-    kept = tokens * sum(widest) * model.embedding.weight.dtype.itemsize
-    own = _count(model.head) if isinstance(model.head, nn.Module) else 0
+        tokens = B  # the classes are those of a whole text
+    assert isinstance(model.embedding, nn.Embedding)
+    embedding = model.embedding.weight
+    if tied:
+        row = _linears_row(layers, tokens, steps, embedding)
+        width_out = embedding.shape[0]
+    else:
+        row = _linears_row(layers, tokens, steps)
+        width_out = sum(m.out_features for m in layers[-1:])
+    kept = tokens * width_out * embedding.dtype.itemsize
     return replace(row, part="head", parameters=own, activations=row.activations + kept)
 
 
 def _embedding_row(model: Model[Any], tokens: int, source: int) -> Row:
-    """Rows looked up: read once, written once; kept are the numbers of the tokens."""
+    """Returns the row of all look-ups: a vector is read once and written once; kept are the ids of the tokens."""
     tables = [model.embedding, getattr(model, "source_embedding", None), getattr(model, "types", None)]
-    stacks = [s for s in (model.stack, getattr(model, "encoder", None)) if isinstance(s, Stack)]
-    modules = [m for m in (*tables, *(s.positions for s in stacks)) if isinstance(m, nn.Module)]
-    read = [(model.stack, tokens)] + ([(model.encoder, source)] if isinstance(model, Seq2Seq) else [])
-    numbers = sum(n * s.config.width for s, n in read if isinstance(s, Stack))
+    read = [(model.stack, tokens)]
+    if isinstance(model, Seq2Seq):
+        read.append((model.encoder, source))
+    stacks = [(s, n) for s, n in read if isinstance(s, Stack)]
+    modules = [m for m in (*tables, *(s.positions for s, _ in stacks)) if isinstance(m, nn.Module)]
+    numbers = sum(n * s.config.width for s, n in stacks)
     whole = Cost(0, 0, numbers, 2 * numbers * next(model.parameters()).dtype.itemsize, 0)
-    rows = sum(n for _, n in read)
-    return Row("embedding", sum(map(_count, modules)), whole, _doubled(whole), NOTHING, 8 * rows)
+    ids = sum(n for _, n in stacks)
+    return Row("embedding", sum(map(_count, modules)), whole, _gradient_cost(whole), NOTHING, 8 * ids)
 
 
-def _doubled(cost: Cost) -> Cost:
-    """Gradients to what was read and to the weights: twice of everything."""
+def _gradient_cost(cost: Cost) -> Cost:
+    """Returns the cost of gradients to what was read and to the weights: twice of everything."""
     return replace(cost + cost, state=0)
 
 
-def _total(part: str, rows: Iterable[Row]) -> Row:
+def _sum_rows(part: str, rows: Iterable[Row]) -> Row:
+    """Returns the sum of rows under one name."""
     total = Row(part)
-    for r in rows:
-        costs = total.whole + r.whole, total.gradient + r.gradient, total.step + r.step
-        total = Row(part, total.parameters + r.parameters, *costs, total.activations + r.activations)
+    for row in rows:
+        total = Row(
+            part,
+            total.parameters + row.parameters,
+            total.whole + row.whole,
+            total.gradient + row.gradient,
+            total.step + row.step,
+            total.activations + row.activations,
+        )
     return total
 
 
@@ -235,17 +299,18 @@ def _count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _folded(rows: tuple[Row, ...]) -> Iterator[Row]:
-    """Layers that are alike, as one row that says how many."""
-    alike: list[Row] = []
-    for row in (*rows, None):
-        if alike and (row is None or _key(row) != _key(alike[0]) or "layer" not in row.part):
-            first, n = alike[0], len(alike)
-            yield first if n == 1 else _total(f"{first.part} ×{n}", alike)
-            alike = []
-        if row is not None:
-            alike.append(row)
+def _fold_layers(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Yields the rows, with layers that follow each other and are alike as one that says how many."""
+    for _, group in groupby(enumerate(rows), lambda item: _layer_key(*item)):
+        alike = [row for _, row in group]
+        if len(alike) == 1:
+            yield alike[0]
+        else:
+            yield _sum_rows(f"{alike[0].part} ×{len(alike)}", alike)
 
 
-def _key(row: Row) -> Row:
-    return replace(row, part=row.part.split(" (")[-1])
+def _layer_key(n: int, row: Row) -> tuple[Row, int]:
+    """Returns what layers that are alike have in common; a row that is no layer is alike only to itself."""
+    mechanism = row.part.split(" (")[-1]
+    number = -1 if "layer" in row.part else n
+    return replace(row, part=mechanism), number

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.files import staged
+from regard.data.files import atomic_write
 from regard.errors import OptionError, did_you_mean
 from regard.lens.trace.trace import Attended, Recording
 from regard.nn.positions import Rotary, attend_to_offset, rotate, shift_matrix, sinusoids
@@ -347,5 +347,5 @@ def figure_file(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]
         yield fig
         # Without dates the same call writes the same bytes.
         dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}}
-        with staged(path) as file:
+        with atomic_write(path) as file:
             fig.savefig(file, format=kind, dpi=300, facecolor="white", metadata=dates.get(kind))

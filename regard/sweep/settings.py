@@ -14,7 +14,6 @@ import torch
 from regard.config import ConfigError, Section
 from regard.errors import OptionError
 from regard.lab.experiment import EXPERIMENTS
-from regard.models.folder import MODELS
 from regard.sweep.space import Choices, Parameter, Texts, check, combinations, read
 from regard.train import recipe as recipes
 from regard.train.optimizer import build_optimizer, lr_factor
@@ -143,7 +142,7 @@ def possible(recipe: Recipe) -> None:
     recipe.train.total(rows=1)
     lr_factor(recipe.train.schedule, 0, 1)
     cls, config = recipes.resolve_model(recipe.model)
-    own = cls in MODELS.values() and not recipe.train.init  # others read files where they are built
+    own = not cls.has_weights and not recipe.train.init  # others read files where they are built
     with torch.random.fork_rng([]), torch.device("meta"):
         model = cls(config) if own else torch.nn.Linear(1, 1)
         build_optimizer(recipe.train.optimizer, model, recipe.train.lr)

@@ -17,7 +17,7 @@ from typing import IO, Any
 import tomli_w
 import torch
 
-from regard.data.files import staged
+from regard.data.files import atomic_write
 from regard.errors import RunError
 from regard.models.locate import BEST, CHECKPOINTS, MODEL, MODEL_CONFIG, best_step
 from regard.models.locate import RUN_CONFIG as CONFIG
@@ -138,7 +138,7 @@ def _try_lock(file: IO[bytes]) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file whole or not at all."""
-    with staged(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode())
 
 

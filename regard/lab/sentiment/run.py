@@ -18,7 +18,7 @@ from regard.data.bag import BagOfWords
 from regard.data.files import write_lines
 from regard.data.reviews import KINDS
 from regard.data.scores import calibration, wilson
-from regard.data.sentences import CLASSES, Sentence, Split, majority
+from regard.data.sentences import CLASSES, Sentence, SentenceSplit, majority_label
 from regard.errors import did_you_mean
 from regard.hub import display_name
 from regard.hub.classifier import DISTRIBUTION, PACKAGE, Classifier
@@ -112,7 +112,7 @@ def _refuse_contradictions(session: Session, compare: OptimizerComparison) -> No
         session.refuse("train.lr", f"compare.rates.{name} says it already; leave one of them out", (name,))
 
 
-@experiment("sentiment", plan, sentiment_page, stages=tuple(OPTIMIZERS), files=Split._fields, compares=True)
+@experiment("sentiment", plan, sentiment_page, stages=tuple(OPTIMIZERS), files=SentenceSplit._fields, compares=True)
 def measure(session: Session, plan: SentimentPlan, runs: Mapping[str, Run]) -> dict[str, Any]:
     """Is a sentence positive? A Hugging Face encoder, fine-tuned by three optimisers, against what words alone say."""
     recipes = {training.title: training.recipe for training in plan.trainings}
@@ -202,9 +202,9 @@ def _judged(task: Sentiment, run: Run, rows: Mapping[str, SentenceRows]) -> dict
     return found
 
 
-def _baselines(sentences: Split) -> dict[str, dict[str, Judged]]:
+def _baselines(sentences: SentenceSplit) -> dict[str, dict[str, Judged]]:
     """What can be said without reading: the label that most training sentences have, and what words alone say."""
-    most = majority(sentences.train)
+    most = majority_label(sentences.train)
     bags = {WORDS: BagOfWords(*sentences[:2]), PAIRS: BagOfWords(*sentences[:2], grams=2)}
     made: dict[str, dict[str, Judged]] = {f"always {CLASSES[most]}": {}, **{name: {} for name in bags}}
     for split, part in sentences._asdict().items():
@@ -347,11 +347,11 @@ def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
         "",
         "learning rate",
         "best epoch",
-        *(f"{name}, n = {results['data']['sentences'][name]:,}" for name in Split._fields),
+        *(f"{name}, n = {results['data']['sentences'][name]:,}" for name in SentenceSplit._fields),
     ]
     table = []
     for row in (*results["baselines"], *results["models"]):
-        cells = [f"{row[name]['accuracy']:6.1%}" for name in Split._fields]
+        cells = [f"{row[name]['accuracy']:6.1%}" for name in SentenceSplit._fields]
         cells[-1] += f"  [{row['test']['low']:.1%}, {row['test']['high']:.1%}]"
         trained = [f"{row['rate']:g}", f"{row['best_epoch']:.3g}"] if "rate" in row else ["", ""]
         table.append([row["name"], *trained, *cells])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.config import ConfigError, Section
 from regard.data import rouge
-from regard.data.pairs import Pair, Split, write_pairs
+from regard.data.pairs import Pair, PairSplit, write_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.generate import Settings
 from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
@@ -92,13 +92,13 @@ class SummarizePlan(TrainingPlan):
     """One training for each mechanism and learning rate, with what is compared and the pairs that all read."""
 
     compare: SummaryComparison
-    pairs: Split
+    pairs: PairSplit
     trials: Sequence[ComparedModel]
 
 
 def plan(session: Session) -> SummarizePlan:
     """Returns one training for each learning rate of the base, and for each of every number of random features."""
-    rouge.available()  # an error about a missing library comes before minutes of training
+    rouge.require_rouge()  # an error about a missing library comes before minutes of training
     _refuse_contradictions(session)
     compare = session.compare(FILE, SummaryComparison)
     if session.asks("train.lr"):
@@ -134,7 +134,7 @@ def measure(session: Session, plan: SummarizePlan, runs: Mapping[str, Run]) -> d
     return _results(session, plan.compare, plan.pairs, plan.trials, runs)
 
 
-def _files(data: SummarizeData, pairs: Split, out: Path) -> dict[str, Any]:
+def _files(data: SummarizeData, pairs: PairSplit, out: Path) -> dict[str, Any]:
     """Where the data of every training are. All share one tokenizer, so that their losses can be compared."""
     named = {key: getattr(data, key) for key in FILES if getattr(data, key)}
     if not data.train:
@@ -176,7 +176,11 @@ def _trial(session: Session, stage: str, features: int | None, rate: float, file
 
 
 def _results(
-    session: Session, compare: SummaryComparison, pairs: Split, trials: Sequence[ComparedModel], runs: Mapping[str, Run]
+    session: Session,
+    compare: SummaryComparison,
+    pairs: PairSplit,
+    trials: Sequence[ComparedModel],
+    runs: Mapping[str, Run],
 ) -> dict[str, Any]:
     k = max(1, round(rouge.mean_words(pair.summary or "" for pair in pairs.train)))
     rows = [_row(trial, runs[trial.training.title]) for trial in trials]
@@ -220,7 +224,7 @@ def _results(
     return results
 
 
-def _judging(pairs: Split) -> dict[str, list[Pair]]:
+def _judging(pairs: PairSplit) -> dict[str, list[Pair]]:
     return {"dev": pairs.dev, "test": pairs.test}
 
 
@@ -249,7 +253,7 @@ def _best(rows: Sequence[dict[str, Any]], base: bool) -> dict[str, Any]:
     return min((row for row in rows if row["base"] is base), key=lambda row: row["dev"]["loss"])
 
 
-def _data(recipe: Recipe, pairs: Split, k: int) -> dict[str, Any]:
+def _data(recipe: Recipe, pairs: PairSplit, k: int) -> dict[str, Any]:
     data = recipe.data
     assert isinstance(data, SummarizeData)
     tokenizer = build_tokenizer(data, pairs.train)

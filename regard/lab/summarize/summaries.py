@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from regard.data.notices import FACTS, Judgement, judge, stated
-from regard.data.pairs import Pair, squeezed
-from regard.data.rouge import bootstrap, copying, mean_words, rouge
+from regard.data.notices import FACTS, Judgement, judge, parse_notice
+from regard.data.pairs import Pair, normalize_spaces
+from regard.data.rouge import bootstrap, copied_share, mean_words, rouge
 from regard.errors import OptionError
 from regard.generate import Choice, Settings, generate
 from regard.models import Model, Seq2Seq
@@ -47,7 +47,7 @@ def summaries(model: Seq2Seq, articles: Sequence[str], settings: Settings) -> li
     """Summaries of each article, in order. Of a long one the model reads as many tokens as it was trained on; an empty
     one has no summaries."""
     assert model.tokenizer is not None
-    ids = [model.tokenizer.encode(squeezed(article)) for article in articles]
+    ids = [model.tokenizer.encode(normalize_spaces(article)) for article in articles]
     most = model.config.encoder.length
     room = model.config.decoder.length if model.limit is None else model.limit
     settings = settings.but(max_tokens=min(settings.max_tokens, room))
@@ -57,7 +57,7 @@ def summaries(model: Seq2Seq, articles: Sequence[str], settings: Settings) -> li
         part = order[start : start + PART]
         written = generate(model, [ids[n][:most] for n in part], settings)
         for n, result in zip(part, written, strict=True):
-            lines = tuple(replace(c, text=squeezed(c.text or "")) for c in result.choices[: settings.n])
+            lines = tuple(replace(c, text=normalize_spaces(c.text or "")) for c in result.choices[: settings.n])
             found[n] = Summaries(lines, max(0, len(ids[n]) - most))
     return [found.get(n, Summaries((), 0)) for n in range(len(articles))]
 
@@ -71,7 +71,7 @@ def scored(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[st
     found: dict[str, Any] = {}
     for name, said in [*texts.items(), (REFERENCE, references)]:
         row: dict[str, Any] = {"n": len(pairs), "words": mean_words(said)}
-        row["copied"] = {str(n): copying(said, articles, n) for n in GRAMS}
+        row["copied"] = {str(n): copied_share(said, articles, n) for n in GRAMS}
         if name in values:
             row["rouge"] = {key: list(bootstrap(x)) for key, x in values[name].items()}
             row["above"] = {
@@ -98,7 +98,7 @@ def judged(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[st
             verdict = judge(text, pair.article, pair.truth)
             if pair.truth["place"] is None:
                 untold += 1
-                claimed += bool(verdict is not None and (stated(text) or {}).get("place"))
+                claimed += bool(verdict is not None and (parse_notice(text) or {}).get("place"))
             if verdict is None:
                 odd += 1
                 continue

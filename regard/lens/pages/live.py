@@ -143,7 +143,7 @@ class _Own:
             for layer in self.layers:
                 taps.enter_context(layer.listening())
             if self.state is None:
-                logits, self.state = self.model.begin(tokens, None, self.capacity)
+                logits, self.state = self.model.prefill(tokens, None, self.capacity)
             else:
                 logits, self.state = self.model.extend(tokens, self.state, last=True)
         return logits[0, -1].float().cpu(), [layer.row() for layer in self.layers]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from regard.data.files import staged
+from regard.data.files import atomic_write
 from regard.lens.trace.format import Encoded, encode
 from regard.lens.trace.trace import Trace
 
@@ -59,7 +59,7 @@ def write_page(trace: Trace | Encoded, path: str | Path, title: str | None = Non
     encoded = encode(trace) if isinstance(trace, Trace) else trace
     names = dict.fromkeys(card["name"] for card in encoded.header["models"])
     size = 0
-    with staged(path) as file:
+    with atomic_write(path) as file:
         for part in page(encoded, title or f"{', '.join(names)} · regard"):
             size += file.write(part.encode())
     return size

@@ -295,7 +295,7 @@ def _step_by_step(model: Model[Any], tokens: Tensor, new: list[int], ears: list[
                 taps.callback(ear.attention.mechanism.register_forward_pre_hook(_listening(ear)).remove)
             else:
                 taps.enter_context(_tapped(ear))
-        _, state = model.begin(tokens, None, len(new) + 1)
+        _, state = model.prefill(tokens, None, len(new) + 1)
         for token in new:
             _, state = model.extend(tokens.new_tensor([[token]]), state, last=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.files import staged
+from regard.data.files import atomic_write
 from regard.lens.trace.arrays import TraceError, packed, stepped, unpacked
 from regard.lens.trace.base91 import ALIGN, length, spelled
 from regard.lens.trace.formulas import MAPS, Dense, Feature, OneHot, Softmax
@@ -54,7 +54,7 @@ class Encoded:
 
     def write(self, path: str | Path) -> None:
         """Writes a .trace file; an earlier one stays until this one is on disk."""
-        with staged(path) as file:
+        with atomic_write(path) as file:
             for part in self._parts():
                 file.write(part)
 

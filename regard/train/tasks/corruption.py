@@ -18,7 +18,7 @@ from regard.data.questions import (
     pack_documents,
     read_documents,
     read_questions,
-    special,
+    special_id,
     vocabulary,
 )
 from regard.data.seeds import generator
@@ -106,8 +106,8 @@ class CorruptedDocuments:
         self.config = config
         self.seed = seed
         self.device = device
-        self.mark = special(self.tokenizer, MARK)
-        self.pad = special(self.tokenizer, PAD)
+        self.mark = special_id(self.tokenizer, MARK)
+        self.pad = special_id(self.tokenizer, PAD)
         rows, lengths = pack_documents(self.tokenizer, documents, most=longest_cut(config.block))
         self.rows = rows.to(device)
         self.lengths = lengths.to(device)

@@ -13,7 +13,7 @@ from regard.data.batch import Batch
 from regard.data.files import write_lines
 from regard.data.prose import python_prose
 from regard.data.tokenizers import TextError, Tokenizer
-from regard.data.tokens import fitted, windows
+from regard.data.tokens import window_length, windows
 from regard.errors import did_you_mean
 from regard.models import Model
 from regard.nn import MERGES, POSITIONS
@@ -93,7 +93,7 @@ class Sentences(LanguageModel):
 
     def windows(self, rows: int) -> Batch:
         """Returns `rows` whole windows of dev text, or as many as there are, evenly spaced."""
-        length = fitted(self.dev.tokens, self.length)
+        length = window_length(self.dev.tokens, self.length)
         starts = torch.linspace(0, len(self.dev.tokens) - 1 - length, rows).long().unique()
         return windows(self.dev.tokens, length, starts).to(self.device)
 

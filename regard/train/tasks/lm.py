@@ -16,8 +16,8 @@ from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError
 from regard.data.seeds import generator
-from regard.data.tokenizers import Bytes, Characters, TextError, Tokenizer
-from regard.data.tokens import KINDS, Ids, TokenFile, all_windows, fitted, random_windows, windows, write_tokens
+from regard.data.tokenizers import TOKENIZERS, Bytes, Characters, TextError, Tokenizer
+from regard.data.tokens import Ids, TokenFile, all_windows, random_windows, window_length, windows, write_tokens
 from regard.errors import did_you_mean
 from regard.models import Model, token_loss
 from regard.train.run import METRICS
@@ -47,8 +47,8 @@ class LMData(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer not in KINDS:
-            raise ConfigError(f"data.tokenizer = {self.tokenizer!r}.{did_you_mean(self.tokenizer, KINDS)}")
+        if self.tokenizer not in TOKENIZERS:
+            raise ConfigError(f"data.tokenizer = {self.tokenizer!r}.{did_you_mean(self.tokenizer, TOKENIZERS)}")
         if self.block < 1:
             raise ConfigError(f"data.block = {self.block}: expected at least 1")
         if not 0 < self.share < 1:
@@ -69,7 +69,7 @@ class LanguageModel(Task):
     ) -> None:
         self.train, self.dev = token_files(config, folder, tokenizer)
         self.tokenizer = self.train.tokenizer
-        self.length = fitted(self.train.tokens, config.block)
+        self.length = window_length(self.train.tokens, config.block)
         self.rows = max(1, (len(self.train) - 1) // self.length)
         self.seed = seed
         self.device = device
@@ -119,7 +119,7 @@ class LanguageModel(Task):
 def evaluation_windows(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
     """Yields windows side by side, each token a target once; where there are more than `most` tokens, that many of
     them, in evenly spaced windows."""
-    length = fitted(tokens, length)
+    length = window_length(tokens, length)
     rows = max(1, PART // length)
     if len(tokens) - 1 <= most:
         yield from all_windows(tokens, length, rows)

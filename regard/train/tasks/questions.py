@@ -11,7 +11,7 @@ import torch
 
 from regard.config import ConfigError
 from regard.data.batch import IGNORE, Batch
-from regard.data.questions import UNKNOWN, Question, question_batch, read_questions, special, unseen
+from regard.data.questions import UNKNOWN, Question, question_batch, read_questions, special_id, unseen
 from regard.data.tokenizers import Tokenizer
 from regard.models import Model
 from regard.train.tasks.base import Order, Task, task
@@ -73,7 +73,7 @@ class Questions(Task):
         """Returns loss and accuracy of whole answers. An answer that is likeliest at every place, given those before,
         is just what greedy decoding writes, so one pass over the right answers finds those that it gets right."""
         sets = {"train": self.train.rows(0, TRAIN_ROWS), "dev": self.dev}
-        unknown = special(self.tokenizer, UNKNOWN)
+        unknown = special_id(self.tokenizer, UNKNOWN)
         scores = {name: _score(model, rows, unknown) for name, rows in sets.items() if rows is not None}
         return {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
 

@@ -18,8 +18,8 @@ from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError, read_lines
 from regard.data.reviews import ReviewsConfig, reviews
-from regard.data.sentences import Sentence, Split, read_sentences, seen_before, write_sentences
-from regard.data.splits import completed
+from regard.data.sentences import Sentence, SentenceSplit, count_seen, read_sentences, write_sentences
+from regard.data.splits import add_held_out
 from regard.data.tokenizers import Tokenizer
 from regard.errors import did_you_mean
 from regard.hub.classifier import Classifier, HubTokenizer
@@ -65,26 +65,26 @@ class SentimentData(Section):
             raise ConfigError(f"data.workers = {self.workers}: expected 0 to 64")
 
 
-def load_sentences(config: SentimentData, folder: Path) -> Split:
+def load_sentences(config: SentimentData, folder: Path) -> SentenceSplit:
     """Returns the sentences of a config; generated ones are written into the folder unless they are there."""
-    files = {name: getattr(config, name) for name in Split._fields}
+    files = {name: getattr(config, name) for name in SentenceSplit._fields}
     if not config.train:
         name = next((name for name, path in files.items() if path), None)
         if name is not None:
             raise ConfigError(f"data.{name} is given without data.train: say which sentences to learn from")
         return _generate_sentences(config.reviews, folder / "data")
     sets = {name: read_sentences(path) for name, path in files.items() if path}
-    sets = completed(sets, config.held_out, config.train, "sentences")
+    sets = add_held_out(sets, config.held_out, config.train, "sentences")
     if len({sentence.label for sentence in sets["train"]}) < 2:
         raise DataError(f"{config.train}: every label is {sets['train'][0].label}; expected sentences of both, 0 and 1")
     for name in ("dev", "test"):
-        repeated = seen_before(sets["train"], sets[name])
+        repeated = count_seen(sets["train"], sets[name])
         if repeated:
             warnings.warn(f"{repeated:,} of {len(sets[name]):,} {name} sentences stand in train too", stacklevel=2)
-    return Split(**sets)
+    return SentenceSplit(**sets)
 
 
-def _generate_sentences(config: ReviewsConfig, folder: Path) -> Split:
+def _generate_sentences(config: ReviewsConfig, folder: Path) -> SentenceSplit:
     """Returns generated sentences, and writes them into the folder, where people may want to read them.
 
     A stamp holds the settings that they were made with. It is written last: without it, files are written again.

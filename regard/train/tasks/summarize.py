@@ -14,13 +14,12 @@ from torch import Tensor
 
 from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
-from regard.data.files import DataError, read_lines, staged
+from regard.data.files import DataError, atomic_write, read_lines
 from regard.data.notices import NoticesConfig, notices
-from regard.data.pairs import Pair, Split, read_pairs, write_pairs
+from regard.data.pairs import Pair, PairSplit, read_pairs, write_pairs
 from regard.data.seeds import generator
-from regard.data.splits import completed
-from regard.data.tokenizers import BPE, Bytes, Characters, Tokenizer, load_tokenizer
-from regard.data.tokens import KINDS
+from regard.data.splits import add_held_out
+from regard.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
 from regard.errors import did_you_mean
 from regard.models import Model, Seq2Seq, token_loss
 from regard.train.run import METRICS, write_text
@@ -66,8 +65,8 @@ class SummarizeData(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer not in KINDS:
-            raise ConfigError(f"data.tokenizer = {self.tokenizer!r}.{did_you_mean(self.tokenizer, KINDS)}")
+        if self.tokenizer not in TOKENIZERS:
+            raise ConfigError(f"data.tokenizer = {self.tokenizer!r}.{did_you_mean(self.tokenizer, TOKENIZERS)}")
         for name in ("source", "target"):
             if getattr(self, name) < 2:
                 raise ConfigError(f"data.{name} = {getattr(self, name)}: expected at least 2 tokens")
@@ -77,7 +76,7 @@ class SummarizeData(Section):
             raise ConfigError(f"data.held_out = {self.held_out}: expected more than 0 and less than 0.5")
 
 
-def load_pairs(config: SummarizeData, folder: Path) -> Split:
+def load_pairs(config: SummarizeData, folder: Path) -> PairSplit:
     """Returns the usable pairs of a config; generated ones are written into the folder unless they are there."""
     files = {name: getattr(config, name) for name in ("train", "dev", "test")}
     if not config.train:
@@ -90,8 +89,8 @@ def load_pairs(config: SummarizeData, folder: Path) -> Split:
         for name, path in files.items()
         if path
     }
-    sets = completed(sets, config.held_out, config.train, "pairs")
-    return Split(**sets)
+    sets = add_held_out(sets, config.held_out, config.train, "pairs")
+    return PairSplit(**sets)
 
 
 def _generate_files(config: NoticesConfig, folder: Path) -> dict[str, str]:
@@ -141,17 +140,17 @@ def _load_or_train(config: SummarizeData, pairs: Sequence[Pair]) -> Tokenizer:
     """Loads the tokenizer of the config's file, or makes one of the kind that it names from the texts of the pairs."""
     if config.tokenizer_file:
         return load_tokenizer(config.tokenizer_file)
-    if config.tokenizer == Bytes.kind:
-        return Bytes((START, END, COPY))
+    kind = TOKENIZERS[config.tokenizer]
+    special = [START, END, COPY]
+    if not kind.open_vocabulary:
+        special.append(UNKNOWN)
     texts = [text for pair in pairs for text in (pair.article, pair.summary or "")]
-    if config.tokenizer == BPE.kind:
-        return BPE.train(texts, config.vocabulary, (START, END, COPY))
-    return Characters.of("".join(texts), (START, END, COPY, UNKNOWN))
+    return kind.train(texts, config.vocabulary, special)
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Writes tokenizer.json whole or not at all."""
-    with staged(path) as file:
+    with atomic_write(path) as file:
         stage = path.with_name(f".{path.name}.made")
         tokenizer.save(stage)
         file.write(stage.read_bytes())

@@ -1,0 +1,182 @@
+"""Byte-pair encoding by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regard.data.tokenizers.base import Pieces, TextError, Tokenizer, TokenizerFileError, tokenizer
+from regard.errors import ExtraMissingError
+
+ENDS = "ends"  # a key of ours in the library's file
+
+
+@tokenizer("bpe")
+class BPE(Tokenizer):
+    """Byte-pair encoding by the `tokenizers` library. Its tokenizer.json is that library's own, also from elsewhere.
+
+    `ends`: the ids that end a text, where their names do not tell.
+    """
+
+    def __init__(self, document: str, ends: Iterable[int] | None = None) -> None:
+        try:
+            self._inner = _library().Tokenizer.from_str(document)
+        except ExtraMissingError:
+            raise
+        except Exception as error:  # the library raises nothing more particular
+            raise TokenizerFileError(f"not a file of the `tokenizers` library: {error}") from None
+        self._inner.no_padding()  # a file may ask for one length for all texts
+        self._inner.no_truncation()
+        self._ends = None
+        if ends is not None:
+            self._ends = frozenset(ends)
+        added = self._inner.get_added_tokens_decoder()
+        self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
+        self._misread = self._misread_tokens({i: token.content for i, token in added.items()})
+
+    @classmethod
+    def train(cls, texts: Iterable[str], size: int, special: Sequence[str] = ()) -> BPE:
+        """Learns `size` tokens from texts, by bytes, so that no text is unknown."""
+        library = _library()
+        inner = library.Tokenizer(library.models.BPE())
+        inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = library.decoders.ByteLevel()
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        if size < len(alphabet) + len(special):
+            raise TextError(f"a BPE vocabulary of {size}: expected at least 256 bytes + {len(special)} special tokens")
+        inner.train_from_iterator(
+            texts,
+            library.trainers.BpeTrainer(
+                vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+            ),
+        )
+        return cls(inner.to_str())
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> BPE:
+        theirs = {key: value for key, value in document.items() if key != ENDS}  # the library knows no such key
+        return cls(json.dumps(theirs), document.get(ENDS))
+
+    @property
+    def size(self) -> int:
+        return int(self._inner.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._inner.encode(text).ids
+        except Exception as error:  # the library raises nothing more particular
+            raise TextError(f"a text that this tokenizer cannot take: {error}") from None
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        ids = self.check_ids(ids)
+        text = str(self._inner.decode(ids, skip_special_tokens=False))
+        if "�" in text and not self._misread.keys().isdisjoint(ids):
+            return self._decode_bytes(ids)
+        return text
+
+    def id(self, special: str) -> int | None:
+        if special not in self.special:
+            return None
+        return int(self._inner.token_to_id(special))
+
+    @property
+    def ends(self) -> frozenset[int]:
+        if self._ends is None:
+            return super().ends
+        return self._ends
+
+    def pieces(self) -> Pieces:
+        return _BPEPieces(self, frozenset(self._misread))
+
+    def as_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self._inner.to_str())
+        if self._ends is not None:
+            document[ENDS] = sorted(self._ends)
+        return document
+
+    def _misread_tokens(self, added: Mapping[int, str]) -> dict[int, str]:
+        """Returns the added tokens, by id, that the library takes for bytes when it decodes.
+
+        Its byte-level decoder writes the byte 0xE9 as "é", and so reads a special token "é" as that byte.
+        """
+        if type(self._inner.decoder).__name__ != "ByteLevel":
+            return {}
+        decoded = {i: self._inner.decode([i], skip_special_tokens=False) for i in added}
+        return {i: content for i, content in added.items() if "�" in decoded[i] and "�" not in content}
+
+    def _decode_bytes(self, ids: list[int]) -> str:
+        """Returns the text of ids among which are misread tokens."""
+        byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+
+        def byte_level(i: int) -> bytes:
+            token = self._inner.id_to_token(i)
+            if all(letter in byte_of for letter in token):
+                return bytes(byte_of[letter] for letter in token)
+            return str(token).encode()
+
+        out = bytearray()
+        for n, i in enumerate(ids):
+            piece = byte_level(i)
+            content = self._misread.get(i)
+            if content is not None:
+                after = b"".join(map(byte_level, ids[n + 1 : n + 4]))
+                # A special token of one letter has the id of its byte: it is the byte where a character needs it.
+                is_byte = len(content) == 1 and _completes_character(bytes(out[-3:]), piece, after)
+                if not is_byte:
+                    piece = content.encode()
+            out += piece
+        return out.decode(errors="replace")
+
+
+class _BPEPieces(Pieces):
+    """Waits behind a token that may be a special one or the first byte of a character."""
+
+    def __init__(self, tokenizer: BPE, misread: frozenset[int]) -> None:
+        super().__init__(tokenizer)
+        self.misread = misread
+
+    def _may_change(self, text: str) -> bool:
+        return super()._may_change(text) or self.ids[-1] in self.misread
+
+
+def byte_letters() -> list[str]:
+    """Returns the letter by which byte-level BPE writes each byte: itself where it is printed, else one from 256 on."""
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    letters = []
+    following = 256
+    for byte in range(256):
+        if byte in printed:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(following))
+            following += 1
+    return letters
+
+
+def _completes_character(before: bytes, byte: bytes, after: bytes) -> bool:
+    """Returns whether a byte is part of one UTF-8 character of 2 to 4 bytes, given those before and after it."""
+    near = before + byte + after
+    place = len(before)
+    for length in (2, 3, 4):
+        for start in range(max(0, place - length + 1), place + 1):
+            try:
+                if len(near[start : start + length].decode()) == 1:
+                    return True
+            except UnicodeDecodeError:
+                continue
+    return False
+
+
+def _library() -> Any:
+    """Returns the `tokenizers` library; raises an error that says how to get it where it is missing."""
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise ExtraMissingError('byte-pair encoding needs `tokenizers`: pip install "regard[text]"') from None
+    return tokenizers
