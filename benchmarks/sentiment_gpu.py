@@ -17,6 +17,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -129,7 +130,7 @@ def main(data: str, encoder: str, out: str, device: str = "cuda", epochs: str = 
     document = {"experiment": "sentiment", "device": device, "asked": asked, "variant": "full"}
     Path(place.out, "three", experiment.ASKED).write_text(tomli_w.dumps(document))
     known = experiment.EXPERIMENTS["sentiment"]
-    experiment.EXPERIMENTS["sentiment"] = known._replace(page=_no_page)  # drawn later, where matplotlib is
+    experiment.EXPERIMENTS["sentiment"] = replace(known, page=_no_page)  # drawn later, where matplotlib is
     experiment.require_matplotlib = lambda: None  # type: ignore[assignment]
     experiment.resume(Path(place.out, "three"))
     shutil.copy(Path(place.out, "three", "results.json"), Path(out, "results.json"))

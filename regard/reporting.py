@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RunError
+from regard.lab.base import EXPERIMENTS, REPORT, RESULTS
 from regard.lab.runs.page import compare_page
 from regard.lab.runs.summary import described
-from regard.models.locate import RESULTS
 from regard.report.page import Page, ReportError
 from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.train.recipe import flatten
 from regard.train.run import Run, find_runs
-
-REPORT = "report.html"
-
-Draw = Callable[[Mapping[str, Any]], Page]
-# Where the page of an experiment's results is drawn: a module and its function.
-PAGES = {
-    "knowledge": ("regard.lab.knowledge.page", "knowledge_page"),
-    "summarize": ("regard.lab.summarize.page", "summarize_page"),
-    "sentiment": ("regard.lab.sentiment.page", "sentiment_page"),
-    "heads": ("regard.lab.heads.page", "heads_page"),
-    "approximate": ("regard.lab.approximate.page", "approximate_page"),
-    "scale": ("regard.lab.scale.page", "scale_page"),
-    "argmax": ("regard.lab.argmax.page", "argmax_page"),
-    "two-heads": ("regard.lab.two_heads.page", "two_heads_page"),
-    "bench": ("regard.lab.bench.page", "bench_page"),
-    "convert": ("regard.convert.page", "convert_page"),
-}
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -52,13 +34,12 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 def _draw_again(folder: Path) -> Page:
     """Draws the page of a folder's results.json."""
     results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    kind = results.get("experiment") or results.get("lab")
-    if kind not in PAGES:
-        found = f"{folder / RESULTS}: experiment = {kind!r}"
-        raise ReportError(f"{found} has no page; expected one of {', '.join(PAGES)}")
-    module, function = PAGES[kind]
-    draw: Draw = getattr(importlib.import_module(module), function)
-    return draw(results)
+    name = results.get("experiment") or results.get("lab")
+    if name not in EXPERIMENTS:
+        raise ReportError(
+            f"{folder / RESULTS}: experiment = {name!r} has no page; expected one of {', '.join(EXPERIMENTS)}"
+        )
+    return EXPERIMENTS[name].page(results)
 
 
 def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:

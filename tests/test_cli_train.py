@@ -15,11 +15,11 @@ from regard.cli import train as commands
 from regard.cli.progress import Bar
 from regard.cli.show import console
 from regard.data import write_lines
-from regard.lab import LABS
-from regard.lab.experiment import EXPERIMENTS
+from regard.lab import EXPERIMENTS
 from regard.train.progress import Progress
 from regard.train.recipe import recipe_names
 
+RUNNABLE = ("approximate", "argmax", "heads", "knowledge", "scale", "sentiment", "summarize", "two-heads")
 TEXT = "to be, or not to be: that is the question. " * 20
 SMALL = ["model.width=16", "model.layers=1", "model.attention.heads=2"]
 LM = ["train", "lm", "data.text=a.txt", "data.block=16", "train.steps=4", "train.batch=4", *SMALL]
@@ -62,7 +62,8 @@ def test_without_a_name_recipes_and_experiments_are_listed(regard_):
     code, out, _ = regard_("train", "--json")
     assert [row["recipe"] for row in json.loads(out)] == recipe_names() and all(row["about"] for row in json.loads(out))
     code, out, _ = regard_("run", "--json")
-    assert code == 0 and [row["experiment"] for row in json.loads(out)] == [*EXPERIMENTS, *LABS]
+    assert code == 0 and tuple(row["experiment"] for row in json.loads(out)) == RUNNABLE
+    assert set(EXPERIMENTS) == {*RUNNABLE, "bench", "convert"}
 
 
 def test_a_lab_runs_reports_again_and_is_no_training(regard_):
@@ -80,6 +81,7 @@ def test_a_lab_runs_reports_again_and_is_no_training(regard_):
         ("run", "two-heads", "drawss=1"): "Did you mean 'draws'",
         ("run", "two-heads", "draws=1", "--device", "cpu"): "takes KEY=VALUE",
         ("run", "scales"): "Did you mean 'scale'",
+        ("run", "bench"): "bench has a command of its own: regard bench",
     }.items():
         code, _, err = regard_(*words)
         assert code == 2 and told in err.replace("\n", " "), err

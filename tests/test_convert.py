@@ -20,7 +20,7 @@ from regard.convert.surgery import changed_layers, converted, layers_of
 from regard.data import Batch, write_lines
 from regard.data.batch import IGNORE
 from regard.data.tokenizers import Bytes
-from regard.lab.experiment import Shown
+from regard.lab.base import Shown
 from regard.models.locate import model_folder
 from regard.report.page import ReportError
 from regard.reporting import write_report

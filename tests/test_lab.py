@@ -7,17 +7,20 @@ import json
 import math
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
+from dataclasses import replace
 
 import pytest
 import torch
 
 from regard.config import ConfigError
 from regard.data.seeds import generator
-from regard.errors import UnknownNameError
+from regard.errors import RunError, UnknownNameError
 from regard.lab.approximate import run as approximate
 from regard.lab.argmax import run as selecting
-from regard.lab.base import LABS, Lab, LabConfig, LabError, lab, normal, quartiles, run
+from regard.lab.base import EXPERIMENTS, LabConfig, Measurement, lab, normal, quartiles, run
 from regard.lab.scale import run as scale
 from regard.mechanisms import mechanism
 from regard.report.chart import Axis, Series, chart
@@ -42,16 +45,16 @@ def done(request, tmp_path_factory):
 
 def test_a_run_is_a_folder_that_can_be_made_again(done):
     name, folder, results, said = done
-    assert said and results["lab"] == name and LABS[name].about
+    assert said and results["lab"] == name and EXPERIMENTS[name].about
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "report.html", "results.json"]
     assert json.loads((folder / "results.json").read_text()) == results
     written = tomllib.loads((folder / "config.toml").read_text())
     assert written["lab"] == name and written["versions"] == results["versions"]
-    config = LABS[name].Config().but(**written[name])
-    assert config == LABS[name].Config().but(**SMALL[name]) != LABS[name].Config()
-    again = LABS[name].measure(config, said.append)
+    config = EXPERIMENTS[name].Config().but(**written[name])
+    assert config == EXPERIMENTS[name].Config().but(**SMALL[name]) != EXPERIMENTS[name].Config()
+    again = EXPERIMENTS[name].measure(config, said.append)
     assert again == {key: results[key] for key in again}
-    other = LABS[name].measure(config.but(seed=1), said.append)
+    other = EXPERIMENTS[name].measure(config.but(seed=1), said.append)
     assert all(other[key] != again[key] for key in again if key != "chance")
 
 
@@ -71,17 +74,17 @@ def test_the_page_stands_alone_and_names_what_it_lacks(done):
     parts = [key for key, value in results.items() if isinstance(value, list | dict)]
     for key in (parts[-1], "command"):
         with pytest.raises(ReportError, match="the part '"):
-            LABS[name].page({k: v for k, v in results.items() if k != key})
+            EXPERIMENTS[name].page({k: v for k, v in results.items() if k != key})
 
 
 def test_results_are_never_written_over(tmp_path):
     run("argmax", tmp_path, SMALL["argmax"])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(LabError, match=r"holds results already \(config.toml\); choose another --out"):
+    with pytest.raises(RunError, match=r"holds results already \(config.toml\); choose another --out"):
         run("argmax", tmp_path, SMALL["argmax"] | {"seed": 1})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(LabError, match="cannot write into"):
+    with pytest.raises(RunError, match="cannot write into"):
         run("argmax", tmp_path / "file", SMALL["argmax"])
 
 
@@ -90,14 +93,14 @@ def test_what_fails_leaves_the_folder_free(tmp_path, monkeypatch):
         assert (tmp_path / "config.toml").is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(LABS, "argmax", LABS["argmax"]._replace(measure=interrupted))
+    monkeypatch.setitem(EXPERIMENTS, "argmax", replace(EXPERIMENTS["argmax"], measure=interrupted))
     with pytest.raises(KeyboardInterrupt):
         run("argmax", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lab_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.lab.base.LABS", copy.deepcopy(LABS))
+    monkeypatch.setattr("regard.lab.base.EXPERIMENTS", copy.deepcopy(EXPERIMENTS))
 
     @lab("mine", LabConfig, lambda results: Page("mine", results["found"]))
     def measure(config, say):
@@ -106,9 +109,9 @@ def test_a_lab_of_ones_own(tmp_path, monkeypatch):
         More of it."""
         return {"found": config.seed}
 
-    from regard.lab.base import LABS as known
+    from regard.lab.base import EXPERIMENTS as known
 
-    assert isinstance(known["mine"], Lab) and known["mine"].about == "What it is about."
+    assert isinstance(known["mine"], Measurement) and known["mine"].about == "What it is about."
     assert run("mine", tmp_path, {"seed": 5})["found"] == 5
 
 
@@ -132,7 +135,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(name, asked, said,
 
 
 def test_an_unknown_name_is_an_error():
-    with pytest.raises(UnknownNameError, match=r"no lab experiment is called 'scales'\. Did you mean 'scale'"):
+    with pytest.raises(UnknownNameError, match=r"no experiment 'scales'\. Did you mean 'scale'"):
         run("scales", "nowhere")
 
 
@@ -284,3 +287,12 @@ def test_a_row_asks_for_a_symbol_that_it_holds_once():
     held = symbols == asked[:, None]
     assert (held.sum(-1) == 1).all() and torch.equal(labels[held], answers)
     assert all(len(set(row)) == config.tokens for row in symbols.tolist())
+
+
+def test_experiments_are_known_by_their_folders_and_imported_when_looked_up():
+    code = (
+        "import sys; from regard.lab import EXPERIMENTS; known = list(EXPERIMENTS); "
+        "assert 'knowledge' in known and 'regard.lab.knowledge.run' not in sys.modules; "
+        "EXPERIMENTS['knowledge']; assert 'regard.lab.knowledge.run' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

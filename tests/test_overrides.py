@@ -17,7 +17,8 @@ from regard.config import ConfigError
 from regard.data.tokenizers import Bytes
 from regard.errors import RegardError
 from regard.lab import experiment
-from regard.lab.experiment import EXPERIMENTS, Session, Shown, plan_trainings, read_overrides
+from regard.lab.base import EXPERIMENTS, Shown
+from regard.lab.experiment import Session, TrainingExperiment, plan_trainings, read_overrides
 from regard.lab.sentiment import run as sentiment
 from regard.train import recipe
 from regard.train.recipe import COMPARE, flatten, load, parse, recipe_names, resolve_model
@@ -120,7 +121,7 @@ def planned(tmp_path, monkeypatch, request):
 
     def plan(name, overrides, variant=None, device="cpu", bare=False, out=None):
         words = [*([] if bare else base[name]), *overrides]
-        asked = read_overrides(name, EXPERIMENTS[name], words)
+        asked = read_overrides(EXPERIMENTS[name], words)
         folder = out or tmp_path / f"{name}-{next(number)}"
         session = Session(name, folder, asked, variant, device, Shown())
         return session, plan_trainings(EXPERIMENTS[name], session).trainings
@@ -175,12 +176,16 @@ def exempt(name, stage, key):
     return name == "heads" and key == "train.seed"  # the first of the seeds
 
 
+def test_these_are_all_experiments_that_train():
+    assert set(FILES) == {name for name, known in EXPERIMENTS.items() if isinstance(known, TrainingExperiment)}
+
+
 def is_value(found, value):
     """Whether a setting has a value; of a file, its absolute path."""
     return found == value or (isinstance(value, str) and found == str(Path(value).resolve()))
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", FILES)
 def test_an_override_of_all_stages_is_what_each_trains_with(name, planned, tmp_path):
     missing = []
     for key, (text, changed, value) in changes(FILES[name], *planned.base[name]).items():
@@ -300,17 +305,17 @@ def test_the_command_shown_gives_the_same_recipes(name, variant, device, planned
     first, trainings = planned(name, [*base, *COMMANDS[name]], variant, device, bare=True, out=tmp_path / "out")
     typed = {}
 
-    def run(name, folder, overrides, variant, device, shown):
-        typed.update(name=name, overrides=overrides, variant=variant, device=device)
+    def run(experiment, folder, overrides, options, shown):
+        typed.update(name=experiment.name, overrides=overrides, variant=options.variant, device=options.device)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(TrainingExperiment, "run", run)
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     regard, *words = shlex.split(first.command)
     assert regard == "regard" and isinstance(CliRunner().invoke(app, words).exception, ConfigError)
     again, repeated = planned(
-        typed["name"], typed["overrides"], typed["variant"], typed["device"], bare=True, out=tmp_path / "out"
+        typed["name"], typed["overrides"], typed["variant"], typed["device"] or "cpu", bare=True, out=tmp_path / "out"
     )
     assert again == first and again.command == first.command
     assert [t.recipe for t in repeated] == [t.recipe for t in trainings] and trainings

@@ -25,7 +25,7 @@ from regard.cli import app
 from regard.cli.sweep import spread
 from regard.config import ConfigError
 from regard.errors import OptionError, RegardError
-from regard.lab.experiment import Shown
+from regard.lab.base import Shown
 from regard.models import load
 from regard.models.locate import model_folder
 from regard.report.page import Page

@@ -14,7 +14,7 @@ from regard.convert.run import convert as run
 from regard.convert.run import resume as go_on
 from regard.errors import OptionError
 from regard.hub.opening import load_regard_model
-from regard.lab.experiment import Shown
+from regard.lab.base import Shown
 from regard.models.locate import model_folder
 from regard.train import Interrupted
 from regard.train.recipe import parse

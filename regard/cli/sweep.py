@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from regard.cli.progress import Bar
 from regard.cli.show import console, print_json, table
 from regard.errors import OptionError
-from regard.lab.experiment import Shown
+from regard.lab.base import Shown
 from regard.report.markup import duration, number, shorten
 from regard.sweep.run import SWEEP_CONFIG, Sweep, format_settings
 from regard.sweep.settings import asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +14,11 @@ from regard.cli.show import console, print_json, table
 from regard.data.questions import MARK, Question, read_questions, write_predictions
 from regard.data.sentences import read_sentences
 from regard.devices import resolve_device
-from regard.errors import OptionError, RunError, did_you_mean
+from regard.errors import OptionError, RunError
 from regard.hub import is_hub_folder
 from regard.hub.classifier import Classifier
-from regard.lab import LABS, experiment
-from regard.lab import base as lab
-from regard.lab.experiment import EXPERIMENTS, Shown
+from regard.lab import experiment
+from regard.lab.base import EXPERIMENTS, RunOptions, Shown, find_experiment
 from regard.lab.knowledge.answers import answer, score
 from regard.lab.runs.summary import described
 from regard.models import Decoder, load
@@ -28,7 +27,7 @@ from regard.reporting import write_report
 from regard.train import Interrupted, stage
 from regard.train.distributed import Process
 from regard.train.recipe import load as load_recipe
-from regard.train.recipe import parse, recipe_names
+from regard.train.recipe import recipe_names
 from regard.train.run import find_runs, timestamped_path
 from regard.train.tasks.sentiment import positive_probabilities
 
@@ -56,30 +55,25 @@ def run(
     if resume is not None:
         _alone(name, overrides, out, variant, seed)
     elif name is None:
-        about = {key: one.about for key, one in EXPERIMENTS.items()}
-        return _list("experiment", about | {key: one.about for key, one in LABS.items()}, "regard run NAME", json)
+        about = {key: known.about for key, known in EXPERIMENTS.items() if known.is_runnable}
+        return _list("experiment", about, "regard run NAME", json)
     where = console(stderr=True)
     how = Shown(lambda text: where.print(text, soft_wrap=True), shown)
     folder = resume or out or timestamped_path(name or "")
-    if name is not None and name in LABS:
-        if variant or device:
-            raise OptionError(f"{name} is a calculation on the CPU: it takes KEY=VALUE, --seed and --out")
-        changes = parse([*(overrides or ()), *([] if seed is None else [f"seed={seed}"])], sections=False)
-        found = lab.run(name, folder, changes, how.say)
-        return print_json(found) if json else _reported(folder)
-    if name is not None and name not in EXPERIMENTS:
-        raise OptionError(f"no experiment '{name}'.{did_you_mean(name, (*EXPERIMENTS, *LABS))}")
     try:
         if name is None:
             results = experiment.resume(folder, device, how)
         else:
-            results = experiment.run(name, folder, _changes(overrides, seed), variant, device or "cpu", how)
+            options = RunOptions(variant, seed, device)
+            results = find_experiment(name).run(folder, overrides or (), options, how)
     except (Interrupted, KeyboardInterrupt):
+        if not (folder / experiment.ASKED).is_file():  # a measurement is soon done again, and leaves nothing behind
+            raise
         raise Interrupted(f"stopped; what was done is saved. Go on with: regard run --resume {folder}") from None
     if json:
         print_json(results)
         return
-    _outcome(results)
+    _print_outcome(results)
     _reported(folder)
 
 
@@ -210,24 +204,13 @@ def _list(what: str, about: dict[str, str], then: str, json: bool) -> None:
     console().print(f"\n`{then}` starts one; `{then.rsplit(' ', 1)[0]} --help` has the options.", style="dim")
 
 
-def _outcome(results: Any) -> None:
-    """What came out: the experiment's own table (`outcome`: columns and rows of text), or else right answers."""
+def _print_outcome(results: Mapping[str, Any]) -> None:
+    """Prints the table of what came out, where the experiment has one: columns and rows of text."""
     if "outcome" in results:
-        made = table(*results["outcome"]["columns"])
+        printed = table(*results["outcome"]["columns"])
         for row in results["outcome"]["rows"]:
-            made.add_row(*row)
-        console().print(made)
-        return
-    rows = [*results["baselines"], *results["models"]]
-    asked = {key: row[key]["n"] for row in rows for key in ("dev", "test") if row.get(key)}
-    made = table("right answers", *(f"{key}, n = {n}" for key, n in asked.items()))
-    for row in rows:
-        made.add_row(row["name"], *(_cell(row[key]) if row.get(key) else "–" for key in asked))
-    console().print(made)
-
-
-def _cell(found: Any) -> str:
-    return f"{found['accuracy']:6.1%}  [{found['low']:.1%}, {found['high']:.1%}]"
+            printed.add_row(*row)
+        console().print(printed)
 
 
 def _answering(model: str, device: str | None) -> Decoder[Any]:

@@ -27,7 +27,8 @@ from regard.convert.page import convert_page
 from regard.convert.surgery import ConvertError, changed_layers, converted, layers_of
 from regard.devices import resolve_device
 from regard.errors import RunError, did_you_mean
-from regard.lab.experiment import Session, Shown
+from regard.lab.base import EXPERIMENTS, Experiment, Shown, write_results
+from regard.lab.experiment import Session
 from regard.models import Encoder, Model, load
 from regard.models.locate import MODEL, RESULTS, model_folder
 from regard.report.canvas import require_matplotlib
@@ -46,6 +47,7 @@ ORIGINAL, SURGERY, DISTILLATION, UPTRAINING, CONTROL = "original", "surgery", "d
 STAGES = {"distil": DISTILLATION, "uptrain": UPTRAINING, "control": CONTROL}
 LONGEST = 256  # tokens of a window where nobody said how long
 UNTOLD_LR = 1e-3  # of distillation, where no run says what the model learned with
+EXPERIMENTS.put("convert", Experiment("convert", "Fewer heads.", convert_page, command="regard convert MODEL"))
 TENTH = 0.1  # of the steps that a model was trained for, to be uptrained
 
 
@@ -179,7 +181,7 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     shown.say("Measuring …")
     results = measure(path, taught)
     results["seconds"] = round(max(time.perf_counter() - began, results["seconds"]), 1)
-    _experiment(path, results["device"], shown).write(results)
+    write_results(path, results)
     convert_page(results).write(path / "report.html")
     return results
 

@@ -4,7 +4,6 @@
 """
 
 from regard.lab import approximate, design, scale, two_heads
-from regard.lab.base import LABS
-from regard.lab.experiment import EXPERIMENTS
+from regard.lab.base import EXPERIMENTS
 
-__all__ = ["EXPERIMENTS", "LABS", "approximate", "design", "scale", "two_heads"]
+__all__ = ["EXPERIMENTS", "approximate", "design", "scale", "two_heads"]

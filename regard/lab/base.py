@@ -1,20 +1,22 @@
-"""Small experiments with numbers instead of data: each measures, writes what it found, and shows it on a page.
+"""Experiments: how they are found, run into a folder, written down, and drawn again.
 
-A lab is a config (sizes and a seed), a measurement that gives plain data, and a page of that data. `run` puts all of it
-into one folder: config.toml, results.json, report.html.
+An experiment is a folder of regard.lab with a module `run`, which registers it here. There are two kinds: one measures
+something that takes no data (`Measurement`, registered by `lab`), the other trains models
+(`regard.lab.experiment.TrainingExperiment`). Both leave results.json and report.html.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import pkgutil
 import platform
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import tomli_w
 import torch
@@ -22,20 +24,127 @@ from torch import Tensor
 
 from regard.config import ConfigError, Section
 from regard.data.files import atomic_write
-from regard.errors import RegardError
+from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from regard.lab.results import to_json
 from regard.registry import Registry
 from regard.report.canvas import require_matplotlib
 from regard.report.page import Page
+from regard.train.progress import Progress
+from regard.train.recipe import parse
 from regard.version import __version__
 
 CONFIG, RESULTS, REPORT = "config.toml", "results.json", "report.html"
 
 Say = Callable[[str], None]
 Results = dict[str, Any]
+DrawPage = Callable[[Mapping[str, Any]], Page]
 
 
-class LabError(RegardError, OSError):
-    """A folder that results cannot be written into."""
+@dataclass(frozen=True)
+class Shown:
+    """How an experiment tells what it is doing: a line of text, and a progress for each training."""
+
+    say: Say = lambda text: None
+    progress: Callable[[str], Progress] = field(default=lambda name: Progress())
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line says beside overrides; None for what it does not say."""
+
+    variant: str | None = None
+    seed: int | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What leaves results with a page. `page` draws a document that was read from results.json.
+
+    This class alone stands for what has a `command` of its own; `regard run` takes the kinds derived from it.
+    """
+
+    name: str
+    about: str
+    page: DrawPage
+    command: str = ""
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether `regard run` takes it."""
+        return not self.command
+
+    def run(self, out: Path, overrides: Sequence[str], options: RunOptions, shown: Shown) -> Mapping[str, Any]:
+        """Runs the experiment into a new folder and returns its results, as results.json has them."""
+        raise OptionError(f"{self.name} has a command of its own: {self.command}")
+
+
+def _find_modules() -> dict[str, str]:
+    """Returns the module that registers each experiment, by its name, without importing it."""
+    root = Path(__file__).parent
+    packages = [module.name for module in pkgutil.iter_modules([str(root)]) if module.ispkg]
+    found = {name: f"regard.lab.{name}.run" for name in packages if (root / name / "run.py").is_file()}
+    # Converting a model stands in a layer above, and has a page as experiments have.
+    found["convert"] = "regard.convert.run"
+    return {name.replace("_", "-"): module for name, module in sorted(found.items())}
+
+
+# An experiment is registered when its module is imported, which happens when it is first looked up.
+EXPERIMENTS: Registry[Experiment] = Registry("experiment", _find_modules())
+
+
+def find_experiment(name: str) -> Experiment:
+    """Returns an experiment that can be run; the error of a wrong name lists the right ones."""
+    if name not in EXPERIMENTS:
+        runnable = [known for known, experiment in EXPERIMENTS.items() if experiment.is_runnable]
+        raise UnknownNameError(f"no experiment '{name}'.{did_you_mean(name, runnable)}")
+    return EXPERIMENTS[name]
+
+
+# Folders and files
+
+
+def claim_folder(
+    out: str | Path, file: str, document: Mapping[str, Any], others: Sequence[str], hint: str = ""
+) -> Path:
+    """Makes a folder for new results and writes `file` into it, which claims the folder.
+
+    A folder with that file or one of the `others` holds results already, which are never written over.
+    """
+    path = Path(out)
+    present = [name for name in (file, *others) if (path / name).exists()]
+    if present:
+        raise RunError(f"{path} holds results already ({present[0]}); choose another --out{hint}")
+    text = tomli_w.dumps(document)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / file).open("x", encoding="utf-8") as claimed:
+            claimed.write(text)
+    except OSError as error:
+        raise RunError(f"cannot write into {path}: {error.strerror}; choose another --out") from error
+    return path
+
+
+def write_results(folder: Path, results: Mapping[str, Any], allow_nan: bool = True) -> None:
+    """Writes results.json, whole or not at all."""
+    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=allow_nan)
+    with atomic_write(folder / RESULTS) as file:
+        file.write(text.encode() + b"\n")
+
+
+def versions() -> dict[str, str]:
+    """Returns what results depend on beside their settings."""
+    return {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def as_document(found: Any) -> dict[str, Any]:
+    """Returns what an experiment found as JSON has it: a dataclass of results, or a dictionary."""
+    document = to_json(found) if is_dataclass(found) else found
+    assert isinstance(document, dict)
+    return document
+
+
+# Measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,113 +161,110 @@ class LabConfig(Section):
         for f in fields(self):
             value = getattr(self, f.name)
             low, high = self.limits.get(f.name, (-math.inf, math.inf))
-            many, shown = (value, list(value)) if isinstance(value, tuple) else ((value,), value)
-            if not many or list(many) != sorted(set(many)):
+            if isinstance(value, tuple):
+                numbers = value
+                shown: Any = list(value)
+            else:
+                numbers = (value,)
+                shown = value
+            if not numbers or list(numbers) != sorted(set(numbers)):
                 raise ConfigError(f"{self.place}.{f.name} = {shown}: expected numbers in rising order, at least one")
-            if not all(low <= x <= high for x in many):
+            if not all(low <= x <= high for x in numbers):
                 raise ConfigError(f"{self.place}.{f.name} = {shown}: expected {low} to {high}")
 
 
-class Lab(NamedTuple):
-    """One experiment: its config, what it measures (plain data, as JSON has it), and the page of that."""
-
-    name: str
-    about: str
-    Config: type[LabConfig]
-    measure: Callable[[Any, Say], Results]
-    page: Callable[[Mapping[str, Any]], Page]
+# From the config, and a function that tells what is being done: a dataclass of results, or plain data as JSON has it.
+Measure = Callable[[Any, Say], Any]
 
 
-# A lab is registered when its module is imported, which happens when it is first looked up.
-LABS: Registry[Lab] = Registry(
-    "lab experiment",
-    {
-        "approximate": "regard.lab.approximate.run",
-        "scale": "regard.lab.scale.run",
-        "argmax": "regard.lab.argmax.run",
-        "two-heads": "regard.lab.two_heads.run",
-    },
-)
+@dataclass(frozen=True)
+class Measurement(Experiment):
+    """An experiment with numbers instead of data: a config of sizes and a seed, and what is measured with it."""
+
+    Config: type[LabConfig] = LabConfig
+    measure: Measure = lambda config, say: {}
+
+    def run(self, out: Path, overrides: Sequence[str], options: RunOptions, shown: Shown) -> Results:
+        """Measures into a new folder and returns the results."""
+        if options.variant or options.device:
+            raise OptionError(f"{self.name} is a calculation on the CPU: it takes KEY=VALUE, --seed and --out")
+        words = list(overrides)
+        if options.seed is not None:
+            words.append(f"seed={options.seed}")
+        return self.run_config(self.Config().but(**parse(words, sections=False)), out, shown.say)
+
+    def run_config(self, config: LabConfig, out: str | Path, say: Say) -> Results:
+        """Measures with a config into a new folder: config.toml, results.json, report.html."""
+        require_matplotlib()
+        settings = config.as_dict()
+        claim = {"lab": self.name, "versions": versions(), self.name: settings}
+        path = claim_folder(out, CONFIG, claim, (RESULTS, REPORT))
+        began = time.monotonic()
+        try:
+            found = self.measure(config, say)
+        except BaseException:
+            (path / CONFIG).unlink()  # nothing was found: the folder is free for another try
+            raise
+        results: Results = {"lab": self.name, "command": self._command(config), "config": settings}
+        results |= {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1)}
+        results |= {"versions": versions(), **as_document(found)}
+        write_results(path, results, allow_nan=False)
+        self.page(results).write(path / REPORT)
+        return results
+
+    def _command(self, config: LabConfig) -> str:
+        """Returns the command that gives these results again."""
+        usual = type(config)().as_dict()
+        changed = [f"{key}={json.dumps(value)}" for key, value in config.as_dict().items() if value != usual[key]]
+        return shlex.join(["regard", "run", self.name, *changed])
 
 
-def lab(
-    name: str, Config: type[LabConfig], page: Callable[[Mapping[str, Any]], Page]
-) -> Callable[[Callable[[Any, Say], Results]], Callable[[Any, Say], Results]]:
+def lab(name: str, Config: type[LabConfig], page: DrawPage) -> Callable[[Measure], Measure]:
     """Registers a measurement; the first line of its docstring says what it is about."""
 
-    def add(measure: Callable[[Any, Say], Results]) -> Callable[[Any, Say], Results]:
-        LABS.put(name, Lab(name, (measure.__doc__ or "").partition("\n")[0], Config, measure, page))
+    def register(measure: Measure) -> Measure:
+        about = (measure.__doc__ or "").partition("\n")[0]
+        EXPERIMENTS.put(name, Measurement(name, about, page, Config=Config, measure=measure))
         return measure
 
-    return add
+    return register
 
 
 def run(
     name: str, out: str | Path, overrides: Mapping[str, Any] | None = None, say: Say = lambda text: None
 ) -> Results:
-    """Measures into a new folder, and returns the results; one that holds results is never written over."""
-    one = LABS.find(name)
-    config = one.Config().but(**(overrides or {}))
-    require_matplotlib()
-    path = _claimed(Path(out), {"lab": name, "versions": versions(), name: config.as_dict()})
-    began = time.monotonic()
-    try:
-        found = one.measure(config, say)
-    except BaseException:
-        (path / CONFIG).unlink()  # nothing was found: the folder is free for another try
-        raise
-    made = {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1), "versions": versions()}
-    results = {"lab": name, "command": _command(name, config), "config": config.as_dict(), **made, **found}
-    with atomic_write(path / RESULTS) as file:
-        file.write(json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-    one.page(results).write(path / REPORT)
-    return results
+    """Measures into a new folder and returns the results; a folder that holds results is never written over."""
+    experiment = find_experiment(name)
+    if not isinstance(experiment, Measurement):
+        raise OptionError(f"{name} is no measurement; expected one, or regard.lab.experiment.run")
+    return experiment.run_config(experiment.Config().but(**(overrides or {})), out, say)
 
 
-def _command(name: str, config: LabConfig) -> str:
-    """What to type to get these results again."""
-    usual = type(config)().as_dict()
-    changed = [f"{key}={json.dumps(value)}" for key, value in config.as_dict().items() if value != usual[key]]
-    return " ".join(["regard run", name, *(shlex.quote(one) for one in changed)])
-
-
-def _claimed(path: Path, config: Mapping[str, Any]) -> Path:
-    """The folder, made where it is missing, with the config in it; the config's file is what claims it."""
-    held = [file for file in (CONFIG, RESULTS, REPORT) if (path / file).exists()]
-    if held:
-        raise LabError(f"{path} holds results already ({held[0]}); choose another --out")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with (path / CONFIG).open("xb") as file:
-            tomli_w.dump(config, file)
-    except OSError as error:
-        raise LabError(f"cannot write into {path}: {error.strerror}; choose another --out") from error
-    return path
-
-
-def versions() -> dict[str, str]:
-    """What results depend on beside their settings."""
-    return {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
+# Numbers
 
 
 def normal(draw: torch.Generator, *shape: int) -> Tensor:
-    """Independent standard normal numbers, in float64."""
+    """Returns independent standard normal numbers of a shape, in float64."""
     return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
 
 def quartiles(values: Sequence[float] | Tensor) -> list[float]:
-    """The first quartile, the median, the third. (torch.quantile refuses more than 16 million values.)"""
+    """Returns the first quartile, the median and the third. (torch.quantile refuses more than 16 million values.)"""
     x = torch.as_tensor(values, dtype=torch.float64).flatten().sort().values
-    made = []
-    for place in (p * (len(x) - 1) for p in (0.25, 0.5, 0.75)):
-        below, above = x[math.floor(place)], x[math.ceil(place)]
-        made.append(float(below + (above - below) * (place % 1)))
-    return made
+    found = []
+    for share in (0.25, 0.5, 0.75):
+        place = share * (len(x) - 1)
+        below = x[math.floor(place)]
+        above = x[math.ceil(place)]
+        found.append(float(below + (above - below) * (place % 1)))
+    return found
 
 
 def mean_within(values: Sequence[float] | Tensor) -> list[float]:
-    """A mean and the ends of its 95% interval, by the normal law; one value has no interval but itself."""
+    """Returns a mean and the ends of its 95% interval, by the normal law; one value has no interval but itself."""
     x = torch.as_tensor(values, dtype=torch.float64).flatten()
     middle = float(x.mean())
-    half = 1.96 * float(x.std()) / math.sqrt(len(x)) if len(x) > 1 else 0.0
+    half = 0.0
+    if len(x) > 1:
+        half = 1.96 * float(x.std()) / math.sqrt(len(x))
     return [middle, middle - half, middle + half]

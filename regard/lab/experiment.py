@@ -12,39 +12,39 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import tomli_w
 import torch
 
 from regard.config import ConfigError, Section
 from regard.devices import resolve_device
 from regard.errors import RegardError, RunError, did_you_mean
-from regard.models.locate import RESULTS
-from regard.models.locate import RUN_CONFIG as CONFIG
-from regard.registry import Registry
+from regard.lab.base import (
+    CONFIG,
+    EXPERIMENTS,
+    REPORT,
+    RESULTS,
+    DrawPage,
+    Experiment,
+    RunOptions,
+    Shown,
+    as_document,
+    claim_folder,
+    find_experiment,
+    versions,
+    write_results,
+)
 from regard.report.canvas import require_matplotlib
-from regard.report.page import Page
 from regard.train import recipe as recipes
 from regard.train import stage
-from regard.train.progress import Progress
 from regard.train.recipe import COMPARE, SECTIONS, merge_tables
-from regard.train.run import Run, claim, find_runs, write_text
+from regard.train.run import Run, find_runs
 
 S = TypeVar("S", bound=Section)
 ASKED = "experiment.toml"
-REPORT = "report.html"
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How an experiment tells what it is doing: a line of text, and a progress for each training."""
-
-    say: Callable[[str], None] = lambda text: None
-    progress: Callable[[str], Progress] = field(default=lambda name: Progress())
 
 
 class Training(NamedTuple):
@@ -141,10 +141,6 @@ class Session:
             return torch.cuda.get_device_name(self.device)
         return f"{self.device}, {torch.get_num_threads()} threads"
 
-    def write(self, results: Mapping[str, Any]) -> None:
-        """Writes results.json."""
-        write_text(self.out / RESULTS, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-
 
 def override_words(asked: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Returns nested changes as `section.key=value`, such that `recipe.parse` reads the same changes from them."""
@@ -175,47 +171,83 @@ def _toml(value: Any) -> str:
     return str(value)  # numbers, dates and times are written as Python writes them
 
 
-Measure = Callable[[Session, Any, Mapping[str, Run]], dict[str, Any]]
+# From the session, the plan, and the finished run of each training by its title: a dataclass of results.
+MeasureRuns = Callable[[Session, Any, Mapping[str, Run]], Any]
 
 
-class TrainingExperiment(NamedTuple):
-    """An experiment that trains.
+@dataclass(frozen=True)
+class TrainingExperiment(Experiment):
+    """An experiment that trains: `plan` says what, `measure` says what comes out.
 
-    `plan` says what, `measure` what comes out: from the session, the plan, and the finished run of each training by
-    its title. `stages` are the names of sections that change one training alone, `files` the keys of the section
-    `data` that name files. `compares` says whether there is a section `compare`.
+    `stages` are the names of sections that change one training alone, `files` the keys of the section `data` that name
+    files. `compares` says whether there is a section `compare`.
     """
 
-    about: str
-    plan: Callable[[Session], TrainingPlan]
-    measure: Measure
-    page: Callable[[Mapping[str, Any]], Page]
-    stages: tuple[str, ...]
-    files: tuple[str, ...]
-    compares: bool
+    plan: Callable[[Session], TrainingPlan] = lambda session: TrainingPlan(())
+    measure: MeasureRuns = lambda session, plan, runs: {}
+    stages: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    compares: bool = False
 
+    def run(self, out: Path, overrides: Sequence[str], options: RunOptions, shown: Shown) -> dict[str, Any]:
+        """Runs the experiment into a new folder and returns its results."""
+        words = list(overrides)
+        if options.seed is not None:
+            words.append(f"train.seed={options.seed}")
+        asked = read_overrides(self, words)
+        device = options.device or "cpu"
+        document: dict[str, Any] = {"experiment": self.name, "device": resolve_device(device), "asked": asked}
+        if options.variant is not None:
+            document["variant"] = options.variant
+        if find_runs(out) and not (out / ASKED).exists():
+            raise RunError(f"{out} holds runs already: choose another --out")
+        path = claim_folder(out, ASKED, document, (RESULTS,), f", or continue it with --resume {out}")
+        try:
+            return self.carry_out(Session(self.name, path, asked, options.variant, device, shown))
+        except RegardError:
+            if not find_runs(path):  # nothing has begun: the folder is free for another try
+                (path / ASKED).unlink()
+            raise
 
-# An experiment is registered when its module is imported, which happens when it is first looked up.
-EXPERIMENTS: Registry[TrainingExperiment] = Registry(
-    "experiment",
-    {name: f"regard.lab.{name}.run" for name in ("knowledge", "summarize", "sentiment", "heads")},
-    ConfigError,
-)
+    def carry_out(self, session: Session) -> dict[str, Any]:
+        """Trains what is planned, measures it, and writes results and page; what has been trained is not again."""
+        require_matplotlib()  # an error about a missing library comes before minutes of training
+        began = time.perf_counter()
+        plan = plan_trainings(self, session)
+        runs = {one.title: session.train(one.recipe, one.folder, one.title) for one in plan.trainings}
+        found = as_document(self.measure(session, plan, runs))
+        # Of an experiment that was resumed, the trainings alone may have taken longer than this session.
+        trained = sum(read_log(run).seconds for run in runs.values())
+        results: dict[str, Any] = {"experiment": self.name, "command": session.command, "device": session.machine}
+        results |= {"versions": versions(), **found}
+        results["seconds"] = round(max(time.perf_counter() - began, trained), 1)
+        write_results(session.out, results)
+        self.page(results).write(session.out / REPORT)
+        return results
 
 
 def experiment(
     name: str,
     plan: Callable[[Session], TrainingPlan],
-    page: Callable[[Mapping[str, Any]], Page],
+    page: DrawPage,
     stages: Sequence[str] = (),
     files: Sequence[str] = (),
     compares: bool = False,
-) -> Callable[[Measure], Measure]:
+) -> Callable[[MeasureRuns], MeasureRuns]:
     """Registers an experiment by its measurement; the first line of its docstring says what it is about."""
 
-    def register(measure: Measure) -> Measure:
+    def register(measure: MeasureRuns) -> MeasureRuns:
         about = (measure.__doc__ or "").partition("\n")[0]
-        entry = TrainingExperiment(about, plan, measure, page, tuple(stages), tuple(files), compares)
+        entry = TrainingExperiment(
+            name,
+            about,
+            page,
+            plan=plan,
+            measure=measure,
+            stages=tuple(stages),
+            files=tuple(files),
+            compares=compares,
+        )
         EXPERIMENTS.put(name, entry)
         return measure
 
@@ -231,21 +263,7 @@ def run(
     shown: Shown = Shown(),  # noqa: B008
 ) -> Mapping[str, Any]:
     """Runs an experiment into a new folder and returns its results."""
-    known = _find(name, "")
-    asked = read_overrides(name, known, overrides)
-    path = claim(out, ASKED, RESULTS)
-    if find_runs(path):
-        raise RunError(f"{path} holds runs already: choose another --out")
-    document = {"experiment": name, "device": resolve_device(device), "asked": asked}
-    if variant is not None:
-        document["variant"] = variant
-    write_text(path / ASKED, tomli_w.dumps(document))
-    try:
-        return _carry_out(known, Session(name, path, asked, variant, device, shown))
-    except RegardError:
-        if not find_runs(path):  # nothing has begun: the folder is free for another try
-            (path / ASKED).unlink()
-        raise
+    return find_experiment(name).run(Path(out), overrides, RunOptions(variant, device=device), shown)
 
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008
@@ -254,10 +272,11 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     if not (path / ASKED).is_file():
         raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
     document = tomllib.loads((path / ASKED).read_text(encoding="utf-8"))
-    name = document["experiment"]
+    known = find_experiment(document["experiment"])
+    if not isinstance(known, TrainingExperiment):
+        raise RunError(f"{path / ASKED}: {known.name} trains nothing, so there is nothing to go on with")
     where = resolve_device(device or document["device"])
-    session = Session(name, path, document["asked"], document.get("variant"), where, shown)
-    return _carry_out(_find(name, f"{path / ASKED}: "), session)
+    return known.carry_out(Session(known.name, path, document["asked"], document.get("variant"), where, shown))
 
 
 def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:
@@ -268,21 +287,6 @@ def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:
         if name in known.stages and name not in trained:
             raise ConfigError(f"'{name}': no such stage is trained here; there is {', '.join(sorted(trained))}")
     return plan
-
-
-def _carry_out(known: TrainingExperiment, session: Session) -> dict[str, Any]:
-    """Trains what the experiment plans, measures it, and writes results and page."""
-    require_matplotlib()  # an error about a missing library comes before minutes of training
-    began = time.perf_counter()
-    plan = plan_trainings(known, session)
-    runs = {one.title: session.train(one.recipe, one.folder, one.title) for one in plan.trainings}
-    results = known.measure(session, plan, runs)
-    # Of an experiment that was resumed, the trainings alone may have taken longer than this session.
-    trained = sum(read_log(run).seconds for run in runs.values())
-    results["seconds"] = round(max(time.perf_counter() - began, trained), 1)
-    session.write(results)
-    known.page(results).write(session.out / REPORT)
-    return results
 
 
 class TrainingLog(NamedTuple):
@@ -309,7 +313,7 @@ def read_log(run: Run) -> TrainingLog:
     return TrainingLog(curve, evaluations, steps, last.get("tokens", 0), last.get("seconds", 0.0))
 
 
-def read_overrides(name: str, known: TrainingExperiment, overrides: Sequence[str]) -> dict[str, Any]:
+def read_overrides(known: TrainingExperiment, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns overrides as nested tables, with absolute paths of files; an unknown section or stage is an error."""
     asked = recipes.parse(overrides)
     allowed = [*SECTIONS, *known.stages]
@@ -317,7 +321,7 @@ def read_overrides(name: str, known: TrainingExperiment, overrides: Sequence[str
         allowed.append(COMPARE)
     for key, tables in asked.items():
         if key not in allowed:
-            raise ConfigError(f"'{key}': no such section or stage in {name}.{did_you_mean(key, allowed)}")
+            raise ConfigError(f"'{key}': no such section or stage in {known.name}.{did_you_mean(key, allowed)}")
         for inner, table in tables.items() if key in known.stages else ():
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{key}.{inner} = {table!r}: expected a section too, e.g. {key}.train.lr=3e-4")
@@ -338,9 +342,3 @@ def _with_absolute_paths(asked: dict[str, Any], files: Sequence[str]) -> dict[st
             if isinstance(value, str) and value and not is_id:
                 paths.setdefault(section, {})[key] = str(Path(value).resolve())
     return merge_tables(asked, paths)
-
-
-def _find(name: str, place: str) -> TrainingExperiment:
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"{place}no experiment '{name}'.{did_you_mean(name, EXPERIMENTS)}")
-    return EXPERIMENTS[name]

@@ -29,7 +29,7 @@ import torch
 
 from regard.devices import resolve_device
 from regard.errors import OptionError, RegardError, did_you_mean
-from regard.lab.experiment import Shown
+from regard.lab.base import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
 from regard.report.canvas import require_matplotlib

@@ -13,7 +13,7 @@ import torch
 
 from regard.config import ConfigError, Section
 from regard.errors import OptionError
-from regard.lab.experiment import EXPERIMENTS
+from regard.lab.base import EXPERIMENTS
 from regard.sweep.space import Choices, Parameter, Texts, check, combinations, read
 from regard.train import recipe as recipes
 from regard.train.optimizer import build_optimizer, lr_factor
@@ -71,8 +71,8 @@ def asked(
     seed: int | None = None,
 ) -> SweepConfig:
     """The settings of a sweep, every value checked against the recipe."""
-    if recipe in EXPERIMENTS and recipe not in recipes.recipe_names():
-        stages = [name for name in recipes.recipe_names() if name.startswith(f"{recipe}/")]
+    stages = [name for name in recipes.recipe_names() if name.startswith(f"{recipe}/")]
+    if recipe in EXPERIMENTS and stages and recipe not in recipes.recipe_names():
         raise ConfigError(f"{recipe} is an experiment of several trainings; sweep one of them: {', '.join(stages)}")
     if bool(grid) == bool(search):
         raise OptionError(

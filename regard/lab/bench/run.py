@@ -20,16 +20,19 @@ from regard.checking import check
 from regard.cost.timing import Run, in_turn
 from regard.devices import resolve_dtype
 from regard.errors import RegardError
-from regard.lab.base import Say, quartiles, versions
+from regard.lab.base import EXPERIMENTS, Experiment, Say, quartiles, versions
 from regard.lab.bench.config import PASSES, Race
 from regard.lab.bench.entrants import SPARE, Entrant, entrants, format_gib
 from regard.lab.bench.memory import free, peak
+from regard.lab.bench.page import bench_page
 from regard.lab.bench.results import Absence, RaceDevice, RaceResults, RaceRow, RowWork
 from regard.laws import Subject
 from regard.mechanisms import Cost
 from regard.shapes import Size
 
 __all__ = ["PASSES", "Race", "race"]
+
+EXPERIMENTS.put("bench", Experiment("bench", "A race of mechanisms.", bench_page, command="regard bench"))
 
 
 class ReadyRun(NamedTuple):

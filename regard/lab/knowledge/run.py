@@ -79,7 +79,8 @@ def _sets(files: KnowledgeFiles) -> dict[str, list[Question]]:
 @experiment("knowledge", plan, knowledge_page, stages=STAGES, files=("documents", "train", "dev", "test"))
 def measure(session: Session, plan: KnowledgePlan, runs: Mapping[str, Run]) -> dict[str, Any]:
     """What does a model know from reading? It is asked about people, without and with having read about them."""
-    return _results(session, plan.files, plan.sets, runs)
+    results = _results(session, plan.files, plan.sets, runs)
+    return results | {"outcome": _outcome(results)}
 
 
 def _results(
@@ -197,3 +198,17 @@ def _world(files: KnowledgeFiles, sets: Mapping[str, Sequence[Question]]) -> dic
         "example_documents": documents[:5],
         "example_questions": [[q.text, q.answer] for q in sets["train"][:5]],
     }
+
+
+def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the table that a terminal shows: right answers on each set whose answers are known."""
+    rows = [*results["baselines"], *results["models"]]
+    counts = {key: row[key]["n"] for row in rows for key in ("dev", "test") if row.get(key)}
+    cells = [[row["name"], *(_accuracy_cell(row.get(key)) for key in counts)] for row in rows]
+    return {"columns": ["right answers", *(f"{key}, n = {n}" for key, n in counts.items())], "rows": cells}
+
+
+def _accuracy_cell(score: Mapping[str, Any] | None) -> str:
+    if not score:
+        return "–"
+    return f"{score['accuracy']:6.1%}  [{score['low']:.1%}, {score['high']:.1%}]"
