@@ -11,9 +11,9 @@ from scipy import stats
 from regard.data import Bytes, Characters
 from regard.errors import LengthError, RegardError
 from regard.generate import PromptError, Settings, generate, padded, probabilities, stream
-from regard.generate.rows import Rows
-from regard.generate.sampling import penalised
-from regard.generate.text import Writer
+from regard.generate.sampler import Sampler
+from regard.generate.sampling import penalize_repetition
+from regard.generate.text import OutputText
 from regard.mechanisms import mechanisms
 from regard.models import GPT, ConfigError, Encoder, Seq2Seq
 
@@ -104,7 +104,7 @@ SETTINGS = [
 @pytest.mark.parametrize("chosen", SETTINGS)
 def test_draws_follow_their_distribution(chosen: dict[str, Any]) -> None:
     draws, settings = 20_000, Settings(**chosen, max_tokens=1)
-    rows = Rows(settings, [1] * draws, list(range(draws)), 11, None, frozenset(), None, torch.device("cpu"))
+    rows = Sampler(settings, [1] * draws, list(range(draws)), 11, None, frozenset(), None, torch.device("cpu"))
     tokens, _ = rows.step(LOGITS.expand(draws, -1))
     counts = torch.bincount(tokens, minlength=10).double()
     expected = probabilities(LOGITS[None], settings)[0] * draws
@@ -137,7 +137,9 @@ def test_distributions_are_their_definitions() -> None:
     torch.testing.assert_close(of(top_p=1e-9), only([0]), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(of(min_p=0.2), only((p >= 0.2 * p.max()).nonzero()[:, 0].tolist()), rtol=1e-6, atol=1e-9)
     seen = torch.tensor([[True, False, True]])
-    torch.testing.assert_close(penalised(torch.tensor([[2.0, 3.0, -1.0]]), seen, 2.0), torch.tensor([[1.0, 3.0, -2.0]]))
+    torch.testing.assert_close(
+        penalize_repetition(torch.tensor([[2.0, 3.0, -1.0]]), seen, 2.0), torch.tensor([[1.0, 3.0, -2.0]])
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -280,13 +282,13 @@ def test_a_stream_is_the_text_in_whole_characters(stops: tuple[str, ...]) -> Non
 
 
 def test_a_writer_holds_back_what_may_begin_a_stop() -> None:
-    writer = Writer(Characters.of("abcd"), ["abd", "cc"])
+    writer = OutputText(Characters.of("abcd"), ["abd", "cc"])
     given = []
     for token in [0, 1, 2, 0, 1, 0, 1, 3]:
         writer.push(token)
-        given.append(writer.news())
+        given.append(writer.take_new())
     assert given == ["", "", "ab", "c", "", "ab", "", ""]
-    assert writer.stopped and writer.text == "abcab" and writer.news(final=True) == ""
+    assert writer.stopped and writer.text == "abcab" and writer.take_new(final=True) == ""
 
 
 def test_a_sliding_window_goes_on_for_ever() -> None:

@@ -3,7 +3,8 @@
 `regard.generate(model, prompt, …)` is short for `regard.generate.generate`.
 """
 
-from regard.generate.decode import PromptError, generate, padded, stream
+from regard.generate.decode import generate, stream
+from regard.generate.prompts import PromptError, padded
 from regard.generate.sampling import draw, probabilities
 from regard.generate.settings import Choice, Result, Settings
 from regard.packages import make_callable

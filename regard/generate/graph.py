@@ -15,86 +15,94 @@ from regard.models import Decoder
 from regard.models.stack import StackState
 
 ROOM = 256  # states are given room in steps of so many tokens, so that a graph serves prompts of similar length
-_LAST: WeakKeyDictionary[Decoder[Any], GraphStep] = WeakKeyDictionary()
+_LAST: WeakKeyDictionary[Decoder[Any], DecodingGraph] = WeakKeyDictionary()
 
 
-def graph_step(model: Decoder[Any], state: StackState) -> GraphStep:
-    """A step for the rows of `state`: the model's last graph where it fits, else a new one."""
-    kept = _LAST.get(model)
-    if kept is not None and kept.fits == _signature(model, _fixed(state, model.limit)):
-        kept.take(state)
-        return kept
+def get_graph(model: Decoder[Any], state: StackState) -> DecodingGraph:
+    """Returns a graph for the rows of `state`: the model's last one where it fits, else a new one."""
+    last = _LAST.get(model)
+    if last is not None and last.signature == _signature(model, _fix_shapes(state, model.limit)):
+        last.load_state(state)
+        return last
     _LAST.pop(model, None)  # its memory is free before more is taken
-    _LAST[model] = made = GraphStep(model, state)
-    return made
+    graph = DecodingGraph(model, state)
+    _LAST[model] = graph
+    return graph
 
 
-def roomy(tokens: int) -> int:
-    """Tokens rounded up to the next step of room."""
+def round_up(tokens: int) -> int:
+    """Returns the number of tokens rounded up to the next step of room."""
     return -(-tokens // ROOM) * ROOM
 
 
-class GraphStep:
+class DecodingGraph:
     """A step of `model` for the rows of `state`, whose buffers it takes over. Call it with the next tokens."""
 
     def __init__(self, model: Decoder[Any], state: StackState) -> None:
         self.limit = model.limit
-        self.state = _fixed(state, self.limit)
-        self.fits = _signature(model, self.state)
+        self.state = _fix_shapes(state, self.limit)
+        self.signature = _signature(model, self.state)
         self.tokens = torch.zeros(state.tokens.shape[0], 1, dtype=torch.long, device=state.tokens.device)
+        # A capture must not build kernels or set up libraries, so that one step is run before, on another stream as
+        # PyTorch asks. It writes only the slot that comes next.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # builds kernels and sets up libraries; writes only the slot that comes next
+        with torch.cuda.stream(stream):
             model.extend(self.tokens, self.state, last=True)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.logits, after = model.extend(self.tokens, self.state, last=True)
-            _copy(after, self.state)
+            _copy_state(after, self.state)
 
     def __call__(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B 1 N"]:
-        """Logits after one more token of each row; valid until the next call."""
+        """Returns logits after one more token of each row; valid until the next call."""
         self.tokens.copy_(tokens[:, None])
         self.graph.replay()
         return self.logits
 
-    def take(self, state: StackState) -> None:
+    def load_state(self, state: StackState) -> None:
         """Goes on from another state of the same shapes."""
-        _copy(_fixed(state, self.limit), self.state)
+        _copy_state(_fix_shapes(state, self.limit), self.state)
 
 
-def _fixed(state: StackState, limit: int | None) -> StackState:
-    """The state with shapes that no longer change: all of its room is attended to, as far as each row is filled."""
-    rooms = [kept.own.v.shape[2] for kept in state.layers if isinstance(kept.own, Cache)]
+def _fix_shapes(state: StackState, limit: int | None) -> StackState:
+    """Returns the state with shapes that no longer change: all of its room is attended to, as far as a row is full."""
+    rooms = [layer.own.v.shape[2] for layer in state.layers if isinstance(layer.own, Cache)]
     reach = min([*rooms, limit or 1 << 30])
 
     def fix(own: Any) -> Any:
         own = own._replace(tokens=state.tokens)  # one tensor counts for all layers
-        return own._replace(used=reach - 1, even=False) if isinstance(own, Cache) else own
+        if isinstance(own, Cache):
+            own = own._replace(used=reach - 1, even=False)
+        return own
 
-    layers = tuple(kept._replace(own=fix(kept.own)) for kept in state.layers)
+    layers = tuple(layer._replace(own=fix(layer.own)) for layer in state.layers)
     return state._replace(layers=layers, used=reach - 1, even=False)
 
 
 def _leaves(state: StackState) -> Iterator[Any]:
+    """Yields all tensors and numbers of a state, always in one order."""
     yield state.tokens
-    for kept in state.layers:
-        yield from kept.own
-        yield from kept.other or ()
+    for layer in state.layers:
+        yield from layer.own
+        yield from layer.other or ()
 
 
-def _copy(new: StackState, old: StackState) -> None:
-    """Writes a state into the buffers of another."""
+def _copy_state(source: StackState, target: StackState) -> None:
+    """Writes a state into the buffers of another; those that they share, or that occur twice, are left as they are."""
     done: set[int] = set()
-    for a, b in zip(_leaves(new), _leaves(old), strict=True):
-        if isinstance(b, Tensor) and b.data_ptr() not in done | {a.data_ptr()}:
-            b.copy_(a)
-            done.add(b.data_ptr())
+    for new, old in zip(_leaves(source), _leaves(target), strict=True):
+        if isinstance(old, Tensor) and old.data_ptr() not in done | {new.data_ptr()}:
+            old.copy_(new)
+            done.add(old.data_ptr())
 
 
 def _signature(model: Decoder[Any], state: StackState) -> tuple[Any, ...]:
-    """All that a graph has built in: shapes and lengths, where the weights are, and which kernels were chosen."""
+    """Returns all that a graph has built in: shapes and lengths, where the weights are, which kernels were chosen."""
     shapes = (x.shape if isinstance(x, Tensor) else x for x in _leaves(state))
-    chosen = (m.use for m in model.modules() if isinstance(m, Mechanism))
-    tables = [x.data_ptr() for x in model.stack.positions.tables]  # replaced when they grow
-    return (*shapes, *(p.data_ptr() for p in model.parameters()), *tables, *chosen)
+    weights = (p.data_ptr() for p in model.parameters())
+    kernels = (m.use for m in model.modules() if isinstance(m, Mechanism))
+    # Tables of positions are no parameters, and are replaced when they grow.
+    tables = (x.data_ptr() for x in model.stack.positions.tables)
+    return (*shapes, *weights, *tables, *kernels)

@@ -16,18 +16,20 @@ from regard.shapes import upcast_half
 def candidates(
     logits: Float[Tensor, "B N"], settings: Settings
 ) -> tuple[Float[Tensor, "B C"], Int[Tensor, "B C"] | None]:
-    """Logits of the tokens that may be drawn, −inf for none of them, and which tokens they are; None: all, in order.
+    """Returns logits of the tokens that may be drawn, −inf for none of them, and which tokens they are; None: all.
 
     The temperature comes first, then top_k, top_p, min_p, each on the distribution that the one before left.
     """
     ids = None
     if settings.temperature is not None:
-        logits = upcast_half(logits) / settings.temperature  # float16 ends at 65,504
+        # A quotient by a low temperature overflows float16, which ends at 65,504.
+        logits = upcast_half(logits) / settings.temperature
     if settings.top_k is not None or settings.top_p is not None:
         N = logits.shape[-1]
         logits, ids = logits.topk(min(settings.top_k or N, N), -1)  # in falling order
     if settings.top_p is not None and settings.top_p < 1:
         p = logits.double().softmax(-1)
+        # A token is left out where those before it reach top_p already; the likeliest never is.
         before = p.cumsum(-1) - p
         logits = logits.masked_fill(before >= settings.top_p, -math.inf)
     if settings.min_p is not None:
@@ -36,26 +38,36 @@ def candidates(
 
 
 def probabilities(logits: Float[Tensor, "B N"], settings: Settings) -> Float[Tensor, "B N"]:
-    """The distribution that a token is drawn from, in float64."""
+    """Returns the distribution that a token is drawn from, in float64."""
     kept, ids = candidates(logits, settings)
     p = kept.double().softmax(-1)
-    return p if ids is None else torch.zeros_like(logits, dtype=p.dtype).scatter(-1, ids, p)
+    if ids is None:
+        return p
+    return torch.zeros_like(logits, dtype=p.dtype).scatter(-1, ids, p)
 
 
 def draw(logits: Float[Tensor, "B N"], settings: Settings, u: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """The token at which the running sum of the probabilities passes u, uniform in [0, 1)."""
+    """Returns the token at which the running sum of the probabilities passes u, uniform in [0, 1)."""
     kept, ids = candidates(logits, settings)
     sums = kept.double().softmax(-1).cumsum(-1)
-    at = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True).clamp(max=kept.shape[-1] - 1)
-    return (at if ids is None else ids.gather(-1, at))[:, 0]
+    # Scaled by the last sum, which rounding may leave below 1: a token of probability 0 at the end is not drawn.
+    places = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True).clamp(max=kept.shape[-1] - 1)
+    if ids is not None:
+        places = ids.gather(-1, places)
+    return places[:, 0]
 
 
-def penalised(logits: Float[Tensor, "B N"], seen: Bool[Tensor, "B N"], penalty: float) -> Float[Tensor, "B N"]:
-    """Logits of tokens that have occurred, divided by the penalty where positive and multiplied where negative."""
+def penalize_repetition(
+    logits: Float[Tensor, "B N"], seen: Bool[Tensor, "B N"], penalty: float
+) -> Float[Tensor, "B N"]:
+    """Returns the logits with those of tokens that have occurred made smaller.
+
+    They are divided by the penalty where positive and multiplied where negative.
+    """
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def uniforms(seed: int, streams: list[int], count: int) -> Float[Tensor, "B count"]:
-    """Numbers in [0, 1), each row from a generator of its own: a row draws the same alone and in any batch."""
+    """Returns numbers in [0, 1), each row from a generator of its own: a row draws the same alone and in any batch."""
     rows = [numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence((seed, n)))) for n in streams]
     return torch.from_numpy(numpy.stack([row.random(count) for row in rows]))

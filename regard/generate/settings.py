@@ -67,18 +67,24 @@ class Settings(Section):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn at random."""
+        """Returns whether tokens are drawn at random."""
         return any(x is not None for x in (self.temperature, self.top_k, self.top_p, self.min_p))
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else self.stop
+        """Returns the stop texts, however many were given."""
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        return self.stop
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One output. `score` is log p of its tokens, a stop token included (of beams: over lengthᵃ); `ended` says why:
-    "stop", "max" (as many tokens as asked for) or "full" (the model takes no more)."""
+    """One output.
+
+    `score` is log p of its tokens, a stop token included (of beams: over lengthᵃ). `ended` says why: "stop", "max" (as
+    many tokens as asked for) or "full" (the model takes no more).
+    """
 
     text: str | None
     tokens: list[int]
@@ -94,7 +100,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The text, without the prompt."""
+        """Returns the text, without the prompt."""
         if self.choices[0].text is None:
             raise ConfigError("no text without a tokenizer: set model.tokenizer, or take the tokens")
         return self.choices[0].text
@@ -108,4 +114,6 @@ class Result:
         return self.choices[0].score
 
     def __str__(self) -> str:
-        return self.text if self.choices[0].text is not None else str(self.tokens)
+        if self.choices[0].text is None:
+            return str(self.tokens)
+        return self.text

@@ -7,36 +7,45 @@ from collections.abc import Sequence
 from regard.data.tokenizers import Tokenizer
 
 
-class Writer:
+class OutputText:
     """The text of one output. What might turn out to begin a stop text is held back until that is known."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-        self.pieces, self.stops = tokenizer.pieces(), stops
-        self.text, self.stopped = "", False
-        self._given = 0
+        self.pieces = tokenizer.pieces()
+        self.stops = stops
+        self.text = ""
+        self.stopped = False
+        self._emitted = 0  # characters
 
     def push(self, token: int) -> bool:
-        """Takes a token; says whether a stop text is complete."""
-        return self._add(self.pieces.push(token))
+        """Takes a token; returns whether a stop text is complete."""
+        return self._append(self.pieces.push(token))
 
     def finish(self) -> bool:
-        """Takes what was held back in the middle of a character; says whether that completed a stop text."""
-        return self.stopped or self._add(self.pieces.finish())
+        """Takes what was held back in the middle of a character; returns whether that completed a stop text."""
+        return self.stopped or self._append(self.pieces.finish())
 
-    def _add(self, piece: str) -> bool:
-        start = max(0, len(self.text) - max((len(s) - 1 for s in self.stops), default=0))
+    def _append(self, piece: str) -> bool:
+        # Only a stop text that ends in the new piece can be new.
+        longest = max(map(len, self.stops), default=1)
+        start = max(0, len(self.text) - (longest - 1))
         self.text += piece
-        found = [at for at in (self.text.find(s, start) for s in self.stops) if at >= 0]
-        if found:
-            self.text, self.stopped = self.text[: min(found)], True
+        matches = [place for place in (self.text.find(stop, start) for stop in self.stops) if place >= 0]
+        if matches:
+            self.text = self.text[: min(matches)]
+            self.stopped = True
         return self.stopped
 
-    def news(self, final: bool = False) -> str:
-        """Text not given out before, that no stop text can take back."""
+    def take_new(self, final: bool = False) -> str:
+        """Returns text not given out before, that no stop text can take back."""
         end = len(self.text)
         if not final and not self.stopped:
-            begun = (n for s in self.stops for n in range(min(len(s) - 1, end), 0, -1) if self.text.endswith(s[:n]))
-            end -= max(begun, default=0)
-        new = self.text[self._given : end]
-        self._given = max(self._given, end)
+            end -= self._open_stop()
+        new = self.text[self._emitted : end]
+        self._emitted = max(self._emitted, end)
         return new
+
+    def _open_stop(self) -> int:
+        """Returns how many characters at the end may be the beginning of a stop text."""
+        beginnings = (stop[:n] for stop in self.stops for n in range(1, len(stop)))
+        return max((len(begun) for begun in beginnings if self.text.endswith(begun)), default=0)
