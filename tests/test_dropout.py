@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import regard
 from regard.kernels import plain
 from regard.kernels.dropout import attention as dropout_attention
-from regard.kernels.dropout.mask import Share, dropout
+from regard.kernels.dropout.mask import DropRate, dropout
 from regard.mechanisms import RandomSynthesizer, Softmax, fitted
 from regard.shapes import Mask, Size
 
@@ -24,7 +24,7 @@ def seeded(run, *args, seed=0):
 
 @given(st.floats(0, 1, exclude_max=True))
 def test_the_share_is_exact_to_16_bits_and_something_is_kept(p):
-    share = Share(p)
+    share = DropRate(p)
     assert share.kept > 0
     assert abs(1 - p - share.kept) <= 2**-16
     dropped = sum(bits < share.first_kept for bits in range(-(2**15), 2**15))
@@ -36,7 +36,7 @@ def test_kept_elements_are_scaled_and_the_mean_stays(dtype):
     x, n = torch.randn(301, 1009, dtype=dtype), 301 * 1009
     out = seeded(dropout, x, 0.1)
     kept = out != 0
-    share = Share(0.1).kept
+    share = DropRate(0.1).kept
     torch.testing.assert_close(out[kept], x[kept] / share, rtol=1e-6, atol=0)
     assert abs(kept.double().mean() - share) < 5 * (share * (1 - share) / n) ** 0.5
     beside = (kept[:, 1:] & kept[:, :-1]).double().mean()  # neighbours are independent
@@ -99,7 +99,7 @@ def test_attention_is_weights_times_the_drawn_mask(name, groups, at_a_time, monk
     weights = softmax.weights(q, k, mask)
     seen = weights > 0
     factor = torch.where(seen, used / weights, 0.0).detach()
-    share = Share(P).kept
+    share = DropRate(P).kept
     assert bool(((factor == 0) | ((factor - 1 / share).abs() < 1e-9)).all())
     assert abs((factor == 0)[seen].double().mean() - P) < 5 * (P * (1 - P) / seen.sum()) ** 0.5
     want = (weights * factor) @ v.repeat_interleave(4 // groups, 1)

@@ -17,22 +17,24 @@ _N = TypeVar("_N", bound=nn.Module)
 def kernel(
     cls: type[Mechanism], face: str, *, name: str, when: Callable[..., str | None], device: str = "", limits: str = ""
 ) -> Callable[[_F], _F]:
-    """Registers a function as the fast twin of a face ("forward" or "extend") of exactly this class.
+    """Returns a decorator that registers a function as the fast twin of a face of exactly this class.
 
-    `when` takes the arguments of the kernel and returns None where it can run, or the reason why not. `device` is the
-    only kind of device that it is for; `limits` says up to which sizes, for people.
+    The face is "forward" or "extend". `when` takes the arguments of the kernel and returns None where it can run, or
+    the reason why not. `device` is the only kind of device that it is for; `limits` says up to which sizes, for people.
     """
 
-    def add(run: _F) -> _F:
+    def register(run: _F) -> _F:
         cls.kernels.add_kernel(face, Kernel(name, run, when, device, limits))
         return run
 
-    return add
+    return register
 
 
 def registered(cls: type[Mechanism]) -> dict[str, list[Kernel]]:
-    """The kernels of each face, "parallel" and "recurrent". A pairwise mechanism decodes with its parallel kernel over
-    the cache where no other is for decoding."""
+    """Returns the kernels of each face, "parallel" and "recurrent".
+
+    A pairwise mechanism decodes with its parallel kernel over the cache where no other is for decoding.
+    """
     forward = cls.kernels.for_face("forward")
     recurrent = cls.kernels.for_face("extend")
     if issubclass(cls, Pairwise):
@@ -42,25 +44,28 @@ def registered(cls: type[Mechanism]) -> dict[str, list[Kernel]]:
 
 
 def runs_here(kernel: Kernel) -> bool:
-    """Whether this machine has the device that a kernel is for."""
+    """Returns whether this machine has the device that a kernel is for."""
     return kernel.device != "cuda" or torch.cuda.is_available()
 
 
 def plain(model: _N) -> _N:
-    """Every mechanism in the model runs its reference in plain PyTorch."""
-    return _choose(model, "plain")
+    """Makes every mechanism in the model run its reference in plain PyTorch, and returns the model."""
+    return _set_use(model, "plain")
 
 
 def fast(model: _N, name: str = "auto") -> _N:
-    """Every mechanism picks its kernel, or the named one, which is then an error where it cannot run."""
+    """Makes every mechanism in the model choose its kernel, or run the named one, and returns the model.
+
+    A named kernel is an error at once where a mechanism does not have it, and at each call that it cannot run.
+    """
     if name == "auto":
-        return _choose(model, name)
+        return _set_use(model, name)
     for mechanism in _mechanisms(model):
         mechanism.kernels.find(name)
-    return _choose(model, name)
+    return _set_use(model, name)
 
 
-def _choose(model: _N, use: str) -> _N:
+def _set_use(model: _N, use: str) -> _N:
     for mechanism in _mechanisms(model):
         mechanism.use = use
     return model

@@ -19,79 +19,108 @@ from regard.shapes import Mask
 
 
 def _when(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask) -> str | None:
-    return "the fused call has no softcap" if mask.softcap is not None else None
+    """Returns why the kernel cannot run, or None."""
+    if mask.softcap is not None:
+        return "the fused call has no softcap"
+    return None
 
 
 @kernel(Softmax, "forward", name="sdpa", when=_when)
 def softmax(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    return fused(mechanism, q, mask.zero_hidden(k), v, mask, mechanism.score_scale(q.shape[-1]))
+    """Returns softmax attention by one fused call."""
+    return fused_attention(mechanism, q, mask.zero_hidden(k), v, mask, mechanism.score_scale(q.shape[-1]))
 
 
 @kernel(Synthesizer, "forward", name="sdpa", when=_when)
 def synthesizer(mechanism: Synthesizer, q: Tensor, k: Tensor | None, v: Tensor, mask: Mask) -> Tensor:
-    dtype, v = v.dtype, _precise(v)
-    queries, keys = (x.to(v.dtype) for x in mechanism.as_softmax(q, mask))
-    return fused(mechanism, *_same_width(queries, keys, v, mask), mask, 1.0)[..., : v.shape[-1]].to(dtype)
+    """Returns the synthesizer's output as softmax attention of [ReLU(q), 1] to its learned keys."""
+    queries, keys = mechanism.as_softmax(q, mask)
+    return _fused_at_scale_one(mechanism, queries, keys, v, mask)
 
 
 @kernel(RandomSynthesizer, "forward", name="sdpa", when=_when)
 def random_synthesizer(
     mechanism: RandomSynthesizer, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask
 ) -> Tensor:
-    dtype, v = v.dtype, _precise(v)
+    """Returns the output for scores R: its two factors are queries and keys, or all of R is a bias."""
+    B = v.shape[0]
     if mechanism.right is not None:
-        left, right = (x.expand(v.shape[0], -1, -1, -1).to(v.dtype) for x in mechanism.factors(mask, q))
-        return fused(mechanism, *_same_width(left, right, v, mask), mask, 1.0)[..., : v.shape[-1]].to(dtype)
-    # All of the score is a bias; a query and key of zeros leave it as it is.
-    bias = mechanism.scores(mask, q).to(v.dtype)
+        left, right = mechanism.factors(mask, q)
+        return _fused_at_scale_one(mechanism, left.expand(B, -1, -1, -1), right.expand(B, -1, -1, -1), v, mask)
+    bias = mechanism.scores(mask, q).to(_precise(v).dtype)
     if mask.bias is not None:
         bias = mask.but(slopes=None, relative=None).adjusted_scores(bias)  # these two are added with the rest below
-    B, H, T, S = v.shape[0], *bias.shape[1:]
-    q, k = v.new_zeros(B, H, T, 8), v.new_zeros(B, H, S, 8)
-    return fused(mechanism, *_same_width(q, k, v, mask), mask.but(bias=bias), 1.0)[..., : v.shape[-1]].to(dtype)
+    # A query and a key of zeros leave the bias as it is.
+    _, H, T, S = bias.shape
+    queries = bias.new_zeros(B, H, T, 8)
+    keys = bias.new_zeros(B, H, S, 8)
+    return _fused_at_scale_one(mechanism, queries, keys, v, mask.but(bias=bias))
+
+
+def _fused_at_scale_one(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Returns softmax(q·kᵀ + …) v for q [B,H,T,·], k [B,H,S,·] of another width than v [B,G,S,V], in v's dtype."""
+    precise = _precise(v)
+    padded = _pad_to_one_width(q.to(precise.dtype), k.to(precise.dtype), precise, mask)
+    return fused_attention(mechanism, *padded, mask, 1.0)[..., : v.shape[-1]].to(v.dtype)
 
 
 def _precise(v: Tensor) -> Tensor:
-    """Values in float32 or better on a CPU, whose fused call rounds the gradients of scores: too much where these are
-    learned numbers."""
-    return v.float() if v.device.type == "cpu" and v.dtype.itemsize < 4 else v
+    """Returns the values in float32 or better on a CPU.
+
+    Its fused call rounds the gradients of scores to the dtype of the values: too much where scores are learned numbers.
+    """
+    if v.device.type == "cpu" and v.dtype.itemsize < 4:
+        return v.float()
+    return v
 
 
-def fused(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    """scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
+def fused_attention(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    """Returns scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
     if q.dtype is torch.float16 and q.device.type == "cpu":  # where some CPUs sum products in float16 too
-        return fused(mechanism, q.float(), k.float(), v.float(), mask, scale).to(q.dtype)
-    T, S = q.shape[2], k.shape[2]
-    p = mechanism.dropout if mechanism.training else 0.0
-    ours = p > 0 and dropout_attention.suits(q, mask)
-    attention = dropout_attention.scaled_dot_product_attention if ours else functional.scaled_dot_product_attention
-    call: Callable[..., Tensor] = partial(
-        attention,
-        q,
-        k,
-        mask.zero_hidden(v),
-        dropout_p=p,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+        return fused_attention(mechanism, q.float(), k.float(), v.float(), mask, scale).to(q.dtype)
+    T = q.shape[2]
+    S = k.shape[2]
+    call = _fused_call(mechanism, q, k, mask.zero_hidden(v), mask, scale)
     simple = mask.visible is None and mask.window is None and mask.documents is None and mask.rows is None
+    # PyTorch's is_causal puts the queries first, regard puts them last: the same where T = S, or for one query.
     if simple and not mask.adjusts_scores and (not mask.causal or T in (1, S)):
         return call(is_causal=mask.causal and T > 1)
+    attn_mask, blind = _dense_mask(q, mask, T, S)
+    return call(attn_mask=attn_mask).masked_fill(blind, 0)
+
+
+def _fused_call(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+) -> Callable[..., Tensor]:
+    """Returns the fused function with everything but its mask: PyTorch's, or regard's where a CPU drops weights."""
+    p = 0.0
+    if mechanism.training:
+        p = mechanism.dropout
+    attention: Callable[..., Tensor] = functional.scaled_dot_product_attention
+    if p > 0 and dropout_attention.is_supported(q, mask):
+        attention = dropout_attention.scaled_dot_product_attention
+    return partial(attention, q, k, v, dropout_p=p, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _dense_mask(q: Tensor, mask: Mask, T: int, S: int) -> tuple[Tensor, Tensor]:
+    """Returns the mask as a tensor of what may be seen, or of what is added to scores, and the rows that see nothing.
+
+    Such a blind row sees everything instead, since a softmax over nothing is NaN; the caller sets it to zero.
+    """
     allowed = mask.allowed(T, S, q.device)
     if not mask.adjusts_scores and allowed is not None:
         blind = ~allowed.any(-1, keepdim=True)
-        added = allowed | blind
-    else:
-        heads = q.shape[1] if mask.depends_on_heads else 1
-        added = mask.adjusted_scores(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
-        added = added if allowed is None else added.masked_fill(~allowed, float("-inf"))
-        blind = added.amax(-1, keepdim=True) == float("-inf")
-        added = added.masked_fill(blind, 0)
-    return call(attn_mask=added).masked_fill(blind, 0)
+        return allowed | blind, blind
+    heads = q.shape[1] if mask.depends_on_heads else 1
+    added = mask.adjusted_scores(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
+    if allowed is not None:
+        added = added.masked_fill(~allowed, float("-inf"))
+    blind = added.amax(-1, keepdim=True) == float("-inf")
+    return added.masked_fill(blind, 0), blind
 
 
-def _same_width(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero-padded to one multiple of 8, which the flash kernels want; values repeated for each query head."""
+def _pad_to_one_width(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns q, k, v zero-padded to one multiple of 8, as the flash kernels want; each query head has its values."""
     width = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
     v = mask.zero_hidden(v).repeat_interleave(q.shape[1] // v.shape[1], 1)
     return tuple(functional.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))  # type: ignore[return-value]

@@ -16,8 +16,8 @@ from regard.mechanisms import Cache, Mechanism, Softmax
 from regard.mechanisms.pairwise import append_to_cache
 
 
-def plain_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | None) -> str | None:
-    """Why this is not one more visible token without rules; or None."""
+def refuse_special_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | None) -> str | None:
+    """Returns why this is more than one visible token without rules, or None."""
     if v.shape[2] != 1 or visible is not None:
         return "it takes one visible token at a time"
     if state.v.dtype != v.dtype:
@@ -32,7 +32,7 @@ def plain_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | 
 def _when(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> str | None:
-    """Why it cannot run, or None."""
+    """Returns why the kernel cannot run, or None."""
     if q.device.type != "cpu":
         return "it is for a CPU"
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -41,20 +41,27 @@ def _when(
         return "it takes rows equally long"
     if v.dtype not in (torch.float32, torch.float64):
         return "it is for float32 and float64"
-    return plain_step(mechanism, v, state, visible)
+    return refuse_special_step(mechanism, v, state, visible)
 
 
 @kernel(Softmax, "extend", name="whole-room", when=_when, device="cpu")
 def extend(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:
+    """Returns the attention of the new token [B,H,1,V], and the cache with it."""
     state = append_to_cache(state, k, v, None)
     assert state.k is not None
-    (B, G, room, K), used, H = state.k.shape, state.used, q.shape[1]
-    keys, values = state.k.view(B * G, room, K), state.v.view(B * G, room, -1)
-    if 2 * used < room:
-        room, keys, values = used, keys[:, :used], values[:, :used]
+    B, G, room, K = state.k.shape
+    H = q.shape[1]
+    keys = state.k.view(B * G, room, K)
+    values = state.v.view(B * G, room, -1)
+    if 2 * state.used < room:
+        room = state.used
+        keys = keys[:, :room]
+        values = values[:, :room]
+    # [B·G,H/G,K] @ [B·G,K,room]
     scores = torch.bmm((q * mechanism.score_scale(K)).reshape(B * G, H // G, K), keys.mT)
-    if used < room:
-        scores[:, :, used:] = -math.inf
+    if state.used < room:
+        scores[:, :, state.used :] = -math.inf
+    # [B·G,H/G,room] @ [B·G,room,V]
     return torch.bmm(scores.softmax(-1), values).view(B, H, 1, -1), state

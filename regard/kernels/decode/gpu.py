@@ -23,7 +23,7 @@ _WIDEST = 256
 def _when(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> str | None:
-    """Why it cannot run, or None."""
+    """Returns why the kernel cannot run, or None."""
     if not q.is_cuda or find_spec("triton") is None:
         return "it needs a CUDA device and triton"
     if q.shape[2] != 1 or visible is not None:
@@ -42,10 +42,12 @@ def _when(
 def extend(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:
+    """Returns the attention of the new token [B,H,1,V], and the cache with it."""
     from regard.kernels.decode.triton_decode import step
 
     state = grow_cache(state, state.used + 1)
     assert state.k is not None
-    scale = mechanism.score_scale(q.shape[-1])
-    out, tokens = step(q, k, v, state.k, state.v, state.tokens, state.used, scale)
+    out, tokens = step(
+        q, k, v, state.k, state.v, state.tokens, used=state.used, scale=mechanism.score_scale(q.shape[-1])
+    )
     return out, state._replace(tokens=tokens, used=state.used + 1)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from regard.kernels.decode.cpu import plain_step
+from regard.kernels.decode.cpu import refuse_special_step
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, RandomSynthesizer, Synthesizer
 from regard.mechanisms.pairwise import append_to_cache, mix
@@ -22,22 +23,25 @@ from regard.shapes import upcast_half
 def _when(
     mechanism: Positional, q: Tensor | None, k: Tensor | None, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> str | None:
-    """Why it cannot run, or None."""
+    """Returns why the kernel cannot run, or None."""
     if torch.is_grad_enabled():
         return "it has no gradient"
     if next(mechanism.parameters()).dtype != v.dtype:
         return "it takes values of the dtype in which it has learned"
-    return plain_step(mechanism, v, state, visible)
+    return refuse_special_step(mechanism, v, state, visible)
 
 
 @kernel(Synthesizer, "extend", name="in-place", when=_when)
 def synthesizer(
     mechanism: Synthesizer, q: Tensor, k: Tensor | None, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:
+    """Returns the output of the new token [B,H,1,V], and the cache with its value."""
     mechanism.check_queries(q, mechanism.width)
-    state = _written(mechanism, v, state)
-    keys, offset = mechanism.keys[:, : state.used], mechanism.offset[:, None, : state.used]
-    return _mixed(_product(q[:, :, 0].relu().transpose(0, 1), keys) + offset, state), state
+    state = _append_value(mechanism, v, state)
+    keys = mechanism.keys[:, : state.used]
+    offset = mechanism.offset[:, None, : state.used]
+    scores = _product(q[:, :, 0].relu().transpose(0, 1), keys) + offset
+    return _attend(scores, state), state
 
 
 @kernel(RandomSynthesizer, "extend", name="in-place", when=_when)
@@ -45,28 +49,34 @@ def random_synthesizer(
     mechanism: RandomSynthesizer, q: Tensor | None, k: Tensor | None, v: Tensor, state: Cache,
     visible: Tensor | None = None,
 ) -> tuple[Tensor, Cache]:  # fmt: skip
+    """Returns the output of the new token [B,H,1,V], and the cache with its value."""
     mechanism.check_queries(q)
-    state = _written(mechanism, v, state)
-    used, left, right = state.used, mechanism.left, mechanism.right
-    rows = left[:, used - 1 : used] if state.even else left.index_select(1, state.tokens - 1)
-    scores = upcast_half(rows[:, :, :used]) if right is None else _product(rows, right[:, :used])
-    return _mixed(scores.expand(-1, v.shape[0], -1), state), state
+    state = _append_value(mechanism, v, state)
+    rows = mechanism.left[:, state.used - 1 : state.used]  # [H,1,·]; where rows differ in length, each has its own
+    if not state.even:
+        rows = mechanism.left.index_select(1, state.tokens - 1)
+    if mechanism.right is None:
+        scores = upcast_half(rows[:, :, : state.used])
+    else:
+        scores = _product(rows, mechanism.right[:, : state.used])
+    return _attend(scores.expand(-1, v.shape[0], -1), state), state
 
 
-def _written(mechanism: Positional, v: Tensor, state: Cache) -> Cache:
+def _append_value(mechanism: Positional, v: Tensor, state: Cache) -> Cache:
+    """Returns the cache with the value of one more token, or raises where the mechanism has no score for it."""
     mechanism.check_length(state.used + 1)
     return append_to_cache(state, None, v, None)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a [H,B,K] times b [H,S,K], in float32 where they are in half precision."""
+def _product(a: Float[Tensor, "H B K"], b: Float[Tensor, "H S K"]) -> Float[Tensor, "H B S"]:
+    """Returns a·bᵀ of each head, in float32 where they are in half precision."""
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
         return torch.bmm(a, b.mT, out_dtype=torch.float32)
     return upcast_half(a) @ upcast_half(b).mT
 
 
-def _mixed(scores: Tensor, state: Cache) -> Tensor:
-    """softmax(scores [H,B,S]) over the values that each row has written so far."""
+def _attend(scores: Float[Tensor, "H B S"], state: Cache) -> Float[Tensor, "B H 1 V"]:
+    """Returns softmax(scores) over the values that each row has written so far."""
     values = state.v[:, :, : state.used]
     if not state.even:
         scores = scores.masked_fill(torch.arange(state.used, device=scores.device) >= state.tokens[:, None], -math.inf)

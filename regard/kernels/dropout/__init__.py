@@ -1,5 +1,5 @@
 """Dropout on a CPU: random bits in bulk, and attention with dropout."""
 
-from regard.kernels.dropout.mask import Share, Stream, dropout, suits
+from regard.kernels.dropout.mask import DropRate, RandomBits, draws_bits, dropout
 
-__all__ = ["Share", "Stream", "dropout", "suits"]
+__all__ = ["DropRate", "RandomBits", "draws_bits", "dropout"]

@@ -13,25 +13,28 @@ from torch import Tensor
 from torch.nn import functional
 
 _DTYPES = (torch.float32, torch.float64)
-_STEPS = 1 << 16  # what 16 bits can tell apart
+_STEPS = 1 << 16  # how many values 16 bits have
 
 
 def dropout(x: Float[Tensor, "*any"], p: float) -> Float[Tensor, "*any"]:
-    """x with a share p of its elements set to zero, and the rest divided by the share that is kept."""
-    if not suits(x):
+    """Returns x with a share p of its elements set to zero, and the rest divided by the share that is kept."""
+    if not draws_bits(x):
         return functional.dropout(x, p)
-    share = Share(p)
-    kept = Stream().bits(x.numel()).to(x.dtype).ge_(share.first_kept)
-    return x * kept.mul_(1 / share.kept).view(x.shape)
+    rate = DropRate(p)
+    mask = RandomBits().draw(x.numel()).to(x.dtype).ge_(rate.first_kept)
+    return x * mask.mul_(1 / rate.kept).view(x.shape)
 
 
-def suits(x: Tensor) -> bool:
-    """Whether the randomness of dropout on x is made here."""
+def draws_bits(x: Tensor) -> bool:
+    """Returns whether the randomness of dropout on x is drawn here, and not by PyTorch."""
     return x.device.type == "cpu" and x.dtype in _DTYPES and not torch.compiler.is_compiling()
 
 
-class Share:
-    """The share of elements to drop, as 16 bits have it: a number of bits is dropped where it is below `first_kept`."""
+class DropRate:
+    """The share of elements to drop, rounded to what 16 random bits can decide.
+
+    `kept` is the share that is kept. An element is kept where its bits, as a signed number, are at least `first_kept`.
+    """
 
     def __init__(self, p: float) -> None:
         dropped = min(round(p * _STEPS), _STEPS - 1)  # something is kept, however close to one p is
@@ -39,14 +42,14 @@ class Share:
         self.first_kept = dropped - _STEPS // 2
 
 
-class Stream:
-    """Random bits that depend on nothing but one draw from PyTorch's generator."""
+class RandomBits:
+    """Random bits that depend on nothing but one draw from PyTorch's generator, which is their seed."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed
-        self._words = np.random.SFC64(self.seed)
+    def __init__(self) -> None:
+        self._words = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
 
-    def bits(self, count: int) -> Int16[Tensor, " count"]:
-        """The next numbers, uniform from −2¹⁵ to 2¹⁵ − 1."""
+    def draw(self, count: int) -> Int16[Tensor, " count"]:
+        """Returns the next numbers, uniform from −2¹⁵ to 2¹⁵ − 1."""
+        # The generator gives words of 64 bits, which are four numbers each.
         words = self._words.random_raw(-(-count // 4))
         return torch.from_numpy(words.view(np.int16)[:count])

@@ -1,4 +1,4 @@
-"""x Wᵀ + b for a single row: what most of a decoding step at batch 1 is. Its time is that of reading W once."""
+"""x Wᵀ + b for a single row, as most of a decoding step at batch 1 is. Its time is that of reading W once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def linear(
     x: Float[Tensor, "... K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None = None
 ) -> Float[Tensor, "... N"]:
-    """PyTorch's linear, or a kernel of our own where x is one row on a GPU and no gradient is asked for."""
-    if not x.is_cuda or x.numel() != x.shape[-1] or not _suits(x, weight):
+    """Returns x Wᵀ + b by PyTorch, or by regard's kernel where x is one row on a GPU and no gradient is needed."""
+    if not x.is_cuda or x.numel() != x.shape[-1] or not _is_supported(x, weight):
         return functional.linear(x, weight, bias)
     from regard.kernels.matvec.triton_matvec import matvec
 
     return matvec(x, weight, bias)
 
 
-def _suits(x: Tensor, weight: Tensor) -> bool:
+def _is_supported(x: Tensor, weight: Tensor) -> bool:
+    """Returns whether the kernel takes these tensors here."""
     return (
         x.dtype == weight.dtype
         and x.dtype in _DTYPES
