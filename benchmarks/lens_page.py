@@ -34,7 +34,7 @@ from playwright.sync_api import Browser, Page, Route, sync_playwright
 import regard
 from regard.lens import Attended, Card, Recording, Trace
 from regard.lens.pages.page import write_page
-from regard.lens.recording.overview import overview
+from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import Softmax
 from regard.lens.trace.rules import Rules
 from regard.lens.trace.tokens import Tokens
@@ -79,7 +79,7 @@ def made(layers: int, heads: int, T: int, causal: bool) -> Trace:
         q, k, v = (torch.randn(heads, T, WIDTH, generator=draw) for _ in range(3))
         place = (layer, "decoder", "self", f"layers.{layer}", "softmax", 0, 0, heads, heads)
         one = Attended(*place, Softmax(WIDTH**-0.5), Rules(causal=causal), q=q * spread, k=k * spread, v=v)
-        overview(recording, one)
+        add_overview(recording, one)
         recording.attentions.append(one)
     return Trace([recording])
 

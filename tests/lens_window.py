@@ -12,8 +12,8 @@ import torch
 from regard import GPT
 from regard.data.tokenizers import Bytes
 from regard.lens import Attended, Card, Recording
-from regard.lens.recording.overview import overview
-from regard.lens.trace.formulas import Softmax
+from regard.lens.recording.overview import add_overview
+from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.rules import Rules
 from regard.lens.trace.tokens import Tokens
 
@@ -36,9 +36,9 @@ def drawn(T=6, H=2, *, words=None, text="", label="none", K=8, causal=True, soft
     card = Card(label, "Drawn", "regard", 0, 1, H, H, K * H, K, K, ("softmax",))
     made = Recording("text", card, [tokens], [])
     q, k, v = (2 * torch.randn(H, len(tokens), K, generator=draw) for _ in range(3))
-    how, tensors = Softmax(K**-0.5, softcap), {"q": q, "k": k, "v": v, **(more or {})}
+    how, tensors = SoftmaxFormula(K**-0.5, softcap), {"q": q, "k": k, "v": v, **(more or {})}
     one = Attended(0, "decoder", "self", "0", "softmax", 0, 0, H, H, how, Rules(causal), **tensors)
-    overview(made, one)
+    add_overview(made, one)
     made.attentions.append(one)
     return made
 

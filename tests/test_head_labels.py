@@ -14,18 +14,18 @@ from regard.data.tokenizers import Bytes, Characters, TextError
 from regard.errors import OptionError
 from regard.lens.heads.ablation import ablate
 from regard.lens.heads.annotations import Mentions, Parsed, read_conllu, read_mentions
-from regard.lens.heads.examine import default_texts, examine, repeated
+from regard.lens.heads.examine import default_texts, examine, repeated_tokens
 from regard.lens.heads.labels import MIXED, Score, _interval, chosen, label_heads
 from regard.lens.heads.linguistics import follow_mentions, follow_syntax
 from regard.lens.heads.redundancy import redundant
 from regard.lens.heads.scores import ABOUT
 from regard.lens.models import RecordableModel
-from regard.lens.recording.hub_models import described as card_of
-from regard.lens.recording.overview import overview
-from regard.lens.recording.regard_models import described
-from regard.lens.trace.arrays import packed
+from regard.lens.recording.hub_models import hub_card
+from regard.lens.recording.overview import add_overview
+from regard.lens.recording.regard_models import regard_card
+from regard.lens.trace.arrays import pack
 from regard.lens.trace.format import load
-from regard.lens.trace.formulas import Dense, Softmax
+from regard.lens.trace.formulas import Dense, SoftmaxFormula
 from regard.lens.trace.rules import Rules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording
@@ -76,11 +76,11 @@ def sequence(words=WORDS, seed=0):
 
 def mapped(weights, tokens, causal=False):
     """A recording of one attention with just these weights, [H,T,T]."""
-    tiles = [[packed(head, "f16")] for head in weights]
+    tiles = [[pack(head, "f16")] for head in weights]
     dense = Dense(weights.shape[1], tiles)
     a = Attended(0, "encoder", "self", "a", "softmax", 0, 0, len(weights), len(weights), dense, Rules(causal))
     made = Recording("text", CARD, [tokens], [a])
-    overview(made, a)
+    add_overview(made, a)
     return made
 
 
@@ -155,10 +155,10 @@ def test_rare_words():
 
 
 def vectors(q, k, tokens, causal=True):
-    a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), Softmax(1 / math.sqrt(q.shape[-1])))
+    a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), SoftmaxFormula(1 / math.sqrt(q.shape[-1])))
     a.rules, a.q, a.k = Rules(causal), q, k
     made = Recording("text", CARD, [tokens], [a])
-    overview(made, a)
+    add_overview(made, a)
     return made
 
 
@@ -228,9 +228,9 @@ def test_random_weights_are_not_labelled(cls, sharper, texts, allowed):
         model.tokenizer = Bytes()
         for block in model.stack.layers:
             block.attention.project.weight.data[:96] *= sharper  # queries and keys
-        subject = RecordableModel(model, model.tokenizer, described(model))
+        subject = RecordableModel(model, model.tokenizer, regard_card(model))
         recordings = [subject.read(text[:80]) for text in default_texts()[:texts]]
-        again = [subject.read(ids) for ids in repeated(subject, seed)[:2]]
+        again = [subject.read(ids) for ids in repeated_tokens(subject, seed)[:2]]
         labels = label_heads(recordings, again)
         labelled, total = labelled + sum(x.label != MIXED for x in labels), total + len(labels)
     assert total == 20 * 9 and labelled <= allowed * total
@@ -253,15 +253,15 @@ def test_a_model_trained_on_repetition_shows_its_induction_head():
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < 0.5
-    subject = RecordableModel(model.eval(), None, described(model))
-    ids = repeated(subject)
+    subject = RecordableModel(model.eval(), None, regard_card(model))
+    ids = repeated_tokens(subject)
     recordings = [subject.read(x) for x in ids]
     labels = label_heads(recordings, recordings)
     found = {(x.layer, x.label) for x in labels}
     assert {(0, "previous"), (1, "induction")} <= found
     torch.manual_seed(0)
     fresh = GPT(model.config)
-    twin = RecordableModel(fresh.eval(), None, described(fresh))
+    twin = RecordableModel(fresh.eval(), None, regard_card(fresh))
     again = [twin.read(x) for x in ids]
     assert {x.label for x in label_heads(again, again)} == {MIXED}
 
@@ -385,7 +385,7 @@ def subject_of(model, tokenizer=None):
     for p in model.parameters():
         p.data = torch.randn_like(p) * 0.2
     model.tokenizer = tokenizer or Bytes()
-    return RecordableModel(model.eval(), model.tokenizer, described(model))
+    return RecordableModel(model.eval(), model.tokenizer, regard_card(model))
 
 
 def test_removing_a_head_costs_what_its_output_was_worth():
@@ -411,7 +411,7 @@ def test_removing_a_head_of_a_hugging_face_model():
     )
     torch.manual_seed(0)
     model = transformers.BertModel(config).eval()
-    subject = RecordableModel(model, None, card_of(model))
+    subject = RecordableModel(model, None, hub_card(model))
     ids = list(range(5, 17))
     found = ablate(subject, [ids])
     cost = {(x["layer"], x["head"]): x["cost"] for x in found["heads"]}

@@ -22,7 +22,7 @@ from regard.data.files import DataError
 from regard.data.tokenizers import Bytes
 from regard.lens import Trace, record
 from regard.lens.pages.page import page, policy, write_page
-from regard.lens.recording.overview import overview
+from regard.lens.recording.overview import add_overview
 from regard.lens.trace.format import encode
 from regard.lens.trace.rules import Rules
 from regard.report.palette import SHADES
@@ -84,7 +84,7 @@ def test_arrays_of_few_and_of_many_bits(window, large):
     attended = one.attentions[0]
     attended.q[..., 0], attended.k[..., 0] = large, 5.0  # the same for all keys, so it moves no weight
     attended.n = None
-    overview(one, attended)
+    add_overview(one, attended)
     arrays = encode(Trace([one])).header["recordings"][0]["attentions"][0]["arrays"]
     assert arrays["q"][0]["type"] == arrays["k"][0]["type"] == "step"
     values, _, _ = window(Trace([one]), "view=head").cells()
@@ -253,7 +253,7 @@ def test_masks_name_the_reason(window):
     one = drawn(8, 1, visible=[0, 1, 1, 1, 1, 1, 1, 1])
     attended = one.attentions[0]
     attended.rules, attended.n = Rules(True, window=3), None
-    overview(one, attended)
+    add_overview(one, attended)
     shown = window(Trace([one]), "view=masks")
     values, _, _ = shown.cells()
     wanted = attended.rules.reasons(*one.read(attended), torch.arange(8))

@@ -13,7 +13,7 @@ from regard.hub import opening
 from regard.kernels import plain
 from regard.lens import Trace, attention_maps, encode, record
 from regard.lens.models import open_recordable
-from regard.lens.trace.tokens import read
+from regard.lens.trace.tokens import tokens_of
 from regard.mechanisms import Pairwise, mechanisms, register
 from regard.mechanisms.base import MECHANISMS
 from regard.mechanisms.pairwise import scores
@@ -194,18 +194,18 @@ def test_what_cannot_be_recorded_says_what_to_do():
 
 def test_tokens_stand_for_characters():
     text = "naïve 🐶<end>"
-    by_byte = read(Bytes(["<end>"]), Bytes(["<end>"]).encode(text), text)
+    by_byte = tokens_of(Bytes(["<end>"]), Bytes(["<end>"]).encode(text), text)
     assert [text[a:b] for a, b in zip(by_byte.starts, by_byte.ends, strict=True)] == [
         *("n", "a", "ï", "ï", "v", "e", " ", "🐶", "🐶", "🐶", "🐶", "<end>")
     ]
     assert by_byte.special == [0] * 11 + [1] and by_byte.tokens[-1] == "<end>"
     letters = Characters.of("abc ")
-    assert read(letters, letters.encode("ab c"), "ab c").words == [0, 0, -1, 1]
+    assert tokens_of(letters, letters.encode("ab c"), "ab c").words == [0, 0, -1, 1]
     pytest.importorskip("tokenizers")
     bpe = BPE.train(["the dog and the cat"] * 3, 280)
-    by_bpe = read(bpe, bpe.encode("the dög"), "the dög")
+    by_bpe = tokens_of(bpe, bpe.encode("the dög"), "the dög")
     assert by_bpe.ends[-1] == 7 and by_bpe.starts[0] == 0 and set(by_bpe.words) == {0, -1, 1}
-    assert read(None, [5, 6]).tokens == ["5", "6"]
+    assert tokens_of(None, [5, 6]).tokens == ["5", "6"]
 
 
 BASE = {

@@ -22,8 +22,8 @@ from regard.lens import decode, record
 from regard.lens.models import RecordableModel
 from regard.lens.pages import server
 from regard.lens.pages.live import steps
-from regard.lens.pages.server import Desk, ServeError, create
-from regard.lens.recording.regard_models import described
+from regard.lens.pages.server import ModelServer, ServeError, create
+from regard.lens.recording.regard_models import regard_card
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
@@ -36,7 +36,7 @@ def subject(mechanism="softmax", **changes):
     torch.manual_seed(0)
     model = GPT.preset("nano", vocabulary=256, length=256, mechanism=mechanism, **changes)
     model.tokenizer = Bytes()
-    return RecordableModel(model, model.tokenizer, described(model, "</title><b>small"))
+    return RecordableModel(model, model.tokenizer, regard_card(model, "</title><b>small"))
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def running(desk):
 
 @pytest.fixture(scope="module")
 def desk():
-    return Desk(subject())
+    return ModelServer(subject())
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +114,9 @@ def test_steps_of_a_hugging_face_model_are_those_of_its_eager_attention():
         num_key_value_heads=2, max_position_embeddings=64, attn_implementation="eager", eos_token_id=98,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    from regard.lens.recording.hub_models import described as described_foreign
+    from regard.lens.recording.hub_models import hub_card
 
-    who = RecordableModel(model, None, described_foreign(model, "tiny", False))
+    who = RecordableModel(model, None, hub_card(model, "tiny", False))
     found = list(steps(who, [5, 6, 7], Settings(max_tokens=4)))
     whole = torch.tensor([[5, 6, 7, *(s.token for s in found)]])
     out = model(whole, output_attentions=True)
@@ -130,7 +130,7 @@ def test_what_cannot_be_continued_is_an_error():
     encoder = Encoder(vocabulary=256, width=24, layers=1, length=64, attention={"heads": 3})
     encoder.tokenizer = Bytes()
     with pytest.raises(OptionError, match="does not continue a text"):
-        steps(RecordableModel(encoder, encoder.tokenizer, described(encoder)), [1], Settings())
+        steps(RecordableModel(encoder, encoder.tokenizer, regard_card(encoder)), [1], Settings())
     with pytest.raises(OptionError, match="no tokens"):
         steps(subject(), [], Settings())
     with pytest.raises(OptionError, match="leave out beams"):
@@ -149,7 +149,7 @@ def test_an_encoder_decoder_reads_both_sides_and_does_not_write_on():
     torch.manual_seed(0)
     model = Seq2Seq.preset("nano", vocabulary=256)
     model.tokenizer = Bytes()
-    desk = Desk(RecordableModel(model, model.tokenizer, described(model, "both")))
+    desk = ModelServer(RecordableModel(model, model.tokenizer, regard_card(model, "both")))
     assert not desk.about()["generates"]
     read = decode(desk.record({"text": TEXT})).recordings[0]
     wanted = record(model, TEXT, target=TEXT).recordings[0]
@@ -168,7 +168,7 @@ def test_a_model_of_images_is_refused_at_once():
         main_input_name = "pixel_values"
 
     with pytest.raises(OptionError, match=r"reads no text but pixel_values: record it with regard\.record"):
-        Desk(RecordableModel(Looks(), None, subject().card))
+        ModelServer(RecordableModel(Looks(), None, subject().card))
 
 
 def test_a_stream_has_each_token_and_what_it_looked_at(port, desk):

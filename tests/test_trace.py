@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.lens import Trace, TraceError, decode, encode, load, record
-from regard.lens.recording.overview import SIDE, overview
-from regard.lens.trace.arrays import packed, stepped, unpacked
+from regard.lens.recording.overview import SIDE, add_overview
+from regard.lens.trace.arrays import pack, pack_steps, unpack
 from regard.lens.trace.format import to_bytes
-from regard.lens.trace.formulas import Softmax
-from regard.lens.trace.rules import Rules, recognised
+from regard.lens.trace.formulas import SoftmaxFormula
+from regard.lens.trace.rules import Rules, infer_rules
 from regard.lens.trace.tokens import Tokens, word_numbers
 from regard.lens.trace.trace import Attended, Card, Recording
 from regard.mechanisms import mechanisms
@@ -47,10 +47,10 @@ def tokens(n, name="text"):
 def made_up(q, k, v, causal=True, scale=None):
     """A recording of one softmax attention with these vectors."""
     sequence = tokens(q.shape[1])
-    formula = Softmax(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    formula = SoftmaxFormula(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), formula, Rules(causal), q=q, k=k, v=v)
     made = Recording("text", CARD, [sequence], [a])
-    overview(made, a)
+    add_overview(made, a)
     return made
 
 
@@ -178,7 +178,7 @@ def test_arrays_are_read_back(T, K, kind):
         x = x > 0
     elif kind[0] in "iu":
         x = torch.randint(0, 200, (T, K), generator=draw)
-    got = unpacked(packed(x, kind), kind, (T, K))
+    got = unpack(pack(x, kind), kind, (T, K))
     if kind == "step":
         size = x.square().mean(0).sqrt() if T else torch.ones(K)
         assert bool(((got - x).abs() <= size / 64 * 1.001 + 1e-6).all())
@@ -192,7 +192,7 @@ def test_steps_are_kept_exactly():
         x[3, 1] = 5 * most  # one that is far from all others
         step = torch.tensor([0.5, 0.25, 2.0, 1.0])
         assert torch.equal(
-            unpacked(stepped(x.clamp(max=1 << 22) * step, step), "step", (50, 4)), x.clamp(max=1 << 22) * step
+            unpack(pack_steps(x.clamp(max=1 << 22) * step, step), "step", (50, 4)), x.clamp(max=1 << 22) * step
         )
 
 
@@ -236,7 +236,7 @@ def test_a_newer_version_and_a_bomb_are_refused():
     with pytest.raises(TraceError, match="version 2"):
         decode(to_bytes(newer))
     with pytest.raises(TraceError, match="expected 16"):
-        unpacked(zlib.compress(bytes(1 << 24)), "f32", (4,))
+        unpack(zlib.compress(bytes(1 << 24)), "f32", (4,))
 
 
 def read_letters(text):
@@ -327,7 +327,7 @@ def test_rules_are_recognised_from_what_may_be_seen(T, causal, window, visible):
     sequence = Tokens("text", "", ["x"] * T, visible=seen)
     rules = Rules(causal, window)
     allowed = rules.seen(sequence, sequence, torch.arange(T))
-    found = recognised(allowed, sequence, sequence, crossing=False)
+    found = infer_rules(allowed, sequence, sequence, crossing=False)
     rows = sequence.seen.nonzero()[:, 0]
     assert torch.equal(found.seen(sequence, sequence, rows), allowed[rows])
     assert found.hidden is None
@@ -337,9 +337,9 @@ def test_chunks_are_recognised_and_odd_masks_are_kept_bit_by_bit():
     sequence = tokens(12)
     rows = torch.arange(12)
     chunked = Rules(causal=True, chunk=5)
-    assert recognised(chunked.seen(sequence, sequence, rows), sequence, sequence, False) == chunked
+    assert infer_rules(chunked.seen(sequence, sequence, rows), sequence, sequence, False) == chunked
     odd = torch.rand(12, 12, generator=torch.Generator().manual_seed(0)) > 0.5
-    found = recognised(odd, sequence, sequence, False)
+    found = infer_rules(odd, sequence, sequence, False)
     assert torch.equal(found.seen(sequence, sequence, rows), odd)
 
 

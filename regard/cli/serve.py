@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import HELP, label_heads
+from regard.cli.models import HELP
 from regard.cli.show import console
+from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
-from regard.lens.pages.server import Desk, required
+from regard.lens.pages.server import ModelServer, required
 from regard.lens.pages.server import serve as run
 from regard.lens.small_model import shipped, shipped_text
 
@@ -31,10 +32,10 @@ def serve(
     required()
     with console(stderr=True).status("loading"):
         subject = open_recordable(model or shipped(), device or "cpu", seed=seed, download=download)
-        found = label_heads(subject, seed) if labels else None
-    desk = Desk(subject, found) if model else Desk(subject, found, shipped_text())
+        found = default_labels(subject, seed) if labels else None
+    server = ModelServer(subject, found) if model else ModelServer(subject, found, shipped_text())
     with suppress(KeyboardInterrupt):  # the usual way to end it
-        run(desk, port, lambda address: _ready(address, subject.card.name))
+        run(server, port, lambda address: _ready(address, subject.card.name))
 
 
 def _ready(address: str, name: str) -> None:

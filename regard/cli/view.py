@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.models import HELP, label_heads
+from regard.cli.models import HELP
 from regard.cli.show import console
 from regard.errors import OptionError
 from regard.hub.opening import GGUF, RANDOM
 from regard.lens import Trace, encode, load
+from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
 from regard.lens.pages.page import write_page
 from regard.lens.small_model import shipped, shipped_text
@@ -58,7 +59,7 @@ def view(
                 raise OptionError(_no_text(name))
             subject = open_recordable(name, device or "cpu", seed=seed, download=download)
             trace = subject.record(text, text_b, **asked)
-            found = label_heads(subject, seed) if labels else None
+            found = default_labels(subject, seed) if labels else None
             for recording in trace.recordings:
                 recording.labels = found
         traces.append(trace)

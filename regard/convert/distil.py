@@ -27,6 +27,7 @@ from regard.data.batch import IGNORE, Batch
 from regard.data.tokenizers import Tokenizer
 from regard.models import GPT, Encoder, Model, load
 from regard.nn import Attention, Rotation
+from regard.nn.capture import forward_hooks
 from regard.train.tasks.base import TASKS, Task, task
 from regard.train.tasks.lm import LanguageModel, evaluation_windows
 from regard.train.tasks.questions import Questions
@@ -128,15 +129,11 @@ def heard(model: Model[Any], batch: Batch) -> list[Heard]:
         def note(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Tensor) -> None:
             found.append(Heard(given[0], named.get("rotation"), heads.pop(), out))
 
-        hooks = [attention.register_forward_hook(note, with_kwargs=True) for attention in layers_of(model)]
-        try:
+        with forward_hooks(layers_of(model), note, with_kwargs=True):
             if isinstance(model, Encoder):
                 model.vectors(batch.x, batch.visible)
             else:
                 model.stack(model.embedding(batch.x), batch.visible)
-        finally:
-            for hook in hooks:
-                hook.remove()
     return found
 
 
@@ -232,9 +229,5 @@ def _heads(attentions: Sequence[Attention]) -> Iterator[list[Tensor]]:
     def note(_: nn.Module, given: tuple[Any, ...], merged: Tensor) -> None:
         found.append(given[0])
 
-    hooks = [attention.merge.register_forward_hook(note) for attention in attentions]
-    try:
+    with forward_hooks((attention.merge for attention in attentions), note):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()

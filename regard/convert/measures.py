@@ -18,7 +18,7 @@ from regard.generate import generate
 from regard.lab.knowledge.answers import answer, score
 from regard.lens import Trace, record
 from regard.lens.pages.page import write_page
-from regard.lens.recording.regard_models import described
+from regard.lens.recording.regard_models import regard_card
 from regard.models import GPT, Encoder, Model
 from regard.train.tasks.base import Task
 from regard.train.tasks.corruption import KnowledgeData, data_files
@@ -108,7 +108,7 @@ def lens_page(
     """Original and converted model side by side over one text; each converted head says how far off it is."""
     longest = max(probe, key=lambda part: part.x.shape[1])
     row = longest.x[0][counted(longest)[0]][:SHOWN]
-    traces = [record(model, row, card=described(model, name, True)) for name, model in pair.items()]
+    traces = [record(model, row, card=regard_card(model, name, True)) for name, model in pair.items()]
     labels = [
         {"attention": a, "side": "", "layer": layer, "head": head, "label": "error", "effect": error}
         | {"low": None, "high": None, "also": [], "scores": {}}

@@ -12,10 +12,10 @@ import torch
 from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.hub.opening import open_model
-from regard.lens.recording.hub_models import described as described_foreign
-from regard.lens.recording.hub_models import limit
+from regard.lens.recording.hub_inputs import token_limit
+from regard.lens.recording.hub_models import hub_card
 from regard.lens.recording.record import Text, record
-from regard.lens.recording.regard_models import described
+from regard.lens.recording.regard_models import regard_card
 from regard.lens.trace.trace import Card, Recording, Trace
 from regard.models import Model, Seq2Seq, Stack
 
@@ -37,7 +37,7 @@ class RecordableModel:
     def limit(self) -> int | None:
         """The most tokens that the model can read; None where there is no limit."""
         if not isinstance(self.model, Model):
-            return limit(self.model)
+            return token_limit(self.model)
         stacks = [m for m in self.model.modules() if isinstance(m, Stack)]
         return min((s.limit for s in stacks if s.limit is not None), default=None)
 
@@ -81,5 +81,5 @@ def open_recordable(
 ) -> RecordableModel:
     """Opens a model as `regard.hub.open_model` does, and adds its card."""
     opened = open_model(name, device, seed=seed, download=download)
-    describe = described if isinstance(opened.model, Model) else described_foreign
+    describe = regard_card if isinstance(opened.model, Model) else hub_card
     return RecordableModel(opened.model, opened.tokenizer, describe(opened.model, opened.name, opened.trained))

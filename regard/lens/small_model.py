@@ -17,7 +17,7 @@ class ShippedError(RegardError, OSError):
 
 
 def shipped() -> Path:
-    """The folder of the small model, whose files are as they were when it was packed."""
+    """The folder of the small model, whose files are as they were when it was pack."""
     folder = Path(str(files("regard.lens").joinpath("small-model")))
     repair = "install regard again, or make the model with `regard train lens`"
     try:

@@ -13,6 +13,7 @@ from regard.checking.models import ModelSubject, looks_ahead
 from regard.data.batch import Batch
 from regard.laws.case import difference, worst
 from regard.models import GPT
+from regard.nn.capture import forward_hooks
 
 PLACES = 12  # prefixes of a window that are read
 DRAWS = 3  # of random tokens for a law
@@ -64,12 +65,8 @@ def growth(model: GPT, tokens: Tensor) -> list[dict[str, float]]:
         def measure(merge: nn.Module, given: tuple[Tensor, ...], merged: Tensor, ratios: list[float] = ratios) -> None:
             ratios.append(float(merged.double().norm() / given[0].double().norm()))
 
-        hooks = [block.attention.merge.register_forward_hook(measure) for block in model.stack.layers]
-        try:
+        with forward_hooks((block.attention.merge for block in model.stack.layers), measure):
             model(tokens[:, :n])
-        finally:
-            for hook in hooks:
-                hook.remove()
         rows.append({"tokens": n, "ratio": sum(ratios) / len(ratios)})
     return rows
 

@@ -27,39 +27,46 @@ from regard.lens.recording.losses import (
     require_mask_token,
     special_tokens,
 )
-from regard.lens.recording.maps import evaluating
+from regard.lens.recording.maps import evaluation_mode
 from regard.lens.trace.formulas import Dense
 from regard.models import Decoder, Encoder, Model, Seq2Seq, token_loss
 from regard.models.encoder import MaskedHead
+from regard.nn.capture import forward_hooks
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # how many layers are done, and of how many
 
 
 @torch.no_grad()
-def ablate(subject: RecordableModel, texts: Sequence[Any], told: Told | None = None) -> dict[str, Any]:
-    """The cost of each head of self-attention, one removed at a time: {"measure", "whole", "heads": [{…, "cost"}]}."""
+def ablate(subject: RecordableModel, texts: Sequence[Any], progress: Progress | None = None) -> dict[str, Any]:
+    """Returns the cost of each head of self-attention, one removed at a time.
+
+    The result is {"measure": "loss" or "change", "whole": the loss of the whole model, "heads": [{…, "cost"}]}.
+    """
     model = subject.model
     runs = [_run(subject, text) for text in texts]
     if not runs:
         raise OptionError("ablation needs at least one text")
-    with evaluating(model):
-        places = _places(subject, texts[0])
+    with evaluation_mode(model):
+        layers = _layers(subject, texts[0])
         whole = [run() for run in runs]
-        measure = "loss" if whole[0].dim() == 0 else "change"
-        found = []
-        for n, (place, heads) in enumerate(places):
+        costs = []
+        for n, (layer, heads) in enumerate(layers):
             for head in range(heads):
-                with _without(model, place["name"], head):
+                with _without(model, layer["name"], head):
                     cost = sum(_cost(run(), before) for run, before in zip(runs, whole, strict=True)) / len(runs)
-                found.append({**place, "head": head, "cost": round(cost, 6)})
-            if told is not None:
-                told(n + 1, len(places))
-    total = sum(float(x) for x in whole) / len(whole) if measure == "loss" else None
-    return {"measure": measure, "whole": total, "heads": found}
+                costs.append({**layer, "head": head, "cost": round(cost, 6)})
+            if progress is not None:
+                progress(n + 1, len(layers))
+    if whole[0].dim() > 0:
+        return {"measure": "change", "whole": None, "heads": costs}
+    return {"measure": "loss", "whole": sum(float(x) for x in whole) / len(whole), "heads": costs}
 
 
 def _cost(now: Tensor, before: Tensor) -> float:
-    return float(now - before) if now.dim() == 0 else float((now - before).norm() / before.norm())
+    """Returns the rise of a loss, or how far vectors moved as a part of their length."""
+    if now.dim() == 0:
+        return float(now - before)
+    return float((now - before).norm() / before.norm())
 
 
 def _run(subject: RecordableModel, text: Any) -> Callable[[], Tensor]:
@@ -67,10 +74,11 @@ def _run(subject: RecordableModel, text: Any) -> Callable[[], Tensor]:
     tokens = torch.tensor([subject.ids(text)], device=next(subject.model.parameters()).device)
     if isinstance(subject.model, Model):
         return _run_regard(subject.model, subject.tokenizer, tokens)
-    return _run_foreign(subject.model, subject.tokenizer, tokens)
+    return _run_hub(subject.model, subject.tokenizer, tokens)
 
 
 def _run_regard(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
+    """Returns the function of `_run` for one of regard's models and tokens [1,T]."""
     if isinstance(model, Seq2Seq):
         start = tokens.new_full((1, 1), model.config.start)
         return lambda: token_loss(model(tokens, torch.cat([start, tokens[:, :-1]], 1)), tokens)
@@ -82,7 +90,8 @@ def _run_regard(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[
     return lambda: model.vectors(tokens)[0]
 
 
-def _run_foreign(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
+def _run_hub(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
+    """Returns the function of `_run` for a Hugging Face model and tokens [1,T]."""
     if is_masked_model(model):
         if mask_token(tokenizer) is not None:
             return _masked_loss(lambda copies: model(input_ids=copies).logits, tokenizer, tokens[0])
@@ -101,47 +110,48 @@ def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor
     return lambda: torch.stack(list(masked_losses(logits, ids, places, mask))).sum()
 
 
-def _places(subject: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
-    """Every self-attention: where it is, and how many heads it has."""
-    found = [a for a in subject.read(text).attentions if a.kind == "self"]
-    if any(isinstance(a.formula, Dense) and a.q is None for a in found):
+def _layers(subject: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
+    """Returns where each self-attention is, and how many heads it has."""
+    attentions = [a for a in subject.read(text).attentions if a.kind == "self"]
+    if any(isinstance(a.formula, Dense) and a.q is None for a in attentions):
         raise OptionError(f"{subject.card.cls} makes its attention itself, so no head of it can be removed")
-    return [({"layer": a.layer, "side": a.side, "name": a.name}, a.heads) for a in found]
+    return [({"layer": a.layer, "side": a.side, "name": a.name}, a.heads) for a in attentions]
 
 
 @contextmanager
 def _without(model: Any, name: str, head: int) -> Iterator[None]:
-    """The model without one head."""
-    if isinstance(model, Model):
-
-        def silence(mechanism: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
-            return out.index_fill(1, torch.tensor([head], device=out.device), 0)
-
-        mechanism = model.get_submodule(name).mechanism
-        assert isinstance(mechanism, nn.Module)
-        hook = mechanism.register_forward_hook(silence)
-        try:
+    """Sets the output of one head to zero while the context lasts."""
+    if not isinstance(model, Model):
+        with recording_attention(model, _HeadRemover(name, head)):
             yield
-        finally:
-            hook.remove()
         return
 
-    class Remove(_Deaf):
-        def end(self, call: Call, out: Tensor) -> Tensor:
-            return out.index_fill(2, torch.tensor([head], device=out.device), 0) if call.name == name else out
+    def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        return _zero_head(out, 1, head)
 
-    with recording_attention(model, Remove()):
+    mechanism = model.get_submodule(name).mechanism
+    assert isinstance(mechanism, nn.Module)
+    with forward_hooks([mechanism], remove):
         yield
 
 
-class _Deaf:
-    """A recorder that changes nothing."""
+class _HeadRemover:
+    """A recorder that keeps nothing and sets one head of one module to zero."""
+
+    def __init__(self, name: str, head: int) -> None:
+        self.name = name
+        self.head = head
 
     def begin(self, call: Call) -> None:
-        pass
+        """Leaves the call as it is."""
 
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
-        pass
+        """Keeps no weights."""
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        return out
+        """Returns the output [B,T,H,V], without the head where it is the module's."""
+        return _zero_head(out, 2, self.head) if call.name == self.name else out
+
+
+def _zero_head(out: Tensor, dim: int, head: int) -> Tensor:
+    return out.index_fill(dim, torch.tensor([head], device=out.device), 0)

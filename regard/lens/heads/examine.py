@@ -1,7 +1,8 @@
-"""All that can be said about the heads of a model from some texts."""
+"""Everything that is measured of the heads of a model on some texts."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -19,40 +20,56 @@ from regard.lens.trace.trace import Recording
 from regard.models import Model
 
 COPIES, PART = 4, 24  # sequences that repeat themselves, and how many tokens they repeat
-Told = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # what is being done, which one, and of how many
 
 
 def default_texts() -> list[str]:
-    """Short texts with repeated words, names, pronouns and punctuation."""
+    """Returns short texts with repeated words, names, pronouns and punctuation."""
     return (resources.files("regard.lens.heads") / "texts.txt").read_text("utf-8").splitlines()
 
 
+def default_labels(subject: RecordableModel, seed: int = 0) -> list[dict[str, Any]] | None:
+    """Returns what each head does, measured on texts that come with regard, as `Recording.labels` keeps it.
+
+    A model that cannot read these texts gets None, and a warning says why.
+    """
+    if not subject.reads_text:
+        return None
+    try:
+        labels: list[dict[str, Any]] = examine(subject, None, seed)[0]["heads"]
+    except OptionError as error:  # such as letters that a small vocabulary lacks
+        warnings.warn(f"no labels: {error}", stacklevel=2)
+        return None
+    return labels
+
+
 def examine(
-    subject: RecordableModel, texts: Sequence[str] | None = None, seed: int = 0, told: Told | None = None
+    subject: RecordableModel, texts: Sequence[str] | None = None, seed: int = 0, progress: Progress | None = None
 ) -> tuple[dict[str, Any], list[Recording]]:
-    """Labels, the share of specialised heads, redundant pairs, change over layers; and the recordings behind them."""
-    told = told or (lambda what, n, of: None)
-    given = default_texts() if texts is None else list(texts)
+    """Returns labels, the share of specialised heads, redundant pairs and change over layers; and the recordings."""
+    progress = progress or (lambda what, n, of: None)
+    chosen = default_texts() if texts is None else texts
     recordings = []
-    for n, text in enumerate(given):
-        told("reading", n, len(given))
-        made = _recorded(subject, text, strict=texts is not None)
-        recordings += [] if made is None else [made]
+    for n, text in enumerate(chosen):
+        progress("reading", n, len(chosen))
+        recording = _record(subject, text, strict=texts is not None)
+        if recording is not None:
+            recordings.append(recording)
     if not recordings:
         raise OptionError(
             f"{subject.card.name} can read none of the texts; give others with --texts, in the letters that it knows"
         )
-    again = []
-    for n, ids in enumerate(repeated(subject, seed)):
-        told("repeating", n, COPIES)
-        again.append(subject.read(ids))
-    told("scoring", 0, 1)
-    labels = label_heads(recordings, again, seed)
+    repeats = []
+    for n, ids in enumerate(repeated_tokens(subject, seed)):
+        progress("repeating", n, COPIES)
+        repeats.append(subject.read(ids))
+    progress("scoring", 0, 1)
+    labels = label_heads(recordings, repeats, seed)
     return summary(subject, recordings, labels), recordings
 
 
 def summary(subject: RecordableModel, recordings: Sequence[Recording], labels: Sequence[HeadLabel]) -> dict[str, Any]:
-    """Plain numbers about labelled heads."""
+    """Returns plain numbers about labelled heads, as `regard heads --json` prints them."""
     special = [x for x in labels if x.label != MIXED]
     return {
         "model": subject.card.as_dict(),
@@ -67,43 +84,53 @@ def summary(subject: RecordableModel, recordings: Sequence[Recording], labels: S
 
 
 def layers(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """Means over the heads and texts of each layer: how far, how evenly, and how much at the first token it looks."""
-    found = []
-    attended = [(a.side, a.layer, a.figures) for r in recordings for a in r.attentions if a.kind == "self"]
-    key = sorted(attended, key=lambda x: (x[0] != "encoder", x[1]))
-    for (side, layer), group in groupby(key, key=lambda x: (x[0], x[1])):
-        figures = [x[2] for x in group]
-        means = {}
+    """Returns means over the heads and texts of each layer: how far, how evenly, and how much at the first token."""
+    rows = []
+    attentions = [a for recording in recordings for a in recording.attentions if a.kind == "self"]
+    attentions.sort(key=lambda a: (a.side != "encoder", a.layer))
+    for (side, layer), group in groupby(attentions, key=lambda a: (a.side, a.layer)):
+        figures = [attended.figures for attended in group]
+        means: dict[str, float | None] = {}
         for name in ("distance", "entropy", "first", "peak"):
-            values = [v for f in figures for v in f[name] or ()]
+            values = [value for figure in figures for value in figure[name] or ()]
             means[name] = round(sum(values) / len(values), 5) if values else None
-        found.append({"side": side, "layer": layer, **means})
-    return found
+        rows.append({"side": side, "layer": layer, **means})
+    return rows
 
 
-def repeated(subject: RecordableModel, seed: int = 0) -> list[list[int]]:
-    """Random tokens, and the same again: what an induction head is for. None where the model reads no tokens."""
+def repeated_tokens(subject: RecordableModel, seed: int = 0) -> list[list[int]]:
+    """Returns sequences of random tokens that come twice: what an induction head is for.
+
+    There are none where the model reads no tokens, or too few of them.
+    """
     if not subject.reads_text:
         return []
-    model, tokenizer = subject.model, subject.tokenizer
-    if isinstance(model, Model):
-        many = int(model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
-        special = set() if tokenizer is None else {tokenizer.id(s) for s in tokenizer.special}
-        many = many if tokenizer is None else min(many, tokenizer.size)
-    else:
-        many = int(model.config.get_text_config().vocab_size)
-        special = set(getattr(tokenizer, "all_special_ids", ()))
-    usable = torch.tensor([i for i in range(min(many, 50_000)) if i not in special])
-    part = PART if subject.limit is None else min(PART, subject.limit // 2 - 1)
-    if part < 4 or len(usable) < 8:
+    size, special = _vocabulary(subject)
+    usable = torch.tensor([i for i in range(min(size, 50_000)) if i not in special])
+    length = PART
+    if subject.limit is not None:
+        length = min(PART, subject.limit // 2 - 1)
+    if length < 4 or len(usable) < 8:
         return []
     draw = torch.Generator().manual_seed(seed)
-    parts = [usable[torch.randint(len(usable), (part,), generator=draw)].tolist() for _ in range(COPIES)]
+    parts = [usable[torch.randint(len(usable), (length,), generator=draw)].tolist() for _ in range(COPIES)]
     return [ids + ids for ids in parts]
 
 
-def _recorded(subject: RecordableModel, text: str, strict: bool) -> Recording | None:
-    """A text that was given must be readable; those that regard brings along are cut to fit, or left out."""
+def _vocabulary(subject: RecordableModel) -> tuple[int, set[int | None]]:
+    """Returns how many tokens a model knows, and the special ones."""
+    model = subject.model
+    tokenizer = subject.tokenizer
+    if not isinstance(model, Model):
+        return int(model.config.get_text_config().vocab_size), set(getattr(tokenizer, "all_special_ids", ()))
+    size = int(model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
+    if tokenizer is None:
+        return size, set()
+    return min(size, tokenizer.size), {tokenizer.id(name) for name in tokenizer.special}
+
+
+def _record(subject: RecordableModel, text: str, strict: bool) -> Recording | None:
+    """Records a text. One that was given must be readable; those that come with regard are cut to fit, or left out."""
     try:
         return subject.read(text)
     except TextError:

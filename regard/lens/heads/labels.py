@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.lens.heads.scores import ABOUT, REPEATS, Sums, measure, rarity
+from regard.lens.heads.scores import ABOUT, REPEATS, BlockSums, measure, rarity
 from regard.lens.trace.trace import Recording
 
 EFFECT = 0.1  # the least difference that counts
@@ -111,7 +111,7 @@ def label_heads(recordings: Sequence[Recording], repeats: Sequence[Recording] = 
     for number, attended in enumerate(recordings[0].attentions):
         if attended.kind != "self":
             continue
-        sums = {name: Sums() for name in ABOUT}
+        sums = {name: BlockSums() for name in ABOUT}
         for recording in recordings:
             measure(recording, recording.attentions[number], common, sums)
         again = {name: sums[name] for name in REPEATS}
@@ -140,7 +140,7 @@ def standing(scores: dict[str, Score], yields: Mapping[str, Sequence[str]]) -> d
     return good
 
 
-def _scored(sums: Sums, heads: int, seed: int) -> list[Score]:
+def _scored(sums: BlockSums, heads: int, seed: int) -> list[Score]:
     """The scores of all heads, with intervals from drawing blocks of queries again."""
     if not sums.count:
         return []

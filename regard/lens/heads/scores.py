@@ -2,7 +2,7 @@
 
     score = mean over queries of Σ_{j ∈ set(i)} w(i, j),      baseline = mean of |set(i) ∩ seen(i)| / |seen(i)|
 
-Queries that have nothing in the set, or see nothing, do not count. Sums are kept for blocks of queries, so that a
+Queries that have nothing in the set, or see nothing, do not count. BlockSums are kept for blocks of queries, so that a
 bootstrap can draw blocks again.
 """
 
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.lens.trace.formulas import Softmax
+from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Recording
 
@@ -43,8 +43,8 @@ REPEATS = ("induction", "same word")  # what sequences that repeat themselves ar
 
 
 @dataclass
-class Sums:
-    """Sums over blocks of queries, [H, blocks] and [blocks], in pieces."""
+class BlockSums:
+    """BlockSums over blocks of queries, [H, blocks] and [blocks], in pieces."""
 
     score: list[Tensor] = field(default_factory=list)
     baseline: list[Tensor] = field(default_factory=list)
@@ -77,7 +77,7 @@ def rarity(sequences: Iterable[Tokens]) -> dict[str, int]:
     return Counter(word for tokens in sequences for word in _words(tokens) if word)
 
 
-def measure(recording: Recording, attended: Attended, common: dict[str, int], into: dict[str, Sums]) -> None:
+def measure(recording: Recording, attended: Attended, common: dict[str, int], into: dict[str, BlockSums]) -> None:
     """Adds one text to the sums of one attention: all scores, or those alone that `into` has keys for."""
     queries, keys = recording.read(attended)
     sets = {name: make for name, make in _sets(queries, keys, common).items() if name in into}
@@ -92,7 +92,7 @@ def measure(recording: Recording, attended: Attended, common: dict[str, int], in
             into[name].add(share, (chosen.sum(1) / most)[None], counted & chosen.any(1) & (most > 1))
         if column is not None:
             _broadcast(into["broadcast"], weights, seen, rows, column, counted & (most > 1))
-        if "broad" in into and isinstance(attended.formula, Softmax):
+        if "broad" in into and isinstance(attended.formula, SoftmaxFormula):
             _broad(into["broad"], attended, weights, seen, rows, counted & (most > 1))
 
 
@@ -151,7 +151,7 @@ def _broadcast_columns(recording: Recording, attended: Attended) -> tuple[Tensor
 
 
 def _broadcast(
-    sums: Sums, weights: Tensor, seen: Tensor, rows: Tensor, column: tuple[Tensor, Tensor], counted: Tensor
+    sums: BlockSums, weights: Tensor, seen: Tensor, rows: Tensor, column: tuple[Tensor, Tensor], counted: Tensor
 ) -> None:
     even, odd = column
     chosen = torch.where((rows % 2 == 0)[None], odd[:, None], even[:, None])  # [H,R]: what the other half chose
@@ -163,10 +163,10 @@ def _broadcast(
     )  # all queries of a text share its key: they are one block
 
 
-def _broad(sums: Sums, attended: Attended, weights: Tensor, seen: Tensor, rows: Tensor, counted: Tensor) -> None:
+def _broad(sums: BlockSums, attended: Attended, weights: Tensor, seen: Tensor, rows: Tensor, counted: Tensor) -> None:
     """Entropy over ln of what is seen, beside that of scores drawn at random for vectors as long as these."""
     formula = attended.formula
-    assert isinstance(formula, Softmax) and attended.q is not None and attended.k is not None
+    assert isinstance(formula, SoftmaxFormula) and attended.q is not None and attended.k is not None
     q = attended.q[:, rows].norm(dim=-1)
     k = (attended.k - attended.k.mean(1, keepdim=True)).norm(dim=-1)  # what all keys share cancels in a row
     k = k.repeat_interleave(attended.heads // attended.k.shape[0], 0)

@@ -7,7 +7,7 @@ model is the caller's only during a step: several may be continued in turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,10 +21,13 @@ from regard.generate import Settings, draw
 from regard.generate.sampling import uniforms
 from regard.hub.attention import Call, recording_attention
 from regard.lens.models import RecordableModel
-from regard.lens.recording.regard_models import attentions
+from regard.lens.recording.hub_tokens import pieces_of
+from regard.lens.recording.regard_models import attention_layers
 from regard.mechanisms.base import without_autocast
 from regard.models import GPT, Model
 from regard.nn import Attention
+from regard.nn.capture import capture_attention
+from regard.shapes import Mask
 
 Guard = Callable[[], AbstractContextManager[Any]]
 
@@ -48,7 +51,7 @@ class Reader(Protocol):
 
 
 def generates(subject: RecordableModel) -> bool:
-    """Whether a model continues a text: a GPT of regard's, or a causal language model of Hugging Face's."""
+    """Returns whether a model continues a text: a GPT of regard's, or a causal language model of Hugging Face's."""
     if isinstance(subject.model, Model):
         return isinstance(subject.model, GPT)
     if getattr(subject.model.config, "is_encoder_decoder", False):
@@ -56,8 +59,8 @@ def generates(subject: RecordableModel) -> bool:
     return bool(subject.reads_text and subject.model.can_generate())
 
 
-def room(subject: RecordableModel) -> int | None:
-    """How many tokens a model can read; None: any number."""
+def context_length(subject: RecordableModel) -> int | None:
+    """Returns how many tokens a model can read; None: any number."""
     if isinstance(subject.model, Model):
         limit = getattr(subject.model.stack, "limit", None)
     else:
@@ -65,18 +68,19 @@ def room(subject: RecordableModel) -> int | None:
     return None if limit is None else int(limit)
 
 
-def vocabulary(subject: RecordableModel) -> int:
-    """How many tokens a model knows."""
-    own = isinstance(subject.model, Model)
-    return int(subject.model.embedding.num_embeddings if own else subject.model.config.get_text_config().vocab_size)
+def vocabulary_size(subject: RecordableModel) -> int:
+    """Returns how many tokens a model knows."""
+    if isinstance(subject.model, Model):
+        return int(subject.model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
+    return int(subject.model.config.get_text_config().vocab_size)
 
 
-def pieces(subject: RecordableModel) -> Pieces:
-    """The text of tokens, one at a time."""
+def subject_pieces(subject: RecordableModel) -> Pieces:
+    """Returns what decodes the model's tokens one at a time."""
     if isinstance(subject.model, Model) and subject.tokenizer is not None:
-        found: Pieces = subject.tokenizer.pieces()
-        return found
-    return Pieces(_Decoder(subject.tokenizer))  # type: ignore[arg-type]
+        pieces: Pieces = subject.tokenizer.pieces()
+        return pieces
+    return pieces_of(subject.tokenizer)
 
 
 def steps(
@@ -92,138 +96,139 @@ def steps(
         raise OptionError("a step is one token of one output: leave out beams, n, slide and repetition_penalty")
     if not ids:
         raise OptionError("nothing to continue: the text has no tokens")
-    most = room(subject)
-    if most is not None and len(ids) > most:
-        raise LengthError(f"the text has {len(ids)} tokens, but the model was built for {most}: shorten it")
-    return _steps(subject, list(ids), settings, guard, most)
+    longest = context_length(subject)
+    if longest is not None and len(ids) > longest:
+        raise LengthError(f"the text has {len(ids)} tokens, but the model was built for {longest}: shorten it")
+    count = settings.max_tokens
+    if longest is not None:
+        count = min(count, longest - len(ids) + 1)  # the last token is not read
+    return _steps(subject, list(ids), settings, guard, count)
 
 
-def _steps(
-    subject: RecordableModel, ids: list[int], settings: Settings, guard: Guard, most: int | None
-) -> Iterator[Step]:
-    own = isinstance(subject.model, Model)
-    reader: Reader = _Own(subject.model, len(ids) + settings.max_tokens) if own else _Foreign(subject.model)
-    ends, texts = _ends(subject), pieces(subject)
+def _steps(subject: RecordableModel, ids: list[int], settings: Settings, guard: Guard, count: int) -> Iterator[Step]:
+    """Yields at most `count` steps."""
+    reader: Reader
+    if isinstance(subject.model, GPT):
+        reader = _RegardReader(subject.model, len(ids) + settings.max_tokens)
+    else:
+        reader = _HubReader(subject.model)
+    ends = _end_tokens(subject)
+    pieces = subject_pieces(subject)
     for token in ids:
-        texts.push(token)
-    seed = int(torch.randint(1 << 62, ())) if settings.seed is None else settings.seed
+        pieces.push(token)
+    seed = settings.seed
+    if seed is None:
+        seed = int(torch.randint(1 << 62, ()))
     numbers = uniforms(seed, [0], settings.max_tokens)[0]
-    count = settings.max_tokens if most is None else min(settings.max_tokens, most - len(ids) + 1)
     new = ids
     for n in range(count):
         with guard(), torch.inference_mode():
             logits, weights = reader.read(new)
-            token = int(draw(logits[None], settings, numbers[n : n + 1])[0] if settings.samples else logits.argmax())
+            if settings.samples:
+                token = int(draw(logits[None], settings, numbers[n : n + 1])[0])
+            else:
+                token = int(logits.argmax())
             p = float(logits.double().softmax(-1)[token])
         if token in ends:
             return
-        yield Step(token, texts.push(token), p, weights)
+        yield Step(token, pieces.push(token), p, weights)
         new = [token]
 
 
-def _ends(subject: RecordableModel) -> set[int]:
+def _end_tokens(subject: RecordableModel) -> set[int]:
+    """Returns the tokens that end a text."""
     if isinstance(subject.model, Model):
-        end = None if subject.tokenizer is None else subject.tokenizer.role("end")
+        if subject.tokenizer is None:
+            return set()
+        end = subject.tokenizer.role("end")
     else:
         end = subject.model.generation_config.eos_token_id
-    return set(end) if isinstance(end, list) else set() if end is None else {int(end)}
+    if end is None:
+        return set()
+    return set(end) if isinstance(end, list) else {int(end)}
 
 
-class _Own:
+class _RegardReader:
     """One of regard's models, read from a state. Keys are kept here: a linear mechanism's state has none."""
 
     def __init__(self, model: GPT, capacity: int) -> None:
-        self.model, self.capacity = model, capacity
+        self.model = model
+        self.capacity = capacity
         self.state: Any = None
-        self.layers = [_Tap(attention) for _, _, _, _, attention in attentions(model)]
+        self.layers = [_StepCapture(attention) for *_, attention in attention_layers(model)]
 
     def read(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Reads more tokens from the state."""
         tokens = torch.tensor([list(ids)], device=self.model.device)
-        with ExitStack() as taps:
+        with ExitStack() as captures:
             for layer in self.layers:
-                taps.enter_context(layer.listening())
+                captures.enter_context(capture_attention(layer.attention, layer.add, recurrent=True))
             if self.state is None:
                 logits, self.state = self.model.prefill(tokens, None, self.capacity)
             else:
                 logits, self.state = self.model.extend(tokens, self.state, last=True)
-        return logits[0, -1].float().cpu(), [layer.row() for layer in self.layers]
+        return logits[0, -1].float().cpu(), [layer.last_row() for layer in self.layers]
 
 
-class _Tap:
-    """What one attention was given so far."""
+class _StepCapture:
+    """The last query of one attention, and all keys so far."""
 
     def __init__(self, attention: Attention) -> None:
-        self.attention, self.tokens = attention, 0
+        self.attention = attention
+        self.tokens = 0
         self.q: Tensor | None = None
         self.k: Tensor | None = None
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        mechanism = self.attention.mechanism
-        whole = mechanism.extend
-
-        def extend(q: Any, k: Any, v: Tensor, state: Any, visible: Any = None) -> Any:
-            self.tokens += v.shape[2]
-            self.q = None if q is None else q[:, :, -1:]
+    def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None) -> None:
+        """Keeps what a step brings; a mechanism may have no queries or no keys."""
+        assert v is not None
+        self.tokens += v.shape[2]
+        if q is not None:
+            self.q = q[:, :, -1:]
+        if k is not None:
             self.k = k if self.k is None else torch.cat([self.k, k], 2)
-            return whole(q, k, v, state, visible)
 
-        try:
-            mechanism.extend = extend  # type: ignore[method-assign]
-            yield
-        finally:
-            del mechanism.extend
-
-    def row(self) -> Float[Tensor, "H S"]:
-        """The weights of the last query."""
-        mechanism = self.attention.mechanism
+    def last_row(self) -> Float[Tensor, "H S"]:
+        """Returns the weights of the last query."""
         mask = self.attention.rules.but(causal=True, size_override=(1, self.tokens))
-        like = self.q if self.q is not None else self.attention.out.weight
+        like = self.attention.out.weight if self.q is None else self.q
         with without_autocast(like):
-            found = mechanism.weights(self.q, self.k, mask)
-        return found[0, :, 0].float().cpu()
+            weights = self.attention.mechanism.weights(self.q, self.k, mask)
+        return weights[0, :, 0].float().cpu()
 
 
-class _Foreign:
-    """One of Hugging Face's models, read with its cache."""
+class _HubReader:
+    """One of Hugging Face's models, read with its cache. It records the last row of each attention itself."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.cache, self.device = model, None, next(model.parameters()).device
-        self.rows_of: dict[str, Tensor] = {}
+        self.model = model
+        self.cache = None
+        self.device = next(model.parameters()).device
+        self.last_rows: dict[str, Tensor] = {}
         self.tokens = 0
 
     def read(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Reads more tokens with the cache."""
         self.tokens += len(ids)
+        tokens = torch.tensor([list(ids)], device=self.device)
         with recording_attention(self.model, self):
-            out = self.model(
-                input_ids=torch.tensor([list(ids)], device=self.device), past_key_values=self.cache, use_cache=True
-            )
+            out = self.model(input_ids=tokens, past_key_values=self.cache, use_cache=True)
         self.cache = out.past_key_values
-        return out.logits[0, -1].float().cpu(), [_widened(row, self.tokens) for row in self.rows_of.values()]
+        return out.logits[0, -1].float().cpu(), [_widened(row, self.tokens) for row in self.last_rows.values()]
 
     def begin(self, call: Call) -> None:
-        """Part of listening."""
+        """Leaves the call as it is."""
 
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
+        """Keeps the last row; rows come in order, so that of the last part stays."""
         if not call.cross:
-            self.rows_of[call.name] = weights[:, -1].float().cpu()
+            self.last_rows[call.name] = weights[:, -1].float().cpu()
 
     def end(self, call: Call, out: Tensor) -> Tensor:
+        """Returns the output as it is."""
         return out
 
 
 def _widened(row: Float[Tensor, "H s"], S: int) -> Float[Tensor, "H S"]:
-    """A row over all tokens, where a cache has let go of the first."""
+    """Returns a row over all tokens, where a cache has let go of the first."""
     return torch.nn.functional.pad(row, (S - row.shape[1], 0))
-
-
-class _Decoder:
-    """What `Pieces` needs of a Hugging Face tokenizer; without one, tokens are shown as numbers."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    def decode(self, ids: list[int]) -> str:
-        if self.tokenizer is None:
-            return "".join(f" {i}" for i in ids)
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -29,7 +29,7 @@ from torch import Tensor
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
 from regard.lens.models import RecordableModel
-from regard.lens.pages.live import Step, generates, pieces, room, steps, vocabulary
+from regard.lens.pages.live import Step, context_length, generates, steps, subject_pieces, vocabulary_size
 from regard.lens.pages.page import AROUND, policy
 from regard.lens.trace.format import encode, to_bytes
 from regard.lens.trace.trace import Trace
@@ -67,8 +67,8 @@ class _Refused(Exception):
         self.status = status
 
 
-class Desk:
-    """A model that several tabs ask in turn."""
+class ModelServer:
+    """A model that several tabs use in turn."""
 
     def __init__(
         self, subject: RecordableModel, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE
@@ -78,7 +78,9 @@ class Desk:
                 f"{subject.card.name} reads no text but {subject.model.main_input_name}: record it with regard.record "
                 "and write its page with regard.lens.pages.page.write_page"
             )
-        self.subject, self.labels, self.example = subject, labels, example
+        self.subject = subject
+        self.labels = labels
+        self.example = example
         self._lock = Lock()
 
     @contextmanager
@@ -92,7 +94,7 @@ class Desk:
             self._lock.release()
 
     def about(self) -> dict[str, Any]:
-        """What the page has to know."""
+        """Returns what the page has to know."""
         return {
             "model": self.subject.card.as_dict(),
             "example": self.example,
@@ -104,47 +106,52 @@ class Desk:
     @property
     def most(self) -> int:
         """How many tokens may be read."""
-        return min(TOKENS, room(self.subject) or TOKENS)
+        return min(TOKENS, context_length(self.subject) or TOKENS)
 
-    def record(self, asked: dict[str, Any]) -> bytes:
-        """The trace of a text, or of token ids of which the first `prompt` were given and the rest generated."""
-        ids, prompt = asked.get("ids"), asked.get("prompt")
-        if ids is not None:
-            ids = _checked(ids, prompt)
-        text = ids if ids is not None else _text(asked)
-        found = self._ids(text)
+    def record(self, request: dict[str, Any]) -> bytes:
+        """Returns the trace of a text, or of token ids: the first `prompt` were given and the rest generated."""
+        prompt = None
+        text: str | list[int]
+        if request.get("ids") is None:
+            text = _text(request)
+        else:
+            prompt = request.get("prompt")
+            text = _checked_ids(request["ids"], prompt)
+        self._ids(text)  # says what is wrong before the model is waited for
         with self.turn():
             recording = self.subject.read(text)
-        if ids is not None and prompt is not None:
-            shown = recording.sequences[0]
-            shown.prompt, shown.steps = prompt, [prompt] + [1] * (len(found) - prompt)
-        recording.name, recording.labels = str(asked.get("name", "text"))[:80], self.labels
+        if prompt is not None:
+            recording.sequences[0].mark_generated(prompt)
+        recording.name = str(request.get("name", "text"))[:80]
+        recording.labels = self.labels
         return to_bytes(encode(Trace([recording])))
 
-    def generate(self, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Lines: what was read, each token with what it looked at, and why it ended."""
-        settings = Settings().but(**{name: asked[name] for name in SAMPLED if asked.get(name) is not None})
+    def generate(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields lines: what was read, each token with what it looked at, and why it ended."""
+        settings = Settings().but(**{name: request[name] for name in SAMPLED if request.get(name) is not None})
         if settings.max_tokens > WRITTEN:
             raise OptionError(f"max_tokens = {settings.max_tokens}: at most {WRITTEN} are generated at a time")
-        ids = self._ids(_text(asked))
+        ids = self._ids(_text(request))
         return self._lines(ids, steps(self.subject, ids, settings, self.turn), settings)
 
-    def _lines(self, ids: list[int], found: Iterator[Step], settings: Settings) -> Iterator[dict[str, Any]]:
-        texts = pieces(self.subject)
-        yield {"kind": "start", "ids": ids, "tokens": [texts.push(i) for i in ids]}
-        deadline, written = time.monotonic() + SECONDS, []
+    def _lines(self, ids: list[int], steps: Iterator[Step], settings: Settings) -> Iterator[dict[str, Any]]:
+        """Yields what `generate` promises."""
+        pieces = subject_pieces(self.subject)
+        yield {"kind": "start", "ids": ids, "tokens": [pieces.push(i) for i in ids]}
+        deadline = time.monotonic() + SECONDS
+        written = []
         why = "end"
-        for step in found:
+        for step in steps:
             written.append(step.token)
-            told = {"kind": "token", "id": step.token, "text": step.text, "p": round(step.p, 6)}
-            yield told | _small(step.weights)
+            line = {"kind": "token", "id": step.token, "text": step.text, "p": round(step.p, 6)}
+            yield line | _quantised(step.weights)
             if time.monotonic() > deadline:
                 why = "time"
                 break
         else:
             if len(written) == settings.max_tokens:
                 why = "max"
-            elif len(ids) + len(written) > (room(self.subject) or TOKENS * 2):
+            elif len(ids) + len(written) > (context_length(self.subject) or TOKENS * 2):
                 why = "full"
         yield {"kind": "end", "why": why, "ids": [*ids, *written]}
 
@@ -154,51 +161,51 @@ class Desk:
             raise OptionError("the text is empty: type something")
         if len(ids) > self.most:
             raise LengthError(f"the text has {len(ids)} tokens; this model and server read at most {self.most}")
-        known = vocabulary(self.subject)
-        if max(ids) >= known:
-            raise OptionError(f"token {max(ids)}: this model's vocabulary is 0 to {known - 1}")
+        size = vocabulary_size(self.subject)
+        if max(ids) >= size:
+            raise OptionError(f"token {max(ids)}: this model's vocabulary is 0 to {size - 1}")
         return ids
 
 
-def _text(asked: dict[str, Any]) -> str:
-    text = asked.get("text")
+def _text(request: dict[str, Any]) -> str:
+    text = request.get("text")
     if not isinstance(text, str):
         raise OptionError('expected {"text": "…"}')
     return text
 
 
-def _checked(ids: Any, prompt: Any) -> list[int]:
+def _checked_ids(ids: Any, prompt: Any) -> list[int]:
     whole = isinstance(ids, list) and len(ids) <= TOKENS and all(type(i) is int and i >= 0 for i in ids)
     if not whole or not (prompt is None or (type(prompt) is int and 0 < prompt <= len(ids))):
         raise OptionError('expected {"ids": [whole numbers], "prompt": how many of them were given}')
     return list(ids)
 
 
-def _small(weights: list[Tensor]) -> dict[str, Any]:
-    """Rows of all heads as signed bytes, one behind the other: a weight is scale · byte / 127."""
+def _quantised(weights: list[Tensor]) -> dict[str, Any]:
+    """Returns the rows of all heads as signed bytes, one behind the other: a weight is scale · byte / 127."""
     rows = torch.cat(weights)
     scale = float(rows.abs().amax().clamp(min=1e-9))
-    packed = (rows / scale * 127).round().to(torch.int8)
+    quantised = (rows / scale * 127).round().to(torch.int8)
     return {
         "heads": [len(w) for w in weights],
         "scale": scale,
-        "weights": base64.b64encode(packed.numpy().tobytes()).decode(),
+        "weights": base64.b64encode(quantised.numpy().tobytes()).decode(),
     }
 
 
-def document(desk: Desk) -> tuple[str, str]:
+def document(server: ModelServer) -> tuple[str, str]:
     """The page, and the policy that lets a browser run its one script and reach this server alone."""
     static = files("regard.lens").joinpath("static")
     script = static.joinpath("lens.js").read_text("utf-8") + _START
     style = AROUND + static.joinpath("lens.css").read_text("utf-8")
-    about = json.dumps(desk.about(), ensure_ascii=False)
+    about = json.dumps(server.about(), ensure_ascii=False)
     for sign in "<>&\u2028\u2029":
         about = about.replace(sign, f"\\u{ord(sign):04x}")
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(desk.subject.card.name)} · regard</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{html.escape(server.subject.card.name)} · regard</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<div id="talk" class="lens talk" data-theme="auto"></div>\n'
         '<div id="lens" class="lens" data-theme="auto"></div>\n'
         "<noscript>The lens draws with JavaScript; it talks to nobody but this machine.</noscript>\n"
@@ -208,7 +215,7 @@ def document(desk: Desk) -> tuple[str, str]:
     return page, policy(script, style) + "; connect-src 'self'; frame-ancestors 'none'"
 
 
-def create(desk: Desk, port: int, token: str) -> Any:
+def create(server: ModelServer, port: int, token: str) -> Any:
     """The app: who may ask, then what is asked."""
     required()
     from starlette.applications import Starlette
@@ -217,17 +224,19 @@ def create(desk: Desk, port: int, token: str) -> Any:
     from starlette.responses import PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    made, rules = document(desk)
+    page, policies = document(server)
 
     async def home(request: Request) -> Response:
-        return Response(made, media_type="text/html", headers={"content-security-policy": rules})
+        return Response(page, media_type="text/html", headers={"content-security-policy": policies})
 
     async def record(request: Request) -> Response:
-        raw = await run_in_threadpool(desk.record, await _body(request))
+        raw = await run_in_threadpool(server.record, await _body(request))
         return Response(raw, media_type="application/octet-stream")
 
     async def generate(request: Request) -> Response:
-        lines = desk.generate(await _body(request))  # what is wrong with the request is known before the answer begins
+        lines = server.generate(
+            await _body(request)
+        )  # what is wrong with the request is known before the answer begins
 
         async def told() -> AsyncIterator[str]:
             try:
@@ -258,7 +267,8 @@ class Gate:
     """Stands before everything: a request for another host, from another page, or without the token goes no further."""
 
     def __init__(self, app: Any, port: int, token: str) -> None:
-        self.app, self.token = app, token
+        self.app = app
+        self.token = token
         self.hosts = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost")}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -297,12 +307,14 @@ class Gate:
 async def _answer(receive: Any, send: Any, status: int, message: str) -> None:
     """An answer at the door. What was sent is taken in first, within limits: a connection that is closed with bytes
     unread is reset, and the answer may be lost."""
-    taken, more = 0, True
+    taken = 0
+    more = True
     with suppress(TimeoutError):
         async with asyncio.timeout(1):
             while more and taken <= BODY:
                 part = await receive()
-                taken, more = taken + len(part.get("body", b"")), part.get("more_body", False)
+                taken += len(part.get("body", b""))
+                more = part.get("more_body", False)
     raw = message.encode()
     headers = {
         "content-type": "text/plain; charset=utf-8",
@@ -337,7 +349,7 @@ async def _body(request: Any) -> dict[str, Any]:
     return asked
 
 
-def serve(desk: Desk, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
+def serve(server: ModelServer, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
     """Serves until interrupted. `port` 0: any that is free. `ready` is told the address once it can be opened."""
     required()
     import uvicorn
@@ -346,7 +358,7 @@ def serve(desk: Desk, port: int, ready: Callable[[str], None], token: str | None
     with _bound(port) as bound:
         port = bound.getsockname()[1]
         config = uvicorn.Config(
-            create(desk, port, token),
+            create(server, port, token),
             log_level="warning",
             access_log=False,
             server_header=False,

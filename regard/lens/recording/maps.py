@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from regard.mechanisms.base import without_autocast
 from regard.models.base import Model
 from regard.models.seq2seq import Seq2Seq
 from regard.models.stack import Stack
+from regard.nn.capture import capture_attention
 from regard.shapes import Mask
 
 
@@ -29,7 +31,7 @@ def attention_maps(
     source_visible: Bool[Tensor, "B S"] | None = None,
     cross: bool = False,
 ) -> list[Float[Tensor, "B H T _"]]:
-    """The weights of every layer's attention to its own tokens, in evaluation mode: weights @ v is what it computes.
+    """Returns the weights of every layer's attention to its own tokens, in evaluation mode: weights @ v is its output.
 
     A Seq2Seq is given the target as `tokens` and what it reads as `source`; the maps are those of its decoder: to its
     own tokens, or, with `cross`, to the source.
@@ -37,17 +39,13 @@ def attention_maps(
     stack = model.stack
     assert isinstance(stack, Stack)
     maps: list[Tensor] = []
-
-    def keep(mechanism: nn.Module, given: tuple[Any, ...]) -> None:
-        assert isinstance(mechanism, Mechanism)
-        maps.append(_weights(mechanism, *given))
-
-    with evaluating(model), ExitStack() as hooks:
+    with evaluation_mode(model), ExitStack() as captures:
         for block in stack.layers:
-            looks = block.cross if cross else block.attention
-            if looks is None:
+            attention = block.cross if cross else block.attention
+            if attention is None:
                 raise OptionError("cross=True: only a Seq2Seq attends to another sequence")
-            hooks.callback(looks.mechanism.register_forward_pre_hook(keep).remove)
+            add = partial(_add_weights, maps, attention.mechanism)
+            captures.enter_context(capture_attention(attention, add))
         if not isinstance(model, Seq2Seq):
             model(tokens, visible)
         elif source is None:
@@ -57,22 +55,28 @@ def attention_maps(
     return maps
 
 
-def _weights(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask) -> Tensor:
-    """The explicit matrix behind one call, on its own for each row of the batch."""
+def _add_weights(
+    maps: list[Tensor], mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None
+) -> None:
+    """Appends the explicit weights [B,H,T,S] behind one call, each row of the batch on its own."""
+    assert v is not None and mask is not None
     if "k" not in mechanism.needs:
-        mask = mask.but(size_override=(v.shape[2] if q is None else q.shape[2], v.shape[2]))
+        T = v.shape[2] if q is None else q.shape[2]
+        mask = mask.but(size_override=(T, v.shape[2]))
+    if k is not None:
+        k = mask.zero_hidden(k)
     with without_autocast(v):
-        weights = mechanism.weights(q, None if k is None else mask.zero_hidden(k), mask)
-    return weights.expand(v.shape[0], -1, -1, -1)
+        weights = mechanism.weights(q, k, mask)
+    maps.append(weights.expand(v.shape[0], -1, -1, -1))
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every part is then as it was, whatever that was."""
-    before = {part: part.training for part in model.modules()}
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode; afterwards every module is in the mode it was in."""
+    before = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        for part, training in before.items():
-            part.training = training
+        for module, training in before.items():
+            module.training = training

@@ -7,18 +7,22 @@ before any rotation.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.hub.attention import HubError
-from regard.lens.recording.capture import TILE
-from regard.lens.recording.overview import overview
-from regard.lens.trace.arrays import packed
+from regard.lens.recording.hub_tokens import numbered_tokens
+from regard.lens.recording.mechanism_formulas import TILE
+from regard.lens.recording.overview import add_overview
+from regard.lens.trace.arrays import pack
 from regard.lens.trace.formulas import Dense
 from regard.lens.trace.rules import Rules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording
+from regard.nn.capture import forward_hooks
 
 _NAMES = {
     "q": ("query", "q_proj", "query_proj", "q_lin", "q", "wq"),
@@ -28,16 +32,16 @@ _NAMES = {
 
 
 def record_projections(model: Any, inputs: dict[str, Any], sequence: Tokens | None, name: str, card: Card) -> Recording:
-    """One text through a model that gives its attention only when asked for it."""
-    found = _projections(model)
-    given: dict[str, dict[str, Tensor]] = {parent: {} for parent in found}
+    """Records one text through a model that gives its attention only when asked for it."""
+    projections = _find_projections(model)
+    vectors: dict[str, dict[str, Tensor]] = {parent: {} for parent in projections}
     before = model.config._attn_implementation_internal
-    with ExitStack() as hooks:
-        hooks.callback(setattr, model.config, "_attn_implementation_internal", before)
-        model.config._attn_implementation_internal = "eager"
-        for parent, parts in found.items():
-            for letter, part in parts.items():
-                hooks.callback(part.register_forward_hook(_keeper(given[parent], letter)).remove)
+    with ExitStack() as undo:
+        undo.callback(setattr, model.config, "_attn_implementation_internal", before)
+        model.config._attn_implementation_internal = "eager"  # the others give no weights
+        for parent, modules in projections.items():
+            for letter, module in modules.items():
+                undo.enter_context(forward_hooks([module], partial(_keep_first, vectors[parent], letter)))
         out = model(**inputs, output_attentions=True)
     maps = [x for x in (getattr(out, "attentions", None) or ()) if isinstance(x, Tensor) and x.dim() == 4]
     if not maps:
@@ -47,46 +51,49 @@ def record_projections(model: Any, inputs: dict[str, Any], sequence: Tokens | No
         )
     T = maps[0].shape[2]
     if sequence is None or len(sequence) != T:
-        sequence = Tokens("tokens", "", [str(i) for i in range(T)])
-    made = Recording(name, card, [sequence], [])
-    parents = [p for p in found if len(given[p]) == 3]
+        sequence = numbered_tokens(T)
+    recording = Recording(name, card, [sequence], [])
+    parents = [parent for parent in projections if len(vectors[parent]) == 3]
+    if len(parents) != len(maps):  # it is not known which belong together
+        parents = [""] * len(maps)
     for layer, weights in enumerate(maps):
-        where = parents[layer] if len(parents) == len(maps) else ""
-        made.attentions.append(_attended(layer, where, weights[0].detach().float().cpu(), given.get(where, {})))
-        overview(made, made.attentions[-1])
-    return made
+        parent = parents[layer]
+        attended = _attended(layer, parent, weights[0].detach().float().cpu(), vectors.get(parent, {}))
+        recording.attentions.append(attended)
+        add_overview(recording, attended)
+    return recording
 
 
-def _projections(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
-    """Modules that project to queries, keys and values, by the module that they belong to."""
-    found: dict[str, dict[str, nn.Module]] = {}
+def _find_projections(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
+    """Returns the modules that project to queries, keys and values, by the module that they belong to."""
+    modules: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
         parent, _, own = name.rpartition(".")
         for letter, names in _NAMES.items():
             if own in names and isinstance(getattr(module, "weight", None), Tensor):
-                found.setdefault(parent, {})[letter] = module
-    return {parent: parts for parent, parts in found.items() if len(parts) == 3}
+                modules.setdefault(parent, {})[letter] = module
+    return {parent: parts for parent, parts in modules.items() if len(parts) == 3}
 
 
-def _keeper(into: dict[str, Tensor], letter: str) -> Any:
-    def keep(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
-        into.setdefault(letter, out[0].detach().float().cpu())
+def _keep_first(
+    vectors: dict[str, Tensor], letter: str, module: nn.Module, inputs: tuple[Any, ...], out: Tensor
+) -> None:
+    """Forward hook: keeps the output [T,width] of the first call, of the first row of the batch."""
+    vectors.setdefault(letter, out[0].detach().float().cpu())
 
-    return keep
 
-
-def _attended(layer: int, name: str, weights: Tensor, given: dict[str, Tensor]) -> Attended:
+def _attended(layer: int, name: str, weights: Float[Tensor, "H T S"], vectors: dict[str, Tensor]) -> Attended:
+    """Returns one layer as a trace keeps it; vectors that do not divide into the heads are left out."""
     H, T, S = weights.shape
     causal = T == S and not bool(weights.triu(1).any())
-    vectors = {
+    per_head = {
         letter: x.view(x.shape[0], H, -1).transpose(0, 1).contiguous()
-        for letter, x in given.items()
+        for letter, x in vectors.items()
         if x.dim() == 2 and x.shape[1] % H == 0 and x.shape[0] == T
     }
-    rules = Rules(causal=causal)
     side = "decoder" if causal else "encoder"
-    made = Attended(layer, side, "self", name, "softmax", 0, 0, H, H, Dense(TILE, []), rules)
-    made.q, made.k, made.v = (vectors.get(letter) for letter in "qkv")
-    made.error = (weights - weights.half().float()).abs().amax((1, 2)).tolist()
-    made.formula = Dense(TILE, [[packed(rows, "f16") for rows in head.split(TILE)] for head in weights])
-    return made
+    tiles = [[pack(rows, "f16") for rows in head.split(TILE)] for head in weights]
+    attended = Attended(layer, side, "self", name, "softmax", 0, 0, H, H, Dense(TILE, tiles), Rules(causal=causal))
+    attended.q, attended.k, attended.v = (per_head.get(letter) for letter in "qkv")
+    attended.error = (weights - weights.half().float()).abs().amax((1, 2)).tolist()
+    return attended

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.generate import Settings
-from regard.lens.recording.hub_models import described as described_foreign
-from regard.lens.recording.hub_models import record_foreign
-from regard.lens.recording.regard_models import Gradient, described, record_regard
+from regard.lens.recording.hub_models import hub_card, record_hub_model
+from regard.lens.recording.regard_models import Gradient, record_regard_model, regard_card
 from regard.lens.trace.trace import Card, Recording, Trace
 from regard.models import Model
 
@@ -29,7 +28,7 @@ def record(
     gradient: Gradient = False,
     card: Card | None = None,
 ) -> Trace:
-    """What a model attends to in a text, or in two to be compared.
+    """Records what a model attends to in a text, or in two to be compared.
 
     `model` is one of regard's or one of Hugging Face's `transformers`; `text` is a text, token ids, or for the latter a
     dict of ready-made inputs, such as an image. An encoder-decoder reads `text` and is given `target`; without one, its
@@ -38,26 +37,28 @@ def record(
     the weights; a function of the model's output takes the place of its loss. The loss is that of the next token, of
     generated text alone where there is some; a masked language model is asked for each token in turn, masked.
     """
-    given = [(name, x) for name, x in (("text", text), ("text b", text_b)) if x is not None]
+    texts = [("text", text)]
+    if text_b is not None:
+        texts.append(("text b", text_b))
     recordings: list[Recording] = []
     if isinstance(model, Model):
-        card = card or described(model)
-        for name, x in given:
-            recordings.append(_regard(model, x, tokenizer, target, generate, gradient, name, card))
+        card = card or regard_card(model)
+        for name, x in texts:
+            recordings.append(_record_regard(model, x, tokenizer, target, generate, gradient, name, card))
         return Trace(recordings)
     if not hasattr(model, "config") or not hasattr(model, "set_attn_implementation"):
         raise OptionError(
             f"cannot record a {type(model).__name__}: expected a model of regard's, or of Hugging Face's transformers"
         )
     settings = {"max_new_tokens": generate} if isinstance(generate, int) else generate
-    asked: dict[str, Any] = {"tokenizer": tokenizer, "target": target, "generate": settings, "gradient": gradient}
-    card = card or described_foreign(model)
-    for name, x in given:
-        recordings.append(record_foreign(model, x, name=name, card=card, **asked))
+    options: dict[str, Any] = {"tokenizer": tokenizer, "target": target, "generate": settings, "gradient": gradient}
+    card = card or hub_card(model)
+    for name, x in texts:
+        recordings.append(record_hub_model(model, x, name=name, card=card, **options))
     return Trace(recordings)
 
 
-def _regard(
+def _record_regard(
     model: Model[Any],
     text: Text,
     tokenizer: Any,
@@ -67,28 +68,36 @@ def _regard(
     name: str,
     card: Card,
 ) -> Recording:
+    """Records one text through one of regard's models, whose tokenizer is used unless another is given."""
     tokenizer = tokenizer or model.tokenizer
-
-    def ids(x: Text) -> list[int]:
-        if isinstance(x, str):
-            if tokenizer is None:
-                raise OptionError("text needs a tokenizer: set model.tokenizer, or give token ids instead of text")
-            return list(tokenizer.encode(x))
-        if isinstance(x, Mapping):
-            raise OptionError("one of regard's models reads text or token ids, no dict of inputs")
-        return [int(i) for i in (x.reshape(-1) if isinstance(x, Tensor) else x)]
-
+    if target is not None:
+        target = _token_ids(target, tokenizer)
     settings = None
-    if generate is not None:
-        settings = Settings(max_tokens=generate) if isinstance(generate, int) else Settings().but(**generate)
-    return record_regard(
+    if isinstance(generate, int):
+        settings = Settings(max_tokens=generate)
+    elif generate is not None:
+        settings = Settings().but(**generate)
+    return record_regard_model(
         model,
-        ids(text),
+        _token_ids(text, tokenizer),
         tokenizer=tokenizer,
         text=text if isinstance(text, str) else None,
-        target=None if target is None else ids(target),
+        target=target,
         generate=settings,
         gradient=gradient,
         name=name,
         card=card,
     )
+
+
+def _token_ids(text: Text, tokenizer: Any) -> list[int]:
+    """Returns the ids of a text, or those that were given."""
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise OptionError("text needs a tokenizer: set model.tokenizer, or give token ids instead of text")
+        return list(tokenizer.encode(text))
+    if isinstance(text, Mapping):
+        raise OptionError("one of regard's models reads text or token ids, no dict of inputs")
+    if isinstance(text, Tensor):
+        text = text.reshape(-1).tolist()
+    return [int(i) for i in text]

@@ -29,16 +29,16 @@ class TraceError(RegardError, ValueError):
     """A trace that is damaged, foreign or of a newer format, or that does not hold what was asked for."""
 
 
-def packed(x: Tensor, kind: str) -> bytes:
+def pack(x: Tensor, kind: str) -> bytes:
     """The bytes of an array of a type that docs/trace-format.md lists."""
     if kind == "step":
-        return stepped(x, steps(x))
+        return pack_steps(x, steps(x))
     if kind == "bit":
         return _deflated(np.packbits(x.cpu().numpy().astype(bool), axis=-1, bitorder="little").tobytes())
     return _deflated(*_planes(x.detach().cpu().numpy().astype(TYPES[kind])))
 
 
-def stepped(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
+def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
     """The bytes of an array of type step with given steps, which are such as `steps` or `coarser` make.
 
     A whole number is cut in two. Its low bits are noise and stand as they are, bit behind bit; what is left is small,
@@ -68,8 +68,8 @@ def _entropy(x: np.ndarray) -> float:
     return float(-(share * np.log2(share)).sum())
 
 
-def unpacked(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array") -> Tensor:
-    """What `packed` was given, as far as its type keeps it; an error names the place where bytes are missing."""
+def unpack(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array") -> Tensor:
+    """What `pack` was given, as far as its type keeps it; an error names the place where bytes are missing."""
     if kind not in (*TYPES, "step", "bit") or min(shape, default=0) < 0:
         raise TraceError(f"{place}: type {kind!r} and shape {list(shape)} are no array; record the trace again")
     size, columns = math.prod(shape), shape[-1] if shape else 1
@@ -96,7 +96,7 @@ def unpacked(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array
     return torch.from_numpy(_ordered(data, TYPES[kind], shape))
 
 
-def rounded(x: Tensor, step: Tensor) -> Tensor:
+def round_to_steps(x: Tensor, step: Tensor) -> Tensor:
     """An array as it reads when it was written with these steps."""
     return (x / step).round() * step
 

@@ -15,9 +15,9 @@ LETTERS = bytes(c for c in range(32, 127) if chr(c) not in '"&<\\')
 _TOGETHER = ALIGN << 16
 
 
-def spelled(raw: bytes) -> str:
+def encode_base91(raw: bytes) -> str:
     """The letters of some bytes, which zeros fill up to a multiple of 13."""
-    return "".join(_spelled(raw))
+    return "".join(_encode_parts(raw))
 
 
 def length(size: int) -> int:
@@ -25,7 +25,7 @@ def length(size: int) -> int:
     return -(-size // ALIGN) * 16
 
 
-def _spelled(raw: bytes) -> Iterator[str]:
+def _encode_parts(raw: bytes) -> Iterator[str]:
     letters = np.frombuffer(LETTERS, "u1")
     for at in range(0, len(raw), _TOGETHER):
         part = raw[at : at + _TOGETHER]

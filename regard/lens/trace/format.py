@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.data.files import atomic_write
-from regard.lens.trace.arrays import TraceError, packed, stepped, unpacked
-from regard.lens.trace.base91 import ALIGN, length, spelled
-from regard.lens.trace.formulas import MAPS, Dense, Feature, OneHot, Softmax
+from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
+from regard.lens.trace.base91 import ALIGN, encode_base91, length
+from regard.lens.trace.formulas import MAPS, Dense, Feature, OneHot, SoftmaxFormula
 from regard.lens.trace.precision import kept
 from regard.lens.trace.rules import Rules
 from regard.lens.trace.tokens import Tokens
@@ -67,7 +67,7 @@ class Encoded:
         """The inert script elements of a page."""
         yield self._head()
         for number, block in enumerate(self.blocks):
-            yield _block(number, spelled(block))
+            yield _block(number, encode_base91(block))
 
     def _head(self) -> str:
         document = self.document.decode().translate(_ESCAPED)
@@ -181,7 +181,7 @@ def _attention(recording: Recording, attended: Attended, blocks: list[bytearray]
     here = len(blocks) - 1
 
     def put(x: Tensor, kind: str, step: Tensor | None = None) -> dict[str, Any]:
-        raw = packed(x, kind) if step is None else stepped(x, step)
+        raw = pack(x, kind) if step is None else pack_steps(x, step)
         return _put(blocks, here, raw, kind, tuple(x.shape))
 
     arrays: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def _attention(recording: Recording, attended: Attended, blocks: list[bytearray]
         "mask": attended.rules.as_dict(),
         "bias": [name for name in ("slopes", "offsets") if getattr(attended, name) is not None],
         "arrays": arrays,
-        "overview": _put(blocks, 0, packed(_short(attended.overview), small), small, shape),
+        "overview": _put(blocks, 0, pack(_short(attended.overview), small), small, shape),
         "error": error,
     }
 
@@ -261,7 +261,7 @@ def _attended(given: dict[str, Any], sequences: list[Tokens], blocks: list[bytes
         return bytes(block[x["at"] : x["at"] + x["bytes"]])
 
     def read(x: dict[str, Any], name: str) -> Tensor:
-        return unpacked(raw(x), x["type"], x["shape"], f"{place}, array {name}")
+        return unpack(raw(x), x["type"], x["shape"], f"{place}, array {name}")
 
     found: dict[str, Tensor] = {name: read(arrays[name], name) for name in _PLAIN if name in arrays}
     for name in ("q", "k", "v", "g"):
@@ -277,9 +277,9 @@ def _attended(given: dict[str, Any], sequences: list[Tokens], blocks: list[bytes
     mask = dict(given["mask"])
     hidden = read(arrays["hidden"], "hidden") if mask.pop("hidden") else None
     how, kind = given["weights"], given["weights"]["kind"]
-    formula: Softmax | Feature | OneHot | Dense
+    formula: SoftmaxFormula | Feature | OneHot | Dense
     if kind == "softmax":
-        formula = Softmax(float(how["scale"]), how["softcap"])
+        formula = SoftmaxFormula(float(how["scale"]), how["softcap"])
     elif kind == "feature" and how["map"] in MAPS:
         formula = Feature(how["map"])
     elif kind == "dense":

@@ -18,13 +18,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from regard.lens.trace.arrays import unpacked
+from regard.lens.trace.arrays import unpack
 
 Similar = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Softmax:
+class SoftmaxFormula:
     """softmax(scale·q·kᵀ, perhaps capped, plus bias)."""
 
     kind: ClassVar[str] = "softmax"
@@ -77,7 +77,7 @@ class Dense:
         """Rows of one head; only tiles that hold some of them are unpacked."""
         first, last = start // self.tile, max(start, stop - 1) // self.tile
         found = [
-            unpacked(self.tiles[head][n], "f16", (min(self.tile, T - n * self.tile), S)) for n in range(first, last + 1)
+            unpack(self.tiles[head][n], "f16", (min(self.tile, T - n * self.tile), S)) for n in range(first, last + 1)
         ]
         return torch.cat(found).float()[start - first * self.tile : stop - first * self.tile]
 
@@ -85,7 +85,7 @@ class Dense:
         return {"kind": self.kind, "tile": self.tile}
 
 
-Formula = Softmax | Feature | OneHot | Dense
+Formula = SoftmaxFormula | Feature | OneHot | Dense
 
 
 def _elu(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.lens.trace.arrays import LARGEST, on_grid, rounded, steps
-from regard.lens.trace.formulas import Feature, Softmax
+from regard.lens.trace.arrays import LARGEST, on_grid, round_to_steps, steps
+from regard.lens.trace.formulas import Feature, SoftmaxFormula
 from regard.lens.trace.trace import Attended, Recording, of_heads, weighed
 
 LIMIT = 1e-3  # the most that a weight may move
@@ -47,7 +47,7 @@ def kept(recording: Recording, attended: Attended) -> Kept:
     """The coarsest way to store q and k that keeps weights within the limit."""
     q, k = attended.q, attended.k
     assert q is not None and k is not None
-    if isinstance(attended.formula, Softmax):
+    if isinstance(attended.formula, SoftmaxFormula):
         return _fitting(recording, attended)
     if isinstance(attended.formula, Feature):
         return _halved(recording, attended)
@@ -55,7 +55,7 @@ def kept(recording: Recording, attended: Attended) -> Kept:
 
 
 def _fitting(recording: Recording, attended: Attended) -> Kept:
-    """Softmax attention with the ε of some rows, a smaller one where another row turns out to need it."""
+    """SoftmaxFormula attention with the ε of some rows, a smaller one where another row turns out to need it."""
     q, k, n = attended.q, attended.k, attended.n
     assert q is not None and k is not None and n is not None
     group, eps = _group(attended), _search(recording, attended)
@@ -66,7 +66,7 @@ def _fitting(recording: Recording, attended: Attended) -> Kept:
         if not len(heads):
             break
         step_q, step_k = _steps(attended, eps)
-        rough = replace(attended, q=made_q, k=rounded(k, step_k[:, None]), n=None)
+        rough = replace(attended, q=made_q, k=round_to_steps(k, step_k[:, None]), n=None)
         error[heads] = 0.0
         for rows in recording.spans(attended, len(heads)):
             exact = weighed(attended, *recording.read(attended), heads.tolist(), rows)[0]
@@ -84,7 +84,7 @@ def _fitting(recording: Recording, attended: Attended) -> Kept:
 def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
     """The largest ε of each group of heads that does for some rows; 0 where none does."""
     q, k, formula = attended.q, attended.k, attended.formula
-    assert q is not None and k is not None and isinstance(formula, Softmax)
+    assert q is not None and k is not None and isinstance(formula, SoftmaxFormula)
     rows, N, group = _spread(q.shape[1]), len(k), _group(attended)
     eps = torch.full((N,), 4e-3 / (abs(formula.scale) * q.shape[-1] ** 0.5 + 1e-30))
     most = (steps(k) * _each(_rms(q), group, N)).amax(1) / COARSER  # larger ones change nothing
@@ -95,7 +95,7 @@ def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
     found = torch.zeros(N, dtype=torch.bool)
     for _ in range(TRIES):
         step_q, step_k = _steps(attended, eps)
-        rough = replace(attended, q=q.clone(), k=rounded(k, step_k[:, None]), n=None)
+        rough = replace(attended, q=q.clone(), k=round_to_steps(k, step_k[:, None]), n=None)
         worst = _each(_fit(recording, attended, rough, step_q, range(len(q)), rows, exact)[1], group, N)
         does = worst <= limit
         good, bad = torch.where(does, good.maximum(eps), good), torch.where(does, bad, bad.minimum(eps))
@@ -134,7 +134,7 @@ def _fit(
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
         moved = q[:, :, first:] + free.mT @ torch.linalg.solve_ex(gram, wanted - near @ q)[0]
         q[:, :, first:] = moved.clamp(low[:, :, first:], high[:, :, first:])
-        q[:, :, first:last] = rounded(q[:, :, first:last], step[:, :, first:last])
+        q[:, :, first:last] = round_to_steps(q[:, :, first:last], step[:, :, first:last])
     rough.q[torch.tensor(heads)[:, None], rows] = q[..., 0]
     weights, n, _ = weighed(rough, *recording.read(attended), heads, rows)
     total = exact.sum(-1)  # less than 1 where a sink takes the rest

@@ -58,7 +58,7 @@ class Rules:
         }
 
 
-def recognised(seen: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Tokens, crossing: bool) -> Rules:
+def infer_rules(seen: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Tokens, crossing: bool) -> Rules:
     """The shortest rules that allow just these cells; queries that are padding do not count.
 
     What no rule explains is kept bit by bit, which is still one bit a cell for all heads together.

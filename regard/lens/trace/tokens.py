@@ -38,8 +38,10 @@ class Tokens:
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
-        self.starts, self.ends = self.starts or [-1] * n, self.ends or [-1] * n
-        self.special, self.visible = self.special or [0] * n, self.visible or [1] * n
+        self.starts = self.starts or [-1] * n
+        self.ends = self.ends or [-1] * n
+        self.special = self.special or [0] * n
+        self.visible = self.visible or [1] * n
         self.words = self.words or word_numbers(self.text, self.starts, self.ends)
         if not self.positions:
             seen = torch.tensor(self.visible, dtype=torch.long)
@@ -59,15 +61,23 @@ class Tokens:
         return torch.tensor(self.visible, dtype=torch.bool)
 
     def until(self, n: int) -> Tokens:
-        """The first n tokens, as far as masks and biases care."""
-        return self if n == len(self) else replace(self, **{name: getattr(self, name)[:n] for name in _LISTS}, ids=None)
+        """Returns the first n tokens, as far as masks and biases care."""
+        if n == len(self):
+            return self
+        return replace(self, **{name: getattr(self, name)[:n] for name in _LISTS}, ids=None)
+
+    def mark_generated(self, prompt: int) -> None:
+        """Says that the first `prompt` tokens were given and the rest generated, one a step."""
+        self.prompt = prompt
+        self.steps = [prompt] + [1] * (len(self) - prompt)
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the entry of a trace's header."""
         return asdict(self)
 
 
 def word_numbers(text: str, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """The word that holds the first character of each token that is no space; −1 for none."""
+    """Returns the number of the word that holds the first character of each token that is no space; −1 for none."""
     word_at = [-1] * len(text)
     for number, match in enumerate(_WORD.finditer(text)):
         word_at[match.start() : match.end()] = [number] * (match.end() - match.start())
@@ -75,37 +85,41 @@ def word_numbers(text: str, starts: Sequence[int], ends: Sequence[int]) -> list[
     return [next((word for word in words if word >= 0), -1) for words in inside]
 
 
-def read(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None = None, name: str = "text") -> Tokens:
-    """Tokens by one of regard's tokenizers; without one they are shown as numbers."""
+def tokens_of(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None = None, name: str = "text") -> Tokens:
+    """Returns the tokens of ids by one of regard's tokenizers; without one they are shown as numbers."""
     ids = [int(i) for i in ids]
     if tokenizer is None:
         return Tokens(name, "", [str(i) for i in ids], ids)
-    written, spans = _spans(tokenizer, ids)
-    text = written if text is None else text
-    special = {tokenizer.id(s) for s in tokenizer.special}
-    if written == text:
-        shown = [written[a:b] for a, b in spans]
+    decoded, spans = _decode_spans(tokenizer, ids)
+    if text is None or text == decoded:
+        text = decoded
+        shown = [decoded[start:end] for start, end in spans]
     else:  # a tokenizer that changes the text, as by lower case, leaves no trace of where its tokens came from
-        shown, spans = [tokenizer.decode([i]) for i in ids], [(-1, -1)] * len(ids)
+        shown = [tokenizer.decode([i]) for i in ids]
+        spans = [(-1, -1)] * len(ids)
+    special = {tokenizer.id(s) for s in tokenizer.special}
     return Tokens(
         name,
         text,
-        [token if token else f"‹{i}›" for token, i in zip(shown, ids, strict=True)],
+        [token or f"‹{i}›" for token, i in zip(shown, ids, strict=True)],
         ids,
-        [a for a, _ in spans],
-        [b for _, b in spans],
+        [start for start, _ in spans],
+        [end for _, end in spans],
         special=[int(i in special) for i in ids],
     )
 
 
-def _spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-    """The text of ids and the characters of each; those that share a character all stand for it."""
+def _decode_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+    """Returns the text of ids and the characters of each; those that share a character all stand for it."""
     pieces = tokenizer.pieces()
-    text, spans, waiting = "", [], 0
+    text = ""
+    spans: list[tuple[int, int]] = []
+    waiting = 0  # tokens whose characters are not known yet
     for piece in [*(pieces.push(i) for i in ids), pieces.finish()]:
         waiting += 1
         if piece:
             spans += [(len(text), len(text) + len(piece))] * waiting
-            text, waiting = text + piece, 0
+            text += piece
+            waiting = 0
     spans += [(len(text), len(text))] * waiting
     return text, spans[: len(ids)]

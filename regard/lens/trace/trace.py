@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from regard.errors import OptionError
 from regard.lens.trace.arrays import TraceError
-from regard.lens.trace.formulas import Dense, Feature, Formula, OneHot, Softmax
+from regard.lens.trace.formulas import Dense, Feature, Formula, OneHot, SoftmaxFormula
 from regard.lens.trace.rules import REASONS, Rules
 from regard.lens.trace.tokens import Tokens
 
@@ -154,7 +154,7 @@ class Recording:
         """All weights, some rows at a time. A pass over all heads fills in normalisers that are not known yet."""
         chosen = list(range(attended.heads)) if heads is None else list(heads)
         S = len(self.sequences[attended.keys])
-        fills = heads is None and attended.n is None and isinstance(attended.formula, Softmax | Feature)
+        fills = heads is None and attended.n is None and isinstance(attended.formula, SoftmaxFormula | Feature)
         found: list[tuple[Tensor, Tensor | None]] = []
         for rows in self.spans(attended, len(chosen)):
             if fills:
@@ -295,7 +295,7 @@ def terms(
     """(a, e) of each cell, hidden or not: a weight is a·exp(e) over the sum of its row. a None means 1."""
     assert attended.q is not None and attended.k is not None
     q, k = attended.q[list(heads)][:, rows], of_heads(attended.k, heads, attended.heads)[:, : len(keys)]
-    if isinstance(attended.formula, Softmax):
+    if isinstance(attended.formula, SoftmaxFormula):
         scores = attended.formula.scores(q, k)
         return None, scores if plain(attended) else scores + bias(attended, queries, keys, heads, rows)
     assert isinstance(attended.formula, Feature)

@@ -1,0 +1,167 @@
+"""What a Hugging Face model is given: the tokens of a text, a target for its decoder, and what it generates itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import LengthError, OptionError
+from regard.lens.recording.regard_models import OWN_TARGET
+from regard.registry import accepted_options, accepts_any_keyword
+
+HubText = str | Sequence[int] | Tensor | Mapping[str, Any]
+Offsets = list[tuple[int, int]]  # the characters that each token stands for
+
+
+def model_inputs(model: Any, text: HubText, tokenizer: Any) -> tuple[dict[str, Any], Offsets | None]:
+    """Returns the inputs of a text on the model's device, and the characters of each token where they are known."""
+    device = next(model.parameters()).device
+    if isinstance(text, Mapping):
+        return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in text.items()}, None
+    if not isinstance(text, str):
+        if not isinstance(text, Tensor):
+            text = torch.tensor(list(text), dtype=torch.long)
+        return {"input_ids": text.long().reshape(1, -1).to(device)}, None
+    if tokenizer is None:
+        raise OptionError("text needs a tokenizer: give tokenizer=, or token ids instead of text")
+    fast = bool(getattr(tokenizer, "is_fast", False))  # the slow ones do not know their offsets
+    inputs = dict(tokenizer(text, return_tensors="pt", return_offsets_mapping=fast, verbose=False))
+    offsets = None
+    if fast:
+        offsets = [(int(a), int(b)) for a, b in inputs.pop("offset_mapping")[0].tolist()]
+    if not accepts_any_keyword(model.forward):
+        inputs = accepted_options(model.forward, inputs)
+    return {name: x.to(device) for name, x in inputs.items()}, offsets
+
+
+def check_length(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Raises LengthError where a text has more tokens than the model was built for."""
+    most = token_limit(model)
+    if most is None or "input_ids" not in inputs:
+        return
+    length = inputs["input_ids"].shape[-1]
+    if length > most:
+        raise LengthError(f"{length} tokens, but this model was built for {most}: shorten the text")
+
+
+def text_config(model: Any) -> Any:
+    """Returns the part of a model's config that is about text."""
+    if hasattr(model.config, "get_text_config"):
+        return model.config.get_text_config()
+    return model.config
+
+
+def token_limit(model: Any) -> int | None:
+    """Returns the most tokens that a model was built for; None: any number."""
+    config = text_config(model)
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if most is None:
+        return None
+    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        # These count positions from behind the padding token.
+        return int(most) - int(config.pad_token_id or 0) - 1
+    return int(most)
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Returns whether a model reads one sequence and writes another."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def target_ids(model: Any, target: str | Sequence[int], tokenizer: Any) -> Tensor:
+    """Returns what the decoder is given [1,T]: the target behind the token that every target begins with."""
+    if not is_encoder_decoder(model):
+        raise OptionError(f"a {type(model).__name__} has no target: leave it out, or put it behind the text")
+    if isinstance(target, str):
+        if tokenizer is None:
+            raise OptionError("text needs a tokenizer: give tokenizer=, or token ids as target")
+        target = tokenizer(text_target=target)["input_ids"]
+    ids = list(target)
+    start = getattr(model.config, "decoder_start_token_id", None)
+    if start is not None:
+        ids.insert(0, start)
+    return torch.tensor([ids], device=next(model.parameters()).device)
+
+
+def lacks_target(model: Any, inputs: Mapping[str, Any]) -> bool:
+    """Returns whether a decoder that reads an encoder has nothing to read of its own."""
+    names = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
+    return is_encoder_decoder(model) and not any(name in inputs for name in names)
+
+
+def own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the settings by which a decoder without a target writes its own, and warns that it does.
+
+    One that cannot generate is given its start token alone, and None is returned.
+    """
+    configs = (getattr(model, "generation_config", None), model.config)
+    start = _first_token(configs, "decoder_start_token_id", "bos_token_id")
+    if model.can_generate() and start is not None:
+        warnings.warn(f"no target was given, so the decoder wrote its own, at most {OWN_TARGET} tokens", stacklevel=4)
+        return {"max_new_tokens": OWN_TARGET}
+    if start is None:
+        start = _first_token(configs, "pad_token_id")
+    if start is None:
+        raise OptionError(f"{type(model).__name__} has no start token: give what its decoder reads as target")
+    warnings.warn(
+        f"no target was given, and {type(model).__name__} has no head to write one with, so the decoder read its start "
+        "token alone",
+        stacklevel=4,
+    )
+    inputs["decoder_input_ids"] = torch.tensor([[start]], device=next(model.parameters()).device)
+    return None
+
+
+def _first_token(configs: Sequence[Any], *names: str) -> int | None:
+    """Returns the first token id of these names that a config has."""
+    tokens = (getattr(config, name, None) for name in names for config in configs)
+    return next((int(token) for token in tokens if token is not None), None)
+
+
+def generate_ids(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]) -> list[int]:
+    """Returns the token ids of the prompt and of what follows it, or of what a decoder writes, start token included.
+
+    One more token is generated than kept: the last one is never read.
+    """
+    if not model.can_generate():
+        raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
+    options = dict(settings)
+    if options.get("num_beams", 1) != 1 or options.get("num_return_sequences", 1) != 1:
+        raise OptionError("one output is recorded, without beams: leave out num_beams and num_return_sequences")
+    most = int(options.pop("max_new_tokens", 20))
+    limit = token_limit(model)
+    if limit is not None and "input_ids" in inputs and not is_encoder_decoder(model):
+        most = min(most, limit - inputs["input_ids"].shape[-1])
+    pad = model.generation_config.pad_token_id
+    if pad is None:
+        pad = model.generation_config.eos_token_id
+    if isinstance(pad, list):
+        pad = pad[0]
+    options = {"do_sample": False, "pad_token_id": pad} | options
+    with torch.no_grad():
+        out = model.generate(**inputs, max_new_tokens=most + 1, num_beams=1, **options)
+    ids: list[int] = out[0].tolist()
+    return ids[:-1]
+
+
+def append_generated(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns inputs with what the model generates behind them, so that one pass reads both."""
+    device = next(model.parameters()).device
+    ids = generate_ids(model, inputs, settings)
+    if is_encoder_decoder(model):
+        prompt = 1
+        longer = inputs | {"decoder_input_ids": torch.tensor([ids], device=device)}
+    else:
+        prompt = int(inputs["input_ids"].shape[1])
+        longer = inputs | {"input_ids": torch.tensor([ids], device=device)}
+        for name in ("attention_mask", "token_type_ids"):
+            if name in inputs:
+                last = inputs[name][:, -1:].expand(-1, len(ids) - prompt)
+                longer[name] = torch.cat([inputs[name], last], 1)
+    if len(ids) <= prompt:
+        raise OptionError("the model generated nothing that it read, so there is no loss: leave out generate")
+    return longer
