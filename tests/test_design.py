@@ -258,8 +258,8 @@ def test_a_replacement_is_the_nearest_there_is():
 
 
 def test_one_head_against_two():
-    rows = two_heads.measure(two_heads.TwoHeads(), lambda text: None)["rows"]
-    one, two = ([row["std"] for row in rows if row["heads"] == heads] for heads in (1, 2))
+    rows = two_heads.measure(two_heads.TwoHeads(), lambda text: None).rows
+    one, two = ([row.std for row in rows if row.heads == heads] for heads in (1, 2))
     assert min(one) > 0.435 and max(one) < 0.495
     assert min(two) > 0.015 and max(two) < 0.145
 

@@ -21,6 +21,7 @@ from regard.errors import RunError, UnknownNameError
 from regard.lab.approximate import run as approximate
 from regard.lab.argmax import run as selecting
 from regard.lab.base import EXPERIMENTS, LabConfig, Measurement, lab, normal, quartiles, run
+from regard.lab.results import to_json
 from regard.lab.scale import run as scale
 from regard.mechanisms import mechanism
 from regard.report.chart import Axis, Series, chart
@@ -52,9 +53,9 @@ def test_a_run_is_a_folder_that_can_be_made_again(done):
     assert written["lab"] == name and written["versions"] == results["versions"]
     config = EXPERIMENTS[name].Config().but(**written[name])
     assert config == EXPERIMENTS[name].Config().but(**SMALL[name]) != EXPERIMENTS[name].Config()
-    again = EXPERIMENTS[name].measure(config, said.append)
+    again = to_json(EXPERIMENTS[name].measure(config, said.append))
     assert again == {key: results[key] for key in again}
-    other = EXPERIMENTS[name].measure(config.but(seed=1), said.append)
+    other = to_json(EXPERIMENTS[name].measure(config.but(seed=1), said.append))
     assert all(other[key] != again[key] for key in again if key != "chance")
 
 
@@ -158,20 +159,20 @@ def test_quartiles_are_those_of_torch():
 def test_the_law_of_fouriers_variance():
     """(1 − e^{−δ²})²/2F for the Gaussian kernel, within four standard errors, which are a few percent."""
     config = approximate.Approximate(redraws=4000)
-    for row in approximate.variance_law(config, "fourier", F=16)["rows"]:
-        assert math.isclose(row["predicted"], (1 - math.exp(-row["shift"])) ** 2 / 32, rel_tol=1e-9)
-        assert row["error"] < 0.05 * row["predicted"]
-        assert abs(row["measured"] - row["predicted"]) < 4 * row["error"]
+    for row in approximate.variance_law(config, "fourier", F=16).rows:
+        assert math.isclose(row.predicted, (1 - math.exp(-row.shift)) ** 2 / 32, rel_tol=1e-9)
+        assert row.error < 0.05 * row.predicted
+        assert abs(row.measured - row.predicted) < 4 * row.error
 
 
 def test_the_law_of_performers_variance():
     """With what orthogonal directions save; without that the law is off by many standard errors."""
     config = approximate.Approximate(redraws=4000)
-    rows = [row for row in approximate.variance_law(config, "performer", F=16)["rows"] if row["shift"] <= 1]
+    rows = [row for row in approximate.variance_law(config, "performer", F=16).rows if row.shift <= 1]
     for row in rows:
-        assert abs(row["measured"] - row["predicted"]) < 4 * row["error"]
-    independent = math.expm1(rows[-1]["shift"]) / 16
-    assert independent - rows[-1]["measured"] > 5 * rows[-1]["error"]
+        assert abs(row.measured - row.predicted) < 4 * row.error
+    independent = math.expm1(rows[-1].shift) / 16
+    assert independent - rows[-1].measured > 5 * rows[-1].error
 
 
 def test_orthogonal_directions_save_nothing_alone_and_less_in_a_broken_block():
@@ -191,43 +192,43 @@ def test_the_hypergeometric_series():
 
 @pytest.mark.parametrize("name", approximate.NAMES)
 def test_the_kernel_is_unbiased_and_the_ratio_is_not(name):
-    few, many = approximate.bias(approximate.Approximate(redraws=800), name, sizes=(16, 128))["rows"]
+    few, many = approximate.bias(approximate.Approximate(redraws=800), name, sizes=(16, 128)).rows
     for row in (few, many):
-        middle, low, high = row["kernel"]
+        middle, low, high = row.kernel
         assert abs(middle) < 2 * (high - low) and high - low < 0.03
-    assert few["bias"] > 2 * few["noise"]
-    assert many["bias"] < 0.5 * few["bias"]
-    assert many["spread"] < 0.6 * few["spread"]
+    assert few.bias > 2 * few.noise
+    assert many.bias < 0.5 * few.bias
+    assert many.spread < 0.6 * few.spread
 
 
 @pytest.mark.parametrize("name", approximate.NAMES)
 def test_relative_kernel_is_one_with_many_features(name):
     q, k = (normal(generator(n), 1, 1, 5, 4) / 4 for n in range(2))
-    found = approximate.relative_kernel(approximate.made(name, 60_000, 4, 0), q, k)
+    found = approximate.relative_kernel(approximate._build(name, 60_000, 4, 0), q, k)
     assert (found - 1).abs().max() < 0.02
 
 
 def test_errors_fall_by_the_root_of_features_only_where_they_are_small():
     config = approximate.Approximate(features=(64, 512), widths=(4, 64), draws=12, tokens=32, redraws=2)
     found = approximate.measure(config, lambda text: None)
-    slope = {(s["mechanism"], s["variance"], s["width"]): s for s in found["slopes"]}
+    slope = {(s.mechanism, s.variance, s.width): s for s in found.slopes}
     for name in approximate.NAMES:
-        assert abs(slope[name, "1/K", 64]["output"][0] + 0.5) < 0.06
-        assert slope[name, "1", 64]["output"][0] > -0.25
-        error = {(e["variance"], e["width"], e["features"]): e for e in found["errors"] if e["mechanism"] == name}
-        assert error["1", 64, 512]["output"][1] > 1 > 0.5 > error["1", 4, 512]["output"][1]
-        assert error["1/K", 64, 512]["output"][1] < 0.6 * error["1/K", 4, 512]["output"][1]
+        assert abs(slope[name, "1/K", 64].output[0] + 0.5) < 0.06
+        assert slope[name, "1", 64].output[0] > -0.25
+        error = {(e.variance, e.width, e.features): e for e in found.errors if e.mechanism == name}
+        assert error["1", 64, 512].output[1] > 1 > 0.5 > error["1", 4, 512].output[1]
+        assert error["1/K", 64, 512].output[1] < 0.6 * error["1/K", 4, 512].output[1]
         small = error["1/K", 64, 512]
-        assert abs(small["kernel"][1] / small["predicted"] - 1) < 0.1
-    assert abs(slope["fourier", "1", 64]["kernel"][0] + 0.5) < 0.05  # the law holds however large the error
+        assert abs(small.kernel[1] / small.predicted - 1) < 0.1
+    assert abs(slope["fourier", "1", 64].kernel[0] + 0.5) < 0.05  # the law holds however large the error
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.5, -2.0])
 def test_mean_and_variance_of_products(mean):
     found = scale.products(scale.Scale(std=1.5, pairs=40_000), 12, mean)
     for key, expected in (("mean", 12 * mean**2), ("variance", 12 * 1.5**4 + 2 * 1.5**2 * 12 * mean**2)):
-        middle, low, _ = found[f"measured_{key}"]
-        assert math.isclose(found[f"predicted_{key}"], expected)
+        middle, low, _ = getattr(found, f"measured_{key}")
+        assert math.isclose(getattr(found, f"predicted_{key}"), expected)
         assert abs(middle - expected) < 2 * (middle - low)  # four standard errors
 
 
@@ -246,44 +247,44 @@ def test_softmax_saturates_without_the_root():
     config = scale.Scale(draws=200)
     near, far = (scale.saturation(config, d, scaled=True) for d in (16, 1024))
     for key in ("entropy", "largest", "jacobian", "gradient"):
-        assert abs(near[key][1] / far[key][1] - 1) < 0.1
+        assert abs(getattr(near, key)[1] / getattr(far, key)[1] - 1) < 0.1
     plain = scale.saturation(config, 1024, scaled=False)
-    assert plain["largest"][1] > 0.99 and plain["entropy"][1] < 0.05
-    assert plain["jacobian"][1] < 0.05 * far["jacobian"][1] and plain["gradient"][1] < 0.5 * far["gradient"][1]
+    assert plain.largest[1] > 0.99 and plain.entropy[1] < 0.05
+    assert plain.jacobian[1] < 0.05 * far.jacobian[1] and plain.gradient[1] < 0.5 * far.gradient[1]
 
 
 def test_queries_give_one_and_keys_get_unequally():
     narrow, wide = (scale.sums(scale.Scale(draws=100), K) for K in (4, 64))
     for found in (narrow, wide):
-        assert found["given_off_one"] < 1e-12
-        assert math.isclose(sum(found["sorted"]) / len(found["sorted"]), 1, rel_tol=1e-9)
-        assert found["least"][0] < found["got"][1] < 1 < found["most"][0]
-    assert narrow["std"][0] > 1.5 * wide["std"][0] and narrow["lengths"] > 0.75 > wide["lengths"] > 0.3
+        assert found.given_off_one < 1e-12
+        assert math.isclose(sum(found.sorted) / len(found.sorted), 1, rel_tol=1e-9)
+        assert found.least[0] < found.got[1] < 1 < found.most[0]
+    assert narrow.std[0] > 1.5 * wide.std[0] and narrow.lengths > 0.75 > wide.lengths > 0.3
 
 
 @pytest.mark.parametrize(("K", "known"), [(4, 0.103), (16, 0.372), (64, 0.938)])
 def test_queries_that_are_keys_come_near_the_identity(K, known):
     found = scale.identity(scale.Scale(draws=200), K)
-    assert abs(found["diagonal"][0] - known) < 0.01
-    assert abs(found["diagonal"][0] - found["predicted"]) < 0.02
+    assert abs(found.diagonal[0] - known) < 0.01
+    assert abs(found.diagonal[0] - found.predicted) < 0.02
 
 
 def test_only_argmax_cannot_learn_where_to_look():
     config = selecting.Selecting(steps=250, runs=1, every=50)
     ways = {way: selecting.train(config, way, seed=1) for way in selecting.WAYS}
     for way in ("softmax", "straight-through"):
-        assert ways[way]["curve"][-1]["accuracy"] > 0.97 and ways[way]["finds"] > 0.97
-        assert min(row[key] for row in ways[way]["curve"] for key in ("dq", "dk")) > 0
+        assert ways[way].curve[-1].accuracy > 0.97 and ways[way].finds > 0.97
+        assert min(getattr(row, key) for row in ways[way].curve for key in ("dq", "dk")) > 0
     stuck = ways["argmax"]
-    assert all(row["dq"] == row["dk"] == 0 for row in stuck["curve"])
-    by_luck = stuck["finds"] + (1 - stuck["finds"]) / config.labels
-    assert abs(stuck["curve"][-1]["accuracy"] - by_luck) < 0.06
-    assert stuck["finds"] == selecting.train(config.but(steps=1), "argmax", seed=1)["finds"]
+    assert all(row.dq == row.dk == 0 for row in stuck.curve)
+    by_luck = stuck.finds + (1 - stuck.finds) / config.labels
+    assert abs(stuck.curve[-1].accuracy - by_luck) < 0.06
+    assert stuck.finds == selecting.train(config.but(steps=1), "argmax", seed=1).finds
 
 
 def test_a_row_asks_for_a_symbol_that_it_holds_once():
     config = selecting.Selecting()
-    asked, symbols, labels, answers = selecting.rows(config, 500, generator(0))
+    asked, symbols, labels, answers = selecting.draw_rows(config, 500, generator(0))
     held = symbols == asked[:, None]
     assert (held.sum(-1) == 1).all() and torch.equal(labels[held], answers)
     assert all(len(set(row)) == config.tokens for row in symbols.tolist())

@@ -8,20 +8,19 @@ Straight-through chooses like argmax and learns like softmax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.config import ConfigError
 from regard.data.seeds import derive, generator
 from regard.lab.argmax.page import argmax_page
-from regard.lab.base import LabConfig, Results, Say, lab, normal, quartiles
+from regard.lab.argmax.results import ArgmaxResults, CurveRow, Selecting, WayResults
+from regard.lab.base import Say, lab, normal, quartiles
 from regard.mechanisms import mechanism
 
+# The ways to attend that are compared, as options of `mechanism`.
 WAYS: dict[str, dict[str, str]] = {
     "softmax": {"name": "softmax"},
     "argmax": {"name": "argmax"},
@@ -29,37 +28,22 @@ WAYS: dict[str, dict[str, str]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selecting(LabConfig):
-    """Rows of `tokens` of `symbols` symbols with `labels` labels; `runs` trainings with seeds of their own each way."""
+class TrainingPoint(NamedTuple):
+    """One training at one step."""
 
-    place: ClassVar[str] = "argmax"
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "symbols": (2, 4096),
-        "tokens": (2, 4096),
-        "labels": (2, 4096),
-        "size": (1, 1024),
-        "steps": (1, 1_000_000),
-        "batch": (1, 65_536),
-        "runs": (1, 1000),
-        "lr": (1e-6, 10),
-        "every": (1, 1_000_000),
-    }
+    step: int
+    accuracy: float
+    loss: float
+    dq: float
+    dk: float
 
-    symbols: int = 32
-    tokens: int = 8
-    labels: int = 8
-    size: int = 16
-    steps: int = 400
-    batch: int = 64
-    runs: int = 7
-    lr: float = 0.01
-    every: int = 10
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tokens > self.symbols:
-            raise ConfigError(f"argmax.tokens = {self.tokens}: expected at most argmax.symbols, {self.symbols}")
+class LookupTraining(NamedTuple):
+    """One training: its points on the way, and what came out of it, as in `WayResults`."""
+
+    curve: list[TrainingPoint]
+    read_by_argmax: float
+    finds: float
 
 
 class Lookup(nn.Module):
@@ -69,56 +53,61 @@ class Lookup(nn.Module):
         super().__init__()
         draw = generator(seed, "tables")
 
-        def learned(rows: int, columns: int) -> nn.Parameter:
-            return nn.Parameter(normal(draw, rows, columns).float())
+        def random_table(rows: int) -> nn.Parameter:
+            return nn.Parameter(normal(draw, rows, config.size).float())
 
-        self.q, self.k = learned(config.symbols, config.size), learned(config.symbols, config.size)
-        self.v, self.read = learned(config.labels, config.size), learned(config.labels, config.size)
+        self.q = random_table(config.symbols)
+        self.k = random_table(config.symbols)
+        self.v = random_table(config.labels)
+        self.read = random_table(config.labels)
         self.attend = mechanism(**WAYS[way])
 
     def forward(self, asked: Tensor, symbols: Tensor, labels: Tensor) -> Tensor:
-        """Scores of the labels [B, labels] for asked [B], symbols and labels [B, tokens]."""
-        q, k, v = self.q[asked][:, None, None], self.k[symbols][:, None], self.v[labels][:, None]
+        """Returns the scores of the labels [B, labels] for asked [B], symbols and labels [B, tokens]."""
+        q = self.q[asked][:, None, None]  # [B,1,1,K]: one head, one query
+        k = self.k[symbols][:, None]
+        v = self.v[labels][:, None]
         out: Tensor = self.attend(q, k, v)[:, 0, 0] @ self.read.mT
         return out
 
 
-def rows(config: Selecting, n: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """asked, symbols, labels and the answers of n rows; the symbols of a row are all different."""
+def draw_rows(config: Selecting, n: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns asked, symbols, labels and the answers of n rows; the symbols of a row are all different."""
     symbols = torch.rand(n, config.symbols, generator=draw).argsort(-1)[:, : config.tokens]
     labels = torch.randint(config.labels, (n, config.tokens), generator=draw)
     place = torch.randint(config.tokens, (n, 1), generator=draw)
     return symbols.gather(1, place)[:, 0], symbols, labels, labels.gather(1, place)[:, 0]
 
 
-def train(config: Selecting, way: str, seed: int) -> dict[str, Any]:
-    """One training: accuracy on rows never seen and the norms of dq and dk on the way, and what came out."""
-    model, draw = Lookup(config, way, seed), generator(seed, "rows")
-    test = rows(config, 1024, generator(seed, "test"))
+def train(config: Selecting, way: str, seed: int) -> LookupTraining:
+    """Trains one model: accuracy on rows never seen and the norms of dq and dk on the way, and what came out."""
+    model = Lookup(config, way, seed)
+    draw = generator(seed, "rows")
+    test = draw_rows(config, 1024, generator(seed, "test"))
     adam = torch.optim.Adam(model.parameters(), lr=config.lr)
     curve = []
     for step in range(config.steps + 1):
-        *asked, answers = rows(config, config.batch, draw)
-        loss = functional.cross_entropy(model(*asked), answers)
+        *inputs, answers = draw_rows(config, config.batch, draw)
+        loss = functional.cross_entropy(model(*inputs), answers)
         adam.zero_grad()
         loss.backward()
         if step % config.every == 0 or step == config.steps:
-            norms = {f"d{name}": _norm(getattr(model, name).grad) for name in "qk"}
-            curve.append({"step": step, "accuracy": accuracy(model, test), "loss": float(loss.detach()), **norms})
+            norms = (_norm(model.q.grad), _norm(model.k.grad))
+            curve.append(TrainingPoint(step, accuracy(model, test), float(loss.detach()), *norms))
         adam.step()
     model.attend = mechanism("argmax")
-    return {"curve": curve, "read_by_argmax": accuracy(model, test), "finds": _finds(model, test)}
+    return LookupTraining(curve, accuracy(model, test), _share_found(model, test))
 
 
 def accuracy(model: Lookup, test: tuple[Tensor, ...]) -> float:
-    """The share of answers that are right."""
+    """Returns the share of answers that are right."""
     with torch.no_grad():
-        *asked, answers = test
-        return float((model(*asked).argmax(-1) == answers).double().mean())
+        *inputs, answers = test
+        return float((model(*inputs).argmax(-1) == answers).double().mean())
 
 
-def _finds(model: Lookup, test: tuple[Tensor, ...]) -> float:
-    """The share of rows in which the key with the largest score is the one that is asked for."""
+def _share_found(model: Lookup, test: tuple[Tensor, ...]) -> float:
+    """Returns the share of rows in which the key with the largest score is the one that is asked for."""
     asked, symbols, _, _ = test
     with torch.no_grad():
         best = torch.einsum("bk,btk->bt", model.q[asked], model.k[symbols]).argmax(-1, keepdim=True)
@@ -126,28 +115,42 @@ def _finds(model: Lookup, test: tuple[Tensor, ...]) -> float:
 
 
 def _norm(gradient: Tensor | None) -> float:
-    return 0.0 if gradient is None else float(gradient.norm())
+    """Returns the norm of a gradient; argmax leaves none at all, which is zero."""
+    if gradient is None:
+        return 0.0
+    return float(gradient.norm())
 
 
 @lab("argmax", Selecting, argmax_page)
-def measure(config: Selecting, say: Say) -> Results:
+def measure(config: Selecting, say: Say) -> ArgmaxResults:
     """Learning where to look: softmax learns it, argmax cannot, straight-through can."""
     ways = []
     for way in WAYS:
         say(f"{config.runs} trainings with {way}")
-        trained = [train(config, way, derive(config.seed, "run", n)) for n in range(config.runs)]
-        curves = [one["curve"] for one in trained]
+        trainings = [train(config, way, derive(config.seed, "run", n)) for n in range(config.runs)]
         ways.append(
-            {
-                "name": way,
-                "curve": [
-                    {"step": points[0]["step"]}
-                    | {key: quartiles([p[key] for p in points]) for key in ("accuracy", "loss", "dq", "dk")}
-                    for points in zip(*curves, strict=True)
-                ],
-                "final": [curve[-1]["accuracy"] for curve in curves],
-                "read_by_argmax": [one["read_by_argmax"] for one in trained],
-                "finds": [one["finds"] for one in trained],
-            }
+            WayResults(
+                name=way,
+                curve=_summarize_curves(trainings),
+                final=[training.curve[-1].accuracy for training in trainings],
+                read_by_argmax=[training.read_by_argmax for training in trainings],
+                finds=[training.finds for training in trainings],
+            )
         )
-    return {"chance": 1 / config.labels, "ways": ways}
+    return ArgmaxResults(config, chance=1 / config.labels, ways=ways)
+
+
+def _summarize_curves(trainings: list[LookupTraining]) -> list[CurveRow]:
+    """Returns quartiles over trainings at each step."""
+    rows = []
+    for points in zip(*(training.curve for training in trainings), strict=True):
+        rows.append(
+            CurveRow(
+                step=points[0].step,
+                accuracy=quartiles([point.accuracy for point in points]),
+                loss=quartiles([point.loss for point in points]),
+                dq=quartiles([point.dq for point in points]),
+                dk=quartiles([point.dk for point in points]),
+            )
+        )
+    return rows

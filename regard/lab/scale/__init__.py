@@ -1,5 +1,6 @@
 """Why scores are divided by √d."""
 
-from regard.lab.scale.run import Scale, gradient_norm, identity, jacobian_norm, products, saturation, sums
+from regard.lab.scale.results import Scale
+from regard.lab.scale.run import gradient_norm, identity, jacobian_norm, products, saturation, sums
 
 __all__ = ["Scale", "gradient_norm", "identity", "jacobian_norm", "products", "saturation", "sums"]

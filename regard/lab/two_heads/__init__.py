@@ -1,5 +1,6 @@
 """One head against two."""
 
-from regard.lab.two_heads.run import TwoHeads, weights
+from regard.lab.two_heads.results import TwoHeads
+from regard.lab.two_heads.run import weights
 
 __all__ = ["TwoHeads", "weights"]
