@@ -139,11 +139,11 @@ def test_a_gguf_file_beside_an_adapter_or_a_kernel_is_refused(tmp_path: Path) ->
     gguf(path)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
     with pytest.raises(HubError, match=r"adapter_config\.json: an adapter"):
-        gate.model_from_gguf(path, trained=True)
+        gate.load_gguf(path, trained=True)
     (tmp_path / "adapter_config.json").unlink()
     say(tmp_path / "config.json", attn_implementation="someone/kernel")
     with pytest.raises(HubError, match=r"config\.json: attn_implementation = 'someone/kernel'"):
-        gate.model_from_gguf(path, trained=True)
+        gate.load_gguf(path, trained=True)
 
 
 # Fields that name code
@@ -272,7 +272,7 @@ def test_code_in_a_folder_within_the_folder_does_not_run(folder: Path) -> None:
 @pytest.fixture
 def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the gate blind."""
-    for name in ("config_of", "check_settings", "_check_tokenizer_class"):
+    for name in ("read_config", "check_settings", "_check_tokenizer_class"):
         monkeypatch.setattr(gate, name, lambda *_: None)
 
 
@@ -417,7 +417,7 @@ def test_every_loader_in_the_gate_is_behind_a_check() -> None:
     ]
     assert len(calling) == 4
     for function in calling:
-        assert ast.unparse(function.body[1]).startswith(("config_of(", "check_settings(", "folder = path.parent"))
+        assert ast.unparse(function.body[1]).startswith(("read_config(", "check_settings(", "folder = path.parent"))
         inside = [node for node in function.body if isinstance(node, ast.With) and "closed()" in ast.unparse(node)]
         written = ast.unparse(function)
         assert written.count("from_pretrained(") == sum(ast.unparse(node).count("from_pretrained(") for node in inside)

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, allowed
 from regard.errors import HubError, OptionError
 from regard.hub.attention import recording_attention, replacement_in
-from regard.hub.calls import Call, Replacement
+from regard.hub.calls import Call, AttentionReplacement
 from regard.hub.replacement import places
 from regard.kernels import plain
 from regard.laws import DoesNotApply, Finding
@@ -151,7 +151,7 @@ class _Comparing:
         own = replacement_in(call.module)
         reference = plain(Softmax() if own is None else copy.deepcopy(own.mechanism))
         try:
-            want, _ = Replacement(reference, call.name, call.cross)(call)
+            want, _ = AttentionReplacement(reference, call.name, call.cross)(call)
         except HubError as reason:
             raise DoesNotApply(str(reason)) from None
         apart = Finding(difference(out, want), self.limit, f"{call.name}, its output on its own q, k and v")

@@ -1,8 +1,8 @@
-"""Hugging Face models: loading them without running anyone's code, and hearing their attention."""
+"""Hugging Face models: opening them without running anyone's code, replacing and recording their attention."""
 
 from regard.hub.attention import AttentionRecorder, Call, HubError, recording_attention
 from regard.hub.exporting import Exported, NoEquivalentError, export
-from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, store, untrained
+from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, save_pretrained, untrained
 from regard.hub.loading import load
 from regard.hub.opening import ModelSource, find_source, load_regard_model, open_model
 from regard.hub.replacement import Part, Place, places, restore, use
@@ -28,7 +28,7 @@ __all__ = [
     "places",
     "recording_attention",
     "restore",
-    "store",
+    "save_pretrained",
     "untrained",
     "use",
 ]

@@ -3,7 +3,7 @@
 Transformers keeps a table of attention functions and one of mask functions, both by name; the config of a model names
 the entry that its layers call. This file adds entries and changes that name, in two ways:
 
-- `install`: layers with a `Replacement` call it, and every other layer calls the function that it had before.
+- `install`: layers with a `AttentionReplacement` call it, and every other layer calls the function that it had before.
 - `recording_attention`: for a while, each call goes to the `eager` function of the model's own file, and a recorder is
   shown what went in and what weights came out. So what is recorded is exactly what that file computes.
 """
@@ -11,7 +11,6 @@ the entry that its layers call. This file adds entries and changes that name, in
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -27,8 +26,9 @@ from torch.utils.checkpoint import checkpoint
 from regard.errors import ExtraMissingError
 from regard.errors import HubError as HubError
 from regard.hub.calls import Call as Call
-from regard.hub.calls import Replacement
+from regard.hub.calls import AttentionReplacement
 from regard.hub.masks import LazyMask, boolean_mask, lazy_mask
+from regard.shapes import default_scale
 
 RECORDING = "regard_recording"
 PREFIX = "regard_over_"  # before the name of the implementation that layers without a replacement keep
@@ -111,7 +111,7 @@ def uninstall(model: Any) -> None:
         name = config._attn_implementation_internal
         if name is not None and name.startswith(PREFIX):
             config._attn_implementation_internal = name.removeprefix(PREFIX)
-    needed = {name for replacement in Replacement.live for name in replacement.implementations}
+    needed = {name for replacement in AttentionReplacement.live for name in replacement.implementations}
     for name in _registered_names() - needed:
         _unregister(name)
 
@@ -122,10 +122,10 @@ def is_installed(module: nn.Module) -> bool:
     return str(getattr(config, "_attn_implementation", "")).startswith(PREFIX)
 
 
-def replacement_in(module: nn.Module) -> Replacement | None:
+def replacement_in(module: nn.Module) -> AttentionReplacement | None:
     """Returns the replacement in an attention module; None where there is none."""
     submodule = module._modules.get(SUBMODULE)
-    return submodule if isinstance(submodule, Replacement) else None
+    return submodule if isinstance(submodule, AttentionReplacement) else None
 
 
 def calls_interface(module: nn.Module) -> bool:
@@ -302,7 +302,7 @@ def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
     if scaling is not None:
         return float(scaling)
     head_dim = getattr(module, "head_dim", None)
-    return 1 / math.sqrt(head_dim if isinstance(head_dim, int) else query.shape[-1])
+    return default_scale(head_dim if isinstance(head_dim, int) else query.shape[-1])
 
 
 def _configs(model: Any) -> Iterator[Any]:

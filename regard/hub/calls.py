@@ -49,14 +49,16 @@ class Call:
         return mask[..., : self.k.shape[2]].expand(self.q.shape[2], -1)
 
 
-class Replacement(nn.Module):
+class AttentionReplacement(nn.Module):
     """A mechanism of regard in the place of a layer's own attention.
 
     It is a submodule of the layer, so that moving, saving and training the model reach what it learns or has drawn.
     `implementations` names the entries in transformers' tables by which the layer finds it.
     """
 
-    live: ClassVar[WeakSet[Replacement]] = WeakSet()  # all of them: `uninstall` asks which entries are still needed
+    live: ClassVar[WeakSet[AttentionReplacement]] = (
+        WeakSet()
+    )  # all of them: `uninstall` asks which entries are still needed
 
     def __init__(self, mechanism: Mechanism, name: str, cross: bool) -> None:
         super().__init__()
@@ -67,11 +69,11 @@ class Replacement(nn.Module):
         self.cache_layer: StateLayer | None = None  # for the next call
         self.was_called = False  # since the layer's forward began
         self.implementations: frozenset[str] = frozenset()
-        Replacement.live.add(self)
+        AttentionReplacement.live.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        Replacement.live.add(self)  # a copy of a model comes by here and not by __init__
+        AttentionReplacement.live.add(self)  # a copy of a model comes by here and not by __init__
 
     @property
     def keeps_state(self) -> bool:
@@ -127,7 +129,7 @@ _REASONS = {
 }
 
 
-def _scale_queries(replacement: Replacement, call: Call) -> Tensor:
+def _scale_queries(replacement: AttentionReplacement, call: Call) -> Tensor:
     """Returns q [B,H,T,K] such that q·k/√K, which mechanisms compute, is the score that the model means."""
     mechanism = replacement.mechanism
     if isinstance(mechanism, Softmax):  # it can be told its scale, unless it was built with one
@@ -138,7 +140,7 @@ def _scale_queries(replacement: Replacement, call: Call) -> Tensor:
     return call.q if math.isclose(factor, 1, rel_tol=1e-6) else call.q * factor
 
 
-def _attend_by_state(replacement: Replacement, call: Call, q: Tensor, layer: StateLayer) -> Tensor:
+def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, layer: StateLayer) -> Tensor:
     """Returns out [B,H,T,V] from the state in the cache, which is extended by the new keys and values."""
     mechanism = replacement.mechanism
     if call.kwargs.get("output_attentions"):
@@ -159,7 +161,7 @@ def _attend_by_state(replacement: Replacement, call: Call, q: Tensor, layer: Sta
     return out
 
 
-def _check_window(replacement: Replacement, call: Call, tokens: int, window: int | None) -> None:
+def _check_window(replacement: AttentionReplacement, call: Call, tokens: int, window: int | None) -> None:
     """Raises an error if a sliding window is narrower than the tokens that a state would sum over."""
     for width in (window, call.kwargs.get("sliding_window"), getattr(call.mask, "window", None)):
         if width is not None and tokens > int(width):
@@ -168,7 +170,7 @@ def _check_window(replacement: Replacement, call: Call, tokens: int, window: int
             )
 
 
-def _visible_new_tokens(replacement: Replacement, call: Call, start: int, T: int) -> Tensor | None:
+def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: int, T: int) -> Tensor | None:
     """Returns which of the T new tokens are no padding [B,T], or None for all of them.
 
     A state needs a causal mask: every query must see all tokens before it, padding apart.
@@ -184,7 +186,7 @@ def _visible_new_tokens(replacement: Replacement, call: Call, start: int, T: int
     return None if bool(new.all()) else new.expand(call.q.shape[0], T)
 
 
-def _build_mask(replacement: Replacement, call: Call, causal: bool) -> Mask:
+def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask:
     """Returns the mask of a call without a state, its biases and its softcap among it."""
     mask = _find_rule(replacement, call, causal)
     if mask is None:
@@ -198,7 +200,7 @@ def _build_mask(replacement: Replacement, call: Call, causal: bool) -> Mask:
     return mask.but(softcap=call.kwargs.get("softcap"))
 
 
-def _find_rule(replacement: Replacement, call: Call, causal: bool) -> Mask | None:
+def _find_rule(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask | None:
     """Returns the call's mask as a rule; None if it follows none."""
     S = call.k.shape[2]
     if call.mask is None:
@@ -210,7 +212,7 @@ def _find_rule(replacement: Replacement, call: Call, causal: bool) -> Mask | Non
     return call.mask.rule
 
 
-def _mask_as_bias(replacement: Replacement, call: Call) -> Tensor:
+def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
     """Returns a mask that follows no rule as numbers to add to the scores, for mechanisms that have scores."""
     S = call.k.shape[2]
     if not replacement.has_scores:
@@ -221,7 +223,7 @@ def _mask_as_bias(replacement: Replacement, call: Call) -> Tensor:
     return as_additive(matrix, call.q.dtype)
 
 
-def _check_keywords(replacement: Replacement, call: Call) -> None:
+def _check_keywords(replacement: AttentionReplacement, call: Call) -> None:
     """Raises an error for the first keyword that would be dropped."""
     honoured = {"position_bias", "softcap"} if replacement.has_scores else set()
     for name in sorted(set(call.kwargs) - _WITHOUT_EFFECT - honoured):

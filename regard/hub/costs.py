@@ -1,4 +1,4 @@
-"""What a Hugging Face model costs, counted without its weights: it runs on tensors that have shapes and no numbers."""
+"""What a Hugging Face model costs, counted by running it on the device "meta", where tensors have shapes only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from regard.hub.gate import quiet
 
 @dataclass(frozen=True)
 class HubModelCost:
-    """B sequences of T tokens. `forward`: FLOPs of matrix products of all of them; `step`: of one more token of each;
-    `cache`: bytes that the cache of all had before it; `a_token`: bytes that it adds for one sequence. Without a cache
-    the last three are None; so are FLOPs where the tokens choose their experts, which are not counted."""
+    """The cost of B sequences of T tokens.
+
+    `weights` is their size in bytes. `forward` counts the FLOPs of the matrix products of all tokens, `step` those of
+    one more token of each sequence. `cache` is the size in bytes of the cache after T tokens, and `a_token` what one
+    more token of one sequence adds to it. Without a cache the last three are None. The FLOPs are None in a mixture of
+    experts, where they depend on the tokens.
+    """
 
     name: str
     kind: str
@@ -37,23 +41,25 @@ class HubModelCost:
 def hub_model_cost(
     name: str | Path, T: int = 1024, B: int = 1, dtype: torch.dtype = torch.bfloat16, download: bool = False
 ) -> HubModelCost:
-    """Costs of a folder, of a model downloaded before, or of a kind such as 'llama' as its config comes."""
-    from torch.utils.flop_counter import FlopCounterMode  # it loads triton where there is one, which takes its time
+    """Returns the cost of the model in a folder, of an id on the hub, or of a type such as 'llama' by its defaults."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, which is slow
 
     model = model_on_meta(name, download).to(dtype)
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise HubError(f"{name} reads no text but {model.main_input_name}, so its cost for T tokens is not known")
-    model.set_attn_implementation("eager")  # products that the counter sees
-    with _counted(name), torch.no_grad(), FlopCounterMode(display=False) as whole:
+    model.set_attn_implementation("eager")  # the counter does not see the products inside fused attention
+    with _explain_errors(name), torch.no_grad(), FlopCounterMode(display=False) as counter:
         past = _run(model, B, T)
+    forward: int | None = counter.get_total_flops()
     step = cache = a_token = None
     if past is not None:
-        cache = sum(x.nbytes for x in _tensors(past))
-        with _counted(name), torch.no_grad(), FlopCounterMode(display=False) as one:
+        cache = _cache_bytes(past)
+        with _explain_errors(name), torch.no_grad(), FlopCounterMode(display=False) as counter:
             past = _run(model, B, 1, past)
-        step = one.get_total_flops()
-        a_token = (sum(x.nbytes for x in _tensors(past)) - cache) // B
-    chosen = any(("expert" in key and "num" in key) or key == "n_routed_experts" for key in model.config.to_dict())
+        step = counter.get_total_flops()
+        a_token = (_cache_bytes(past) - cache) // B
+    if _has_experts(model.config):
+        forward = step = None
     parameters = list(model.parameters())
     return HubModelCost(
         name=display_name(name),
@@ -62,35 +68,46 @@ def hub_model_cost(
         weights=sum(p.nbytes for p in parameters),
         B=B,
         T=T,
-        forward=None if chosen else whole.get_total_flops(),
-        step=None if chosen else step,
+        forward=forward,
+        step=step,
         cache=cache,
         a_token=a_token,
     )
 
 
 def _run(model: Any, B: int, T: int, past: Any = None) -> Any:
-    """The cache after T more tokens; None where there is none."""
+    """Runs T more tokens of B sequences; returns the cache, or None where there is none."""
     tokens = torch.zeros(B, T, dtype=torch.long, device="meta")
-    given: dict[str, Any] = {"use_cache": True} if past is None else {"use_cache": True, "past_key_values": past}
+    inputs: dict[str, Any] = {"use_cache": True}
+    if past is not None:
+        inputs["past_key_values"] = past
     if getattr(model.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = tokens
-        if past is not None:  # the source has been read
+        inputs["decoder_input_ids"] = tokens
+        if past is not None:  # the source has been read, and is in the cache
             width = model.config.hidden_size
-            given["encoder_outputs"] = (torch.zeros(B, T, width, device="meta", dtype=model.dtype),)
+            inputs["encoder_outputs"] = (torch.zeros(B, T, width, device="meta", dtype=model.dtype),)
     with torch.device("meta"):
-        out = model(tokens, **given)
+        out = model(tokens, **inputs)
     return getattr(out, "past_key_values", None)
 
 
-def _tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Every tensor that a cache holds, whatever its classes are."""
-    seen = set() if seen is None else seen
+def _has_experts(config: Any) -> bool:
+    """Tells whether a model is a mixture of experts, by the keys of its config."""
+    return any(("expert" in key and "num" in key) or key == "n_routed_experts" for key in config.to_dict())
+
+
+def _cache_bytes(cache: Any) -> int:
+    """Returns the size of a cache in bytes."""
+    return sum(x.nbytes for x in _tensors(cache, set()))
+
+
+def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Yields every tensor in a cache once, whatever its classes are; `seen` are the ids of what was looked at."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
     if isinstance(thing, Tensor):
-        if thing.dim() > 2:  # and not a count of tokens
+        if thing.dim() > 2:  # smaller ones count tokens
             yield thing
     elif isinstance(thing, dict):
         for part in thing.values():
@@ -103,11 +120,11 @@ def _tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _counted(name: str | Path) -> Iterator[None]:
-    """Inside, what a model cannot do without numbers becomes an error that says so."""
+def _explain_errors(name: str | Path) -> Iterator[None]:
+    """Raises any error of the model's code as a HubError: it needs values, which are not there."""
     with quiet(import_transformers()):
         try:
             yield
-        except Exception as error:  # anything that its code asks of numbers that are not there
+        except Exception as error:  # of any class: it depends on what the code does with a value
             first = str(error).strip().partition("\n")[0][:200]
             raise HubError(f"{name} cannot be counted without its weights: {first}") from error

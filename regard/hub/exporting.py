@@ -1,7 +1,7 @@
-"""Weights out: a model of regard as a folder that transformers' AutoModel and AutoTokenizer load, number for number.
+"""Exporting a model of regard as a folder that transformers' AutoModel and AutoTokenizer load, with the same numbers.
 
-Which family a model belongs to is found by writing its config as one of theirs and reading that back: what then differs
-is what the family has no equivalent of, and is named.
+The family of a model is found by writing its config as one of theirs and reading that back. What then differs is what
+the family has no equivalent of, and the error names it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.config import Section
 from regard.data.files import sync
 from regard.errors import HubError, RegardError
-from regard.hub.families import FAMILIES, Family, Part
+from regard.hub.families import FAMILIES, Family, Part, head_of
 from regard.hub.keys import Keys
 from regard.hub.safety import CONFIG, WEIGHTS
 from regard.hub.tokenizer_files import token_ids, tokenizer_files
@@ -29,9 +29,15 @@ from regard.models import GPT, Encoder, Model, StackConfig
 from regard.nn import POSITIONS
 from regard.registry import parameters_of
 
-_AUTO = {"words": "AutoModelForCausalLM", "none": "AutoModel", "masked": "AutoModelForMaskedLM"}
-_AUTO["classes"] = "AutoModelForSequenceClassification"
+# The class of transformers that loads a model with each head.
+_AUTO_CLASSES = {
+    "words": "AutoModelForCausalLM",
+    "none": "AutoModel",
+    "masked": "AutoModelForMaskedLM",
+    "classes": "AutoModelForSequenceClassification",
+}
 _ONLY_IN_TRAINING = {"model.dropout", "model.attention.dropout"}
+_BIASES = {"model.block.bias", "model.attention.bias", "model.attention.out_bias"}
 
 
 class NoEquivalentError(HubError):
@@ -40,8 +46,10 @@ class NoEquivalentError(HubError):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the class of transformers that it is, the one that loads it, the files with their bytes, and
-    what is not in them."""
+    """What was written: the class of transformers that the model is, and the one that loads it.
+
+    `files` gives the bytes of each file, and `notes` says what of the model is in none of them.
+    """
 
     folder: Path
     architecture: str
@@ -63,142 +71,165 @@ def export(model: Model[Any], folder: str | Path) -> Exported:
             f"a {type(model).__name__} has no equivalent in transformers that regard writes; "
             "expected a GPT or an Encoder"
         )
-    config = resolved(model)
-    family, document = matching(config, model)
-    head = getattr(config, "head", "words")
-    like = model.embedding.weight
+    config = _resolve_config(model)
+    family, document = _find_family(config, model)
+    head = head_of(config)
     document = {
         "architectures": [family.architecture(head)],
         "model_type": family.model_type,
         **document,
         **{name: i for name, i in token_ids(model.tokenizer).items() if name not in document},
-        "dtype": str(like.dtype).removeprefix("torch."),
+        "dtype": str(model.embedding.weight.dtype).removeprefix("torch."),
     }
     texts = {CONFIG: json.dumps(document, indent=2) + "\n"}
-    notes = [f"{gone}: it matters only in training" for gone in _unsaid(family, config, document)]
+    notes = [f"{setting}: it matters only in training" for setting in _lost_settings(family, config, document)]
     if model.tokenizer is None:
         notes.append("a tokenizer: the model has none")
     else:
         texts |= tokenizer_files(model.tokenizer, config.length)
     if head == "none":
         notes.append("a pooler: read last_hidden_state, as transformers makes a random one")
-    tensors = dict(_theirs(model, family, config, document))
+    tensors = dict(_convert_tensors(model, family, config, document))
     if not config.tied:  # transformers misses them, though it does not use them
         tensors |= {name: tensors[other].clone() for name, other in family.copies(config).items()}
     _write(place, texts, tensors)
     files = {path.name: path.stat().st_size for path in sorted(place.iterdir())}
-    return Exported(Path(folder), family.architecture(head), _AUTO[head], files, tuple(notes))
+    return Exported(Path(folder), family.architecture(head), _AUTO_CLASSES[head], files, tuple(notes))
 
 
-def resolved(model: GPT | Encoder) -> Any:
-    """The config of a model with everything said that it leaves open, and nothing that does not change its numbers."""
-    config, block = model.config, model.stack.layers[0]
-    size = block.attention.size
-    a = config.attention
-    position = parameters_of(POSITIONS.find(config.position))
-    options = {n: x for n, x in config.position_options.items() if n not in position or x != position[n].default}
-    final = config.block.before if config.block.final_norm is None else config.block.final_norm
+def _resolve_config(model: GPT | Encoder) -> Any:
+    """Returns the config of a model with its defaults filled in, and without what does not change its numbers.
+
+    So it equals the config that a family reads back if, and only if, the two compute the same.
+    """
+    config = model.config
+    size = model.stack.layers[0].attention.size
+    mechanism = config.mechanism
+    if len(set(config.per_layer)) == 1:
+        mechanism = config.per_layer[0]
+    parameters = parameters_of(POSITIONS.find(config.position))
+    options = {n: x for n, x in config.position_options.items() if n not in parameters or x != parameters[n].default}
+    merge = config.attention.merge
+    if merge == "shift":  # `_unshift_heads` changes the output projection instead
+        merge = "concatenate"
     config = config.but(
         checkpoint=False,
-        mechanism=config.per_layer[0] if len(set(config.per_layer)) == 1 else config.mechanism,
+        mechanism=mechanism,
         position_options=options,
         attention={
             "groups": size.G,
             "key_width": size.K,
             "value_width": size.V,
-            "bias": config.block.bias if a.bias is None else a.bias,
-            "out_bias": config.block.bias if a.out_bias is None else a.out_bias,
-            "merge": "concatenate" if a.merge == "shift" else a.merge,  # `_out` turns the output projection instead
+            "bias": _first_set(config.attention.bias, config.block.bias),
+            "out_bias": _first_set(config.attention.out_bias, config.block.bias),
+            "merge": merge,
         },
-        block={"final_norm": final, "hidden": model.get_parameter("stack.blocks.0.mlp.out.weight").shape[1]},
+        block={
+            "final_norm": _first_set(config.block.final_norm, config.block.before),
+            "hidden": model.get_parameter("stack.blocks.0.mlp.out.weight").shape[1],
+        },
     )
     if isinstance(model, GPT):
         return config
-    unused: dict[str, Any] = {} if model.config.head == "classes" else {"classes": 2}
-    unused |= {} if model.config.head == "masked" else {"tied": True}
-    return config.but(token_types=model.config.token_types or 1, **unused)  # a type that adds zeros
+    changes: dict[str, Any] = {"token_types": model.config.token_types or 1}  # a single type adds zeros
+    if model.config.head != "classes":
+        changes["classes"] = 2
+    if model.config.head != "masked":
+        changes["tied"] = True
+    return config.but(**changes)
 
 
-def matching(config: StackConfig, model: GPT | Encoder) -> tuple[Family, dict[str, Any]]:
-    """The first family that has all of a config, with its config in theirs; an error that says what none has."""
-    best: tuple[Family, list[str]] | None = None
+def _first_set(value: bool | None, default: bool) -> bool:
+    """Returns the value, or the default where it is None."""
+    return default if value is None else value
+
+
+def _find_family(config: StackConfig, model: GPT | Encoder) -> tuple[Family, dict[str, Any]]:
+    """Returns the first family that can hold a config, with the config as that family writes it.
+
+    The error where there is none names the nearest family, and what it has no place for.
+    """
+    nearest: tuple[Family, list[str]] | None = None
     for family in FAMILIES.values():
         if family.model is not type(model):
             continue
         document = family.write(config)
-        lacking = list(_lacking(family, config, document))
+        lacking = list(_lacking_settings(family, config, document))
         if not lacking:
             return family, document
-        if best is None or len(lacking) < len(best[1]):
-            best = family, lacking
-    assert best is not None
-    nearest = best[0].architecture(_head(config))
+        if nearest is None or len(lacking) < len(nearest[1]):
+            nearest = (family, lacking)
+    assert nearest is not None
+    family, lacking = nearest
     raise NoEquivalentError(
-        f"this {type(model).__name__} has no equivalent in transformers. The nearest, {nearest}, has no place for: "
-        f"{'; '.join(best[1])}"
+        f"this {type(model).__name__} has no equivalent in transformers. The nearest, "
+        f"{family.architecture(head_of(config))}, has no place for: {'; '.join(lacking)}"
     )
 
 
-def _unsaid(family: Family, config: Any, document: Mapping[str, Any]) -> Iterator[str]:
-    """What a family leaves out that does not change what the model computes outside training."""
-    back = family.read(Keys(Path(CONFIG), document, family.default), _head(config))
-    for place, mine, _ in _differences(config, back):
-        if place in _ONLY_IN_TRAINING:
-            yield f"{place} = {mine!r}"
+def _lost_settings(family: Family, config: Any, document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the settings that a family leaves out and that matter only in training."""
+    back = family.read(Keys(Path(CONFIG), document, family.default), head_of(config))
+    for name, value, _ in _differences(config, back):
+        if name in _ONLY_IN_TRAINING:
+            yield f"{name} = {value!r}"
 
 
-def _lacking(family: Family, config: Any, document: Mapping[str, Any]) -> Iterator[str]:
-    """What of a config a family has no place for, in words."""
+def _lacking_settings(family: Family, config: Any, document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields, in words, the settings of a config that a family has no place for."""
     keys = Keys(Path(CONFIG), document, family.default)
     try:
-        back = family.read(keys, _head(config))
+        back = family.read(keys, head_of(config))
         keys.finish()
     except RegardError as error:
         yield str(error)
         return
-    for place, mine, theirs in _differences(config, back):
-        if family.zero_bias and place in _BIASES and not mine:
-            continue  # written as zeros
-        if place in _ONLY_IN_TRAINING:
-            continue
-        yield f"{place} = {mine!r} (it has {theirs!r})"
+    for name, value, theirs in _differences(config, back):
+        written_as_zeros = family.zero_bias and name in _BIASES and not value
+        if not written_as_zeros and name not in _ONLY_IN_TRAINING:
+            yield f"{name} = {value!r} (it has {theirs!r})"
 
 
-_BIASES = {"model.block.bias", "model.attention.bias", "model.attention.out_bias"}
+def _differences(ours: Section, theirs: Section) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the settings in which two configs differ: the full name, our value and theirs."""
+    for name, value in ours.as_dict().items():
+        mine = getattr(ours, name)
+        other = getattr(theirs, name)
+        if isinstance(mine, Section):
+            yield from _differences(mine, other)
+        elif mine != other:
+            yield f"{ours.place}.{name}", value, other
 
 
-def _head(config: Any) -> str:
-    return str(getattr(config, "head", "words"))
-
-
-def _differences(mine: Section, theirs: Section) -> Iterator[tuple[str, Any, Any]]:
-    for name, x in mine.as_dict().items():
-        a, b = getattr(mine, name), getattr(theirs, name)
-        if isinstance(a, Section):
-            yield from _differences(a, b)
-        elif a != b:
-            yield f"{mine.place}.{name}", x, b
-
-
-def _theirs(model: Any, family: Family, config: Any, document: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Their tensors out of ours, by their full names."""
+def _convert_tensors(
+    model: Any, family: Family, config: Any, document: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields their tensors, made of ours, each with its full name."""
     ours = model.state_dict()
     like = model.embedding.weight
     with torch.no_grad():
         for part in family.parts(config, document):
             if part.ours in ours:
-                x = _out(part, ours[part.ours], model)
+                x = _unshift_heads(part, ours[part.ours], model)
             else:
                 x = torch.zeros(_missing_shape(part, ours, config), dtype=like.dtype, device=like.device)
-            for name, piece in zip(part.theirs, x.split(part.sizes) if part.sizes else (x,), strict=True):
-                piece = torch.cat([piece.new_zeros(part.skip, *piece.shape[1:]), piece]) if part.skip else piece
-                headed = name.startswith(("lm_head", "cls.", "classifier"))
-                # A copy: the pieces of one tensor share its memory, which a file cannot.
-                yield name if headed else family.prefix + name, (piece.T if part.turned else piece).clone().contiguous()
+            pieces = x.split(part.sizes) if part.sizes else (x,)
+            for name, piece in zip(part.theirs, pieces, strict=True):
+                if part.skip:
+                    piece = torch.cat([piece.new_zeros(part.skip, *piece.shape[1:]), piece])
+                if part.transposed:
+                    piece = piece.T
+                if not name.startswith(("lm_head", "cls.", "classifier")):
+                    name = family.prefix + name
+                # A copy: the pieces of one tensor share its memory, which safetensors refuses.
+                yield name, piece.clone().contiguous()
 
 
-def _out(part: Part, x: Tensor, model: Any) -> Tensor:
-    """The merge 'shift' puts head h where head h + 1 was: the same as concatenating, with the columns put back."""
+def _unshift_heads(part: Part, x: Tensor, model: Any) -> Tensor:
+    """Returns a tensor of a model with the merge 'shift' such that concatenating the heads gives the same.
+
+    That merge puts head h where head h + 1 would be, so the columns of the output projection are put back by one head.
+    """
     if model.config.attention.merge != "shift" or not part.ours.endswith("attention.out.weight"):
         return x
     H = model.config.attention.heads
@@ -206,7 +237,7 @@ def _out(part: Part, x: Tensor, model: Any) -> Tensor:
 
 
 def _missing_shape(part: Part, ours: Mapping[str, Tensor], config: Any) -> tuple[int, ...]:
-    """Of a bias that ours does without, or of its token types."""
+    """Returns the shape of a tensor that our model does without: token types, or a bias."""
     if part.ours == "types.weight":
         return (1, config.width)
     assert part.zeros, part.ours
@@ -214,7 +245,7 @@ def _missing_shape(part: Part, ours: Mapping[str, Tensor], config: Any) -> tuple
 
 
 def _write(place: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) -> None:
-    """All files into a folder beside the place, forced to disk, and then renamed."""
+    """Writes all files into a folder beside the place, forces them to disk, and renames it: all of them or none."""
     stage = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
         stage.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The one door to transformers' loaders: no file reaches them unchecked, and nothing in a file runs.
+"""The only file that calls transformers' loaders: none of them gets an unchecked folder, and nothing in a file runs.
 
-`safety` refuses the fields of a file that name code. For a field that it does not know this holds: while a loader
-works, it cannot ask at the terminal whether to run code, and it gets no kernel from the hub.
+`safety` refuses the fields of a file that name code. Against a field that it does not know there is a second barrier,
+`closed`: while a loader works, it cannot ask at the terminal whether to run code, and it gets no kernel from the hub.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 
 from regard.errors import HubError
 from regard.hub.attention import import_transformers
-from regard.hub.safety import CONFIG, check_adapter, check_settings, config_of, field_of
+from regard.hub.safety import CONFIG, check_adapter, check_settings, read_config, read_field
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
-_ALONE = threading.RLock()  # what is changed in transformers for a while is changed for every thread
+_LOCK = threading.RLock()  # `closed` changes transformers for every thread
 
 
-def config_from(folder: Path) -> Any:
-    """The config of a folder, as transformers reads it."""
-    config_of(folder)
+def load_config(folder: Path) -> Any:
+    """Returns the config of a folder, as transformers reads it."""
+    read_config(folder)
     with closed() as library:
         return library.AutoConfig.from_pretrained(folder, **_LOCAL)
 
 
-def model_from(cls: Any, folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
-    """The model of a class with the weights of a folder, and what was missing or of another shape."""
-    config_of(folder)
+def load_model(cls: Any, folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns a model of a class with the weights of a folder, and which tensors were missing or of another shape."""
+    read_config(folder)
     check_adapter(folder)
     with closed():
         model, info = cls.from_pretrained(
@@ -39,50 +39,50 @@ def model_from(cls: Any, folder: Path, config: Any) -> tuple[Any, dict[str, Any]
             config=config,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # a head for other classes may differ; the caller tells of the rest
+            ignore_mismatched_sizes=True,  # a head for other classes may differ; the caller reports the rest
             **_LOCAL,
         )
     return model, info
 
 
-def tokenizer_from(folder: Path) -> Any:
-    """The tokenizer of a folder."""
+def load_tokenizer(folder: Path) -> Any:
+    """Returns the tokenizer of a folder."""
     check_settings(folder)
     with closed() as library:
         _check_tokenizer_class(library, folder)
         return library.AutoTokenizer.from_pretrained(folder, **_LOCAL)
 
 
-def built(cls: Any, config: Any) -> Any:
-    """A model of a class with random weights."""
+def build_model(cls: Any, config: Any) -> Any:
+    """Returns a model of a class with random weights."""
     with closed():
         return cls(config)
 
 
-def model_from_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
-    """The language model of a GGUF file in float32, with its own weights or random ones, and its tokenizer."""
-    folder = path.parent  # transformers reads the settings that lie beside the file, too
+def load_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
+    """Returns the language model of a GGUF file in float32, with its own weights or random ones, and its tokenizer."""
+    folder = path.parent  # transformers also reads the settings that lie beside the file
     check_settings(folder)
     check_adapter(folder)
-    given: dict[str, Any] = {"gguf_file": path.name, **_LOCAL}
+    options: dict[str, Any] = {"gguf_file": path.name, **_LOCAL}
     with closed() as library:
         _check_tokenizer_class(library, folder)
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, **given)
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
         if trained:
-            model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given)
+            model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
         else:
-            config = library.AutoConfig.from_pretrained(folder, **given)
+            config = library.AutoConfig.from_pretrained(folder, **options)
             model = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return model, tokenizer
 
 
 def model_class(config: Any) -> Any:
-    """The class that a config names, else the one that writes text, else the bare one."""
+    """Returns the class that a config names; else its class for causal, or masked, language modelling; else any."""
     library = import_transformers()
-    for named in getattr(config, "architectures", None) or ():
-        found = _model_named(library, named, Path(config.name_or_path) / CONFIG)
-        if found is not None:
-            return found
+    for name in getattr(config, "architectures", None) or ():
+        cls = _find_class(library, name, Path(config.name_or_path) / CONFIG)
+        if cls is not None:
+            return cls
     for mapping in (library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_MAPPING):
         if type(config) in mapping:
             return mapping[type(config)]
@@ -91,37 +91,39 @@ def model_class(config: Any) -> Any:
 
 @contextmanager
 def closed() -> Iterator[Any]:
-    """Inside, transformers is quiet, asks nobody whether to run code, and finds no kernel on the hub."""
+    """Yields transformers, silenced, and unable to ask whether to run code or to get a kernel from the hub."""
     library = import_transformers()
     from transformers import dynamic_module_utils
     from transformers.integrations import hub_kernels
 
     with (
-        _ALONE,
+        _LOCK,
         quiet(library),
-        _replaced(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # 0 s to answer: an error and no question
-        _replaced(hub_kernels, "get_kernel", _no_kernel),
+        _patch(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # 0 s to answer: an error and no question
+        _patch(hub_kernels, "get_kernel", _no_kernel),
     ):
         yield library
 
 
 @contextmanager
 def quiet(library: Any) -> Iterator[None]:
-    """Without the library's notes and bars for a while."""
+    """Silences the library's messages and progress bars while the context lasts."""
     log = library.utils.logging
-    before, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    verbosity = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
         yield
     finally:
-        log.set_verbosity(before)
+        log.set_verbosity(verbosity)
         if bars:
             log.enable_progress_bar()
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+def _patch(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of a module while the context lasts."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -135,28 +137,30 @@ def _no_kernel(name: str, *_: Any, **__: Any) -> NoReturn:
     raise FileNotFoundError(f"{name} is a kernel on the hub, and regard loads no one's code")
 
 
-def _model_named(library: Any, name: Any, place: Path) -> Any:
-    """A model of transformers by the name of its class; None where transformers has nothing of that name."""
-    found = getattr(library, name, None) if isinstance(name, str) else name
-    if found is None:
+def _find_class(library: Any, name: Any, path: Path) -> Any:
+    """Returns the model class of transformers with that name; None where transformers has nothing of that name."""
+    cls = name
+    if isinstance(name, str):
+        cls = getattr(library, name, None)
+    if cls is None:
         return None
-    if _is_class(found, library.PreTrainedModel) and found.__module__.startswith("transformers.models."):
-        return found
+    if _is_subclass(cls, library.PreTrainedModel) and cls.__module__.startswith("transformers.models."):
+        return cls
     raise HubError(
-        f"{place}: architectures names {name!s:.80}, which is no model of transformers; expected the name of one, "
+        f"{path}: architectures names {name!s:.80}, which is no model of transformers; expected the name of one, "
         "such as 'GPT2LMHeadModel'. Take the key 'architectures' out, and the class follows from model_type"
     )
 
 
 def _check_tokenizer_class(library: Any, folder: Path) -> None:
-    """Refuses a tokenizer_class that is anything else of transformers, which would be asked to load the folder."""
+    """Refuses a tokenizer_class that is no tokenizer: whatever transformers has by that name would load the folder."""
     for path in (folder / "tokenizer_config.json", folder / CONFIG):
-        name = field_of(path, "tokenizer_class")
+        name = read_field(path, "tokenizer_class")
         while isinstance(name, str) and name:
             for tried in (name, f"{name}Fast"):  # transformers tries the name with and without that ending
-                found = getattr(library, tried, None)
-                absent = found is None or getattr(found, "is_dummy", False)  # it, or a library that it needs
-                if not absent and not _is_class(found, library.PreTrainedTokenizerBase):
+                cls = getattr(library, tried, None)
+                absent = cls is None or getattr(cls, "is_dummy", False)  # a dummy stands for a missing library
+                if not absent and not _is_subclass(cls, library.PreTrainedTokenizerBase):
                     raise HubError(
                         f"{path}: tokenizer_class names {tried:.80}, which is no tokenizer; expected the class of one, "
                         "or take the key 'tokenizer_class' out"
@@ -164,5 +168,6 @@ def _check_tokenizer_class(library: Any, folder: Path) -> None:
             name = name[:-4] if name.endswith("Fast") else None
 
 
-def _is_class(thing: Any, of: type) -> bool:
-    return isinstance(thing, type) and issubclass(thing, of)
+def _is_subclass(thing: Any, base: type) -> bool:
+    """Tells whether something is a class, and one that builds on `base`."""
+    return isinstance(thing, type) and issubclass(thing, base)

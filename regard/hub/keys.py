@@ -1,7 +1,6 @@
 """A Hugging Face config, key by key: a key that changes what is computed is honoured, or refused by its name.
 
-Nothing is taken for granted: whoever builds a model asks for the keys that it knows, and what is then left over must be
-among those that change nothing.
+A family takes the keys that it knows. Those that nobody took must be among the keys that change nothing.
 """
 
 from __future__ import annotations
@@ -48,64 +47,70 @@ _MISSING = object()
 
 
 class Keys:
-    """The keys of a config.json. `default`: what transformers takes where a key is not there. `ignore`: keys that the
-    user says change nothing."""
+    """The keys of a config.json, and which of them are `left`: not yet taken.
+
+    `default` is what transformers takes for a key that is missing. `ignore` are keys that the user says change nothing.
+    """
 
     def __init__(
         self, path: Path, document: Mapping[str, Any], default: Mapping[str, Any], ignore: Collection[str] = ()
     ) -> None:
-        self.path, self.document, self.default = path, document, default
-        self.left = set(document) - INERT - set(ignore)
+        self.path = path
+        self.document = document
+        self.default = default
         self.ignore = ignore
+        self.left = set(document) - INERT - set(ignore)
 
     def refuse(self, key: str, why: str) -> HubError:
-        """The error for a key that cannot be honoured."""
+        """Returns the error for a key that cannot be honoured."""
         value = self.document.get(key, self.default.get(key))
         return HubError(f"{self.path}: {key} = {value!r:.120}: {why}")
 
     def take(self, key: str, otherwise: Any = _MISSING) -> Any:
-        """A value, which counts as honoured."""
+        """Returns the value of a key, which is honoured by that; `otherwise` if neither file nor library has one."""
         self.left.discard(key)
-        found = self.document.get(key, self.default.get(key, otherwise))
-        if found is _MISSING:
+        value = self.document.get(key, self.default.get(key, otherwise))
+        if value is _MISSING:
             raise HubError(f"{self.path} has no '{key}', which says how the model is built")
-        return found
+        return value
 
     def size(self, key: str, ours: str, otherwise: Any = _MISSING) -> int:
-        """A whole number from 1 to the most that regard allows there; `otherwise` stands for null too."""
+        """Returns a whole number from 1 to the most that regard allows for `ours`; `otherwise` also replaces null."""
         value = self.take(key, otherwise)
-        value = otherwise if value is None and otherwise is not _MISSING else value
+        if value is None and otherwise is not _MISSING:
+            value = otherwise
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST[ours]:
             raise self.refuse(key, f"expected a whole number from 1 to {MOST[ours]}")
         return value
 
     def number(self, key: str, otherwise: Any = _MISSING) -> float:
-        """A number of zero or more, such as a dropout or an epsilon."""
+        """Returns a number of zero or more, such as a dropout or an epsilon."""
         value = self.take(key, otherwise)
         if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < float("inf"):
             raise self.refuse(key, "expected a number of zero or more")
         return float(value)
 
     def flag(self, key: str, otherwise: Any = _MISSING) -> bool:
+        """Returns true or false."""
         value = self.take(key, otherwise)
         if not isinstance(value, bool):
             raise self.refuse(key, "expected true or false")
         return value
 
     def name(self, key: str, known: Mapping[str, str]) -> str:
-        """What a name stands for in regard."""
+        """Returns regard's name for the value of a key, which must be among the known ones."""
         value = self.take(key)
         if not isinstance(value, str) or value not in known:
             raise self.refuse(key, f"regard's models have {', '.join(known)} there")
         return known[value]
 
     def must(self, key: str, *allowed: Any) -> None:
-        """A key that regard's models honour with these values only."""
+        """Raises an error unless a key has one of these values, the only ones that regard's models honour."""
         if key not in self.ignore and self.take(key, allowed[0]) not in allowed:
             raise self.refuse(key, f"regard's models can only hold {allowed[0]!r} there")
 
     def finish(self) -> None:
-        """An error where a key is left that nobody asked for."""
+        """Raises an error if a key is left that nobody took."""
         for key, allowed in OFF.items():
             self.must(key, *allowed)
         left = sorted(key for key in self.left if self.document[key] is not None)
@@ -118,4 +123,5 @@ class Keys:
 
 
 def _more(left: list[str]) -> str:
+    """Returns a few more of the keys that are left, for the error of the first."""
     return f" (nor {', '.join(left[1:6])})" if len(left) > 1 else ""

@@ -1,7 +1,7 @@
-"""Weights in: GPT-2-, Llama- and BERT-like models of Hugging Face as models of regard, number for number.
+"""Loading the weights of GPT-2-, Llama- and BERT-like models of Hugging Face into models of regard.
 
 Only config.json, safetensors and tokenizer.json are read, and not by transformers, which need not be installed. The
-sizes of a model are compared with the headers of its files before any memory is asked for.
+shapes of a model are compared with the headers of its files before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from regard.data.tokenizers import BPE, Tokenizer, TokenizerFileError
 from regard.errors import HubError, RegardError
-from regard.hub.families import FAMILIES, Family, Part
+from regard.hub.families import FAMILIES, Family, Part, head_of
 from regard.hub.keys import Keys
-from regard.hub.safety import CONFIG, config_of, located
+from regard.hub.safety import CONFIG, find_folder, read_config
 from regard.hub.weights import Weights
 from regard.models import GPT, Encoder
 
-TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
-# What a tokenizer is made of where it has no tokenizer.json.
+TOKENIZER = "tokenizer.json"
+GENERATION = "generation_config.json"
+# Files of tokenizers that have no tokenizer.json.
 _OTHER_TOKENIZERS = (
     "vocab.txt",
     "vocab.json",
@@ -44,18 +45,18 @@ def load(
     dtype: torch.dtype | None = None,
     ignore: Collection[str] = (),
 ) -> GPT | Encoder:
-    """A Hugging Face model, from a folder or by its name on the hub, as a model of regard with its tokenizer.
+    """Returns a Hugging Face model, from a folder or by its id on the hub, as a model of regard with its tokenizer.
 
-    `download` fetches it if it was not downloaded before. `dtype`: that of the weights in the file unless given.
-    `ignore`: keys of its config that you know to change nothing; any other that regard cannot honour is refused.
+    `download` fetches it if it was not downloaded before. `dtype` is that of the weights in the file unless given.
+    `ignore` names keys of its config that you know to change nothing; others that regard cannot honour are refused.
     """
-    folder = located(name, download)
-    document = config_of(folder)
-    family = _family(folder / CONFIG, document)
+    folder = find_folder(name, download)
+    document = read_config(folder)
+    family = _find_family(folder / CONFIG, document)
     with Weights(folder, family.prefix) as weights:
         keys = Keys(folder / CONFIG, document, family.default, ignore)
         try:
-            config = family.read(keys, _head(family, keys, weights))
+            config = family.read(keys, _find_head(family, keys, weights))
             keys.finish()
             with torch.device("meta"):  # no memory, and no random numbers, for what the files give
                 model = family.model(config)
@@ -63,36 +64,38 @@ def load(
             raise
         except RegardError as error:
             raise HubError(f"{folder / CONFIG}: {error}") from error
-        tensors = _tensors(weights, family, config, document, model.state_dict(), dtype)
+        tensors = _convert_tensors(weights, family, config, document, model.state_dict(), dtype)
     model.load_state_dict(tensors, assign=True)
-    model.tokenizer = _tokenizer(folder, document, config.vocabulary)
+    model.tokenizer = _load_tokenizer(folder, document, config.vocabulary)
     assert isinstance(model, GPT | Encoder)
     return model.to(device).eval()
 
 
-def _family(path: Path, document: Mapping[str, Any]) -> Family:
-    named = document.get("model_type")
+def _find_family(path: Path, document: Mapping[str, Any]) -> Family:
+    """Returns the family of a config; the error for another lists those that there are."""
+    model_type = document.get("model_type")
     if "format_version" in document:
         raise HubError(f"{path} is of a model saved by regard itself: regard.load reads it")
-    if not isinstance(named, str) or named not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise HubError(
-            f"{path}: model_type {named!r} is not among the families whose weights regard's models hold: "
+            f"{path}: model_type {model_type!r} is not among the families whose weights regard's models hold: "
             f"{', '.join(FAMILIES)}. Where the model is used as it is (regard view, check, heads), any of "
             "transformers' will do"
         )
-    return FAMILIES[named]
+    return FAMILIES[model_type]
 
 
-def _head(family: Family, keys: Keys, weights: Weights) -> str:
-    named = keys.document.get("architectures")
-    if not named:
+def _find_head(family: Family, keys: Keys, weights: Weights) -> str:
+    """Returns the head that a config asks for by its architecture, else the one that its tensors belong to."""
+    classes = keys.document.get("architectures")
+    if not classes:
         return family.head(weights.names)
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in tuple(family.heads):
+    if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in tuple(family.heads):
         raise keys.refuse("architectures", f"regard has the heads of {', '.join(family.heads)}")
-    return family.heads[named[0]]
+    return family.heads[classes[0]]
 
 
-def _tensors(
+def _convert_tensors(
     weights: Weights,
     family: Family,
     config: Any,
@@ -100,57 +103,64 @@ def _tensors(
     ours: Mapping[str, Tensor],
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """Our tensors out of theirs; nothing is missing, nothing left over, and every shape is right."""
+    """Returns our tensors, made of theirs. Raises an error if one is missing, left over, or of another shape."""
     parts = list(family.parts(config, document))
     used = {name for part in parts for name in part.theirs}
     copies = {name: other for name, other in family.copies(config).items() if name in weights.names}
-    spare = {name for name in weights.names - used - set(copies) if _carries_nothing(name, family, config)}
-    for name in sorted(weights.names - used - set(copies) - spare)[:1]:
-        raise HubError(f"{weights.place(name)} has {name}, which is no part of a {family.architecture(_shown(config))}")
+    for name in sorted(weights.names - used - set(copies)):
+        if not _is_unused(name, family, config):
+            architecture = family.architecture(head_of(config))
+            raise HubError(f"{weights.place(name)} has {name}, which is no part of a {architecture}")
     for part in parts:
         _check_shapes(weights, part, list(ours[part.ours].shape))
-    for name, other in copies.items() if config.tied else ():
+    if config.tied:
+        _check_copies(weights, copies)
+    dtype = dtype or reduce(torch.promote_types, {weights.dtype(name) for name in used})
+    return {part.ours: _assemble(weights, part).to(dtype) for part in parts}
+
+
+def _check_copies(weights: Weights, copies: Mapping[str, str]) -> None:
+    """Raises an error if a tensor that is stored twice differs from its copy."""
+    for name, other in copies.items():
         if not torch.equal(weights.get(name), weights.get(other)):
             raise HubError(
                 f"{weights.place(name)}: {name} differs from {other}, although {CONFIG} says that they are one "
                 "(tie_word_embeddings); say false there if it is to be used"
             )
-    dtype = dtype or reduce(torch.promote_types, {weights.dtype(name) for name in used})
-    return {part.ours: _assembled(weights, part).to(dtype) for part in parts}
 
 
-def _shown(config: Any) -> str:
-    return str(getattr(config, "head", "words"))
-
-
-def _carries_nothing(name: str, family: Family, config: Any) -> bool:
-    """Whether a tensor is left out rightly: a buffer, or a pooler, which only a head for classes would use."""
+def _is_unused(name: str, family: Family, config: Any) -> bool:
+    """Tells whether the model does without a tensor: a buffer, or a pooler, which only a head for classes uses."""
     pooler = name.startswith("pooler.") and getattr(config, "head", None) in ("none", "masked")
     return pooler or name.endswith(family.spare)
 
 
 def _check_shapes(weights: Weights, part: Part, want: list[int]) -> None:
-    first = [want[0] + part.skip] if not part.sizes else list(part.sizes)
-    for name, size in zip(part.theirs, first, strict=True):
+    """Raises an error if a tensor of theirs is missing, quantised, or has not the shape that makes up ours."""
+    for name, size in zip(part.theirs, part.sizes or (want[0] + part.skip,), strict=True):
         if name not in weights.names:
             raise HubError(
                 f"{weights.folder} lacks {name}, which {CONFIG} asks for: the file is incomplete, or of another model"
             )
-        shape, weights_of = weights.shape(name), weights.place(name)
-        expected = [size, *want[1:]][:: -1 if part.turned else 1]
+        shape = weights.shape(name)
+        expected = [size, *want[1:]]
+        if part.transposed:
+            expected.reverse()
         if shape != expected:
-            raise HubError(f"{weights_of} does not fit {CONFIG}: {name} is {shape}, expected {expected}")
+            raise HubError(f"{weights.place(name)} does not fit {CONFIG}: {name} is {shape}, expected {expected}")
         weights.dtype(name)
 
 
-def _assembled(weights: Weights, part: Part) -> Tensor:
-    found = [weights.get(name) for name in part.theirs]
-    if part.turned:
-        found = [x.T for x in found]
-    return torch.cat([x[part.skip :] for x in found])  # a copy, so that nothing hangs on the file
+def _assemble(weights: Weights, part: Part) -> Tensor:
+    """Returns one tensor of ours."""
+    tensors = [weights.get(name) for name in part.theirs]
+    if part.transposed:
+        tensors = [x.T for x in tensors]
+    return torch.cat([x[part.skip :] for x in tensors])  # a copy, as the file will be closed
 
 
-def _tokenizer(folder: Path, document: Mapping[str, Any], vocabulary: int) -> Tokenizer | None:
+def _load_tokenizer(folder: Path, document: Mapping[str, Any], vocabulary: int) -> Tokenizer | None:
+    """Returns the tokenizer of a folder, or None, with a warning if there is one that regard cannot read."""
     path = folder / TOKENIZER
     if not path.exists():
         others = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
@@ -162,7 +172,7 @@ def _tokenizer(folder: Path, document: Mapping[str, Any], vocabulary: int) -> To
             )
         return None
     try:
-        tokenizer = BPE(path.read_text(encoding="utf-8"), _ends(folder, document))
+        tokenizer = BPE(path.read_text(encoding="utf-8"), _end_ids(folder, document))
     except (TokenizerFileError, OSError, UnicodeDecodeError) as error:
         raise HubError(f"{path} is damaged or no tokenizer: {error}") from error
     if tokenizer.size > vocabulary:
@@ -173,20 +183,19 @@ def _tokenizer(folder: Path, document: Mapping[str, Any], vocabulary: int) -> To
     return tokenizer
 
 
-def _ends(folder: Path, document: Mapping[str, Any]) -> list[int] | None:
-    """The ids that end a text, as transformers finds them: in generation_config.json, else in config.json."""
-    found = document.get("eos_token_id")
-    path = folder / GENERATION
-    if path.exists():
+def _end_ids(folder: Path, document: Mapping[str, Any]) -> list[int] | None:
+    """Returns the ids that end a text, where transformers looks: in generation_config.json, else in config.json."""
+    path = folder / CONFIG
+    value = document.get("eos_token_id")
+    if (folder / GENERATION).exists():
+        path = folder / GENERATION
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", found)
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", value)
         except (OSError, ValueError, AttributeError) as error:
             raise HubError(f"{path} is damaged or no JSON: {error}") from None
-    ids = [found] if isinstance(found, int) else found
-    if ids is None:
+    if value is None:
         return None
+    ids = [value] if isinstance(value, int) else value
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-        raise HubError(
-            f"{path if path.exists() else folder / CONFIG}: eos_token_id = {found!r}: expected ids of tokens"
-        )
+        raise HubError(f"{path}: eos_token_id = {value!r}: expected ids of tokens")
     return ids

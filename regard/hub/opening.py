@@ -22,7 +22,7 @@ import torch
 from regard.devices import resolve_device
 from regard.errors import ExtraMissingError, HubError, OptionError, RegardError
 from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, untrained
-from regard.hub.gate import model_from_gguf
+from regard.hub.gate import load_gguf
 from regard.hub.loading import load as load_hub_weights
 from regard.models import Model, load
 from regard.models.locate import model_folder
@@ -119,7 +119,7 @@ def _open_gguf(source: ModelSource, device: str, seed: int) -> LoadedModel:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model, tokenizer = model_from_gguf(path, source.trained)
+            model, tokenizer = load_gguf(path, source.trained)
     except RegardError:
         raise
     except (ValueError, KeyError, IndexError, OSError, RuntimeError, struct.error) as error:

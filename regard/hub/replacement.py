@@ -7,7 +7,6 @@ of the model's own is changed or copied.
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from regard.hub.attention import (
     replacement_in,
     uninstall,
 )
-from regard.hub.calls import Replacement
+from regard.hub.calls import AttentionReplacement
 from regard.mechanisms import Mechanism, lookup
 from regard.mechanisms import mechanism as build_mechanism
+from regard.registry import accepted_options, parameters_of
 
 Part = Literal["encoder", "decoder", "cross"]
 M = TypeVar("M", bound=nn.Module)
@@ -119,7 +119,7 @@ def _choose_places(model: nn.Module, layers: Sequence[int] | None, parts: Sequen
 
 def _build_replacement(
     mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any]
-) -> Replacement:
+) -> AttentionReplacement:
     """Returns the replacement for one place, on the device and in the dtype of its parameters."""
     if isinstance(mechanism, Mechanism):
         built = copy.deepcopy(mechanism)
@@ -136,7 +136,7 @@ def _build_replacement(
         # Buffers, such as random features, keep the dtype that they were drawn in.
         for p in built.parameters():
             p.data = p.data.to(like.dtype)
-    return Replacement(built, place.name, place.part == "cross").train(place.module.training)
+    return AttentionReplacement(built, place.name, place.part == "cross").train(place.module.training)
 
 
 def _build_for_place(name: str, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Mechanism:
@@ -152,13 +152,12 @@ def _build_for_place(name: str, place: Place, model: nn.Module, options: Mapping
         width = hidden // heads
     length = _find_number(module, config, "max_position_embeddings", "n_positions", "max_source_positions")
     sizes = {"heads": heads, "width": width, "length": length}
-    parameters = inspect.signature(lookup(name)).parameters
-    for key, parameter in parameters.items():
+    for key, parameter in parameters_of(lookup(name)).items():
         required = parameter.default is parameter.empty
         if key in sizes and sizes[key] is None and key not in options and required:
             raise OptionError(f"{place.name}: its {key} is not in the model's config; give {key}= to use '{name}'")
-    known = {key: size for key, size in sizes.items() if key in parameters and size is not None}
-    return build_mechanism(name, **known | dict(options))
+    known = {key: size for key, size in sizes.items() if size is not None}
+    return build_mechanism(name, **accepted_options(lookup(name), known) | dict(options))
 
 
 def _find_number(module: nn.Module, config: Any, *names: str) -> int | None:

@@ -1,4 +1,8 @@
-"""What is looked at before anything of a Hugging Face folder is used: no code, no pickle, no absurd sizes."""
+"""Checks of a Hugging Face folder before anything in it is used: no code, no pickle, no absurd sizes.
+
+Transformers runs or fetches code where certain fields of a model's JSON files say so. These checks refuse such fields
+by name, before transformers sees the folder.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,11 @@ from typing import Any
 from regard.config import MOST
 from regard.errors import ExtraMissingError, HubError
 
-CONFIG, WEIGHTS, INDEX, ADAPTER = (
-    "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "adapter_config.json",
-)
-# The files of a folder that transformers reads settings from; those of a vocabulary hold tokens, which name nothing.
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+# The files that transformers reads settings from. Those of a vocabulary hold tokens, and no setting.
 SETTINGS = (
     CONFIG,
     "tokenizer_config.json",
@@ -28,10 +30,10 @@ SETTINGS = (
     "special_tokens_map.json",
 )
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-WANTED = ("*.json", "*.jinja", "*.model", "*.spm", "*.tiktoken", "*.txt", "model*.safetensors")
+DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.spm", "*.tiktoken", "*.txt", "model*.safetensors")
 
-# Sizes as the models of transformers call them.
-_SIZES = {
+# The names that the models of transformers have for the sizes in regard's configs.
+_SIZE_KEYS = {
     "width": "hidden_size d_model n_embd dim embedding_size",
     "layers": "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_decoder_layers",
     "length": "max_position_embeddings n_positions n_ctx max_seq_len",
@@ -40,25 +42,25 @@ _SIZES = {
     "key_width": "head_dim d_kv",
     "hidden": "intermediate_size d_ff n_inner ffn_dim encoder_ffn_dim decoder_ffn_dim",
 }
-# Fields whose value names code, or permits it; with false, nothing or a number they name none.
+# Fields whose value names code, or permits it; the value false, null or a number names none.
 _CODE = ("auto_map", "custom_pipelines", "custom_generate", "kernel_config", "trust_remote_code", "use_kernels")
-# Fields whose value is another file to read, which nobody has looked at: a library of programs may be in it.
+# Fields whose value is another file to read, which nobody has checked: it may be a library of programs.
 _FILES = ("configuration_files", "checkpoint_path", "sudachi_config_path", "sudachi_resource_dir")
-# Fields that choose among implementations, and those that transformers and torch have themselves. Any other comes from
-# the hub, as flash_attention_2 does where `kernels` is installed and `flash_attn` is not.
+# Fields that choose an implementation, with those that transformers and torch have themselves. Any other comes from the
+# hub, as flash_attention_2 does where `kernels` is installed and `flash_attn` is not.
 _CHOICES = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "grouped_mm", "batched_mm"),
 }
-# Fields with the name of a model of timm: one with a colon ("hf-hub:", "local-dir:") is a place to fetch it from.
+# Fields with the name of a model of timm. A name with a colon ("hf-hub:", "local-dir:") says where to fetch it from.
 _TIMM = ("architecture", "backbone")
-MOST_OF = {theirs: MOST[ours] for ours, names in _SIZES.items() for theirs in names.split()}
+_MAX_SIZES = {theirs: MOST[ours] for ours, names in _SIZE_KEYS.items() for theirs in names.split()}
 
 
-def located(name: str | Path, download: bool = False) -> Path:
-    """The folder of a model: a path, or a name on the hub that was downloaded before or, if asked for, is now.
+def find_folder(name: str | Path, download: bool = False) -> Path:
+    """Returns the folder of a model: the path itself, or where the model of that id on the hub was downloaded to.
 
-    Only configs, tokenizers and safetensors are downloaded.
+    With `download` it is downloaded now if need be. Only configs, tokenizers and safetensors are.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -67,8 +69,8 @@ def located(name: str | Path, download: bool = False) -> Path:
     except ImportError:
         raise ExtraMissingError('models by name need `huggingface_hub`: pip install "regard[hf]"') from None
     try:
-        found = snapshot_download(
-            str(name), local_files_only=not download, allow_patterns=list(WANTED), ignore_patterns=["*/*"]
+        folder = snapshot_download(
+            str(name), local_files_only=not download, allow_patterns=list(DOWNLOADED), ignore_patterns=["*/*"]
         )
     except Exception as error:  # names that cannot be, no network, no such model: each has a class of its own
         if not download:
@@ -78,11 +80,11 @@ def located(name: str | Path, download: bool = False) -> Path:
             ) from error
         first = str(error).strip().partition("\n")[0]
         raise HubError(f"{name} cannot be downloaded: {first}") from error
-    return Path(found)
+    return Path(folder)
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """config.json of a folder, which names no code to run and no absurd size."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """Returns config.json of a folder; refuses one that names code to run, or an absurd size."""
     path = folder / CONFIG
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -93,9 +95,9 @@ def config_of(folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise HubError(f"{path}: expected an object with the keys of a config")
     check_settings(folder)
-    for key, value in _numbers(document):
-        if key in MOST_OF and value > MOST_OF[key]:
-            raise HubError(f"{path}: {key} = {value}: expected at most {MOST_OF[key]}")
+    for key, value in _all_numbers(document):
+        if key in _MAX_SIZES and value > _MAX_SIZES[key]:
+            raise HubError(f"{path}: {key} = {value}: expected at most {_MAX_SIZES[key]}")
     return document
 
 
@@ -103,23 +105,23 @@ def check_settings(folder: Path) -> None:
     """Refuses a folder whose settings name code to run, or something to fetch, in any of their sections."""
     for name in (*SETTINGS, *sorted(path.name for path in folder.glob("config.*.json"))):
         path = folder / name
-        for key, value in _fields(_json(path)):
+        for key, value in _all_fields(_read_json(path)):
             _check_field(path, key, value)
 
 
-def field_of(path: Path, key: str) -> Any:
-    """The value of a field in a file that need not be there; None where it is not."""
-    return _json(path).get(key)
+def read_field(path: Path, key: str) -> Any:
+    """Returns the value of a field in a JSON file; None if either is missing."""
+    return _read_json(path).get(key)
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuses a folder with an adapter, which names another model, and a library to import."""
+    """Refuses a folder with an adapter: its file names another model to load, and a library to import."""
     if (folder / ADAPTER).exists():
         raise HubError(f"{folder / ADAPTER}: an adapter to another model's weights; merge it into them and save those")
 
 
 def check_weights(folder: Path) -> None:
-    """An error where a folder's weights are not in safetensors, or are only what an adapter changes."""
+    """Refuses a folder whose weights are not in safetensors, or are only an adapter's."""
     check_adapter(folder)
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         return
@@ -135,14 +137,16 @@ def check_weights(folder: Path) -> None:
 
 def _check_field(path: Path, key: str, value: Any) -> None:
     """Refuses a field by which transformers would run or fetch what is not its own."""
-    named = bool(value) and (value is True or not isinstance(value, int | float))
-    if key in _CODE and named:
-        shown = next(iter(value.values()), value) if isinstance(value, Mapping) else value
+    names_something = bool(value) and (value is True or not isinstance(value, int | float))
+    if key in _CODE and names_something:
+        shown = value
+        if isinstance(value, Mapping):
+            shown = next(iter(value.values()), value)
         raise HubError(
             f"{path}: {key} names code to run ({shown!s:.80}), and regard runs no one's code. Use a model that "
             f"transformers itself has; if this one is the same without that code, take the key '{key}' out"
         )
-    if key in _FILES and named:
+    if key in _FILES and names_something:
         raise HubError(
             f"{path}: {key} names other files to read ({value!s:.80}), and regard reads only those it has checked; "
             f"take the key '{key}' out"
@@ -155,7 +159,8 @@ def _check_field(path: Path, key: str, value: Any) -> None:
     known = _CHOICES.get(key.lstrip("_").removesuffix("_internal"))
     if known is None:
         return
-    for choice in value.values() if isinstance(value, Mapping) else (value,):  # one for each section, or one
+    choices = value.values() if isinstance(value, Mapping) else [value]  # one for each section, or one for all
+    for choice in choices:
         if choice is not None and choice not in known:
             raise HubError(
                 f"{path}: {key} = {choice!r:.80} is code from elsewhere, and regard runs no one's code; expected "
@@ -163,8 +168,8 @@ def _check_field(path: Path, key: str, value: Any) -> None:
             )
 
 
-def _json(path: Path) -> Mapping[str, Any]:
-    """A file that need not be there."""
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """Returns the object in a JSON file; an empty one if the file is missing or holds something else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -174,17 +179,18 @@ def _json(path: Path) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _numbers(document: Any) -> Iterator[tuple[str, float]]:
-    """Every number of a config with its key, those of sections too."""
-    for key, value in document.items() if isinstance(document, Mapping) else ():
+def _all_numbers(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields every number of a config with its key, also from its sections."""
+    for key, value in document.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield key, value
         elif isinstance(value, Mapping):
-            yield from _numbers(value)
+            yield from _all_numbers(value)
 
 
-def _fields(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every field of a document with its value, those of its sections and lists too."""
+def _all_fields(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields every field of a document with its value, also from its sections and lists."""
+    # A list of what is still to be read, and no recursion: a file may be nested deeper than Python's stack.
     waiting: list[Any] = [document]
     while waiting:
         section = waiting.pop()

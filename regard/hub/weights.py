@@ -1,4 +1,7 @@
-"""The tensors of a Hugging Face folder: one safetensors file, or several with an index. Only what is used is read."""
+"""The tensors of a Hugging Face folder, in one safetensors file, or in several with an index.
+
+Only the headers are read until a tensor is asked for.
+"""
 
 from __future__ import annotations
 
@@ -15,50 +18,56 @@ from regard.errors import HubError
 from regard.hub.safety import INDEX, WEIGHTS, check_weights
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # what norms were called once
+_LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # the names that old files have for the tensors of a norm
 
 
 class Weights:
-    """The tensors by name, as a context manager; `prefix` before a name is left off."""
+    """The tensors of a folder by name, as a context manager that keeps the files open.
+
+    `prefix` is left off the names that begin with it.
+    """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
-        self.folder, self.prefix = folder, prefix
-        self._open = ExitStack()
-        self._found: dict[str, tuple[Any, str, Path]] = {}
+        self.folder = folder
+        self.prefix = prefix
+        self._open_files = ExitStack()
+        self._tensors: dict[str, tuple[Any, str, Path]] = {}  # by name: the file, the name in it, and its path
 
     def __enter__(self) -> Weights:
         check_weights(self.folder)
         try:
             for path, listed in self._files().items():
-                file = self._opened(path)
+                file = self._open(path)
                 names = set(file.keys())
                 for absent in sorted(listed - names)[:1]:
                     raise HubError(f"{self.folder / INDEX} says that {path.name} holds {absent}, but it does not")
                 for name in sorted(names):
                     self._add(name, file, path)
         except BaseException:
-            self._open.close()
+            self._open_files.close()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.close()
+        self._open_files.close()
 
     @property
     def names(self) -> set[str]:
-        return set(self._found)
+        """The names of all tensors, without the prefix."""
+        return set(self._tensors)
 
     def place(self, name: str) -> Path:
-        """The file that a tensor is in."""
-        return self._found[name][2]
+        """Returns the path of the file that a tensor is in."""
+        return self._tensors[name][2]
 
     def shape(self, name: str) -> list[int]:
-        file, stored, _ = self._found[name]
+        """Returns the shape of a tensor, from the header of its file."""
+        file, stored, _ = self._tensors[name]
         return list(file.get_slice(stored).get_shape())
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor; quantised ones are refused."""
-        file, stored, path = self._found[name]
+        """Returns the dtype of a tensor, from the header of its file; refuses a quantised one."""
+        file, stored, path = self._tensors[name]
         kind = str(file.get_slice(stored).get_dtype())
         if kind not in DTYPES:
             raise HubError(
@@ -67,7 +76,8 @@ class Weights:
         return DTYPES[kind]
 
     def get(self, name: str) -> Tensor:
-        file, stored, path = self._found[name]
+        """Returns a tensor."""
+        file, stored, path = self._tensors[name]
         try:
             tensor: Tensor = file.get_tensor(stored)
         except (SafetensorError, OSError, ValueError) as error:
@@ -75,7 +85,7 @@ class Weights:
         return tensor
 
     def _files(self) -> dict[Path, set[str]]:
-        """Each file with the tensors that the index says are in it."""
+        """Returns each file with the tensors that the index says are in it; none where there is no index."""
         if (self.folder / WEIGHTS).exists():
             return {self.folder / WEIGHTS: set()}
         path = self.folder / INDEX
@@ -91,9 +101,10 @@ class Weights:
             files.setdefault(self.folder / file, set()).add(name)
         return files
 
-    def _opened(self, path: Path) -> Any:
+    def _open(self, path: Path) -> Any:
+        """Opens one file, until the context ends."""
         try:
-            return self._open.enter_context(safe_open(path, framework="pt"))
+            return self._open_files.enter_context(safe_open(path, framework="pt"))
         except FileNotFoundError:
             raise HubError(f"{path} does not exist: the folder is incomplete; copy or download it again") from None
         except (SafetensorError, OSError, ValueError) as error:
@@ -102,9 +113,11 @@ class Weights:
             ) from None
 
     def _add(self, stored: str, file: Any, path: Path) -> None:
+        """Adds a tensor that is stored under a name; two stored names may not stand for one tensor."""
         name = stored.removeprefix(self.prefix)
         for old, new in _LEGACY.items():
-            name = name.removesuffix(old) + new if name.endswith(old) else name
-        if name in self._found:
-            raise HubError(f"{path}: {stored} and {self._found[name][1]} are one tensor under two names")
-        self._found[name] = (file, stored, path)
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        if name in self._tensors:
+            raise HubError(f"{path}: {stored} and {self._tensors[name][1]} are one tensor under two names")
+        self._tensors[name] = (file, stored, path)

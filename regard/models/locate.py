@@ -1,4 +1,4 @@
-"""Where the model of a run stands: the names in a run's folder, and which of its checkpoints is the one to open."""
+"""Where the model of a run is: the names in a run's folder, and which of its checkpoints is the one to open."""
 
 from __future__ import annotations
 
@@ -10,27 +10,40 @@ from pathlib import Path
 
 from regard.errors import RunError
 
-# A model folder, which a checkpoint is too.
-MODEL_CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-# What a checkpoint has beside the model.
-MANIFEST, STATE, OPTIMIZER = "manifest.json", "state.json", "optimizer.safetensors"
-# A run's folder; an experiment's has results.
-RUN_CONFIG, BEST, MODEL, CHECKPOINTS, RESULTS = "config.toml", "best", "model", "checkpoints", "results.json"
+# In a model folder; a checkpoint is one, too.
+MODEL_CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+# In a checkpoint beside the model.
+MANIFEST = "manifest.json"
+STATE = "state.json"
+OPTIMIZER = "optimizer.safetensors"
+# In the folder of a run.
+RUN_CONFIG = "config.toml"
+BEST = "best"
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+# In the folder of an experiment.
+RESULTS = "results.json"
 
 
 def model_folder(path: str | Path) -> Path:
-    """Returns the folder of the model of a run or an experiment, its best checkpoint; any other path as it is."""
+    """Returns the folder of the model of a run or an experiment; any other path as it is.
+
+    A run that is over has a final model. One that is not has checkpoints, of which the best is taken, else the newest.
+    """
     path = Path(path)
     if (path / MODEL_CONFIG).is_file() or not path.is_dir():
         return path
     if (path / RESULTS).is_file():
-        named = json.loads((path / RESULTS).read_text(encoding="utf-8")).get("run")
-        if isinstance(named, str):
-            return model_folder(path / named)
+        run = json.loads((path / RESULTS).read_text(encoding="utf-8")).get("run")
+        if isinstance(run, str):
+            return model_folder(path / run)
     if (path / MODEL / MODEL_CONFIG).is_file():
         return path / MODEL
-    best = best_step(path)
-    step = newest(path / CHECKPOINTS) if best is None else best
+    step = best_step(path)
+    if step is None:
+        step = newest_step(path / CHECKPOINTS)
     if step is not None:
         return path / CHECKPOINTS / f"step-{step}"
     if (path / RUN_CONFIG).is_file():
@@ -47,24 +60,24 @@ def best_step(run: Path) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, complete or not, in order."""
-    found = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*"))
-    return sorted(int(match[1]) for match in found if match)
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Returns the steps that have a checkpoint, complete or not, in order."""
+    matches = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
-def newest(folder: Path) -> int | None:
-    """The newest step whose checkpoint is complete; damaged ones are passed over with a warning that names the file."""
-    for step in reversed(steps(folder)):
-        wrong = fault(folder / f"step-{step}")
-        if wrong is None:
+def newest_step(folder: Path) -> int | None:
+    """Returns the newest step whose checkpoint is complete; a warning names the file at fault in any newer one."""
+    for step in reversed(checkpoint_steps(folder)):
+        fault = find_fault(folder / f"step-{step}")
+        if fault is None:
             return step
-        warnings.warn(f"checkpoint passed over: {wrong}", stacklevel=2)
+        warnings.warn(f"checkpoint passed over: {fault}", stacklevel=2)
     return None
 
 
-def fault(place: Path) -> str | None:
-    """What is wrong with a checkpoint, naming the file, or None."""
+def find_fault(place: Path) -> str | None:
+    """Returns what is wrong with a checkpoint, naming the file; None if it is complete."""
     try:
         hashes = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         absent = {MODEL_CONFIG, WEIGHTS, OPTIMIZER, STATE} - set(hashes)

@@ -20,7 +20,10 @@ from torch import Tensor
 from regard.data.files import sync
 from regard.errors import RegardError
 from regard.models import Model
-from regard.models.locate import MANIFEST, OPTIMIZER, STATE, fault, hash_file, newest, steps
+from regard.models.locate import MANIFEST, OPTIMIZER, STATE, hash_file
+from regard.models.locate import checkpoint_steps as steps
+from regard.models.locate import find_fault as fault
+from regard.models.locate import newest_step as newest
 
 __all__ = ["CheckpointError", "SavedState", "fault", "newest", "prune", "read", "steps", "write"]
 

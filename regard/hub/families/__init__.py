@@ -1,7 +1,7 @@
 """The families of Hugging Face models whose weights regard's models hold exactly, by their `model_type`."""
 
 from regard.errors import HubError
-from regard.hub.families.base import Family, Part
+from regard.hub.families.base import Family, Part, head_of
 from regard.hub.families.bert import Bert, Roberta, XLMRoberta
 from regard.hub.families.gpt2 import GPT2
 from regard.hub.families.llama import Llama, Mistral, Qwen2, Qwen3
@@ -12,4 +12,4 @@ FAMILIES: Registry[Family] = Registry("family of Hugging Face models", error=Hub
 for _family in (GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Bert(), Roberta(), XLMRoberta()):
     FAMILIES.put(_family.model_type, _family)
 
-__all__ = ["FAMILIES", "Family", "Part"]
+__all__ = ["FAMILIES", "Family", "Part", "head_of"]

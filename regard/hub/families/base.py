@@ -1,6 +1,6 @@
-"""What a family of Hugging Face models is: its config and its tensors, both ways.
+"""What a family of Hugging Face models is: a translation of its config and of its tensors' names, both ways.
 
-A family reads a config.json into a config of ours and writes one; a part says which of their tensors make up one of
+A family reads a config.json into a config of ours, and writes one. A part says which of their tensors make up one of
 ours. Loading and exporting use the same two tables, so what the one reads the other writes.
 """
 
@@ -20,23 +20,27 @@ ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of ours: theirs one after the other along the first axis, `sizes` long each.
+    """One tensor of ours, which is their tensors one after the other along the first axis.
 
-    `turned`: theirs lies on its side. `skip`: rows of theirs before the first of ours. `zeros`: it may be missing in
-    ours, and is zero then.
+    `sizes` are their lengths along it, or () for a single one. `transposed`: theirs is stored [in, out]. `skip`: rows
+    of theirs before the first of ours. `zeros`: ours may be missing, and theirs is zero then.
     """
 
     ours: str
     theirs: tuple[str, ...]
     sizes: tuple[int, ...] = ()
-    turned: bool = False
+    transposed: bool = False
     skip: int = 0
     zeros: bool = False
 
 
 class Family(ABC):
-    """Models that are built alike. `prefix` stands before the names of the tensors of all but the head; `heads` gives
-    the head of each class of transformers; `spare` are tensors that carry nothing, by the end of their name."""
+    """Models that are built alike, all of one `model_type` of transformers and of one class of ours.
+
+    `prefix` stands before the names of all tensors but those of the head. `heads` gives the head of ours for each class
+    of transformers, `default` what transformers takes for a key that a config lacks. `spare` are the endings of names
+    of tensors that the model does without, such as buffers.
+    """
 
     model_type: ClassVar[str]
     model: ClassVar[type[Model[Any]]]
@@ -48,47 +52,59 @@ class Family(ABC):
 
     @abstractmethod
     def read(self, keys: Keys, head: str) -> Any:
-        """Our config, every field of it said."""
+        """Returns our config, with no field left to its default."""
 
     @abstractmethod
     def write(self, config: Any) -> dict[str, Any]:
-        """Their config."""
+        """Returns their config."""
 
     @abstractmethod
     def parts(self, config: Any, document: Mapping[str, Any]) -> Iterator[Part]:
-        """Where each tensor of ours comes from."""
+        """Yields each tensor of ours, with those of theirs that it is made of."""
 
     def copies(self, config: Any) -> dict[str, str]:
-        """Tensors that a file may hold a second time, and what they repeat. Without tying they are never used."""
+        """Returns the tensors that a file may hold a second time, each with the one that it repeats."""
         return {}
 
     def head(self, names: Collection[str]) -> str:
-        """The head of a model whose config does not say its class."""
+        """Returns the head of a model whose config does not say its class, by the names of its tensors."""
         return next(iter(self.heads.values()))
 
     def architecture(self, head: str) -> str:
+        """Returns the class of transformers that has a head of ours."""
         return next(name for name, mine in self.heads.items() if mine == head)
 
 
-def projections(ours: str, theirs: str, *kinds: str, **how: Any) -> Iterator[Part]:
-    """The weight or the bias of a layer, or both."""
+def head_of(config: Any) -> str:
+    """Returns the head of a config of ours; a GPT has only one, which predicts words."""
+    return str(getattr(config, "head", "words"))
+
+
+def projections(ours: str, theirs: str, *kinds: str, **options: Any) -> Iterator[Part]:
+    """Yields the weight or the bias of a linear layer or a norm, or both."""
     for kind in kinds:
-        yield Part(f"{ours}.{kind}", (f"{theirs}.{kind}",), zeros=kind == "bias", **how)
+        yield Part(f"{ours}.{kind}", (f"{theirs}.{kind}",), zeros=kind == "bias", **options)
 
 
-def widths(config: StackConfig) -> tuple[int, int, int]:
-    """Of the queries, the keys and the values of all heads."""
+def projection_widths(config: StackConfig) -> tuple[int, int, int]:
+    """Returns the widths of the queries, the keys and the values of all heads together."""
     a = config.attention
     assert a.groups is not None and a.key_width is not None and a.value_width is not None
     return a.heads * a.key_width, a.groups * a.key_width, a.groups * a.value_width
 
 
-def attention_of(heads: int, groups: int, width: int, bias: bool, out_bias: bool) -> dict[str, Any]:
-    """The section `attention` of a config of ours, as far as all families say it; `width`: of a head."""
-    own = {"heads": heads, "groups": groups, "key_width": width, "value_width": width}
-    return own | {"bias": bias, "out_bias": out_bias}
+def attention_section(heads: int, groups: int, head_width: int, bias: bool, out_bias: bool) -> dict[str, Any]:
+    """Returns the section `attention` of a config of ours, as far as all families have it."""
+    return {
+        "heads": heads,
+        "groups": groups,
+        "key_width": head_width,
+        "value_width": head_width,
+        "bias": bias,
+        "out_bias": out_bias,
+    }
 
 
-def kinds(bias: bool | None) -> tuple[str, ...]:
-    """What a layer has."""
+def weight_and_bias(bias: bool | None) -> tuple[str, ...]:
+    """Returns the names of the tensors of a layer, with a bias or without."""
     return ("weight", "bias") if bias else ("weight",)

@@ -1,11 +1,11 @@
-"""BERT and its kin: RoBERTa, XLM-RoBERTa; MiniLM is a BERT."""
+"""BERT, RoBERTa and XLM-RoBERTa; MiniLM is a BERT."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
-from regard.hub.families.base import ACTIVATIONS, GELU, Family, Part, attention_of, projections, widths
+from regard.hub.families.base import ACTIVATIONS, GELU, Family, Part, attention_section, projection_widths, projections
 from regard.hub.keys import Keys
 from regard.models import Encoder, EncoderConfig
 
@@ -49,28 +49,36 @@ class Bert(Family):
     classes: ClassVar[tuple[str, str]] = ("pooler.dense", "classifier")
 
     def read(self, keys: Keys, head: str) -> EncoderConfig:
-        width, heads = keys.size("hidden_size", "width"), keys.size("num_attention_heads", "heads")
+        width = keys.size("hidden_size", "width")
+        heads = keys.size("num_attention_heads", "heads")
         if width % heads:
             raise keys.refuse("num_attention_heads", f"hidden_size = {width} does not divide into so many heads")
         keys.must("position_embedding_type", "absolute", None)
-        mlp, dropout = keys.name("hidden_act", GELU), keys.number("hidden_dropout_prob")
+        mlp = keys.name("hidden_act", GELU)
+        dropout = keys.number("hidden_dropout_prob")
         self._check_head(keys, head, mlp)
-        keys.must("classifier_dropout", *((None, dropout) if head == "classes" else (keys.take("classifier_dropout"),)))
-        tied, labels = keys.flag("tie_word_embeddings"), keys.document.get("id2label")
-        found = len(labels) if isinstance(labels, Mapping) else keys.size("num_labels", "classes", 2)
+        classes = self._classes(keys)
+        if head == "classes":
+            keys.must("classifier_dropout", None, dropout)
+        else:  # whatever it says, no other head has this dropout
+            keys.take("classifier_dropout")
+            classes = 2
+        tied = keys.flag("tie_word_embeddings")
         return EncoderConfig(
             vocabulary=keys.size("vocab_size", "vocabulary"),
             tied=tied or head != "masked",
             token_types=keys.size("type_vocab_size", "vocabulary"),
             head=head,
-            classes=found if head == "classes" else 2,
+            classes=classes,
             width=width,
             layers=keys.size("num_hidden_layers", "layers"),
             length=self._length(keys),
             dropout=dropout,
         ).but(
-            attention=attention_of(heads, heads, width // heads, True, True)
-            | {"dropout": keys.number("attention_probs_dropout_prob")},
+            attention={
+                **attention_section(heads, heads, width // heads, bias=True, out_bias=True),
+                "dropout": keys.number("attention_probs_dropout_prob"),
+            },
             block={
                 "norm": "layer",
                 "before": False,
@@ -83,21 +91,28 @@ class Bert(Family):
             },
         )
 
+    def _classes(self, keys: Keys) -> int:
+        """Returns the number of classes: that of their names, or else num_labels."""
+        labels = keys.document.get("id2label")
+        if isinstance(labels, Mapping):
+            return len(labels)
+        return keys.size("num_labels", "classes", 2)
+
     def _check_head(self, keys: Keys, head: str, mlp: str) -> None:
+        """Refuses a head for masked words with another activation than ours."""
         if head == "masked" and mlp != "gelu":
             raise keys.refuse("hidden_act", "regard's head for masked words has gelu, and BERT's has this one too")
 
     def _length(self, keys: Keys) -> int:
+        """Returns the number of positions."""
         return keys.size("max_position_embeddings", "length")
 
     def _skipped(self, document: Mapping[str, Any]) -> int:
-        """Rows of the table of positions that come before the first position."""
+        """Returns the number of rows in the table of positions before the first position."""
         return 0
 
     def write(self, config: EncoderConfig) -> dict[str, Any]:
-        labels = [f"LABEL_{n}" for n in range(config.classes)]
-        named = {"id2label": dict(enumerate(labels)), "label2id": {name: n for n, name in enumerate(labels)}}
-        return {
+        document: dict[str, Any] = {
             "vocab_size": config.vocabulary,
             "hidden_size": config.width,
             "num_hidden_layers": config.layers,
@@ -110,8 +125,12 @@ class Bert(Family):
             "type_vocab_size": config.token_types,
             "layer_norm_eps": config.block.eps,
             "tie_word_embeddings": config.tied,
-            **(named if config.head == "classes" else {}),
         }
+        if config.head == "classes":
+            labels = [f"LABEL_{n}" for n in range(config.classes)]
+            document["id2label"] = dict(enumerate(labels))
+            document["label2id"] = {name: n for n, name in enumerate(labels)}
+        return document
 
     def parts(self, config: EncoderConfig, document: Mapping[str, Any]) -> Iterator[Part]:
         yield Part("embedding.weight", ("embeddings.word_embeddings.weight",))
@@ -120,10 +139,11 @@ class Bert(Family):
         yield Part("stack.positions.table.weight", (place,), skip=self._skipped(document))
         yield from projections("stack.embedding_norm", "embeddings.LayerNorm", "weight", "bias")
         for n in range(config.layers):
-            ours, theirs = f"stack.blocks.{n}", f"encoder.layer.{n}"
+            ours = f"stack.blocks.{n}"
+            theirs = f"encoder.layer.{n}"
             for kind in ("weight", "bias"):
                 names = tuple(f"{theirs}.attention.self.{x}.{kind}" for x in ("query", "key", "value"))
-                yield Part(f"{ours}.attention.project.{kind}", names, widths(config), zeros=kind == "bias")
+                yield Part(f"{ours}.attention.project.{kind}", names, projection_widths(config), zeros=kind == "bias")
             for mine, other in {
                 "attention.out": "attention.output.dense",
                 "attention_norm": "attention.output.LayerNorm",
@@ -145,7 +165,8 @@ class Bert(Family):
                 yield from projections(f"head.{name}", theirs, "weight", "bias")
 
     def copies(self, config: EncoderConfig) -> dict[str, str]:
-        table, offset = self.words["table"], self.words["offset"]
+        table = self.words["table"]
+        offset = self.words["offset"]
         if config.head != "masked":
             return {}
         if not config.tied:
@@ -178,15 +199,14 @@ class Roberta(Bert):
     classes: ClassVar[tuple[str, str]] = ("classifier.dense", "classifier.out_proj")
 
     def _check_head(self, keys: Keys, head: str, mlp: str) -> None:
-        """Its head for masked words has gelu, whatever the MLPs have."""
+        """Refuses nothing: the head for masked words has gelu, whatever the MLPs have."""
 
     def _length(self, keys: Keys) -> int:
-        places, skipped = keys.size("max_position_embeddings", "length"), self._skipped(keys.document)
-        if not 1 <= skipped < places:
-            raise keys.refuse(
-                "pad_token_id", f"positions are counted from the one after it; expected 0 to {places - 2}"
-            )
-        return places - skipped
+        rows = keys.size("max_position_embeddings", "length")
+        skipped = self._skipped(keys.document)
+        if not 1 <= skipped < rows:
+            raise keys.refuse("pad_token_id", f"positions are counted from the one after it; expected 0 to {rows - 2}")
+        return rows - skipped
 
     def _skipped(self, document: Mapping[str, Any]) -> int:
         pad = document.get("pad_token_id", self.default["pad_token_id"])

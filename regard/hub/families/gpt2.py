@@ -1,11 +1,11 @@
-"""GPT-2."""
+"""GPT-2: its config and its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from regard.hub.families.base import ACTIVATIONS, GELU, Family, Part, attention_of, projections
+from regard.hub.families.base import ACTIVATIONS, GELU, Family, Part, attention_section, projections
 from regard.hub.keys import Keys
 from regard.models import GPT, GPTConfig
 
@@ -29,7 +29,8 @@ class GPT2(Family):
     zero_bias = True
 
     def read(self, keys: Keys, head: str) -> GPTConfig:
-        width, heads = keys.size("n_embd", "width"), keys.size("n_head", "heads")
+        width = keys.size("n_embd", "width")
+        heads = keys.size("n_head", "heads")
         if width % heads:
             raise keys.refuse("n_head", f"n_embd = {width} does not divide into so many heads")
         dropout = keys.number("resid_pdrop")
@@ -37,7 +38,7 @@ class GPT2(Family):
         keys.must("scale_attn_weights", True)
         keys.must("scale_attn_by_inverse_layer_idx", False)
         keys.must("reorder_and_upcast_attn", False)
-        for key in [key for key in keys.left if key.startswith("summary_")]:  # of GPT2DoubleHeadsModel alone
+        for key in [key for key in keys.left if key.startswith("summary_")]:  # only GPT2DoubleHeadsModel reads them
             keys.take(key)
         return GPTConfig(
             vocabulary=keys.size("vocab_size", "vocabulary"),
@@ -47,7 +48,10 @@ class GPT2(Family):
             length=keys.size("n_positions", "length"),
             dropout=dropout,
         ).but(
-            attention=attention_of(heads, heads, width // heads, True, True) | {"dropout": keys.number("attn_pdrop")},
+            attention={
+                **attention_section(heads, heads, width // heads, bias=True, out_bias=True),
+                "dropout": keys.number("attn_pdrop"),
+            },
             block={
                 "norm": "layer",
                 "before": True,
@@ -87,8 +91,8 @@ class GPT2(Family):
                 "mlp.into": "mlp.c_fc",
                 "mlp.out": "mlp.c_proj",
             }.items():
-                names = f"stack.blocks.{n}.{ours}", f"h.{n}.{theirs}"
-                yield from projections(*names, "weight", turned="norm" not in ours)
+                names = (f"stack.blocks.{n}.{ours}", f"h.{n}.{theirs}")
+                yield from projections(*names, "weight", transposed="norm" not in ours)
                 yield from projections(*names, "bias")
         yield from projections("stack.final_norm", "ln_f", "weight", "bias")
         if not config.tied:

@@ -1,20 +1,22 @@
-"""Llama and its kin: Mistral, Qwen 2, Qwen 3."""
+"""Llama, Mistral, Qwen 2 and Qwen 3."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from regard.hub.families.base import Family, Part, attention_of, kinds, projections, widths
+from regard.hub.families.base import Family, Part, attention_section, projection_widths, projections, weight_and_bias
 from regard.hub.keys import Keys
 from regard.models import GPT, GPTConfig
 
+# Their names for the options of our rotary positions, under the type 'llama3'.
 _LLAMA3 = {
     "factor": "factor",
     "low_freq_factor": "low",
     "high_freq_factor": "high",
     "original_max_position_embeddings": "original",
 }
+# The defaults of our rotary positions.
 _ROTARY: dict[str, Any] = {"base": 10000.0, "factor": 1.0, "original": None, "low": 1.0, "high": 4.0}
 
 
@@ -37,7 +39,9 @@ class Llama(Family):
     qk_norm: ClassVar[bool] = False
 
     def read(self, keys: Keys, head: str) -> GPTConfig:
-        width, heads = keys.size("hidden_size", "width"), keys.size("num_attention_heads", "heads")
+        width = keys.size("hidden_size", "width")
+        heads = keys.size("num_attention_heads", "heads")
+        groups = keys.size("num_key_value_heads", "groups", heads)
         layers = keys.size("num_hidden_layers", "layers")
         key_width = keys.size("head_dim", "key_width", width // heads or 1)
         keys.name("hidden_act", {"silu": "silu", "swish": "silu"})
@@ -51,8 +55,8 @@ class Llama(Family):
             position="rotary",
             position_options=read_rotary(keys),
         ).but(
-            attention=attention_of(heads, keys.size("num_key_value_heads", "groups", heads), key_width, bias, out_bias)
-            | {
+            attention={
+                **attention_section(heads, groups, key_width, bias, out_bias),
                 "dropout": keys.number("attention_dropout"),
                 "window": self._window(keys, layers),
                 "qk_norm": self.qk_norm,
@@ -69,17 +73,19 @@ class Llama(Family):
         )
 
     def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
-        """Of queries, keys and values; of the output of attention; of the MLP."""
+        """Returns which layers have biases: the queries, keys and values; the output of attention; the MLP."""
         if width % heads:
             raise keys.refuse("num_attention_heads", f"a Llama's hidden_size = {width} must divide into its heads")
         attention = keys.flag("attention_bias", False)
         return attention, attention, keys.flag("mlp_bias", False)
 
     def _window(self, keys: Keys, layers: int) -> int | None:
+        """Returns the width of the sliding window of all layers, or None."""
         return None
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        a, theta, scaling = config.attention, *write_rotary(config.position_options)
+        a = config.attention
+        theta, scaling = write_rotary(config.position_options)
         return {
             "vocab_size": config.vocabulary,
             "hidden_size": config.width,
@@ -95,29 +101,33 @@ class Llama(Family):
             "rope_scaling": scaling,
             "attention_dropout": a.dropout,
             "tie_word_embeddings": config.tied,
-            **self._more(config),
+            **self._own_keys(config),
         }
 
-    def _more(self, config: GPTConfig) -> dict[str, Any]:
+    def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
+        """Returns the keys that only this family writes."""
         return {"attention_bias": config.attention.bias, "mlp_bias": config.block.bias}
 
     def parts(self, config: GPTConfig, document: Mapping[str, Any]) -> Iterator[Part]:
-        a, hidden = config.attention, config.block.hidden or 0
+        a = config.attention
+        hidden = config.block.hidden or 0
         yield Part("embedding.weight", ("embed_tokens.weight",))
         for n in range(config.layers):
-            ours, theirs = f"stack.blocks.{n}", f"layers.{n}"
+            ours = f"stack.blocks.{n}"
+            theirs = f"layers.{n}"
             yield Part(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",))
             yield Part(f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight",))
-            for kind in ("weight", "bias") if a.bias else ("weight",):
+            for kind in weight_and_bias(a.bias):
                 names = tuple(f"{theirs}.self_attn.{x}_proj.{kind}" for x in "qkv")
-                yield Part(f"{ours}.attention.project.{kind}", names, widths(config))
-            yield from projections(f"{ours}.attention.out", f"{theirs}.self_attn.o_proj", *kinds(a.out_bias))
-            for kind in kinds(config.block.bias):
+                yield Part(f"{ours}.attention.project.{kind}", names, projection_widths(config))
+            yield from projections(f"{ours}.attention.out", f"{theirs}.self_attn.o_proj", *weight_and_bias(a.out_bias))
+            for kind in weight_and_bias(config.block.bias):
                 names = tuple(f"{theirs}.mlp.{x}_proj.{kind}" for x in ("gate", "up"))
                 yield Part(f"{ours}.mlp.into.{kind}", names, (hidden, hidden))
-            yield from projections(f"{ours}.mlp.out", f"{theirs}.mlp.down_proj", *kinds(config.block.bias))
-            for kind in ("query", "key") if a.qk_norm else ():
-                yield Part(f"{ours}.attention.{kind}_norm.weight", (f"{theirs}.self_attn.{kind[0]}_norm.weight",))
+            yield from projections(f"{ours}.mlp.out", f"{theirs}.mlp.down_proj", *weight_and_bias(config.block.bias))
+            if a.qk_norm:
+                yield Part(f"{ours}.attention.query_norm.weight", (f"{theirs}.self_attn.q_norm.weight",))
+                yield Part(f"{ours}.attention.key_norm.weight", (f"{theirs}.self_attn.k_norm.weight",))
         yield Part("stack.final_norm.weight", ("norm.weight",))
         if not config.tied:
             yield Part("head.weight", ("lm_head.weight",))
@@ -137,9 +147,11 @@ class Mistral(Llama):
         return False, False, False
 
     def _window(self, keys: Keys, layers: int) -> int | None:
-        return None if keys.take("sliding_window") is None else keys.size("sliding_window", "window")
+        if keys.take("sliding_window") is None:
+            return None
+        return keys.size("sliding_window", "window")
 
-    def _more(self, config: GPTConfig) -> dict[str, Any]:
+    def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
         return {"sliding_window": config.attention.window}
 
 
@@ -161,19 +173,26 @@ class Qwen2(Llama):
         return True, False, False
 
     def _window(self, keys: Keys, layers: int) -> int | None:
-        on, first, kinds = keys.flag("use_sliding_window"), keys.take("max_window_layers"), keys.take("layer_types")
-        window, key = keys.take("sliding_window"), "max_window_layers" if kinds is None else "layer_types"
-        if kinds is None and isinstance(first, int):
-            kinds = ["sliding_attention" if on and n >= first else "full_attention" for n in range(layers)]
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            raise keys.refuse(key, f"expected {'a whole number' if kinds is None else f'{layers} names'}")
-        if kinds == ["full_attention"] * layers:
+        enabled = keys.flag("use_sliding_window")
+        first = keys.take("max_window_layers")  # the first layer that has a window
+        types = keys.take("layer_types")
+        window = keys.take("sliding_window")
+        key = "layer_types"
+        if types is None:  # configs of older versions of transformers
+            key = "max_window_layers"
+            if not isinstance(first, int):
+                raise keys.refuse(key, "expected a whole number")
+            full = max(0, min(first, layers)) if enabled else layers
+            types = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+        if not isinstance(types, list) or len(types) != layers:
+            raise keys.refuse(key, f"expected {layers} names")
+        if types == ["full_attention"] * layers:
             return None
-        if kinds != ["sliding_attention"] * layers or not on or window is None:
+        if types != ["sliding_attention"] * layers or not enabled or window is None:
             raise keys.refuse(key, "regard's models have one window for all layers, or none")
         return keys.size("sliding_window", "window")
 
-    def _more(self, config: GPTConfig) -> dict[str, Any]:
+    def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
         window = config.attention.window
         return {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
 
@@ -190,31 +209,36 @@ class Qwen3(Qwen2):
         bias = keys.flag("attention_bias", False)
         return bias, bias, False
 
-    def _more(self, config: GPTConfig) -> dict[str, Any]:
-        return {**super()._more(config), "attention_bias": config.attention.bias}
+    def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
+        return {**super()._own_keys(config), "attention_bias": config.attention.bias}
 
 
 def read_rotary(keys: Keys) -> dict[str, Any]:
-    """The options of our rotary positions: in `rope_parameters`, or in `rope_theta` and `rope_scaling` as of old."""
-    theta, scaling, given = keys.take("rope_theta"), keys.take("rope_scaling", None), keys.take("rope_parameters", None)
-    key = "rope_scaling" if given is None else "rope_parameters"
-    found = (scaling if given is None else given) or {}
-    if not isinstance(found, Mapping):
+    """Returns the options of our rotary positions, those that differ from their defaults.
+
+    Newer configs have them in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`.
+    """
+    theta = keys.take("rope_theta")
+    sections = {key: keys.take(key, None) for key in ("rope_parameters", "rope_scaling")}
+    key = "rope_scaling" if sections["rope_parameters"] is None else "rope_parameters"
+    section = sections[key] or {}
+    if not isinstance(section, Mapping):
         raise keys.refuse(key, "expected a section of keys and values")
-    rope = {"rope_theta": theta, **found}
+    rope = {"rope_theta": theta, **section}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    wanted = {"default": {}, "linear": {"factor": "factor"}, "llama3": _LLAMA3}
-    if not isinstance(kind, str) or kind not in wanted:
-        raise keys.refuse(key, f"regard's rotary positions know the types {', '.join(wanted)}, not '{kind}'")
+    types = {"default": {}, "linear": {"factor": "factor"}, "llama3": _LLAMA3}
+    if not isinstance(kind, str) or kind not in types:
+        raise keys.refuse(key, f"regard's rotary positions know the types {', '.join(types)}, not '{kind}'")
     keys.must("partial_rotary_factor", None, 1.0)
     if rope.get("partial_rotary_factor") in (None, 1.0):
         rope.pop("partial_rotary_factor", None)
-    names = {"rope_theta": "base", **wanted[kind]}
+    names = {"rope_theta": "base", **types[kind]}
     if kind == "llama3":
         rope.setdefault("original_max_position_embeddings", keys.take("max_position_embeddings"))
     wrong = sorted(set(rope) ^ set(names))
     if wrong:
-        raise keys.refuse(key, f"{'no' if wrong[0] in names else 'unknown'} '{wrong[0]}' for the type '{kind}'")
+        problem = "no" if wrong[0] in names else "unknown"
+        raise keys.refuse(key, f"{problem} '{wrong[0]}' for the type '{kind}'")
     for name, value in rope.items():
         if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise keys.refuse(key, f"{name} = {value!r}: expected a number above zero")
@@ -222,8 +246,11 @@ def read_rotary(keys: Keys) -> dict[str, Any]:
 
 
 def write_rotary(options: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """rope_theta and rope_scaling, which transformers of every version reads."""
+    """Returns rope_theta and rope_scaling, which every version of transformers reads."""
     full = {**_ROTARY, **options}
+    scaling: dict[str, Any] | None = None
     if full["original"] is not None:
-        return full["base"], {"rope_type": "llama3", **{theirs: full[ours] for theirs, ours in _LLAMA3.items()}}
-    return full["base"], None if full["factor"] == 1 else {"rope_type": "linear", "factor": full["factor"]}
+        scaling = {"rope_type": "llama3", **{theirs: full[ours] for theirs, ours in _LLAMA3.items()}}
+    elif full["factor"] != 1:
+        scaling = {"rope_type": "linear", "factor": full["factor"]}
+    return full["base"], scaling
