@@ -34,7 +34,7 @@ def _rounded(self, x, to):
 interpreter.InterpreterBuilder.create_dot = _dot
 interpreter.InterpreterBuilder.cast_impl = _rounded
 np.seterr(all="ignore")
-linear._device = lambda x: True
+linear._runs_triton = lambda x: True
 linear._shared_memory = lambda device: 1 << 20
 triton_features.libdevice = SimpleNamespace(fast_sinf=lambda x: tl.sin(x), fast_cosf=lambda x: tl.cos(x))
 plan.processors = lambda device: 2  # several segments even where sequences are short, of more than one chunk

@@ -295,7 +295,7 @@ def test_elsewhere_an_explicit_request_is_an_error_that_says_why():
 
 
 def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(linear, "_device", lambda x: True)
+    monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
     base._say_once.cache_clear()
     performer, q = Performer(features=600), torch.randn(1, 1, 3, 4)
     with caplog.at_level(logging.INFO, logger="regard"):
@@ -311,7 +311,7 @@ def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatc
 
 
 def test_quadratic_attention_refuses_what_its_programs_cannot_take(monkeypatch):
-    monkeypatch.setattr(linear, "_device", lambda x: True)
+    monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
     monkeypatch.setattr(linear, "_shared_memory", lambda device: 1 << 20)
     whole, documents = Mask(causal=True), Mask(causal=True, documents=torch.zeros(1, 3, dtype=torch.long))
     for m, dtype, width, mask, says in (
@@ -328,7 +328,7 @@ def test_quadratic_attention_refuses_what_its_programs_cannot_take(monkeypatch):
 
 
 def test_what_the_kernel_does_not_know_is_refused(monkeypatch):
-    monkeypatch.setattr(linear, "_device", lambda x: True)
+    monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
     q = torch.randn(1, 1, 4, 3)
     documents = Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1]]))
     refusals = {
@@ -343,7 +343,7 @@ def test_what_the_kernel_does_not_know_is_refused(monkeypatch):
 
 
 def test_a_step_is_left_to_the_reference_where_a_gradient_flows(monkeypatch):
-    monkeypatch.setattr(linear, "_device", lambda x: True)
+    monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
     q = torch.randn(1, 1, 1, 4)
     learned = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softplus())
     for m, given, sums in (
@@ -360,36 +360,36 @@ def test_a_step_is_left_to_the_reference_where_a_gradient_flows(monkeypatch):
 
 
 def test_wide_heads_run_the_reference_where_shared_memory_is_small(monkeypatch):
-    monkeypatch.setattr(linear, "_device", lambda x: True)
+    monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
     narrow, wide = (torch.randn(1, 1, 4, n, dtype=torch.bfloat16) for n in (64, 65))
     for bytes_, refused in ((99 << 10, True), (163 << 10, False)):
         monkeypatch.setattr(linear, "_shared_memory", lambda device, n=bytes_: n)
-        assert linear._when(Elu(), narrow, narrow, narrow, Mask(causal=True)) is None
-        why = linear._when(Elu(), wide, wide, wide, Mask(causal=True))
+        assert linear._when_forward(Elu(), narrow, narrow, narrow, Mask(causal=True)) is None
+        why = linear._when_forward(Elu(), wide, wide, wide, Mask(causal=True))
         assert (why is not None and "160 KiB of shared memory" in why) == refused
 
 
 def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
     """The totals of all before a segment are bfloat16 beside bfloat16, else float32: two programs."""
-    from regard.kernels.linear import launch, plan, triton_sums
+    from regard.kernels.linear import launch, plan, sums, triton_sums
 
     compiled = []
 
     class Program:
         arg_names = (
-            "sums",
-            "tops",
-            "outer",
-            "peaks",
+            "segment_sums",
+            "segment_stats",
+            "segment_S_cast",
+            "running_stats",
             "slots",
             "first",
             "last",
             "N",
-            "SV",
+            "S_size",
             "BLOCK",
-            "PEAKED",
-            "BACK",
-            "UNITS",
+            "STABILISED",
+            "REVERSE",
+            "SHARED_EXPONENT",
         )
 
         def __getitem__(self, grid):
@@ -399,20 +399,21 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
 
             return call
 
-    monkeypatch.setattr(triton_sums, "combine", Program())
-    monkeypatch.setattr(plan, "_READY", {})
+    monkeypatch.setattr(triton_sums, "scan_segments_kernel", Program())
+    monkeypatch.setattr(launch, "_COMPILED", {})
     x = torch.randn(1, 1, 256, 8)
     for dtype in (torch.float32, torch.bfloat16):
-        chosen = plan.planned(x.to(dtype), x.to(dtype), x.to(dtype), None, "elu")
-        sums, tops = torch.zeros(1, 3, 72), torch.zeros(1, 3)
-        launch._combined(chosen, sums, tops, torch.zeros(1, 3, 64, dtype=dtype), tops.clone(), False, False)
+        chosen = plan.plan_shapes(x.to(dtype), x.to(dtype), None, "elu")
+        segment_sums, stats = torch.zeros(1, 3, 72), torch.zeros(1, 3)
+        S_cast = torch.zeros(1, 3, 64, dtype=dtype)
+        sums.scan_segments(chosen, segment_sums, stats, S_cast, stats.clone(), boundary=False, reverse=False)
     assert compiled == [torch.float32, torch.bfloat16]
 
 
 def test_a_way_that_does_not_fit_gives_way_to_the_next():
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    from regard.kernels.linear import plan
+    from regard.kernels.linear import launch
 
     class Program:
         def __init__(self, *errors):
@@ -427,8 +428,8 @@ def test_a_way_that_does_not_fit_gives_way_to_the_next():
             return call
 
     def launched(program):
-        ways = [{"num_stages": 3}, {"num_stages": 2}, {"num_stages": 1}]
-        plan.launch((program, "a plan"), program, (1, 1, 1), (torch.zeros(1),), (), dict, lambda: ways)
+        settings = [{"num_stages": 3}, {"num_stages": 2}, {"num_stages": 1}]
+        launch.launch((program, "a plan"), program, (1, 1, 1), (torch.zeros(1),), (), dict, lambda: settings)
         return program.tried
 
     few, small = PTXASError("too few registers"), OutOfResources(2, 1, "shared memory")

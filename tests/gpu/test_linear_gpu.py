@@ -109,13 +109,13 @@ def test_it_compiles_as_one_graph(name, options):
 
 @pytest.mark.parametrize(("name", "options"), [("elu", {}), ("performer", {"features": 64, "width": 64})])
 def test_a_graph_can_be_captured_and_leaves_nothing_behind(name, options):
-    from regard.kernels.linear import launch
+    from regard.kernels.linear import directions
 
     m = fast(mechanism(name, **options).cuda().bfloat16(), "triton")
     q, k, v = (torch.randn(2, 2, 700, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     want = m(q, k, v, Mask(causal=True))  # compiles
-    launch._IDENTITIES.clear()
-    launch._KEPT.clear()
+    directions._IDENTITIES.clear()
+    directions._SPLIT.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = m(q, k, v, Mask(causal=True))

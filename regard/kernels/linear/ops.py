@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from regard.errors import KernelError
-from regard.kernels.linear import launch
-from regard.kernels.linear.launch import Results
-from regard.kernels.linear.plan import planned
-from regard.kernels.linear.triton_features import waves
+from regard.kernels.linear.backward import allocate_gradients, run_backward
+from regard.kernels.linear.forward import allocate_results, run_forward
+from regard.kernels.linear.plan import plan_call, plan_shapes
+from regard.kernels.linear.tensors import ForwardResults, LinearCall, SavedTensors
+from regard.kernels.linear.triton_features import features_per_direction
 from regard.mechanisms.linear import linear_flops
 from regard.shapes import Size
 
@@ -28,79 +29,89 @@ def linear_attention(
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:  # fmt: skip
-    """All of `Results`.
-
-    map: "given" (q and k are features), "elu", "performer", "fourier". w: its directions [F,K]. sums, peak: a state to
-    start from. final: whether the state after the last token is wanted. learns: whether the gradient will be."""
-    return (*launch.forward(q, k, v, w, visible, sums, peak, map, causal, final, learns),)
+    """Returns `ForwardResults` for the arguments of a `LinearCall`."""
+    return (*run_forward(LinearCall(q, k, v, w, visible, sums, peak, map, causal, final, learns)),)
 
 
 @linear_attention.register_fake
-def _fake(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, sums: Tensor | None,
-    peak: Tensor | None, map: str, causal: bool, final: bool, learns: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return tuple(launch.room(planned(q, k, v, w, map), q, v, sums, causal, final, learns))
+def _allocate_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    call = LinearCall(*arguments)
+    return tuple(allocate_results(plan_call(call), call))
 
 
 @torch.library.custom_op("regard::linear_attention_backward", mutates_args=())
 def linear_attention_backward(
     d_out: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None,
-    peak: Tensor | None, out: Tensor, inverses: Tensor, peaks: Tensor, states: Tensor, outer: Tensor, tops: Tensor,
-    local: Tensor, marks: Tensor, lifts_q: Tensor, lifts: Tensor, c: Tensor, map: str, causal: bool, started: bool,
+    peak: Tensor | None, out: Tensor, inv_norm: Tensor, row_peak: Tensor, segment_sums: Tensor, segment_S_cast: Tensor,
+    segment_stats: Tensor, chunk_S: Tensor, chunk_stats: Tensor, q_shift: Tensor, k_shift: Tensor, stabiliser: Tensor,
+    map: str, causal: bool, started: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v and, where it `started` from a state, of the sums of that state."""
-    r = Results(out, out, out, inverses, peaks, states, outer, tops, local, marks, lifts_q, lifts, c)
-    return launch.gradients(d_out, d_state, q, k, v, w, visible, peak, r, map, causal, started)
+    """Returns the gradients of q, k, v and, where the call started from a state, of its sums."""
+    saved = SavedTensors(
+        q, k, v, w, visible, peak, out, inv_norm, row_peak, segment_sums, segment_S_cast, segment_stats, chunk_S,
+        chunk_stats, q_shift, k_shift, stabiliser,
+    )  # fmt: skip
+    return (*run_backward(d_out, d_state, saved, map, causal, started),)
 
 
 @linear_attention_backward.register_fake
-def _fake_backward(
-    d_out: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None,
-    peak: Tensor | None, out: Tensor, inverses: Tensor, peaks: Tensor, states: Tensor, outer: Tensor, tops: Tensor,
-    local: Tensor, marks: Tensor, lifts_q: Tensor, lifts: Tensor, c: Tensor, map: str, causal: bool, started: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return launch.gradient_room(planned(q, k, v, w, map), q, k, v, started)
+def _allocate_fake_gradients(d_out: Tensor, d_state: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+    saved, (map, _, started) = _split_arguments(arguments)
+    plan = plan_shapes(saved.q, saved.v, saved.w, map)
+    return tuple(allocate_gradients(plan, saved.q, saved.k, saved.v, started))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, w, visible, sums, peak, ctx.map, ctx.causal, _, learns = inputs
-    if not learns:
+def _split_arguments(arguments: tuple[Any, ...]) -> tuple[SavedTensors, tuple[Any, ...]]:
+    """Returns the saved tensors (or their shapes) and the options (map, causal, started) among the arguments of
+    `linear_attention_backward` that follow d_state."""
+    count = len(SavedTensors._fields)
+    return SavedTensors(*arguments[:count]), arguments[count:]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keeps for the gradient what it reads."""
+    call = LinearCall(*inputs)
+    if not call.learns:
         raise KernelError("linear attention in Triton: a gradient was not announced. Pass learns=True.")
-    out, _, _, *rest = output
-    ctx.started = sums is not None
+    ctx.map = call.map
+    ctx.causal = call.causal
+    ctx.started = call.sums is not None
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, w, visible, peak, out, *rest)
+    ctx.save_for_backward(*SavedTensors.of(call, ForwardResults(*output)))
 
 
 def _backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, w, visible, peak, out, *rest = ctx.saved_tensors
-    d_out = torch.zeros_like(out) if d_out is None else d_out
-    inputs, options = (d_out, d_state, q, k, v, w, visible, peak), (ctx.map, ctx.causal, ctx.started)
-    if _watched():
-        dq, dk, dv, d_sums = linear_attention_backward(*inputs, out, *rest, *options)
+    """Returns the gradient of each field of `LinearCall`."""
+    saved = SavedTensors(*ctx.saved_tensors)
+    if d_out is None:
+        d_out = torch.zeros_like(saved.out)
+    options = (ctx.map, ctx.causal, ctx.started)
+    if _is_observed():
+        dq, dk, dv, d_sums = linear_attention_backward(d_out, d_state, *saved, *options)
     else:
-        dq, dk, dv, d_sums = launch.gradients(*inputs, Results(out, out, out, *rest), *options)
-    return dq, dk, dv, None, None, d_sums if ctx.started else None, None, None, None, None, None
+        dq, dk, dv, d_sums = run_backward(d_out, d_state, saved, *options)
+    if not ctx.started:
+        d_sums = None
+    return dq, dk, dv, None, None, d_sums, None, None, None, None, None
 
 
-linear_attention.register_autograd(_backward, setup_context=_setup)
+linear_attention.register_autograd(_backward, setup_context=_save)
 
 
-class _Attend(torch.autograd.Function):
+class _LinearAttention(torch.autograd.Function):
     """The operator without PyTorch's dispatcher, which costs more time than the device needs for short sequences."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        results = launch.forward(*inputs)
-        _setup(ctx, inputs, results)
+        results = run_forward(LinearCall(*inputs))
+        _save(ctx, inputs, results)
         return results[:3]
 
     backward = staticmethod(_backward)
 
 
-def _watched() -> bool:
-    """Whether someone looks at operators: a compiler, or a mode such as the FLOP counter."""
+def _is_observed() -> bool:
+    """Returns whether someone looks at operators: a compiler, or a mode such as the FLOP counter."""
     if torch.compiler.is_compiling():
         return True
     if torch._C._len_torch_dispatch_stack() == 0:
@@ -113,38 +124,41 @@ def _watched() -> bool:
     return True
 
 
-def attended(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, sums, peak) by the shortest way: arguments as of `linear_attention`, but for `learns`."""
+def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (out, final_sums, final_peak) by the shortest way. inputs: the fields of `LinearCall` but `learns`."""
     learns = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
     inputs = (*inputs, learns)
-    if _watched():
+    if _is_observed():
         results: tuple[Tensor, ...] = linear_attention(*inputs)
     elif learns:
-        results = _Attend.apply(*inputs)  # type: ignore[no-untyped-call]
+        results = _LinearAttention.apply(*inputs)  # type: ignore[no-untyped-call]
     else:
-        results = launch.forward(*inputs)
+        results = run_forward(LinearCall(*inputs))
     return results[0], results[1], results[2]
 
 
-def _flops(q: Any, k: Any, v: Any, w: Any, map: str, causal: bool, per_vector: int | None = None) -> int:
-    (B, H, T, K), (G, S, V) = q, v[1:]
-    F = K if w is None else w[0] * waves(map)
-    mapped = 0 if w is None else 2 * K * w[0]
-    return linear_flops(Size(B, T, S, H, G, K, V, causal), F, mapped if per_vector is None else per_vector)[0]
+def _count_flops(q: Any, v: Any, w: Any, map: str, causal: bool, with_projections: bool = True) -> int:
+    """Returns the FLOPs of forward for the shapes of q, v and w, as the mechanisms declare them."""
+    B, H, T, K = q
+    G, S, V = v[1:]
+    F = K
+    per_vector = 0
+    if w is not None:
+        F = w[0] * features_per_direction(map)
+    if w is not None and with_projections:
+        per_vector = 2 * K * w[0]
+    return linear_flops(Size(B, T, S, H, G, K, V, causal), F, per_vector)[0]
 
 
 @register_flop_formula(torch.ops.regard.linear_attention)
-def _forward_flops(
-    q: Any, k: Any, v: Any, w: Any, visible: Any, sums: Any, peak: Any, map: str, causal: bool, *_: Any, **__: Any
-) -> int:
-    return _flops(q, k, v, w, map, causal)
+def _forward_flops(*shapes: Any, **_: Any) -> int:
+    call = LinearCall(*shapes)
+    return _count_flops(call.q, call.v, call.w, call.map, call.causal)
 
 
 @register_flop_formula(torch.ops.regard.linear_attention_backward)
-def _backward_flops(
-    d_out: Any, d_state: Any, q: Any, k: Any, v: Any, w: Any, visible: Any, peak: Any, out: Any, inverses: Any,
-    peaks: Any, states: Any, outer: Any, tops: Any, local: Any, marks: Any, lifts_q: Any, lifts: Any, c: Any,
-    map: str, causal: bool, *_: Any, **__: Any,
-) -> int:  # fmt: skip
-    """Two products for each one forward, but one for a projection: its directions have no gradient."""
-    return _flops(q, k, v, w, map, causal) + _flops(q, k, v, w, map, causal, 0)
+def _backward_flops(d_out: Any, d_state: Any, *shapes: Any, **_: Any) -> int:
+    """Returns two products for each one forward, but one for a projection: its directions have no gradient."""
+    saved, (map, causal, _started) = _split_arguments(shapes)
+    forward = _count_flops(saved.q, saved.v, saved.w, map, causal)
+    return forward + _count_flops(saved.q, saved.v, saved.w, map, causal, with_projections=False)

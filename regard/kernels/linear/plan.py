@@ -1,212 +1,196 @@
-"""How a call of linear attention is cut up, and how its Triton programs are started. Imported only where one runs."""
+"""How a call of linear attention is cut up: blocks, chunks, segments, and the precision of its products."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources, PTXASError
 
-from regard.errors import KernelError
-from regard.kernels.linear.triton_features import waves
+from regard.kernels.linear.tensors import LinearCall
+from regard.kernels.linear.triton_features import features_per_direction
 
 LOG2E = 1.4426950408889634
-SLOTS = 128  # of running totals at the most
 CHUNK = 64  # tokens; a segment is a multiple of it
-HANDING = 48  # tokens that are done in the time in which a segment hands over to the next
-BLOCK = 64  # features made at a time
-WIDEST = 128  # values of a program
+BLOCK_F = 64  # features made at a time
+WIDEST_BLOCK_V = 128  # values of a program
+MOST_SLOTS = 128  # of running totals over segments
+HANDOVER_TOKENS = 48  # that are done in the time in which a segment hands its sums to the next
+FEW_FEATURES = 32  # the rounding of as many averages out, that of fewer does not
+RANDOM_FEATURES = ("performer", "fourier")
+
+
+class Segments(NamedTuple):
+    """How the tokens of a sequence are cut into segments."""
+
+    span: int  # tokens of a segment, a multiple of CHUNK
+    slots: int  # segments, and one more slot for a state from outside
 
 
 class Plan(NamedTuple):
-    """How one call is cut up: blocks of values, and segments of keys and of queries, each with one slot more for what
-    comes from outside."""
+    """How one call is cut up, and how precise its products are."""
 
     map: str
-    mode: str
-    dtype: torch.dtype
+    precision: str  # of products, as `triton_primitives` names them
+    dtype: torch.dtype  # of q and k
     H: int
     G: int
     K: int
     V: int
     F: int
-    values: int  # of a block
-    keys_span: int
-    keys_slots: int
-    queries_span: int
-    queries_slots: int
-    chain_span: int  # tokens of a segment where one program does all
-    parts: int = 0  # of the directions
+    block_v: int  # values of a block
+    keys: Segments  # for the sums over keys
+    queries: Segments  # for the sums over queries, backward
+    chained_span: int  # tokens of a segment where one program does all
+    w_parts: int = 0  # parts of the directions; 0 where vectors are not projected
 
     @property
-    def peaked(self) -> bool:
-        return self.map in ("performer", "fourier")
+    def stabilised(self) -> bool:
+        """Whether keys have stabilisers: features of the others are of moderate size as they are."""
+        return self.map in RANDOM_FEATURES
 
     @property
     def signed(self) -> bool:
-        """Weights may be negative. Outputs can then be far larger than values, and the gradient needs all digits."""
+        """Whether weights may be negative. Outputs can then be far larger than values, and the gradient needs all
+        their digits."""
         return self.map == "fourier"
 
     @property
     def narrow(self) -> bool:
-        """There is room for more tokens than a chunk."""
-        return self.mode in ("half", "fine") and max(self.K, self.V) <= 64
+        """Whether a program has room for more tokens than a chunk."""
+        return self.precision in ("bf16", "fp16") and max(self.K, self.V) <= 64
 
     @property
-    def through(self) -> bool:
-        """Vectors pass through a product with the identity, which is exact: what comes out of a product lies as the
-        next one takes it, and what is loaded does not. So features are made once."""
-        return not self.peaked and self.narrow and self.dtype == torch.bfloat16
+    def projects_identity(self) -> bool:
+        """Whether vectors are multiplied by the identity, which is exact. What comes out of a product lies in registers
+        as the next product takes it, and what is loaded does not; so features are made once instead of twice."""
+        return not self.stabilised and self.narrow and self.dtype == torch.bfloat16
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Blocks of directions, blocks of values."""
-        return -(-self.F // waves(self.map) // BLOCK), -(-self.V // self.values)
+    def blocks_f(self) -> int:
+        """The number of blocks of directions."""
+        return ceil_div(self.F // features_per_direction(self.map), BLOCK_F)
 
     @property
-    def numbers(self) -> int:
-        """Numbers in S and Z."""
+    def blocks_v(self) -> int:
+        """The number of blocks of values."""
+        return ceil_div(self.V, self.block_v)
+
+    @property
+    def state_size(self) -> int:
+        """How many numbers S and Z have."""
         return self.F * self.V + self.F
 
     @property
-    def kept(self) -> torch.dtype:
-        """Of the sums at each chunk: what the products make of them anyway."""
-        return {"half": torch.bfloat16, "fine": torch.float16}.get(self.mode, torch.float32)
+    def sum_dtype(self) -> torch.dtype:
+        """The dtype of S at each chunk: that to which the products would round it anyway."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision, torch.float32)
 
     @property
-    def kept_back(self) -> torch.dtype:
-        """The same of the gradient."""
-        return torch.bfloat16 if self.mode == "fine" else self.kept
+    def backward_sum_dtype(self) -> torch.dtype:
+        """The dtype of R at each chunk: as of S, but the range of gradients is too large for float16."""
+        if self.precision == "fp16":
+            return torch.bfloat16
+        return self.sum_dtype
 
-    def inward(self, peak: Tensor) -> Tensor:
-        """A state's peak in powers of two. The programs leave performer's 1/√F out of c."""
-        return peak.float() * LOG2E + self._shift
+    def peak_to_log2(self, peak: Tensor) -> Tensor:
+        """Returns a state's peak as an exponent of two. The programs leave performer's factor 1/√F out of c."""
+        return peak.float() * LOG2E + self._peak_offset
 
-    def outward(self, peak: Tensor) -> Tensor:
-        return (peak - self._shift) / LOG2E
+    def peak_from_log2(self, peak: Tensor) -> Tensor:
+        """Returns the natural exponent of a peak of the programs."""
+        return (peak - self._peak_offset) / LOG2E
 
     @property
-    def _shift(self) -> float:
-        return math.log2(self.F // waves(self.map)) / 2 if self.peaked else 0.0
+    def _peak_offset(self) -> float:
+        if not self.stabilised:
+            return 0.0
+        return math.log2(self.F // features_per_direction(self.map)) / 2
+
+    def is_chained(self, causal: bool, started: bool, learns: bool) -> bool:
+        """Whether `chained_kernel` does all of forward. The gradient does not look for a state before the first chunk,
+        so not where there is one (`started`) and a gradient is to come (`learns`)."""
+        return self.projects_identity and causal and not (started and learns)
 
 
-def planned(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, map: str) -> Plan:
-    F = q.shape[3] if w is None else w.shape[0] * waves(map)
-    sizes = (*q.shape, *v.shape[1:], F, map, q.dtype, v.dtype, v.device)
-    return _planned.__wrapped__(*sizes) if torch.compiler.is_compiling() else _planned(*sizes)
+def plan_call(call: LinearCall) -> Plan:
+    """Returns the plan of a call."""
+    return plan_shapes(call.q, call.v, call.w, call.map)
+
+
+def plan_shapes(q: Tensor, v: Tensor, w: Tensor | None, map: str) -> Plan:
+    """Returns the plan for q [B,H,T,K], v [B,G,S,V] and directions w [D,K]."""
+    F = q.shape[3]
+    if w is not None:
+        F = w.shape[0] * features_per_direction(map)
+    sizes = (tuple(q.shape), tuple(v.shape), F, map, q.dtype, v.dtype, v.device)
+    if torch.compiler.is_compiling():  # sizes may be symbols, which have no hash
+        return _make_plan.__wrapped__(*sizes)
+    return _make_plan(*sizes)
 
 
 @lru_cache(4096)
-def _planned(
-    B: int, H: int, T: int, K: int, G: int, S: int, V: int, F: int, map: str, dtype: torch.dtype, values: torch.dtype,
-    device: torch.device,
+def _make_plan(
+    q_shape: tuple[int, int, int, int], v_shape: tuple[int, int, int, int], F: int, map: str, q_dtype: torch.dtype,
+    v_dtype: torch.dtype, device: torch.device,
 ) -> Plan:  # fmt: skip
-    # The rounding of many features averages out, that of few does not.
-    averages = values == torch.bfloat16 and F >= 32
-    signed, mixed = map == "fourier", map in ("performer", "fourier")
-    mode = "tf32" if values == torch.float32 else ("fine" if signed else "half") if averages else "split"
-    columns = min(padded(V), WIDEST // 2 if mixed and mode != "half" else WIDEST)
-    at_once = 1 if signed else 3 if mixed else 4  # programs of `states` on a processor: segments for one round
-    wanted = at_once * processors(device) // (-(-F // waves(map) // BLOCK) * -(-V // columns) * B)
-    cuts = (*_cut(S, wanted // G), *_cut(T, wanted // H))
-    # Two programs on each processor start at once; of more than √N segments the last waits longer than it works.
-    chain = max(_cut(S, 2 * processors(device) // (B * G))[0], -(-math.isqrt(HANDING * S) // CHUNK) * CHUNK)
-    return Plan(map, mode, dtype, H, G, K, V, F, columns, *cuts, chain)
+    B, H, T, K = q_shape
+    _, G, S, V = v_shape
+    precision = choose_precision(map, v_dtype, F)
+    widest = WIDEST_BLOCK_V
+    if map in RANDOM_FEATURES and precision != "bf16":
+        widest = WIDEST_BLOCK_V // 2
+    block_v = min(tile_side(V), widest)
+    # As many segments as `chunk_sums_kernel` can do in one round: so many of its programs fit on a processor at once.
+    programs = {"fourier": 1, "performer": 3}.get(map, 4) * processors(device)
+    blocks = ceil_div(F // features_per_direction(map), BLOCK_F) * ceil_div(V, block_v)
+    segments = programs // (blocks * B)
+    return Plan(
+        map, precision, q_dtype, H, G, K, V, F, block_v, cut_into_segments(S, segments // G),
+        cut_into_segments(T, segments // H), _chained_span(S, B * G, device),
+    )  # fmt: skip
 
 
-def _cut(tokens: int, wanted: int) -> tuple[int, int]:
-    """Tokens of a segment, and the number of slots."""
-    span = -(-tokens // (CHUNK * max(1, min(wanted, SLOTS - 1)))) * CHUNK
-    return span, -(-tokens // span) + 1
+def choose_precision(map: str, dtype: torch.dtype, F: int) -> str:
+    """Returns the precision of products for values of a dtype and F features."""
+    if dtype == torch.float32:
+        return "tf32x3"
+    if dtype != torch.bfloat16 or F < FEW_FEATURES:
+        return "bf16x3"
+    if map == "fourier":
+        return "fp16"
+    return "bf16"
+
+
+def cut_into_segments(tokens: int, wanted: int) -> Segments:
+    """Returns segments of whole chunks, about `wanted` of them."""
+    span = ceil_div(tokens, CHUNK * max(1, min(wanted, MOST_SLOTS - 1))) * CHUNK
+    return Segments(span, ceil_div(tokens, span) + 1)
+
+
+def _chained_span(tokens: int, rows: int, device: torch.device) -> int:
+    """Returns the tokens of a segment of `chained_kernel`. Two programs on each processor start at once; of more than
+    about √tokens segments the last waits longer than it works."""
+    span = cut_into_segments(tokens, 2 * processors(device) // rows).span
+    return max(span, ceil_div(math.isqrt(HANDOVER_TOKENS * tokens), CHUNK) * CHUNK)
 
 
 @lru_cache
 def processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    """Returns the number of streaming multiprocessors of a GPU; one for the CPU, where programs are interpreted."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def padded(n: int) -> int:
-    """The side of a tile. With operands narrower than 64, Triton 3.6 reads beyond shared memory and sums wrongly."""
+def tile_side(n: int) -> int:
+    """Returns the side of a tile that holds n numbers: a power of two, and at least 64. With operands narrower than
+    that, Triton 3.6 reads beyond shared memory and sums wrongly."""
     return max(64, 1 << (n - 1).bit_length())
 
 
-def run(
-    program: Any, grid: tuple[int, int], plan: Plan, tensors: tuple[Tensor, ...], *numbers: int, **flags: Any
-) -> None:
-    """A program of the plan, with all constants that one may need."""
-    launch(
-        (program, plan, tensors[0].device, numbers, *flags.values()), program, (*grid, 1), tensors, numbers,
-        lambda: {
-            "K": plan.K, "V": plan.V, "F": plan.F, "KP": padded(plan.K), "FB": BLOCK, "VB": plan.values, "C": CHUNK,
-            "MAP": plan.map, "MODE": plan.mode, "PEAKED": plan.peaked, "PARTS": plan.parts, **flags,
-        },
-        lambda: _ways(program, plan, flags),
-    )  # fmt: skip
-
-
-def launch(
-    key: tuple[Any, ...], program: Any, grid: tuple[int, int, int], tensors: tuple[Tensor, ...],
-    numbers: tuple[int, ...], constants: Callable[[], dict[str, Any]], ways: Callable[[], list[dict[str, int]]],
-) -> None:  # fmt: skip
-    """Runs a program in the first way that fits the device. What was compiled is kept under its key and the dtypes and
-    alignment of its tensors: Triton's own look-up takes longer than most of these programs run."""
-    device = tensors[0].device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current one
-        with torch.cuda.device(device):
-            return launch(key, program, grid, tensors, numbers, constants, ways)
-    pointers = [x.data_ptr() for x in tensors]
-    key = (*key, *[x.dtype for x in tensors], *[n & 15 for n in pointers])
-    ready = _READY.get(key)
-    if ready is not None:
-        ready[0][grid](*pointers, *numbers, *ready[1])
-        return
-    fixed, why = constants(), None
-    for way in ways():
-        try:
-            made = program[grid](*tensors, *numbers, **fixed, **way)
-        except (OutOfResources, PTXASError) as error:  # too little shared memory, or too few registers for a product
-            why = error
-            continue
-        if made is not None:  # None where programs are interpreted
-            _READY[key] = made, [(fixed | way)[n] for n in program.arg_names[len(tensors) + len(numbers) :]]
-        return
-    raise KernelError(f"attention in Triton, {key[1]}: it does not fit {device}. Use plain(model).") from why
-
-
-_READY: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
-
-
-def _ways(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int]]:
-    """Warps, stages and registers to try, the best first: measured on an H200; the last is for smaller devices."""
-    outside, causal = bool(flags.get("STATES")), bool(flags.get("CAUSAL"))  # there are sums from outside the segment
-    cut = (plan.queries_slots if flags.get("BACK") else plan.keys_slots) > 2  # into as many as run at once
-    best: dict[str, tuple[int, int | None]]
-    if plan.mode in ("split", "tf32"):
-        best = {"outputs": (1, None), "keys_values": (1, None)}
-    elif plan.mode == "fine":
-        best = {
-            "crests": (1, None), "states": (2 if flags.get("LOCAL") else 3, None),
-            "outputs": ((2 if outside else 1) if causal else 3, None), "queries": (3, None),
-            "keys_values": (1 if causal and outside else 2, None),
-        }  # fmt: skip
-    elif plan.peaked:
-        best = {
-            "crests": (3, 128),
-            "states": (3, 168) if cut else (2, 128),  # three programs a processor, or four
-            "outputs": (1 if causal else 2, 168),
-            "queries": (1, 168) if causal else (2, None),
-            "keys_values": ((2 if outside else 3), None) if causal else (2, 168),
-        }
-    elif plan.narrow:
-        best = {
-            "outputs": (2, None), "queries": (2, 128), "states": (2, 128), "keys_values": (2, 168), "chained": (3, None)
-        }  # fmt: skip
-    else:
-        best = dict.fromkeys(("outputs", "queries", "states", "keys_values"), (1, None))
-    stages, registers = best.get(program.__name__, (2, None))
-    first = {"num_warps": 4, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
-    return [first, {"num_warps": 4, "num_stages": 1}]
+def ceil_div(a: int, b: int) -> int:
+    """Returns ⌈a / b⌉."""
+    return -(-a // b)

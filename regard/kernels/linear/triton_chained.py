@@ -1,9 +1,8 @@
 """Causal linear attention of narrow heads in one Triton program: each segment of a sequence waits for the sums of the
 one before it, and hands its own on.
 
-Keys and values are read twice, and the sums of a segment stay in registers.
-Programs take numbers as they start, so that the one a program waits for has always started; the order in which numbers
-are added up never changes.
+Keys and values are read twice, and the sums of a segment stay in registers. Programs take numbers as they start, so
+that the one a program waits for has always started. The order in which numbers are added up never changes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -12,124 +11,181 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.linear.triton_features import (
-    directions,
+from regard.kernels.linear.triton_features import feature_map, load_directions, project, project_transposed
+from regard.kernels.linear.triton_primitives import (
+    SMALLEST_NORM,
+    cast_operand,
     dot,
-    features,
-    project,
-    project_across,
-    put,
-    rounded,
-    short,
-    tile,
-    visible_at,
+    load_rows,
+    load_visible,
+    round_operand,
+    store_rows,
 )
-from regard.kernels.linear.triton_forward import ZERO
 
 
 @triton.jit
-def keys_of(k, stride, seen, ws, ff, K: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr):
-    """ψ of a chunk of keys, features by tokens; of a key that is not seen none is left."""
-    lift = tl.where(seen, 0.0, float("inf"))
-    across = project_across(tile(k, stride, seen, ff, K), ws, K, MAP, 1)
-    return short(features(across, lift[None, :], ff[:, None], K, K, FB, MAP, 0, True)[0], MODE)
-
-
-@triton.jit
-def summed(
-    k, v, ws, visible, b, begin, chunks, T, k_t, v_t, K: tl.constexpr, V: tl.constexpr, FB: tl.constexpr,
-    VB: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
+def key_features(
+    k_rows, stride, seen, ws, ff, K: tl.constexpr, BF: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """S and Z of some chunks; k and v point to the first."""
-    ff, vv = tl.arange(0, FB), tl.arange(0, VB)
-    S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
+    """Returns ψ(k)ᵀ [BF,C] of a chunk of keys, zero for keys that are not seen.
+
+    k_rows: pointer to the first key; stride: from one token to the next; seen [C]: which keys are visible.
+    ws: the identity [BF,BK], as `load_directions` returns it. ff [BF]: the features.
+    """
+    shift = tl.where(seen, 0.0, float("inf"))
+    p = project_transposed(load_rows(k_rows, stride, seen, ff, K), ws, K, MAP, 1)
+    return round_operand(feature_map(p, shift[None, :], ff[:, None], K, K, BF, MAP, 0, True)[0], PRECISION)
+
+
+@triton.jit
+def sum_segment(
+    k_rows, v_rows, ws, visible, b, begin, chunks, T, k_t, v_t, K: tl.constexpr, V: tl.constexpr, BF: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Returns S = Σ ψ(k) vᵀ [BF,BV] and Z = Σ ψ(k) [BF] over `chunks` chunks from token `begin` of sequence b.
+
+    k_rows, v_rows: pointers to the first key and value; k_t, v_t: from one token to the next.
+    ws: the identity [BF,BK]. visible [B,T]: the mask over keys, if MASKED.
+    """
+    ff = tl.arange(0, BF)
+    vv = tl.arange(0, BV)
+    S = tl.zeros([BF, BV], tl.float32)
+    Z = tl.zeros([BF], tl.float32)
     for n in range(chunks):
-        seen = visible_at(visible, b, begin + n * C + tl.arange(0, C), T, MASKED)
-        psi = keys_of(k + n * C * k_t, k_t, seen, ws, ff, K, FB, MAP, MODE)
-        S = dot(psi, tile(v + n * C * v_t, v_t, seen, vv, V), S, MODE)
+        seen = load_visible(visible, b, begin + n * C + tl.arange(0, C), T, MASKED)
+        psi = key_features(k_rows + n * C * k_t, k_t, seen, ws, ff, K, BF, MAP, PRECISION)
+        # [BF,C] @ [C,BV] -> [BF,BV]
+        S = dot(psi, load_rows(v_rows + n * C * v_t, v_t, seen, vv, V), S, PRECISION)
         Z += tl.sum(psi, 1)
     return S, Z
 
 
 @triton.jit
-def sums_at(x, row, ff, vv, K: tl.constexpr, V: tl.constexpr):
-    """Where S and Z of a row of [F,V+1] are."""
-    here = x + row * (K * (V + 1)) + ff * (V + 1)
-    return here[:, None] + vv[None, :], here + V
+def state_pointers(sums, row, ff, vv, K: tl.constexpr, V: tl.constexpr):
+    """Returns the pointers to S [BF,BV] and Z [BF] of one row of a state.
+
+    sums [rows,F,V+1]: the state, S with Z as its last column. ff [BF], vv [BV]: which features and columns.
+    """
+    feature = sums + row * (K * (V + 1)) + ff * (V + 1)
+    return feature[:, None] + vv[None, :], feature + V
 
 
 @triton.jit
-def chained(
-    q, k, v, w, visible, start, out, inverses, local, marks, final, handed, line,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, segments, H, rows,
-    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
-    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
-    GROUP: tl.constexpr, MASKED: tl.constexpr, STARTED: tl.constexpr, FINAL: tl.constexpr, LOCAL: tl.constexpr,
-):  # fmt: skip
-    """out of one segment for all queries of a group of heads; for the gradient the sums before each chunk but the first
-    (LOCAL), which are those of the whole sequence here.
+def wait_until_ready(flag):
+    """Returns when the flag, a pointer to int32, is no longer zero; what was written before it was set is visible."""
+    ready = tl.atomic_add(flag, 0, sem="acquire")
+    while ready == 0:
+        ready = tl.atomic_add(flag, 0, sem="acquire")
 
-    handed: the sums after each segment; line: the next number, and whether each segment has handed over."""
-    number = tl.atomic_add(line, 1, sem="relaxed")
-    row, segment = (number % rows).to(tl.int64), number // rows
+
+@triton.jit
+def chained_kernel(
+    q, k, v, w, visible, initial_sums, out, inv_norm, chunk_S, chunk_stats, final_sums, handed_over, tickets,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, segments, H, rows,
+    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, STABILISED: tl.constexpr, W_PARTS: tl.constexpr,
+    GROUP: tl.constexpr, MASKED: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, CHUNK_SUMS: tl.constexpr,
+):  # fmt: skip
+    """Computes causal outputs. One program instance does one segment of one key head, for all query heads of its group:
+
+        out_i = (ψ(q_i)ᵀ S + Σ_{j≤i in chunk} (ψ(q_i)·ψ(k_j)) v_j) / s_i,     s_i the same with 1 in place of v_j
+
+    chunk by chunk, with S and Z of all keys before the chunk in registers. F = K here, and no stabilisers are needed.
+
+    Reads:
+        q [B,H,T,K], k [B,G,T,K], v [B,G,T,V]: inputs; strides q_b, q_h, q_t and so on.
+        w [K,K]: the identity (see `Plan.projects_identity`).
+        visible [B,T]: the mask over keys, if MASKED.
+        initial_sums [rows,F,V+1]: the state before the first token, if INITIAL.
+    Writes:
+        out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1 / s_i, or 0 where s_i has underflowed.
+        chunk_S [rows,chunks,F,V], chunk_stats [rows,chunks,F+2]: S and Z of the whole sequence before each chunk but
+            the first, for the gradient; if CHUNK_SUMS.
+        final_sums [rows,F,V+1]: the state after the last token, if FINAL.
+    Reads and writes:
+        handed_over [rows,segments−1,BF·BV+BF]: S and Z after each segment but the last.
+        tickets [1+rows·segments]: zeros before; the next number, then whether each program has handed its sums over.
+    span: tokens of a segment; rows = B·G; GROUP = H / G.
+    """
+    # Segments are numbered in the order in which programs start, the first segments of all rows before the second.
+    number = tl.atomic_add(tickets, 1, sem="relaxed")
+    row = (number % rows).to(tl.int64)
+    segment = number // rows
     G = H // GROUP
-    b, g = row // G, row % G
-    ff, vv, tt = tl.arange(0, FB), tl.arange(0, VB), tl.arange(0, C)
-    inside, within = (ff[:, None] < K) & (vv[None, :] < V), ff < K
+    b = row // G
+    g = row % G
+    ff = tl.arange(0, BF)
+    vv = tl.arange(0, BV)
+    tt = tl.arange(0, C)
+    inside = (ff[:, None] < K) & (vv[None, :] < V)
+    inside_Z = ff < K
     begin = segment * span
     chunks = tl.cdiv(tl.minimum(begin + span, T) - begin, C)
-    k_at = k + b * k_b + g * k_h + begin.to(tl.int64) * k_t
-    v_at = v + b * v_b + g * v_h + begin.to(tl.int64) * v_t
-    ws = directions(w, 0, K, F, KP, FB, MAP, 1)
-    place = (row * (segments - 1) + segment) * (FB * VB + FB)
-    last = segment + 1 == segments
-    S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
-    if not last:  # nobody waits for the sums of the last
-        S, Z = summed(k_at, v_at, ws, visible, b, begin, chunks, T, k_t, v_t, K, V, FB, VB, C, MAP, MODE, MASKED)
-    S_before, Z_before = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
+    k_rows = k + b * k_b + g * k_h + begin.to(tl.int64) * k_t
+    v_rows = v + b * v_b + g * v_h + begin.to(tl.int64) * v_t
+    ws = load_directions(w, 0, K, F, BK, BF, MAP, 1)
+    place = (row * (segments - 1) + segment) * (BF * BV + BF)
+    is_last = segment + 1 == segments
+    S = tl.zeros([BF, BV], tl.float32)
+    Z = tl.zeros([BF], tl.float32)
+    if not is_last:  # nobody waits for the sums of the last
+        S, Z = sum_segment(
+            k_rows, v_rows, ws, visible, b, begin, chunks, T, k_t, v_t, K, V, BF, BV, C, MAP, PRECISION, MASKED
+        )  # fmt: skip
+    S_before = tl.zeros([BF, BV], tl.float32)
+    Z_before = tl.zeros([BF], tl.float32)
     if segment > 0:
-        ready = tl.atomic_add(line + number - rows + 1, 0, sem="acquire")
-        while ready == 0:
-            ready = tl.atomic_add(line + number - rows + 1, 0, sem="acquire")
-        past = place - (FB * VB + FB)
-        S_before = tl.load(handed + past + ff[:, None] * VB + vv[None, :], cache_modifier=".cg")
-        Z_before = tl.load(handed + past + FB * VB + ff, cache_modifier=".cg")
-    elif STARTED:
-        S_at, Z_at = sums_at(start, row, ff, vv, K, V)
-        S_before = tl.load(S_at, mask=inside, other=0.0)
-        Z_before = tl.load(Z_at, mask=within, other=0.0)
-    if not last:
-        tl.store(handed + place + ff[:, None] * VB + vv[None, :], S_before + S)
-        tl.store(handed + place + FB * VB + ff, Z_before + Z)
+        wait_until_ready(tickets + number - rows + 1)
+        previous = place - (BF * BV + BF)
+        S_before = tl.load(handed_over + previous + ff[:, None] * BV + vv[None, :], cache_modifier=".cg")
+        Z_before = tl.load(handed_over + previous + BF * BV + ff, cache_modifier=".cg")
+    elif INITIAL:
+        S_in, Z_in = state_pointers(initial_sums, row, ff, vv, K, V)
+        S_before = tl.load(S_in, mask=inside, other=0.0)
+        Z_before = tl.load(Z_in, mask=inside_Z, other=0.0)
+    if not is_last:
+        tl.store(handed_over + place + ff[:, None] * BV + vv[None, :], S_before + S)
+        tl.store(handed_over + place + BF * BV + ff, Z_before + Z)
         tl.debug_barrier()  # all of it is written before anyone is told
-        tl.atomic_xchg(line + number + 1, 1, sem="release")
-    S, Z = S_before, Z_before
+        tl.atomic_xchg(tickets + number + 1, 1, sem="release")
+    S = S_before
+    Z = Z_before
     for n in range(chunks):
         t = begin + n * C + tt
-        there = t < T
-        seen = visible_at(visible, b, t, T, MASKED)
-        values = tile(v_at + n * C * v_t, v_t, seen, vv, V)
-        psi = keys_of(k_at + n * C * k_t, k_t, seen, ws, ff, K, FB, MAP, MODE)
-        keys, sums = rounded(psi, MODE), rounded(S, MODE)
-        if LOCAL:
-            slot, more = row * tl.cdiv(T, C) + begin // C + n, begin + n * C > 0
-            tl.store(local + slot * (F * V) + ff[:, None] * V + vv[None, :], sums, mask=inside & more)
-            tl.store(marks + slot * (F + 2) + ff, Z, mask=within & more)
+        present = t < T
+        seen = load_visible(visible, b, t, T, MASKED)
+        values = load_rows(v_rows + n * C * v_t, v_t, seen, vv, V)
+        psi = key_features(k_rows + n * C * k_t, k_t, seen, ws, ff, K, BF, MAP, PRECISION)
+        keys = cast_operand(psi, PRECISION)
+        S_cast = cast_operand(S, PRECISION)
+        if CHUNK_SUMS:
+            chunk_slot = row * tl.cdiv(T, C) + begin // C + n
+            wanted = begin + n * C > 0
+            tl.store(chunk_S + chunk_slot * (F * V) + ff[:, None] * V + vv[None, :], S_cast, mask=inside & wanted)
+            tl.store(chunk_stats + chunk_slot * (F + 2) + ff, Z, mask=inside_Z & wanted)
         for r in range(GROUP):
-            h, far = g * GROUP + r, (begin + n * C).to(tl.int64)
-            qs = tile(q + b * q_b + h * q_h + far * q_t, q_t, there, ff, K)
-            psi_q = short(features(project(qs, ws, K, MAP, 1), 0.0, ff[None, :], K, K, FB, MAP, 0, True)[0], MODE)
-            pairs = dot(psi_q, keys, tl.zeros([C, C], tl.float32), MODE)
-            pairs = short(tl.where(tt[:, None] >= tt[None, :], pairs, 0.0), MODE)
-            result = dot(psi_q, sums, tl.zeros([C, VB], tl.float32), MODE)
-            result = dot(pairs, values, result, MODE)
-            total = tl.sum(psi_q * Z[None, :], 1) + tl.sum(pairs, 1)
-            inverse = tl.where(tl.abs(total) < ZERO, 0.0, 1 / total)
-            put(out + b * o_b + h * o_h + far * o_t, o_t, there, vv, result * inverse[:, None], V)
-            tl.store(inverses + (b * H + h) * T + t, inverse, mask=there)
-        S = dot(keys, values, S, MODE)
+            h = g * GROUP + r
+            token = (begin + n * C).to(tl.int64)
+            qs = load_rows(q + b * q_b + h * q_h + token * q_t, q_t, present, ff, K)
+            p_q = project(qs, ws, K, MAP, 1)
+            psi_q = round_operand(feature_map(p_q, 0.0, ff[None, :], K, K, BF, MAP, 0, True)[0], PRECISION)
+            # [C,BF] @ [BF,C] -> [C,C]
+            pairs = dot(psi_q, keys, tl.zeros([C, C], tl.float32), PRECISION)
+            pairs = round_operand(tl.where(tt[:, None] >= tt[None, :], pairs, 0.0), PRECISION)
+            # [C,BF] @ [BF,BV] -> [C,BV]
+            result = dot(psi_q, S_cast, tl.zeros([C, BV], tl.float32), PRECISION)
+            # [C,C] @ [C,BV] -> [C,BV]
+            result = dot(pairs, values, result, PRECISION)
+            # [C,BF] @ [BF] -> [C]
+            norm = tl.sum(psi_q * Z[None, :], 1) + tl.sum(pairs, 1)
+            inverse = tl.where(tl.abs(norm) < SMALLEST_NORM, 0.0, 1 / norm)
+            out_rows = out + b * o_b + h * o_h + token * o_t
+            store_rows(out_rows, o_t, present, vv, result * inverse[:, None], V)
+            tl.store(inv_norm + (b * H + h) * T + t, inverse, mask=present)
+        # [BF,C] @ [C,BV] -> [BF,BV]
+        S = dot(keys, values, S, PRECISION)
         Z += tl.sum(psi, 1)
-    if FINAL and last:
-        S_at, Z_at = sums_at(final, row, ff, vv, K, V)
-        tl.store(S_at, S, mask=inside)
-        tl.store(Z_at, Z, mask=within)
+    if FINAL and is_last:
+        S_out, Z_out = state_pointers(final_sums, row, ff, vv, K, V)
+        tl.store(S_out, S, mask=inside)
+        tl.store(Z_out, Z, mask=inside_Z)

@@ -1,7 +1,7 @@
 """One decoding step of linear attention in one launch: features of the new token, its place in the sums, the outputs.
 
 Everything is computed as precisely as the sums are kept. They are written anew, so the state before the step stays what
-it was.
+it was. Exponents are natural here, as in `regard.mechanisms`: φ = eᶜ ψ.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -12,105 +12,152 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.linear.triton_features import finite
+from regard.kernels.linear.tensors import with_unit_stride
+from regard.kernels.linear.triton_features import features_per_direction
+from regard.kernels.linear.triton_primitives import finite_or_zero
+from regard.mechanisms import Sums
 
-ROOM = 1 << 16  # bytes of registers that the sums of one program, or the directions it holds at once, may take
-FEW = 128  # heads of a batch that leave processors idle, so that several share one
+REGISTER_BYTES = 1 << 16  # that the sums of one program, or the directions it holds at once, may take
+FEW_ROWS = 128  # with fewer key heads in a batch, several programs share one, so that no processor is idle
 
 
 @triton.jit
-def _mapped(
-    x, w, there, ff, K: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, MAP: tl.constexpr, WIDE: tl.constexpr
+def _feature_map(
+    x, w, exists, ff, K: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, MAP: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """(ψ, c) of one vector with φ = eᶜ·ψ, or of nothing where it is not there."""
-    c = tl.full([], 0.0, WIDE)
+    """Returns (ψ [BF], c) of one vector with φ = eᶜ ψ, in DTYPE; ψ is zero where the vector does not exist.
+
+    x: pointer to the vector [K]. w [D,K]: directions of random features. ff [BF]: the features. BK: columns of w that
+    are held at once.
+    """
+    c = tl.full([], 0.0, DTYPE)
     if MAP == "given" or MAP == "elu":
-        psi = tl.load(x + ff, mask=there & (ff < F), other=0.0).to(WIDE)
+        psi = tl.load(x + ff, mask=exists & (ff < F), other=0.0).to(DTYPE)
         if MAP == "elu":
             psi = tl.where(psi > 0, psi + 1, tl.exp(tl.minimum(psi, 0.0)))
     else:
-        N: tl.constexpr = F if MAP == "performer" else F // 2
-        p = tl.zeros([ff.shape[0]], WIDE)
-        for start in range(0, K, KB):
-            kk = start + tl.arange(0, KB)
-            part = tl.load(x + kk, mask=there & (kk < K), other=0.0).to(WIDE) * K**-0.25
-            at = (ff % N)[:, None] * K + kk[None, :]
-            p += tl.sum(tl.load(w + at, mask=kk[None, :] < K, other=0.0).to(WIDE) * part[None, :], 1)
+        D: tl.constexpr = F // features_per_direction(MAP)
+        p = tl.zeros([ff.shape[0]], DTYPE)
+        for start in range(0, K, BK):
+            kk = start + tl.arange(0, BK)
+            part = tl.load(x + kk, mask=exists & (kk < K), other=0.0).to(DTYPE) * K**-0.25
+            at = (ff % D)[:, None] * K + kk[None, :]
+            # [BF,BK] @ [BK] -> [BF]
+            p += tl.sum(tl.load(w + at, mask=kk[None, :] < K, other=0.0).to(DTYPE) * part[None, :], 1)
+            # [BK] · [BK] -> scalar
             c += tl.sum(part * part, 0) / 2
         if MAP == "performer":
-            top = tl.max(tl.where(ff < F, p, float("-inf")), 0)
-            psi = tl.exp(p - top)
-            c = top - c - tl.log(tl.full([], F, WIDE)) / 2
+            largest = tl.max(tl.where(ff < F, p, float("-inf")), 0)
+            psi = tl.exp(p - largest)
+            c = largest - c - tl.log(tl.full([], F, DTYPE)) / 2
         else:
-            psi = tl.where(ff < N, tl.sin(p), tl.cos(p)) * (N**-0.5)
-    return tl.where(there & (ff < F), psi, 0.0), c
+            psi = tl.where(ff < D, tl.sin(p), tl.cos(p)) * (D**-0.5)
+    return tl.where(exists & (ff < F), psi, 0.0), c
 
 
 @triton.jit
-def _step(
+def decode_step_kernel(
     q, k, v, w, visible, sums, peak, tokens, out, new_sums, new_peak, new_tokens,
     q_b, q_h, k_b, k_g, v_b, v_g, H, G,
-    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, FP: tl.constexpr, KB: tl.constexpr, VB: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, MAP: tl.constexpr, MASKED: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one key/value head, for all query heads of its group."""
-    row, block = tl.program_id(0), tl.program_id(1)
-    b, g = row // G, row % G
-    WIDE: tl.constexpr = sums.dtype.element_ty
-    ff, vv = tl.arange(0, FP), block * VB + tl.arange(0, VB)
-    there = tl.load(visible + b) != 0 if MASKED else b >= 0
-    psi, c = _mapped(k + b * k_b + g * k_g, w, there, ff, K, F, KB, MAP, WIDE)
-    value = tl.load(v + b * v_b + g * v_g + vv, mask=there & (vv < V), other=0.0).to(WIDE)
+    """Adds one token to a state and attends to it. One program instance does one key head, BV columns of its values,
+    and all query heads of its group:
+
+        m' = max(m, c),     [S, Z]' = e^(m − m') [S, Z] + e^(c − m') ψ(k) [v, 1]ᵀ,     out = ψ(q)ᵀS' / ψ(q)ᵀZ'
+
+    Reads:
+        q [B,H,1,K], k [B,G,1,K], v [B,G,1,V]: the token; strides q_b, q_h, k_b, k_g, v_b, v_g of batch and heads.
+        w [D,K]: directions of random features.
+        visible [B,1]: whether the token is visible, if MASKED; a hidden one changes nothing but is answered.
+        sums [B,G,F,V+1]: S, and Z as the last column. peak [B,G]: m. tokens [B]: visible tokens so far.
+    Writes:
+        out [B,1,H,V]: outputs.
+        new_sums, new_peak, new_tokens: the state after the token, of the same shapes.
+    BF: F padded to a power of two; a normaliser below TINY has underflowed, and its output is zero.
+    """
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    b = row // G
+    g = row % G
+    DTYPE: tl.constexpr = sums.dtype.element_ty
+    ff = tl.arange(0, BF)
+    vv = block * BV + tl.arange(0, BV)
+    seen = b >= 0  # always true, as a tensor
+    if MASKED:
+        seen = tl.load(visible + b) != 0
+    psi, c = _feature_map(k + b * k_b + g * k_g, w, seen, ff, K, F, BK, MAP, DTYPE)
+    value = tl.load(v + b * v_b + g * v_g + vv, mask=seen & (vv < V), other=0.0).to(DTYPE)
     at = row.to(tl.int64) * F * (V + 1) + ff * (V + 1)
     inside = (ff < F)[:, None] & (vv < V)[None, :]
-    here = tl.load(sums + at[:, None] + vv[None, :], mask=inside, other=0.0)
-    total = tl.load(sums + at + V, mask=ff < F, other=0.0)
-    top = tl.load(peak + row)
+    S = tl.load(sums + at[:, None] + vv[None, :], mask=inside, other=0.0)
+    Z = tl.load(sums + at + V, mask=ff < F, other=0.0)
+    m = tl.load(peak + row)
     if MAP == "performer" or MAP == "fourier":
-        before = top
-        top = tl.maximum(top, tl.where(there, c, float("-inf")))
-        kept = tl.exp(before - finite(top))
-        psi *= tl.exp(tl.where(there, c, 0.0) - finite(top))
-        here, total = here * kept, total * kept
-    here += psi[:, None] * value[None, :]
-    total += psi
-    tl.store(new_sums + at[:, None] + vv[None, :], here, mask=inside)
+        m_before = m
+        m = tl.maximum(m, tl.where(seen, c, float("-inf")))
+        fade = tl.exp(m_before - finite_or_zero(m))
+        psi *= tl.exp(tl.where(seen, c, 0.0) - finite_or_zero(m))
+        S = S * fade
+        Z = Z * fade
+    # [BF,1] · [1,BV] -> [BF,BV]
+    S += psi[:, None] * value[None, :]
+    Z += psi
+    tl.store(new_sums + at[:, None] + vv[None, :], S, mask=inside)
     if block == 0:
-        tl.store(new_sums + at + V, total, mask=ff < F)
-        tl.store(new_peak + row, top)
+        tl.store(new_sums + at + V, Z, mask=ff < F)
+        tl.store(new_peak + row, m)
         if g == 0:
-            tl.store(new_tokens + b, tl.load(tokens + b) + there.to(tl.int64))
+            tl.store(new_tokens + b, tl.load(tokens + b) + seen.to(tl.int64))
     for r in range(GROUP):
         h = g * GROUP + r
-        psi, _ = _mapped(q + b * q_b + h * q_h, w, b >= 0, ff, K, F, KB, MAP, WIDE)
-        over = tl.sum(psi * total, 0)
-        zero = tl.abs(over) < TINY
-        found = tl.where(zero, 0.0, tl.sum(psi[:, None] * here, 0) / tl.where(zero, 1.0, over))
+        psi, _ = _feature_map(q + b * q_b + h * q_h, w, b >= 0, ff, K, F, BK, MAP, DTYPE)
+        # [BF] · [BF] -> scalar
+        norm = tl.sum(psi * Z, 0)
+        is_zero = tl.abs(norm) < TINY
+        # [BF] @ [BF,BV] -> [BV]
+        result = tl.where(is_zero, 0.0, tl.sum(psi[:, None] * S, 0) / tl.where(is_zero, 1.0, norm))
         if out.dtype.element_ty != tl.float64:
-            found = found.to(tl.float32)  # there is no rounding from float64 to bfloat16 at once
-        tl.store(out + (b * H + h) * V + vv, found, mask=vv < V)
+            result = result.to(tl.float32)  # Triton cannot round from float64 to bfloat16 at once
+        tl.store(out + (b * H + h) * V + vv, result, mask=vv < V)
 
 
-def step(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, sums: Tensor, peak: Tensor,
-    tokens: Tensor, name: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Outputs [B,H,1,V] after one more token, and the sums, peak and tokens with it."""
-    (B, H, _, K), (G, V), F = q.shape, v.shape[1::2], sums.shape[2]
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+def decode_step(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, state: Sums, map: str
+) -> tuple[Tensor, Sums]:
+    """Returns the outputs [B,H,1,V] of one more token, and the state with it.
+
+    q [B,H,1,K], k [B,G,1,K], v [B,G,1,V]; w: directions of random features; visible [B,1]; map: the feature map.
+    """
+    B, H, _, K = q.shape
+    G, V = v.shape[1::2]
+    F = state.sums.shape[2]
+    q, k, v = (with_unit_stride(x) for x in (q, k, v))
     # Heads side by side, as the layer merges them: its transpose back costs nothing.
     out = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
-    sums, peak, w = sums.contiguous(), peak.contiguous(), sums if w is None else w.contiguous()
-    visible = None if visible is None else visible.contiguous()
-    after = torch.empty_like(sums), torch.empty_like(peak), torch.empty_like(tokens)
-    features, columns = max(16, triton.next_power_of_2(F)), triton.next_power_of_2(V)
-    room = ROOM // (features * sums.element_size())
-    block = min(columns, 16 if B * G < FEW else 64, room)
-    _step[(B * G, triton.cdiv(V, block))](
-        q, k, v, w, visible, sums, peak, tokens, out, *after,
+    sums = state.sums.contiguous()
+    peak = state.peak.contiguous()
+    directions = sums  # stands in where the map has none
+    if w is not None:
+        directions = w.contiguous()
+    if visible is not None:
+        visible = visible.contiguous()
+    after = Sums(torch.empty_like(sums), torch.empty_like(peak), torch.empty_like(state.tokens))
+    features = max(16, triton.next_power_of_2(F))
+    room = REGISTER_BYTES // (features * sums.element_size())
+    widest = 64
+    if B * G < FEW_ROWS:
+        widest = 16
+    block = min(triton.next_power_of_2(V), widest, room)
+    warps = 4
+    if 4 * block > room:
+        warps = 8
+    decode_step_kernel[(B * G, triton.cdiv(V, block))](
+        q, k, v, directions, visible, sums, peak, state.tokens, out, *after,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), H, G,
-        K=K, V=V, F=F, FP=features, KB=min(32, room, triton.next_power_of_2(K)), VB=block, GROUP=H // G,
-        MAP=name, MASKED=visible is not None, TINY=torch.finfo(sums.dtype).tiny / torch.finfo(sums.dtype).eps,
-        num_warps=8 if 4 * block > room else 4,
+        K=K, V=V, F=F, BF=features, BK=min(32, room, triton.next_power_of_2(K)), BV=block, GROUP=H // G,
+        MAP=map, MASKED=visible is not None, TINY=torch.finfo(sums.dtype).tiny / torch.finfo(sums.dtype).eps,
+        num_warps=warps,
     )  # fmt: skip
-    return out.transpose(1, 2), *after
+    return out.transpose(1, 2), after

@@ -1,8 +1,4 @@
-"""The Triton programs that sum up: the stabiliser of each vector, sums at each chunk, running totals over segments.
-
-A sequence is cut into segments, so that even one sequence fills the device, and these into chunks of C tokens.
-Exponents and peaks (the running maximum m of c) are powers of two. They only scale: no gradient passes through them.
-"""
+"""The Triton programs that sum over tokens: sums before each chunk and of each segment, then a scan over segments."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
@@ -11,231 +7,288 @@ import triton
 import triton.language as tl
 
 from regard.kernels.linear.triton_features import (
-    LOG2E,
-    directions,
+    feature_map,
+    features_per_direction,
+    load_directions,
+    load_vectors,
+    project_transposed,
+)
+from regard.kernels.linear.triton_primitives import (
+    cast_operand,
     dot,
-    features,
-    finite,
-    product,
-    project_across,
-    rounded,
-    scaled,
-    short,
-    tile,
-    unit,
-    vectors,
-    visible_at,
-    waves,
+    finite_or_zero,
+    load_rows,
+    load_visible,
+    round_operand,
+    shared_exponent,
 )
 
 
-@triton.jit
-def highest(xs, ws, block, K: tl.constexpr, F: tl.constexpr, FB: tl.constexpr, MAP: tl.constexpr):
-    """The largest projection of each vector on a block of directions. A few bits will do: it is rounded up."""
-    along = product(xs, tl.trans(ws), tl.zeros([xs.shape[0], FB], tl.float32))
-    if F % FB != 0:
-        along = tl.where((block * FB + tl.arange(0, FB))[None, :] < F, along, float("-inf"))
-    return scaled(tl.max(along, 1), K, MAP)
+@triton.constexpr_function
+def sum_precision(PRECISION, REVERSE):
+    """Returns the precision of the products that are summed over tokens. Where weights cancel (fp16), forward sums need
+    more than one product; the gradient's range is too large for float16."""
+    if PRECISION != "fp16":
+        return PRECISION
+    if REVERSE:
+        return "bf16"
+    return "bf16x3"
 
 
 @triton.jit
-def crests(
-    x, w, visible, v, lifts, peaks, tops, heights, x_b, x_h, x_t, v_b, v_h, v_t, T, H, rows, programs,
-    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
-    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
-    KEYS: tl.constexpr, MASKED: tl.constexpr,
+def peak_before_segment(
+    chunk_max, chunk_bound, segment_stats, row, first_chunk, segment_chunks, chunks, slots, REVERSE: tl.constexpr,
+    BOUNDARY: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """c of each key, rounded up to a whole number, so that scaling by 2ᶜ is exact; the lift that sizes its ψ, less c;
-    and the largest c of each chunk. Of queries, for which c cancels, the lift alone. A program does one chunk after the
-    other with the same directions. In units (MODE fine): a bound for what a chunk adds to the sums, relative to 2ᶜ."""
-    chunks = tl.cdiv(T, C)
-    first, second = directions(w, 0, K, F, KP, FB, MAP, 1)[0], directions(w, 1, K, F, KP, FB, MAP, 1)[0]
-    for at in range(tl.program_id(0), chunks * rows, programs):
-        row, n = (at // chunks).to(tl.int64), at % chunks
-        far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
-        there = visible_at(visible, row // H, t, T, MASKED)
-        xs = tile(x + (row // H) * x_b + (row % H) * x_h + far * x_t, x_t, there, tl.arange(0, KP), K)
-        c = tl.zeros([C], tl.float32)
-        if MAP == "performer":
-            c = highest(xs, first, 0, K, F, FB, MAP)
-            if F > FB:
-                c = tl.maximum(c, highest(xs, second, 1, K, F, FB, MAP))
-            for block in range(2, (F + FB - 1) // FB):
-                c = tl.maximum(c, highest(xs, directions(w, block, K, F, KP, FB, MAP, 1)[0], block, K, F, FB, MAP))
-        if KEYS:
-            wide = xs.to(tl.float32)
-            rest = tl.sum(wide * wide, 1) * (0.5 * K**-0.5 * LOG2E)
-            rest = rest if MAP == "performer" else -rest
-            c = tl.ceil(c - rest)
-            tl.store(lifts + row * T + t, rest, mask=there)
-            tl.store(peaks + row * T + t, c, mask=there)
-            top = tl.max(tl.where(there, c, float("-inf")), 0)
-            tl.store(tops + row * chunks + n, top)
-            if MODE == "fine":
-                size = tl.zeros([C], tl.float32)
-                for part in range((V + VB - 1) // VB):
-                    vv = part * VB + tl.arange(0, VB)
-                    ys = tile(v + (row // H) * v_b + (row % H) * v_h + far * v_t, v_t, there, vv, V)
-                    size = tl.maximum(size, tl.max(tl.abs(ys.to(tl.float32)), 1))
-                size = tl.where(there, size * tl.exp2(-rest - finite(top)), 0.0)
-                tl.store(heights + row * chunks + n, tl.sum(size, 0))
-        else:
-            tl.store(lifts + row * T + t, c, mask=there)
+    """Returns two scalars: the peak m of all that comes before a segment (after it if REVERSE), and a bound for the
+    entries of S of all that, relative to 2ᵐ (zero unless SHARED_EXPONENT). The sums of a segment are relative to this
+    peak from the start, so that no chunk has to rescale what earlier segments hand over.
 
-
-@triton.jit
-def before(
-    rises, heights, tops, row, begin, chunks, N, slots, BACK: tl.constexpr, EDGE: tl.constexpr, UNITS: tl.constexpr
-):  # fmt: skip
-    """The peak of all that comes before a segment, or (BACK) after it: its sums are relative to that from the start, so
-    that no chunk has to lower them. And a bound for these sums."""
-    m, height = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
-    edge = (row * slots + (slots - 1 if BACK else 0)) * 2
-    if EDGE:  # of what comes from outside
-        m = tl.load(tops + edge)
-    low, high = (begin + chunks, N) if BACK else (0, begin)
-    for n in range(low, high, 128):
+    chunk_max, chunk_bound [rows,chunks]: of each chunk, its largest exponent and the bound for what it adds to S.
+    segment_stats [rows,slots,2]: peak and exponent of the boundary state, in the first slot or (REVERSE) the last; read
+        if BOUNDARY.
+    row: which row; first_chunk, segment_chunks: the chunks of the segment.
+    """
+    m = tl.full((), float("-inf"), tl.float32)
+    bound = tl.full((), 0.0, tl.float32)
+    slot = row * slots
+    if REVERSE:
+        slot = row * slots + (slots - 1)
+    boundary = slot * 2
+    if BOUNDARY:
+        m = tl.load(segment_stats + boundary)
+    begin = 0
+    end = first_chunk
+    if REVERSE:
+        begin = first_chunk + segment_chunks
+        end = chunks
+    for n in range(begin, end, 128):
         at = n + tl.arange(0, 128)
-        m = tl.maximum(m, tl.max(tl.load(rises + row * N + at, mask=at < high, other=float("-inf")), 0))
-    if UNITS:
-        if EDGE:
-            height = tl.exp2(tl.load(tops + edge + 1) + tl.load(tops + edge) - finite(m))
-        for n in range(low, high, 128):
+        m = tl.maximum(m, tl.max(tl.load(chunk_max + row * chunks + at, mask=at < end, other=float("-inf")), 0))
+    if SHARED_EXPONENT:
+        if BOUNDARY:
+            exponent = tl.load(segment_stats + boundary + 1) + tl.load(segment_stats + boundary)
+            bound = tl.exp2(exponent - finite_or_zero(m))
+        for n in range(begin, end, 128):
             at = n + tl.arange(0, 128)
-            by = tl.exp2(tl.load(rises + row * N + at, mask=at < high, other=float("-inf")) - finite(m))
-            height += tl.sum(tl.load(heights + row * N + at, mask=at < high, other=0.0) * by, 0)
-    return m, height
+            largest = tl.load(chunk_max + row * chunks + at, mask=at < end, other=float("-inf"))
+            scale = tl.exp2(largest - finite_or_zero(m))
+            # [128] · [128] -> scalar
+            bound += tl.sum(tl.load(chunk_bound + row * chunks + at, mask=at < end, other=0.0) * scale, 0)
+    return m, bound
 
 
 @triton.jit
-def keep(
-    S_at, Z_at, S, Z, ff, vv, more, WAVE: tl.constexpr, V: tl.constexpr, F: tl.constexpr, MAP: tl.constexpr
+def store_sums(
+    S_out, Z_out, S, Z, ff, vv, wanted, TRIG: tl.constexpr, V: tl.constexpr, F: tl.constexpr, MAP: tl.constexpr
 ):  # fmt: skip
-    """S and Z of the directions ff, where there are more: their sines or all (WAVE 0), or their cosines (1)."""
-    N: tl.constexpr = F // waves(MAP)
-    inside, at = (ff < N) & more, WAVE * N + ff
-    tl.store(S_at + at[:, None] * V + vv[None, :], S, mask=inside[:, None] & (vv[None, :] < V))
-    tl.store(Z_at + at, Z, mask=inside & (tl.min(vv, 0) == 0))
+    """Writes one block of S and Z if it is `wanted`.
+
+    S_out: pointer to a matrix [F,V]; Z_out: pointer to a vector [F].
+    S [BF,BV], Z [BF]: of the directions ff [BF] and the columns vv [BV]; their sines or only features (TRIG 0), or
+        their cosines (TRIG 1), which stand below. Z is written by the first block of columns alone.
+    """
+    D: tl.constexpr = F // features_per_direction(MAP)
+    inside = (ff < D) & wanted
+    at = TRIG * D + ff
+    tl.store(S_out + at[:, None] * V + vv[None, :], S, mask=inside[:, None] & (vv[None, :] < V))
+    tl.store(Z_out + at, Z, mask=inside & (tl.min(vv, 0) == 0))
 
 
 @triton.jit
-def states(
-    x, y, w, visible, lifts, rises, heights, inverses, delta, local, marks, out, tops,
-    x_b, x_h, x_t, y_b, y_h, y_t, T, span, slots, first, N, P, NV,
-    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr,
-    C: tl.constexpr, MAP: tl.constexpr, MODE: tl.constexpr, PEAKED: tl.constexpr, PARTS: tl.constexpr,
-    MASKED: tl.constexpr, BACK: tl.constexpr, EDGE: tl.constexpr, LOCAL: tl.constexpr, STATES: tl.constexpr,
+def chunk_sums_kernel(
+    x, y, w, visible, shift, chunk_max, chunk_bound, inv_norm, delta, chunk_S, chunk_stats, segment_sums, segment_stats,
+    x_b, x_h, x_t, y_b, y_h, y_t, T, span, slots, first_slot, heads, blocks, value_blocks,
+    K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, STABILISED: tl.constexpr, W_PARTS: tl.constexpr,
+    MASKED: tl.constexpr, REVERSE: tl.constexpr, BOUNDARY: tl.constexpr, CHUNK_SUMS: tl.constexpr,
+    SEGMENT_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Σ 2ᶜ⁻ᵐ ψ(x) [y, 1]ᵀ over one segment, for one block of directions and one of y's columns: before each chunk but
-    the first (LOCAL), and of all (STATES). The lifts are less c, and `rises` are the peaks of the chunks. EDGE: there
-    are sums from outside the sequence, whose peak is in their slot already. In units (MODE fine, forward) sums at
-    chunks are parts of a bound for all that came before, which follows from the `heights` of the chunks.
+    """Sums over one segment. One program instance goes through the chunks of one segment of one row, for one block of
+    directions and one block of columns:
 
-    Forward, x and y are keys and values. Backward, from the end, they are queries and ∂out, divided by the totals (in
-    the lifts where there are any); −∂out·out takes the place of the one, and −m that of c."""
+        forward             S = Σ_j 2^(c_j − m) ψ(k_j) v_jᵀ               Z = Σ_j 2^(c_j − m) ψ(k_j)
+        REVERSE, from end   R = Σ_i 2^(−m_i − M) ψ(q_i) ∂out_iᵀ / s_i     ρ = Σ_i 2^(−m_i − M) ψ(q_i) δ_i / s_i
+
+    m is the running peak of the c_j; M, the running peak of the −m_i, takes its place in the gradient; s_i is the
+    normaliser of row i and δ_i = −∂out_i·out_i. `shift` includes all exponents but the peak.
+
+    Reads:
+        x [B,heads,T,K]: keys, or queries if REVERSE; strides x_b, x_h, x_t.
+        y [B,heads,T,V]: values, or ∂out if REVERSE; strides y_b, y_h, y_t.
+        w [W_PARTS·D,K]: directions.
+        visible [B,T]: the mask over keys, if MASKED.
+        shift [B,heads,T]: the exponent that x's projections lose, if STABILISED. REVERSE: −log₂|1/s| is part of it.
+        chunk_max [rows,chunks]: the largest exponent (c, or −m) of each chunk, if STABILISED.
+        chunk_bound [rows,chunks]: a bound for what each chunk adds to S, relative to 2^chunk_max; if SHARED_EXPONENT.
+        inv_norm [B,heads,T]: 1/s, if REVERSE.
+        delta [B,heads,T]: δ, if REVERSE.
+    Writes:
+        chunk_S [rows,chunks,F,V]: S before each chunk, from the beginning of its segment; if CHUNK_SUMS. The first
+            chunk of a segment has nothing before it: its place is neither written nor read.
+        chunk_stats [rows,chunks,F+2]: Z before each chunk, then the peak and the shared exponent of chunk_S.
+        segment_sums [rows,slots,F·V+F]: S and Z of the whole segment, in slot first_slot + segment; if SEGMENT_SUMS.
+        segment_stats [rows,slots,2]: its peak, and the shared exponent of all up to it. If BOUNDARY, the slot of the
+            boundary state has been written before, and is read.
+    span: tokens of a segment; blocks: blocks of directions times blocks of columns (value_blocks).
+    """
     at = tl.program_id(0)
-    row, block, part = (at // P).to(tl.int64), (at % P) // NV, at % NV
+    row = (at // blocks).to(tl.int64)
+    block = (at % blocks) // value_blocks
+    value_block = at % value_blocks
     segment = tl.program_id(1)
-    b, h = row // N, row % N
-    ff, vv = block * FB + tl.arange(0, FB), part * VB + tl.arange(0, VB)
-    ws = directions(w, block, K, F, KP, FB, MAP, PARTS)
+    b = row // heads
+    h = row % heads
+    ff = block * BF + tl.arange(0, BF)
+    vv = value_block * BV + tl.arange(0, BV)
+    ws = load_directions(w, block, K, F, BK, BF, MAP, W_PARTS)
     start = segment * span
-    chunks = tl.cdiv(tl.minimum(start + span, T) - start, C)
-    S, Z = tl.zeros([FB, VB], tl.float32), tl.zeros([FB], tl.float32)
-    S_cos, Z_cos = S, Z  # of cosines, where S is of sines
-    UNITS: tl.constexpr = MODE == "fine" and not BACK
-    PRODUCT: tl.constexpr = "split" if UNITS else "half" if MODE == "fine" else MODE
-    m, height = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
-    if PEAKED and STATES:
-        m, height = before(
-            rises, heights, tops, row, start // C, chunks, tl.cdiv(T, C), slots, BACK, EDGE, UNITS
+    segment_chunks = tl.cdiv(tl.minimum(start + span, T) - start, C)
+    S = tl.zeros([BF, BV], tl.float32)
+    Z = tl.zeros([BF], tl.float32)
+    S_cos = S  # of cosines, where S is of sines
+    Z_cos = Z
+    # Sums at chunks are float16, as parts of 2^(a bound for all that came before).
+    SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16" and not REVERSE
+    SUM_PRECISION: tl.constexpr = sum_precision(PRECISION, REVERSE)
+    m = tl.full((), float("-inf"), tl.float32)
+    bound = tl.full((), 0.0, tl.float32)
+    if STABILISED and SEGMENT_SUMS:
+        m, bound = peak_before_segment(
+            chunk_max, chunk_bound, segment_stats, row, start // C, segment_chunks, tl.cdiv(T, C), slots, REVERSE,
+            BOUNDARY, SHARED_EXPONENT,
         )  # fmt: skip
-    for step in range(chunks):
-        n = start // C + (chunks - 1 - step if BACK else step)
-        slot = row * tl.cdiv(T, C) + n
-        if LOCAL:
-            more = step > 0  # nothing comes before the first: its slot is not read
-            S_at, Z_at, by = local + slot * (F * V), marks + slot * (F + 2), 1.0
-            if UNITS:
-                by = tl.exp2(-unit(height))
-                tl.store(Z_at + F + 1, unit(height), mask=more & (at % P == 0))
-            keep(S_at, Z_at, S * by if UNITS else S, Z, ff, vv, more, 0, V, F, MAP)
-            if waves(MAP) == 2:
-                keep(S_at, Z_at, S_cos * by if UNITS else S_cos, Z_cos, ff, vv, more, 1, V, F, MAP)
-            tl.store(Z_at + F, m, mask=more & (at % P == 0))
-        far, t = n.to(tl.int64) * C, n * C + tl.arange(0, C)
-        there = visible_at(visible, b, t, T, MASKED)
-        xs = vectors(x + b * x_b + h * x_h + far * x_t, x_t, there, block, K, KP, FB, PARTS)
-        ys = tile(y + b * y_b + h * y_h + far * y_t, y_t, there, vv, V)
-        one = tl.load(delta + row * T + t, mask=there, other=0.0) if BACK else tl.where(there, 1.0, 0.0)
-        lift = tl.where(there, 0.0, float("inf"))  # of a token that is not there no feature is left
-        if PEAKED:
-            rise = tl.load(rises + slot)
-            m_new = tl.maximum(m, rise)
-            fade = tl.exp2(m - finite(m_new))
-            S, Z, m = S * fade, Z * fade, m_new
-            if waves(MAP) == 2:
-                S_cos, Z_cos = S_cos * fade, Z_cos * fade
-            if UNITS:
-                height = height * fade + tl.load(heights + slot) * tl.exp2(rise - finite(m))
-            lift = tl.load(lifts + row * T + t, mask=there, other=float("inf")) + finite(m)
-        if PARTS:  # features by tokens, as the sum over tokens wants them
-            p, by = project_across(xs, ws, K, MAP, PARTS), tl.exp2(-lift)
-            if BACK and MAP != "performer":
-                inverse = tl.load(inverses + row * T + t, mask=there, other=0.0)
-                by = tl.where(inverse < 0, -by, by) if MAP == "fourier" else inverse
-            for wave in tl.static_range(waves(MAP)):
-                psi = features(p, lift[None, :], ff[:, None], K, F, FB, MAP, wave, not BACK)[0]
-                if MAP == "fourier" or (BACK and MAP != "performer"):
-                    psi = psi * by[None, :]
-                psi = psi if BACK and PEAKED else short(psi, MODE)
-                if wave == 0:
-                    S = dot(psi, ys, S, PRODUCT)
-                    Z += tl.sum(psi * one[None, :] if BACK else psi, 1)
+    for step in range(segment_chunks):
+        chunk = start // C + step
+        if REVERSE:
+            chunk = start // C + (segment_chunks - 1 - step)
+        chunk_slot = row * tl.cdiv(T, C) + chunk
+        if CHUNK_SUMS:
+            wanted = step > 0  # nothing comes before the first chunk
+            S_out = chunk_S + chunk_slot * (F * V)
+            Z_out = chunk_stats + chunk_slot * (F + 2)
+            S_kept = S
+            if SHARED_EXPONENT:
+                inv_scale = tl.exp2(-shared_exponent(bound))
+                tl.store(Z_out + F + 1, shared_exponent(bound), mask=wanted & (at % blocks == 0))
+                S_kept = S * inv_scale
+            store_sums(S_out, Z_out, S_kept, Z, ff, vv, wanted, 0, V, F, MAP)
+            if features_per_direction(MAP) == 2:
+                S_kept = S_cos
+                if SHARED_EXPONENT:
+                    S_kept = S_cos * inv_scale
+                store_sums(S_out, Z_out, S_kept, Z_cos, ff, vv, wanted, 1, V, F, MAP)
+            tl.store(Z_out + F, m, mask=wanted & (at % blocks == 0))
+        token = chunk.to(tl.int64) * C
+        t = chunk * C + tl.arange(0, C)
+        seen = load_visible(visible, b, t, T, MASKED)
+        xs = load_vectors(x + b * x_b + h * x_h + token * x_t, x_t, seen, block, K, BK, BF, W_PARTS)
+        ys = load_rows(y + b * y_b + h * y_h + token * y_t, y_t, seen, vv, V)
+        ones = tl.where(seen, 1.0, 0.0)
+        if REVERSE:  # δ stands where forward has a one
+            ones = tl.load(delta + row * T + t, mask=seen, other=0.0)
+        row_shift = tl.where(seen, 0.0, float("inf"))  # ψ of a hidden token is zero
+        if STABILISED:
+            largest = tl.load(chunk_max + chunk_slot)
+            m_new = tl.maximum(m, largest)
+            fade = tl.exp2(m - finite_or_zero(m_new))
+            S = S * fade
+            Z = Z * fade
+            m = m_new
+            if features_per_direction(MAP) == 2:
+                S_cos = S_cos * fade
+                Z_cos = Z_cos * fade
+            if SHARED_EXPONENT:
+                bound = bound * fade + tl.load(chunk_bound + chunk_slot) * tl.exp2(largest - finite_or_zero(m))
+            row_shift = tl.load(shift + row * T + t, mask=seen, other=float("inf")) + finite_or_zero(m)
+        if W_PARTS:  # ψᵀ [BF,C], as the sum over tokens wants it
+            p = project_transposed(xs, ws, K, MAP, W_PARTS)
+            scale = tl.exp2(-row_shift)
+            if REVERSE and MAP == "fourier":  # |1/s| is in the shift, its sign is not
+                inverse = tl.load(inv_norm + row * T + t, mask=seen, other=0.0)
+                scale = tl.where(inverse < 0, -scale, scale)
+            elif REVERSE and MAP != "performer":
+                scale = tl.load(inv_norm + row * T + t, mask=seen, other=0.0)
+            for trig in tl.static_range(features_per_direction(MAP)):
+                psi = feature_map(p, row_shift[None, :], ff[:, None], K, F, BF, MAP, trig, not REVERSE)[0]
+                if MAP == "fourier" or (REVERSE and MAP != "performer"):
+                    psi = psi * scale[None, :]
+                if not (REVERSE and STABILISED):
+                    psi = round_operand(psi, PRECISION)
+                # [BF,C] @ [C,BV] -> [BF,BV] for S, [BF,C] @ [C] -> [BF] for Z
+                if trig == 0:
+                    S = dot(psi, ys, S, SUM_PRECISION)
+                    if REVERSE:
+                        Z += tl.sum(psi * ones[None, :], 1)
+                    else:
+                        Z += tl.sum(psi, 1)
                 else:
-                    S_cos = dot(psi, ys, S_cos, PRODUCT)
-                    Z_cos += tl.sum(psi * one[None, :] if BACK else psi, 1)
+                    S_cos = dot(psi, ys, S_cos, SUM_PRECISION)
+                    if REVERSE:
+                        Z_cos += tl.sum(psi * ones[None, :], 1)
+                    else:
+                        Z_cos += tl.sum(psi, 1)
         else:
-            psi = features(xs, lift[:, None], ff[None, :], K, F, FB, MAP, 0, not BACK)[0]
-            if BACK:
-                psi = psi * tl.load(inverses + row * T + t, mask=there, other=0.0)[:, None]
-            S = dot(tl.trans(rounded(psi, MODE)), ys, S, MODE)
-            Z += tl.sum(short(psi, MODE) * one[:, None], 0)
-    if STATES:
-        slot = row * slots + first + segment
-        S_at = out + slot * (F * V + F)
-        keep(S_at, S_at + F * V, S, Z, ff, vv, True, 0, V, F, MAP)
-        if waves(MAP) == 2:
-            keep(S_at, S_at + F * V, S_cos, Z_cos, ff, vv, True, 1, V, F, MAP)
-        tl.store(tops + slot * 2, m, mask=at % P == 0)
-        tl.store(tops + slot * 2 + 1, unit(height), mask=at % P == 0)
+            psi = feature_map(xs, row_shift[:, None], ff[None, :], K, F, BF, MAP, 0, not REVERSE)[0]
+            if REVERSE:
+                psi = psi * tl.load(inv_norm + row * T + t, mask=seen, other=0.0)[:, None]
+            # [BF,C] @ [C,BV] -> [BF,BV]
+            S = dot(tl.trans(cast_operand(psi, PRECISION)), ys, S, PRECISION)
+            # [C,BF] · [C] -> [BF]
+            Z += tl.sum(round_operand(psi, PRECISION) * ones[:, None], 0)
+    if SEGMENT_SUMS:
+        slot = row * slots + first_slot + segment
+        S_out = segment_sums + slot * (F * V + F)
+        store_sums(S_out, S_out + F * V, S, Z, ff, vv, True, 0, V, F, MAP)
+        if features_per_direction(MAP) == 2:
+            store_sums(S_out, S_out + F * V, S_cos, Z_cos, ff, vv, True, 1, V, F, MAP)
+        tl.store(segment_stats + slot * 2, m, mask=at % blocks == 0)
+        tl.store(segment_stats + slot * 2 + 1, shared_exponent(bound), mask=at % blocks == 0)
 
 
 @triton.jit
-def combine(
-    sums, tops, outer, peaks, slots, first, last, N, SV,
-    BLOCK: tl.constexpr, PEAKED: tl.constexpr, BACK: tl.constexpr, UNITS: tl.constexpr,
+def scan_segments_kernel(
+    segment_sums, segment_stats, segment_S_cast, running_stats, slots, first, last, N, S_size,
+    BLOCK: tl.constexpr, STABILISED: tl.constexpr, REVERSE: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """Running totals over the slots, in place: of each slot and all before it, or (BACK) all after it. Only the slots
-    from `first` to before `last` have anything in them. `outer` are the first SV numbers, as the products take them."""
-    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total, peak = tl.zeros([BLOCK], tl.float32), tl.full((), float("-inf"), tl.float32)
+    """Replaces the sums of the segments by their running totals. One program instance does BLOCK of the N numbers of
+    one row, over all slots:
+
+        total_s = Σ_{r≤s} 2^(m_r − M_s) sums_r,     M_s = max_{r≤s} m_r     (r ≥ s if REVERSE)
+
+    Reads:
+        segment_sums [rows,slots,N]: S and Z of each segment, N = F·V+F. Only slots first ≤ s < last hold anything.
+        segment_stats [rows,slots,2]: the peak m_r and the shared exponent of each slot.
+    Writes:
+        segment_sums: the totals, in place.
+        segment_S_cast [rows,slots,S_size]: S of the totals once more, in the dtype of the products; S_size = F·V.
+            Divided by 2^(shared exponent) if SHARED_EXPONENT.
+        running_stats [rows,slots,2]: M_s if STABILISED, and the shared exponent if SHARED_EXPONENT.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    peak = tl.full((), float("-inf"), tl.float32)
     for step in tl.range(0, slots, num_stages=4):
-        s = slots - 1 - step if BACK else step
-        slot, there = row * slots + s, (s >= first) & (s < last)
-        x = tl.load(sums + slot * N + at, mask=there & (at < N), other=0.0)
-        if PEAKED:
-            top = tl.load(tops + slot * 2, mask=there, other=float("-inf"))
-            higher = tl.maximum(peak, top)
-            total = total * tl.exp2(peak - finite(higher)) + x * tl.exp2(top - finite(higher))
-            peak = higher
-            tl.store(peaks + slot * 2, peak, mask=tl.program_id(1) == 0)
+        s = step
+        if REVERSE:
+            s = slots - 1 - step
+        slot = row * slots + s
+        filled = (s >= first) & (s < last)
+        x = tl.load(segment_sums + slot * N + at, mask=filled & (at < N), other=0.0)
+        if STABILISED:
+            segment_peak = tl.load(segment_stats + slot * 2, mask=filled, other=float("-inf"))
+            new_peak = tl.maximum(peak, segment_peak)
+            kept = total * tl.exp2(peak - finite_or_zero(new_peak))
+            total = kept + x * tl.exp2(segment_peak - finite_or_zero(new_peak))
+            peak = new_peak
+            tl.store(running_stats + slot * 2, peak, mask=tl.program_id(1) == 0)
         else:
             total += x
-        tl.store(sums + slot * N + at, total, mask=at < N)
-        kept = total
-        if UNITS:
-            size = tl.load(tops + slot * 2 + 1, mask=there, other=0.0)
-            tl.store(peaks + slot * 2 + 1, size, mask=tl.program_id(1) == 0)
-            kept = total * tl.exp2(-size)
-        tl.store(outer + slot * SV + at, kept, mask=at < SV)
+        tl.store(segment_sums + slot * N + at, total, mask=at < N)
+        cast = total
+        if SHARED_EXPONENT:
+            exponent = tl.load(segment_stats + slot * 2 + 1, mask=filled, other=0.0)
+            tl.store(running_stats + slot * 2 + 1, exponent, mask=tl.program_id(1) == 0)
+            cast = total * tl.exp2(-exponent)
+        tl.store(segment_S_cast + slot * S_size + at, cast, mask=at < S_size)

@@ -2,105 +2,143 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from regard.kernels.linear.plan import launch, padded
-from regard.kernels.quadratic import triton_pairs as triton_quadratic
+from regard.kernels.linear.launch import launch
+from regard.kernels.linear.plan import ceil_div, tile_side
+from regard.kernels.linear.tensors import strides, with_unit_stride
+from regard.kernels.quadratic import triton_pairs
 
-# Queries and keys at a time, warps and stages, for narrow heads in bfloat16: measured on an H200.
-BEST = {"forward": (64, 64, 4, 3), "queries": (64, 64, 4, 3), "keys_values": (64, 64, 4, 2)}
-MODES = {torch.bfloat16: "half", torch.float16: "split"}  # of products with similarities
+BLOCK = 64  # queries, and keys, at a time
+# Stages of the pipeline for narrow heads in bfloat16, with four warps: measured on an H200.
+BEST_STAGES = {"output_kernel": 3, "query_grad_kernel": 3, "key_value_grad_kernel": 2}
+PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "bf16x3"}  # of products with similarities
 TINY = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
+
+
+class QuadraticCall(NamedTuple):
+    """The inputs of one call."""
+
+    q: Tensor  # [B,H,T,K]
+    k: Tensor  # [B,G,S,K]
+    v: Tensor  # [B,G,S,V]
+    visible: Tensor | None  # [B,S]
+    causal: bool
 
 
 @torch.library.custom_op("regard::quadratic_attention", mutates_args=())
 def quadratic_attention(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs [B,H,T,V], the same in float32, and one over the sum of similarities of each row."""
-    out, wide, inverses = _fake(q, k, v, visible, causal)
-    _run(triton_quadratic.forward, q.shape[2], q.shape[1], (q, k, v, visible), (out, wide, inverses), causal, TINY=TINY)
-    return out, wide, inverses
+    """Returns outputs [B,H,T,V], the same in float32, and 1 / (the sum of similarities) of each row [B,H,T]."""
+    call = QuadraticCall(q, k, v, visible, causal)
+    written: tuple[Tensor, Tensor, Tensor] = _allocate(*call)
+    _run(triton_pairs.output_kernel, call, written, tokens=q.shape[2], heads=q.shape[1], TINY=TINY)
+    return written
 
 
 @quadratic_attention.register_fake
-def _fake(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _allocate(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns uninitialised results of `quadratic_attention`."""
     B, H, T = q.shape[:3]
-    out, wide = (torch.empty(B, H, T, v.shape[3], dtype=dtype, device=v.device) for dtype in (v.dtype, torch.float32))
-    return out, wide, torch.empty(B, H, T, dtype=torch.float32, device=v.device)
+    out = torch.empty(B, H, T, v.shape[3], dtype=v.dtype, device=v.device)
+    out_f32 = torch.empty(B, H, T, v.shape[3], dtype=torch.float32, device=v.device)
+    return out, out_f32, torch.empty(B, H, T, dtype=torch.float32, device=v.device)
 
 
 @torch.library.custom_op("regard::quadratic_attention_backward", mutates_args=())
 def quadratic_attention_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, wide: Tensor,
-    inverses: Tensor, causal: bool,
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, out_f32: Tensor, inv_norm: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    d_q, d_k, d_v = _fake_backward(d_out, q, k, v, visible, wide, inverses, causal)
-    d_out, deltas, inputs = d_out.contiguous(), torch.empty_like(inverses), (q, k, v, visible)
-    _run(triton_quadratic.queries, q.shape[2], q.shape[1], inputs, (d_out, wide, inverses, d_q, deltas), causal)
-    given = (d_out, inverses, deltas, d_k, d_v)
-    _run(triton_quadratic.keys_values, k.shape[2], k.shape[1], inputs, given, causal)
+    """Returns the gradients of q, k and v."""
+    call = QuadraticCall(q, k, v, visible, causal)
+    d_q, d_k, d_v = _allocate_gradients(d_out, q, k, v, visible, out_f32, inv_norm, causal)
+    d_out = d_out.contiguous()
+    delta = torch.empty_like(inv_norm)
+    tensors = (d_out, out_f32, inv_norm, d_q, delta)
+    _run(triton_pairs.query_grad_kernel, call, tensors, tokens=q.shape[2], heads=q.shape[1])
+    tensors = (d_out, inv_norm, delta, d_k, d_v)
+    _run(triton_pairs.key_value_grad_kernel, call, tensors, tokens=k.shape[2], heads=k.shape[1])
     return d_q, d_k, d_v
 
 
 @quadratic_attention_backward.register_fake
-def _fake_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, wide: Tensor,
-    inverses: Tensor, causal: bool,
+def _allocate_gradients(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, out_f32: Tensor, inv_norm: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns uninitialised results of `quadratic_attention_backward`."""
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     return d_q, d_k, d_v
 
 
 def _run(
-    program: Any, tokens: int, heads: int, inputs: tuple[Any, ...], made: tuple[Tensor, ...], causal: bool, **more: Any
+    program: Any, call: QuadraticCall, tensors: tuple[Tensor, ...], *, tokens: int, heads: int, **constants: Any
 ) -> None:
-    """A program over blocks of its tokens, for each head of its own."""
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in inputs[:3])
-    visible = inputs[3]
-    (B, H, T, K), (G, S, V) = q.shape, v.shape[1:]
-    strides = [n for x in (q, k, v) for n in x.stride()[:3]]
-    narrow = max(K, V) <= 64
-    at_best = BEST[program.__name__] if narrow and v.dtype == torch.bfloat16 else (64, 64, 4 if narrow else 8, 1)
-    M, N, warps, stages = at_best
-    flags = {
-        "K": K, "V": V, "KP": padded(K), "VP": padded(V), "GROUP": H // G, "CAUSAL": causal,
-        "MASKED": visible is not None, "MODE": MODES[v.dtype], **more, "M": M, "N": N,
+    """Launches a program, one instance for each block of its tokens and each of its heads.
+
+    tensors: what it reads or writes beside the inputs. tokens, heads: of queries, or of keys for their gradient.
+    """
+    q, k, v = (with_unit_stride(x) for x in call[:3])
+    B, H, T, K = q.shape
+    G, S, V = v.shape[1:]
+    visible = k  # stands in where there is no mask
+    if call.visible is not None:
+        visible = call.visible.contiguous()
+    named = {
+        "K": K, "V": V, "BK": tile_side(K), "BV": tile_side(V), "GROUP": H // G, "CAUSAL": call.causal,
+        "MASKED": call.visible is not None, "PRECISION": PRECISIONS[v.dtype], **constants, "M": BLOCK, "N": BLOCK,
     }  # fmt: skip
-    block = N if program is triton_quadratic.keys_values else M
-    ways = [{"num_warps": warps, "num_stages": n} for n in dict.fromkeys((stages, 1))]
-    tensors, numbers = (q, k, v, k if visible is None else visible.contiguous(), *made), (T, S, H, *strides)
-    key = (program, q.device, numbers, *at_best, *flags.values())
-    launch(key, program, (-(-tokens // block), B * heads, 1), tensors, numbers, lambda: flags, lambda: ways)
+    settings = _compiler_settings(program.__name__, narrow=max(K, V) <= 64, dtype=v.dtype)
+    numbers = (T, S, H, *strides(q, k, v))
+    key = (program, q.device, numbers, *named.values())
+    grid = (ceil_div(tokens, BLOCK), B * heads, 1)
+    launch(key, program, grid, (q, k, v, visible, *tensors), numbers, lambda: named, lambda: settings)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, visible, ctx.causal = inputs
+def _compiler_settings(name: str, narrow: bool, dtype: torch.dtype) -> list[dict[str, int]]:
+    """Returns warps and stages to try, the best first, then those that need the least shared memory."""
+    if narrow and dtype == torch.bfloat16:
+        return [{"num_warps": 4, "num_stages": BEST_STAGES[name]}, {"num_warps": 4, "num_stages": 1}]
+    if narrow:
+        return [{"num_warps": 4, "num_stages": 1}]
+    return [{"num_warps": 8, "num_stages": 1}]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keeps for the gradient what it reads."""
+    call = QuadraticCall(*inputs)
+    ctx.causal = call.causal
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, visible, *output[1:])
+    ctx.save_for_backward(call.q, call.k, call.v, call.visible, *output[1:])
 
 
 def _backward(ctx: Any, d_out: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Returns the gradient of each input."""
     if d_out is None:
         return None, None, None, None, None
     return *quadratic_attention_backward(d_out, *ctx.saved_tensors, ctx.causal), None, None
 
 
-quadratic_attention.register_autograd(_backward, setup_context=_setup)
+quadratic_attention.register_autograd(_backward, setup_context=_save)
 
 
 @register_flop_formula(torch.ops.regard.quadratic_attention)
-def _flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    (B, H, T, K), (_, S, V) = q, v[1:]
+def _forward_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Returns the FLOPs of two products for each pair: q·k, and weight times value."""
+    B, H, T, K = q
+    S, V = v[2:]
     return int(2 * B * H * T * S * (K + V))
 
 
 @register_flop_formula(torch.ops.regard.quadratic_attention_backward)
 def _backward_flops(d_out: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Five products for two: the similarities are made again."""
-    (B, H, T, K), (_, S, V) = q, v[1:]
+    """Returns the FLOPs of five products for forward's two: the similarities are made again."""
+    B, H, T, K = q
+    S, V = v[2:]
     return int(2 * B * H * T * S * (3 * K + 2 * V))
