@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, allowed
 from regard.errors import HubError, OptionError
 from regard.hub.attention import recording_attention, replacement_in
-from regard.hub.calls import Call, AttentionReplacement
+from regard.hub.calls import AttentionReplacement, Call
 from regard.hub.replacement import places
 from regard.kernels import plain
 from regard.laws import DoesNotApply, Finding

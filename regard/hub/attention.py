@@ -25,8 +25,8 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.errors import ExtraMissingError
 from regard.errors import HubError as HubError
-from regard.hub.calls import Call as Call
 from regard.hub.calls import AttentionReplacement
+from regard.hub.calls import Call as Call
 from regard.hub.masks import LazyMask, boolean_mask, lazy_mask
 from regard.shapes import default_scale
 
