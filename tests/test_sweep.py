@@ -42,8 +42,8 @@ from regard.sweep import run as sweeps
 from regard.sweep.page import sweep_page
 from regard.sweep.run import Sweep, best_value
 from regard.sweep.settings import asked
-from regard.sweep.space import Choices, Range, check, combinations, read, split
-from regard.sweep.study import DEATHS, Study, SweepError
+from regard.sweep.space import Choices, Range, check_values, combinations, parse_parameters, split_values
+from regard.sweep.study import MAX_DEATHS, Study, SweepError
 from regard.train import Run, stage
 from regard.train.loop import Interrupted
 from regard.train.progress import Progress
@@ -136,14 +136,14 @@ def test_pairs_that_follow_an_option_belong_to_it():
 
 
 def test_values_are_read_as_a_recipe_reads_them():
-    found, single = read(
+    found, single = parse_parameters(
         ["a.b=64,128", "a.c={x=1, y=2},[3, 4],'5,6'", "a.d=../p,../q", "a.e=7", "a.f=true,false"], True
     )
     assert [p.choices for p in found] == [
         *[[64, 128], ["{x=1, y=2}", "[3, 4]", "5,6"], ["../p", "../q"], [True, False]]
     ]
     assert single == ["a.e=7"]
-    ranges, _ = read(["a.b=1..4", "a.c=1e-5..1e-3:log", "a.d=0.1..0.5:0.1", "a.e=64..256:64"], True)
+    ranges, _ = parse_parameters(["a.b=1..4", "a.c=1e-5..1e-3:log", "a.d=0.1..0.5:0.1", "a.e=64..256:64"], True)
     assert ranges == [
         Range("a.b", 1, 4, None, False),
         Range("a.c", 1e-5, 1e-3, None, True),
@@ -151,8 +151,8 @@ def test_values_are_read_as_a_recipe_reads_them():
         Range("a.e", 64, 256, 64, False),
     ]
     assert [r.whole for r in ranges] == [True, False, False, True]
-    assert [r.listed for r in ranges] == [[1, 2, 3, 4], [], [], [64, 128, 192, 256]]
-    assert split("") == [""] and split("a,'b,c',{d=[1,2],e=3}") == ["a", "'b,c'", "{d=[1,2],e=3}"]
+    assert [r.axis_values for r in ranges] == [[1, 2, 3, 4], [], [], [64, 128, 192, 256]]
+    assert split_values("") == [""] and split_values("a,'b,c',{d=[1,2],e=3}") == ["a", "'b,c'", "{d=[1,2],e=3}"]
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ def test_values_are_read_as_a_recipe_reads_them():
 )
 def test_values_that_cannot_be_read_say_why(pair, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
-        read([pair], ranges=True)
+        parse_parameters([pair], ranges=True)
 
 
 def test_a_range_belongs_to_a_search():
     with pytest.raises(ConfigError, match="a range is for --search"):
-        read(["train.lr=1..4"], ranges=False)
+        parse_parameters(["train.lr=1..4"], ranges=False)
     with pytest.raises(ConfigError, match="varied twice"):
-        read(["train.lr=1,2", "train.lr=3,4"], ranges=False)
+        parse_parameters(["train.lr=1,2", "train.lr=3,4"], ranges=False)
 
 
 def test_every_combination_once_the_last_key_fastest():
@@ -198,10 +198,10 @@ def test_a_value_is_refused_where_no_combination_can_be_and_only_there():
 
     for is_grid in (True, False):
         with pytest.raises(ConfigError, match=r"a\.b=3: not 3"):
-            check(values, is_grid, attempt)
+            check_values(values, is_grid, attempt)
         with pytest.raises(ConfigError, match=r"a\.c=x: not 4"):
-            check([Choices("a.b", ("4",)), values[1]], is_grid, attempt)
-        check([Choices("a.b", ("4", "5")), values[1]], is_grid, attempt)
+            check_values([Choices("a.b", ("4",)), values[1]], is_grid, attempt)
+        check_values([Choices("a.b", ("4", "5")), values[1]], is_grid, attempt)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_a_trial_whose_process_died_waits_again_and_goes_on_from_its_checkpoint(
 
 def test_a_trial_that_kills_its_process_each_time_fails_in_the_end():
     sweep = Sweep.create("s", asked("lm", [*TINY[:-1], "train.saving.every=0"], grid=["train.lr=1e-3,1e-2"]))
-    for _ in range(DEATHS):
+    for _ in range(MAX_DEATHS):
         with pytest.raises(Crash):
             Sweep.open("s").run(shown=Stops(0, StopAt(1)))
     rows = sweep.run(shown=Stops(0, StopAt(1)))["trials"]
@@ -432,19 +432,19 @@ def test_a_trial_that_kills_its_process_each_time_fails_in_the_end():
 def test_two_do_not_take_the_same_trial():
     sweep, other = Sweep.create("s", grid()), Sweep.open("s")
     parameters = sweep.config.parameters
-    with sweep.study.taken(parameters, 0) as first, other.study.taken(parameters, 0) as second:
-        assert (first.place, second.place) == (0, 1)
+    with sweep.study.claim_trial(parameters, 0) as first, other.study.claim_trial(parameters, 0) as second:
+        assert (first.number, second.number) == (0, 1)
         assert other.study.waiting() == 2  # the first is not taken for dead
-        with Sweep.open("s").study.taken(parameters, 0) as third:
-            assert third.place == 2
+        with Sweep.open("s").study.claim_trial(parameters, 0) as third:
+            assert third.number == 2
     assert other.study.waiting() == 4  # nothing was said of any of them: their holders have gone
 
 
 def test_a_trial_that_is_locked_is_not_taken_although_it_waits():
     """SQLite reads before it writes: two may both find a trial waiting, and only one has the lock."""
     sweep, other = Sweep.create("s", grid()), Sweep.open("s")
-    with other.study._locked("trial-000"), sweep.study.taken(sweep.config.parameters, 0) as taken:
-        assert taken.place == 1
+    with other.study._try_lock("trial-000"), sweep.study.claim_trial(sweep.config.parameters, 0) as taken:
+        assert taken.number == 1
 
 
 def test_those_who_take_at_the_same_time_take_different_trials(monkeypatch):
@@ -466,17 +466,17 @@ def test_a_lock_ends_with_its_process(here):
         "held.execute('BEGIN EXCLUSIVE'); print(flush=True); sys.stdin.read()"
     )
     study = Study("sqlite:///t.db", "s", here, None)
-    with study._locked("x") as ours:
+    with study._try_lock("x") as ours:
         assert ours
-        with study._locked("x") as also, study._locked("y") as another:
+        with study._try_lock("x") as also, study._try_lock("y") as another:
             assert not also and another
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline()
-        with study._locked("x") as ours:
+        with study._try_lock("x") as ours:
             assert not ours
         other.kill()
         other.wait()
-    with study._locked("x") as ours:
+    with study._try_lock("x") as ours:
         assert ours
 
 
@@ -488,12 +488,12 @@ def test_machines_that_share_a_storage_share_the_trials(here, monkeypatch):
     url = f"sqlite:///{here / 'shared.db'}"
     first = Sweep.create("one/s", grid(), url)
     second = Sweep.create("two/s", grid(), url)
-    with first.study.taken(first.config.parameters, 0) as held:
-        assert held.place == 0
+    with first.study.claim_trial(first.config.parameters, 0) as held:
+        assert held.number == 0
         found = second.run()
         assert [row["state"] for row in found["trials"]] == ["running"] + ["finished"] * 3
     assert second.study.waiting() == 0  # the first may be at it still, as far as the second can know
-    monkeypatch.setattr(study, "SILENT", -1.0)
+    monkeypatch.setattr(study, "TIMEOUT", -1.0)
     assert [row["state"] for row in second.run()["trials"]] == ["finished"] * 4
     assert fake.trained == ["trial-001", "trial-002", "trial-003", "trial-000"]
     assert not list(Path("one/s").glob("trial-*"))
@@ -577,7 +577,7 @@ def _alone(folder):
     study = Sweep.open(folder).study
     free = []
     for n in range(4):
-        with study._locked(f"trial-{n:03d}") as ours:
+        with study._try_lock(f"trial-{n:03d}") as ours:
             free.append(ours)
     return all(free)
 

@@ -17,7 +17,7 @@ from regard.errors import OptionError
 from regard.lab.base import Shown
 from regard.report.markup import duration, number, shorten
 from regard.sweep.run import SWEEP_CONFIG, Sweep, format_settings
-from regard.sweep.settings import asked
+from regard.sweep.settings import configure_sweep
 from regard.train.progress import Lines, Progress
 from regard.train.run import timestamped_path
 
@@ -105,10 +105,12 @@ def sweep(
         made = Sweep.open(recipe)
         made.extend(trials or 0)
     else:
-        config = asked(recipe, overrides or (), grid or (), search or (), trials, variant, metric, maximize, seed)
+        config = configure_sweep(
+            recipe, overrides or (), grid or (), search or (), trials, variant, metric, maximize, seed
+        )
         made = Sweep.create(out or timestamped_path(f"sweep-{Path(recipe).stem}"), config, storage)
     if retry:
-        made.study.again()
+        made.study.retry_failed()
     where = console(stderr=True)
     say = partial(where.print, soft_wrap=True)
 

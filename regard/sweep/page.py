@@ -7,7 +7,7 @@ command, again, curves {trial: [[step, value]]}.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -20,7 +20,7 @@ SHOWN = 40  # trials in the table; the others unfold
 
 
 def sweep_page(results: Results) -> Page:
-    """The page of what a sweep has found so far."""
+    """Returns the page of what a sweep has found so far."""
     page = Page(f"Sweep of {results['recipe']}", build_part("trials", _lead, results, __name__))
     for key, build in {"best": _best, "trials": _pictures, "importance": _importance, "curves": _curves}.items():
         page.add(*build_part(key, build, results, __name__))
@@ -29,25 +29,29 @@ def sweep_page(results: Results) -> Page:
 
 
 def _done(results: Results) -> list[Mapping[str, Any]]:
-    """The trials that have a value, best first."""
-    sign = -1 if results["maximize"] else 1
-    return sorted((t for t in results["trials"] if t["state"] == "finished"), key=lambda t: sign * t["value"])
+    """Returns the trials that have a value, best first."""
+    finished = [t for t in results["trials"] if t["state"] == "finished"]
+    return sorted(finished, key=lambda t: -t["value"] if results["maximize"] else t["value"])
 
 
 def _lead(results: Results) -> Markup:
+    """Returns the sentences at the head: what was varied, how far it is, and the best."""
     keys = [p["key"] for p in results["parameters"]]
-    over = " and ".join([", ".join(keys[:-1]), keys[-1]] if len(keys) > 1 else keys)
+    over = ", ".join(keys)
+    if len(keys) > 1:
+        over = f"{', '.join(keys[:-1])} and {keys[-1]}"
     counts = ", ".join(f"{n:,} {state}" for state, n in results["counts"].items())
     parts: list[object] = [f"{count_noun(len(results['trials']), 'trial')} over {over}: {counts}."]
     done = _done(results)
     if done:
-        which = "higher" if results["maximize"] else "lower"
-        parts += [f" Best by {results['metric']} ({which} is better): ", strong(done[0]["folder"]), " with "]
+        direction = "higher" if results["maximize"] else "lower"
+        parts += [f" Best by {results['metric']} ({direction} is better): ", strong(done[0]["folder"]), " with "]
         parts += [strong(number(done[0]["value"])), "."]
     return join(*parts)
 
 
 def _best(results: Results) -> Iterator[Markup]:
+    """Yields the section of the best trial: its settings, and the command that trains it again."""
     yield heading("The best trial")
     done = _done(results)
     if not done:
@@ -60,28 +64,29 @@ def _best(results: Results) -> Iterator[Markup]:
 
 
 def _pictures(results: Results) -> Iterator[Markup]:
-    ended = [t for t in results["trials"] if t["state"] in ("finished", "failed") and t["settings"]]
+    """Yields the plots of all trials: parallel coordinates, and the value against each setting."""
     if not _done(results):
         return
-    settings = [Dimension(p["key"], p["values"], p["log"]) for p in results["parameters"]]
-    tried = [TrialPoint([t["settings"][s.name] for s in settings], t["value"]) for t in ended]
-    asked = settings, tried, results["metric"], results["maximize"]
-    yield heading("All trials at a glance")
-    dashed = " Dashed: trials that failed." if results["counts"].get("failed") else ""
-    yield figure(
-        parallel_coordinates(*asked),
+    ended = [t for t in results["trials"] if t["state"] in ("finished", "failed") and t["settings"]]
+    dimensions = [Dimension(p["key"], p["values"], p["log"]) for p in results["parameters"]]
+    points = [TrialPoint([t["settings"][d.name] for d in dimensions], t["value"]) for t in ended]
+    caption = (
         "A line a trial, from its settings to what came of it. The bold one is the best, the fainter the worse; on the "
         "last axis the best stands highest. Lines through the same value stand side by side, better ones above."
-        f"{dashed}",
     )
+    if results["counts"].get("failed"):
+        caption += " Dashed: trials that failed."
+    yield heading("All trials at a glance")
+    yield figure(parallel_coordinates(dimensions, points, results["metric"], results["maximize"]), caption)
     yield figure(
-        slice_plots(*asked),
+        slice_plots(dimensions, points, results["metric"], results["maximize"]),
         "A dot a trial: what came of it against one setting at a time. The diamond is the best trial.",
         "Each setting by itself",
     )
 
 
 def _importance(results: Results) -> Iterator[Markup]:
+    """Yields the table of which settings mattered."""
     if len(results["parameters"]) < 2 or not _done(results):
         return
     yield heading("Which settings mattered")
@@ -89,22 +94,30 @@ def _importance(results: Results) -> Iterator[Markup]:
         yield paragraph("Left out: this needs at least eight finished trials whose values differ.", quiet=True)
         return
     rows = [[code(key), share_bar(value)] for key, value in results["importance"].items()]
-    n = len(_done(results))
+    trials = len(_done(results))
     yield table(
         rows,
         ["setting", "share"],
-        f"How far the settings of the best quarter of {n} trials differ from those of all (PED-ANOVA), as shares of "
-        "their sum. A setting whose values do equally well has little. Of few trials it is a hint, not a measurement.",
+        f"How far the settings of the best quarter of {trials} trials differ from those of all (PED-ANOVA), as shares "
+        "of their sum. A setting whose values do equally well has little. Of few trials it is a hint, not a "
+        "measurement.",
     )
 
 
 def _curves(results: Results) -> Iterator[Markup]:
+    """Yields the plot of the learning curves of trials whose runs are here."""
     curves = {int(n): curve for n, curve in results["curves"].items() if curve}
     if not curves:
         return
     best = results["best"]
     name = next((t["folder"] for t in results["trials"] if t["trial"] == best), "")
     failed = {t["trial"] for t in results["trials"] if t["state"] == "failed"}
+    caption = (
+        f"{results['metric']} over the steps of {count_noun(len(curves), 'trial')}. Bold: the best trial, with a dot "
+        "at its best."
+    )
+    if failed & set(curves):
+        caption += " Dashed: those that failed."
     yield heading("How they learned")
     yield figure(
         trial_curves(
@@ -115,35 +128,43 @@ def _curves(results: Results) -> Iterator[Markup]:
             name,
             results["maximize"],
         ),
-        f"{results['metric']} over the steps of {count_noun(len(curves), 'trial')}. Bold: the best trial, with a dot "
-        f"at its best.{' Dashed: those that failed.' if failed & set(curves) else ''}",
+        caption,
     )
 
 
 def _trials(results: Results) -> Iterator[Markup]:
+    """Yields the tables of all trials: those with a value, best first, and those that failed; and what is left."""
     yield heading("The trials")
     keys = [p["key"] for p in results["parameters"]]
-    done, failed = _done(results), [t for t in results["trials"] if t["state"] == "failed"]
-    rest = [t for t in results["trials"] if t["state"] == "running"]
+    done = _done(results)
+    failed = [t for t in results["trials"] if t["state"] == "failed"]
+    running = [t for t in results["trials"] if t["state"] == "running"]
     rows = [
         [_name(t), *(number(t["settings"].get(k)) for k in keys), t["value"], t["step"], duration(t["seconds"])]
         for t in done
     ]
-    last = [key.rpartition(".")[2] for key in keys]
-    names = [code(short if last.count(short) == 1 else key) for key, short in zip(keys, last, strict=True)]
+    names = [code(name) for name in _short_names(keys)]
     columns = ["trial", *names, results["metric"], "at step", "time"]
     if done:
         yield table(rows[:SHOWN], columns, "Best first.", highlight=[0])
     if rows[SHOWN:]:
         yield details(f"{count_noun(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, "Best first."))
     if failed:
-        told_of = [[_name(t), *(number(t["settings"].get(k)) for k in keys), t["error"] or ""] for t in failed]
-        yield table(told_of, ["trial", *names, "error"], "Failed. Each folder's error.txt tells more.")
-    if rest or results["counts"].get("waiting"):
+        failures = [[_name(t), *(number(t["settings"].get(k)) for k in keys), t["error"] or ""] for t in failed]
+        yield table(failures, ["trial", *names, "error"], "Failed. Each folder's error.txt tells more.")
+    if running or results["counts"].get("waiting"):
         waiting = results["counts"].get("waiting", 0)
-        at_it = ", ".join(t["folder"] for t in rest) or "none"
-        yield paragraph(f"Running: {at_it}. Waiting: {waiting:,}. ", code(results["again"]), " goes on.", quiet=True)
+        names_running = ", ".join(t["folder"] for t in running) or "none"
+        state = f"Running: {names_running}. Waiting: {waiting:,}. "
+        yield paragraph(state, code(results["again"]), " goes on.", quiet=True)
+
+
+def _short_names(keys: Sequence[str]) -> list[str]:
+    """Returns the last parts of keys, or whole keys where two end alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
 
 
 def _name(trial: Mapping[str, Any]) -> Markup:
+    """Returns a trial's folder on one line."""
     return tag("span", trial["folder"], style="white-space:nowrap")

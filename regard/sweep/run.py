@@ -36,8 +36,8 @@ from regard.report.canvas import require_matplotlib
 from regard.report.markup import number
 from regard.report.page import Page
 from regard.sweep.page import sweep_page
-from regard.sweep.settings import SweepConfig, recipe_of
-from regard.sweep.study import Study, SweepError, Taken, folder, place, values
+from regard.sweep.settings import SweepConfig, trial_recipe
+from regard.sweep.study import ClaimedTrial, Study, SweepError, trial_folder, trial_number, trial_values
 from regard.train import stage
 from regard.train.loop import Interrupted
 from regard.train.recipe import flatten
@@ -46,46 +46,56 @@ from regard.train.run import Run, claim, write_text
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-SWEEP_CONFIG, TRIALS, REPORT, ERROR = "sweep.toml", "trials.db", "report.html", "error.txt"
+SWEEP_CONFIG = "sweep.toml"
+TRIALS = "trials.db"
+REPORT = "report.html"
+ERROR = "error.txt"
 STATES = {"COMPLETE": "finished", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
-QUARTER, ENOUGH = 0.25, 8  # importance is what the best quarter has in common, of at least so many trials
+QUARTER = 0.25  # importance is what the best quarter has in common,
+ENOUGH = 8  # of at least so many trials
 STOPPED = 130  # the exit code of a worker that was asked to stop
 QUIET = Shown()
 
 
 class Sweep:
-    """One sweep's folder."""
+    """The folder of one sweep. `origin` says where it was begun: its `root`, `name`, `id` and, if any, `storage`."""
 
-    def __init__(self, path: Path, config: SweepConfig, here: Mapping[str, Any]) -> None:
-        self.path, self.config, self.here = path, config, here
-        self.root = Path(here["root"])
-        url = here.get("storage") or f"sqlite:///{(path / TRIALS).resolve()}"
-        self.study = Study(url, here["name"], path, here["id"] if here.get("storage") else None)
+    def __init__(self, path: Path, config: SweepConfig, origin: Mapping[str, Any]) -> None:
+        self.path = path
+        self.config = config
+        self.origin = origin
+        self.root = Path(origin["root"])
+        if origin.get("storage"):
+            self.study = Study(origin["storage"], origin["name"], path, origin["id"])
+        else:
+            self.study = Study(f"sqlite:///{(path / TRIALS).resolve()}", origin["name"], path, None)
 
     @classmethod
     def create(cls, path: str | Path, config: SweepConfig, storage: str | None = None) -> Sweep:
-        """A new folder, or one that holds this very sweep, which can go on; another sweep's is an error."""
+        """Makes a new folder, or opens one that holds this very sweep, which can go on; another sweep's is an error."""
         path = Path(path)
         if (path / SWEEP_CONFIG).is_file():
-            made = cls.open(path)
-            _agree(made.config.as_dict(), config.as_dict(), f"{path} holds another sweep", path)
-            made.extend(config.trials)
-            return made
-        here = {"root": str(Path.cwd()), "name": path.resolve().name, "id": secrets.token_hex(8)}
+            sweep = cls.open(path)
+            _check_same(sweep.config.as_dict(), config.as_dict(), f"{path} holds another sweep", path)
+            sweep.extend(config.trials)
+            return sweep
+        origin = {"root": str(Path.cwd()), "name": path.resolve().name, "id": secrets.token_hex(8)}
+        if storage:
+            origin["storage"] = storage
         claim(path, TRIALS, RESULTS, CONFIG)
-        made = cls(path, config, here | ({"storage": storage} if storage else {}))
-        made._write()
+        sweep = cls(path, config, origin)
+        sweep._write_config()
         try:
-            with made.study.reached():
-                made._prepare()
+            with sweep.study.storage_errors():
+                sweep._prepare_study()
         except SweepError:
             (path / SWEEP_CONFIG).unlink()  # nothing has begun: the folder is free for another try
             raise
-        return made
+        return sweep
 
     @classmethod
     def open(cls, path: str | Path) -> Sweep:
-        """A folder that `regard sweep` made."""
+        """Opens a folder that `regard sweep` made."""
         path = Path(path)
         if not (path / SWEEP_CONFIG).is_file():
             raise SweepError(f"{path} is no sweep: expected a folder with {SWEEP_CONFIG}, as `regard sweep` makes")
@@ -96,207 +106,221 @@ class Sweep:
             raise SweepError(f"{path / SWEEP_CONFIG} cannot be read: {error}") from None
 
     def extend(self, trials: int) -> None:
-        """A search of more trials than it was begun with."""
-        if trials and self.config.grid:
+        """Raises the number of a search's trials (0: leaves it as it is)."""
+        if not trials:
+            return
+        if self.config.grid:
             raise OptionError(f"--trials {trials}: {self.path} is a grid, which has as many trials as combinations")
-        if trials and trials < self.config.trials:
+        if trials < self.config.trials:
             raise OptionError(f"--trials {trials}: {self.path} has {self.config.trials} already; expected more")
-        if trials:
-            self.config = replace(self.config, trials=trials)
-            self._write()
+        self.config = replace(self.config, trials=trials)
+        self._write_config()
 
     def run(self, devices: Sequence[str] = ("cpu",), workers: int = 1, shown: Shown = QUIET) -> dict[str, Any]:
-        """Trains what has not been trained, in so many processes that share the devices; what came out."""
+        """Trains what has not been trained, in so many processes that share the devices, and returns the results."""
         require_matplotlib()
         for device in devices:
             resolve_device(device)
-        with self.study.reached():
-            self._prepare()
+        with self.study.storage_errors():
+            self._prepare_study()
             try:
                 if workers > 1:
-                    self._spread(devices, workers, shown)
+                    self._run_workers(devices, workers, shown)
                 else:
                     self.work(devices[0], shown)
             except (Interrupted, KeyboardInterrupt):
                 self.write()
-                said = f"stopped; what was done is saved. Go on with: regard sweep {shlex.quote(str(self.path))}"
-                raise Interrupted(said) from None
+                again = f"regard sweep {shlex.quote(str(self.path))}"
+                raise Interrupted(f"stopped; what was done is saved. Go on with: {again}") from None
             return self.write()
 
     def work(self, device: str, shown: Shown = QUIET) -> None:
-        """Takes one trial after the other, until none waits."""
+        """Runs one trial after the other, until none waits."""
         while True:
-            with self.study.taken(self.config.parameters, self.config.seed) as taken:
-                if taken is None:
+            with self.study.claim_trial(self.config.parameters, self.config.seed) as claimed:
+                if claimed is None:
                     return
-                self._try(taken, device, shown)
-            shown.say(self._said(taken.place))
+                self._run_trial(claimed, device, shown)
+            shown.say(self._summarize_trial(claimed.number))
 
-    def _try(self, taken: Taken, device: str, shown: Shown) -> None:
-        """One trial, from the beginning or from where it was stopped; a failure is noted and the sweep goes on."""
-        path = self.path / folder(taken.place)
+    def _run_trial(self, claimed: ClaimedTrial, device: str, shown: Shown) -> None:
+        """Trains one trial, from the beginning or from where it was stopped. A failure is noted, and others go on."""
+        path = self.path / trial_folder(claimed.number)
         progress = shown.progress(path.name)
         try:
             if (path / CONFIG).is_file():
                 run = stage.resume(path, device, progress)
             else:
-                run = stage.train(recipe_of(self.config, taken.texts, self.root), path, device, progress)
+                run = stage.train(trial_recipe(self.config, claimed.texts, self.root), path, device, progress)
             value, step = best_value(run, self.config.metric, self.config.maximize)
         except (Interrupted, KeyboardInterrupt):
-            self.study.give_back(taken)
+            self.study.requeue(claimed)
             raise
         except Exception as error:  # whatever it is, others may be well
             write_text(path / ERROR, traceback.format_exc())
-            self.study.fail(taken, f"{type(error).__name__}: {error}")
+            self.study.fail(claimed, f"{type(error).__name__}: {error}")
         else:
             seconds = next((row["seconds"] for row in reversed(run.metrics()) if "seconds" in row), None)
-            self.study.finish(taken, value, {"step": step, "seconds": seconds, "host": socket.gethostname()})
+            self.study.finish(claimed, value, {"step": step, "seconds": seconds, "host": socket.gethostname()})
 
     def results(self) -> dict[str, Any]:
-        """What came out so far: plain data, as the report and --json have it."""
-        rows = [self._row(trial) for trial in self.study.trials()]
+        """Returns what came out so far: plain data, as the report and --json have it."""
+        rows = [self._trial_row(trial) for trial in self.study.trials()]
         best = self._best(rows)
-        return {
+        results = {
             "experiment": "sweep",
             "recipe": self.config.recipe,
             "variant": self.config.variant,
             "fixed": list(self.config.fixed),
             "metric": self.config.metric,
             "maximize": self.config.maximize,
-            "parameters": [{"key": p.key, "values": p.listed, "log": p.log} for p in self.config.parameters],
+            "parameters": [{"key": p.key, "values": p.axis_values, "log": p.log} for p in self.config.parameters],
             "counts": {state: n for state in STATES.values() if (n := sum(row["state"] == state for row in rows))},
             "trials": rows,
             "importance": self._importance(),
             "best": best and best["trial"],
             "command": best and self.config.command(best["settings"]),
             "again": f"regard sweep {shlex.quote(str(self.path))}",
-            **({"run": best["folder"]} if best and (self.path / best["folder"]).is_dir() else {}),
         }
+        if best and (self.path / best["folder"]).is_dir():  # it may be on another machine
+            results["run"] = best["folder"]
+        return results
 
-    def page(self, found: Mapping[str, Any] | None = None) -> Page:
-        """The report of what came out so far."""
-        found = found or self.results()
-        return sweep_page({**found, "curves": {r["trial"]: self._curve(r["folder"]) for r in found["trials"]}})
+    def page(self, results: Mapping[str, Any] | None = None) -> Page:
+        """Returns the report of what came out so far."""
+        results = results or self.results()
+        curves = {row["trial"]: self._curve(row["folder"]) for row in results["trials"]}
+        return sweep_page({**results, "curves": curves})
 
     def write(self) -> dict[str, Any]:
-        """Writes results.json and the report; the results."""
-        found = self.results()
-        write_text(self.path / RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-        self.page(found).write(self.path / REPORT)
-        return found
+        """Writes results.json and the report, and returns the results."""
+        results = self.results()
+        write_text(self.path / RESULTS, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        self.page(results).write(self.path / REPORT)
+        return results
 
-    def _row(self, trial: FrozenTrial) -> dict[str, Any]:
-        found = trial.user_attrs.get("found", {})
+    def _trial_row(self, trial: FrozenTrial) -> dict[str, Any]:
+        """Returns a trial as results.json has it."""
+        index = trial_number(trial)
+        details = trial.user_attrs.get("found", {})
         return {
-            "trial": place(trial),
-            "folder": folder(place(trial)),
+            "trial": index,
+            "folder": trial_folder(index),
             "state": STATES[trial.state.name],
             "value": trial.value,
-            "settings": values(trial),
-            **{key: found.get(key) for key in ("step", "seconds", "host", "error")},
+            "settings": trial_values(trial),
+            **{key: details.get(key) for key in ("step", "seconds", "host", "error")},
         }
 
     def _best(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """The best of the trials that have finished; of equal ones the first."""
-        sign = -1 if self.config.maximize else 1
-        return min(
-            (row for row in rows if row["state"] == "finished"), key=lambda row: sign * row["value"], default=None
-        )
+        """Returns the best of the trials that have finished; of equal ones the first."""
+        finished = [row for row in rows if row["state"] == "finished"]
+        if not finished:
+            return None
+        pick = max if self.config.maximize else min
+        return pick(finished, key=lambda row: row["value"])
 
     def _curve(self, name: str) -> list[tuple[int, float]]:
-        """The metric over the steps of a trial whose run is here."""
+        """Returns the metric over the steps of a trial whose run is here."""
         rows = Run(self.path / name).metrics()
-        return [(row["step"], row[self.config.metric]) for row in rows if _known(row.get(self.config.metric))]
+        return [(row["step"], row[self.config.metric]) for row in rows if _is_finite(row.get(self.config.metric))]
 
     def _importance(self) -> dict[str, float]:
-        """How far the settings of the best quarter of the trials differ from those of all (PED-ANOVA), as shares."""
+        """Returns how far the settings of the best quarter of the trials differ from those of all (PED-ANOVA)."""
         import optuna
 
         values = [trial.value for trial in self.study.trials() if trial.state.name == "COMPLETE"]
         if len(values) < ENOUGH or len(set(values)) == 1 or len(self.config.parameters) == 1:
             return {}
-        asks = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=QUARTER)
-        return dict(optuna.importance.get_param_importances(self.study.optuna, evaluator=asks))
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=QUARTER)
+        return dict(optuna.importance.get_param_importances(self.study.optuna, evaluator=evaluator))
 
-    def _said(self, n: int) -> str:
-        """A trial that has ended, in a line."""
-        rows = {place(trial): self._row(trial) for trial in self.study.trials()}
-        row, best = rows[n], self._best(list(rows.values()))
-        ended = sum(one["state"] in ("finished", "failed") for one in rows.values())
+    def _summarize_trial(self, n: int) -> str:
+        """Returns a line about a trial that has ended."""
+        rows = {trial_number(trial): self._trial_row(trial) for trial in self.study.trials()}
+        row = rows[n]
+        best = self._best(list(rows.values()))
+        ended = sum(other["state"] in ("finished", "failed") for other in rows.values())
         if row["state"] != "finished":
-            came = f"{row['state']}: {row['error'] or 'another process has it'}"
+            outcome = f"{row['state']}: {row['error'] or 'another process has it'}"
+        elif best is None or row is best:
+            outcome = f"{self.config.metric} {number(row['value'])}, the best"
         else:
-            came = f"{self.config.metric} {number(row['value'])}"
-            came += f" (best: {number(best['value'])}, {best['folder']})" if best and row is not best else ", the best"
-        return f"{row['folder']}, {ended} of {len(rows)}: {format_settings(row['settings'])} → {came}"
+            best_so_far = f"best: {number(best['value'])}, {best['folder']}"
+            outcome = f"{self.config.metric} {number(row['value'])} ({best_so_far})"
+        return f"{row['folder']}, {ended} of {len(rows)}: {format_settings(row['settings'])} → {outcome}"
 
-    def _write(self) -> None:
-        document = {"sweep": self.config.as_dict(), "here": dict(self.here)}
+    def _write_config(self) -> None:
+        document = {"sweep": self.config.as_dict(), "here": dict(self.origin)}
         write_text(self.path / SWEEP_CONFIG, tomli_w.dumps(document, multiline_strings=False))
 
-    def _prepare(self) -> None:
-        """The study with all its trials; one that is there must have been made for the same."""
+    def _prepare_study(self) -> None:
+        """Makes the study with all its trials; one that is there must have been made for the same sweep."""
         before, joined = self.study.create(self.config.maximize, self.config.as_dict())
         what = f"the study '{self.study.name}' in that storage is another sweep"
-        _agree(before, self.config.as_dict(), what, self.path)
-        self.study.lay_out(self.config.laid_out, joined)
+        _check_same(before, self.config.as_dict(), what, self.path)
+        self.study.enqueue(self.config.planned_trials, joined)
 
-    def _spread(self, devices: Sequence[str], workers: int, shown: Shown) -> None:
-        """Several processes, each with its share of the threads; one that has died is replaced."""
+    def _run_workers(self, devices: Sequence[str], workers: int, shown: Shown) -> None:
+        """Runs the trials in several processes, each with its share of the threads; one that has died is replaced."""
         threads = max(1, torch.get_num_threads() // workers)
-        told = {place(trial) for trial in self.study.ended()}
+        told = {trial_number(trial) for trial in self.study.ended()}
         before = None
         while waiting := self.study.waiting():
             after = [(trial.state, trial.user_attrs.get("died")) for trial in self.study.trials()]
-            if after == before:
+            if after == before:  # else workers that die at once would be started for ever
                 raise SweepError(f"workers end before any trial does; what one says: regard sweep {self.path}")
             before = after
-            on = [(str(self.path), devices[n % len(devices)], threads) for n in range(min(workers, waiting))]
-            for _ in _processes(on):
-                for n in sorted({place(trial) for trial in self.study.ended()} - told):
+            count = min(workers, waiting)
+            arguments = [(str(self.path), devices[n % len(devices)], threads) for n in range(count)]
+            for _ in _run_processes(arguments):
+                for n in sorted({trial_number(trial) for trial in self.study.ended()} - told):
                     told.add(n)
-                    shown.say(self._said(n))
+                    shown.say(self._summarize_trial(n))
 
 
-def _processes(arguments: Sequence[tuple[str, str, int]]) -> Iterator[None]:
-    """Starts workers and says every second that they are at it; they are asked to save and stop where this is left."""
+def _run_processes(arguments: Sequence[tuple[str, str, int]]) -> Iterator[None]:
+    """Starts a worker for each of the arguments, and yields every second while one is alive.
+
+    Workers are asked to save and stop where the caller leaves early.
+    """
     context = multiprocessing.get_context("spawn")
-    started = [context.Process(target=_worker, args=one) for one in arguments]
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the one that started them
+    processes = [context.Process(target=_work_in_process, args=words) for words in arguments]
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the one that started them
     try:
-        for process in started:
+        for process in processes:
             process.start()
-        signal.signal(signal.SIGINT, usual)
-        while alive := [process.sentinel for process in started if process.is_alive()]:
+        signal.signal(signal.SIGINT, handler)
+        while alive := [process.sentinel for process in processes if process.is_alive()]:
             wait(alive, timeout=1.0)
             yield
     finally:
-        signal.signal(signal.SIGINT, usual)
-        for process in started:
+        signal.signal(signal.SIGINT, handler)
+        for process in processes:
             if process.is_alive():
                 process.terminate()
-        for process in started:
+        for process in processes:
             if process.pid is not None:
                 process.join()
-    if STOPPED in {process.exitcode for process in started}:
+    if STOPPED in {process.exitcode for process in processes}:
         raise Interrupted("a worker was asked to stop")
 
 
-def _worker(path: str, device: str, threads: int) -> None:
-    """One process of several: stops where it is asked to, and where the one that started it has ended."""
+def _work_in_process(path: str, device: str, threads: int) -> None:
+    """Runs trials in a process of its own, which stops where it is asked to, and where its parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def stop(*signalled: Any) -> None:
         raise KeyboardInterrupt
 
-    def watch() -> None:
+    def watch_parent() -> None:
         wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
 
-    os.setsid()
+    os.setsid()  # a terminal's signals are for the parent
     signal.signal(signal.SIGTERM, stop)
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
         Sweep.open(path).work(device)
@@ -306,33 +330,48 @@ def _worker(path: str, device: str, threads: int) -> None:
         sys.exit(f"error: {error}")
 
 
-def _agree(begun: Mapping[str, Any], asked: Mapping[str, Any], what: str, path: Path) -> None:
-    """An error that says the difference where other settings are asked than a sweep was begun with."""
-    had, has = (dict(flatten({**settings, "trials": 0})) for settings in (begun, asked))
-    differ = [key for key in {**had, **has} if had.get(key) != has.get(key)]
+def _check_same(begun: Mapping[str, Any], asked: Mapping[str, Any], what: str, path: Path) -> None:
+    """Raises, and names the difference, where other settings are asked for than a sweep was begun with.
+
+    The number of trials may differ: a search can be extended.
+    """
+    before = dict(flatten({**begun, "trials": 0}))
+    now = dict(flatten({**asked, "trials": 0}))
+    differ = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differ:
-        told = "; ".join(f"{key} was {had.get(key)!r} and is now {has.get(key)!r}" for key in differ[:3])
+        told = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in differ[:3])
         raise SweepError(f"{what}: {told}. Choose another --out, or go on with what is there: regard sweep {path}")
 
 
 def format_settings(settings: Mapping[str, Any]) -> str:
-    """The settings of a trial in a line."""
-    return " ".join(f"{key}={x:.4g}" if isinstance(x, float) else f"{key}={x}" for key, x in settings.items())
+    """Returns the settings of a trial in a line."""
+    words = []
+    for key, value in settings.items():
+        if isinstance(value, float):
+            words.append(f"{key}={value:.4g}")
+        else:
+            words.append(f"{key}={value}")
+    return " ".join(words)
 
 
 def best_value(run: Run, metric: str, maximize: bool) -> tuple[float, int]:
-    """The best value of a metric that a run measured, and its step; of what training logs, the last."""
+    """Returns the best value of a metric that a run measured, and its step; of what training logs, the last."""
     rows = run.metrics()
-    found = [row for row in rows if _known(row.get(metric))]
-    measured = [row for row in found if "lr" not in row]
-    if not found:
+    finite = [row for row in rows if _is_finite(row.get(metric))]
+    if not finite:
         known = dict.fromkeys(key for row in rows for key in row if key != "step")
-        what = "is never a finite number" if metric in known else "is not measured"
+        what = "is not measured"
+        if metric in known:
+            what = "is never a finite number"
         raise SweepError(f"'{metric}' {what} in {run.path}.{did_you_mean(metric, known)}")
-    row = (max if maximize else min)(measured, key=lambda row: row[metric]) if measured else found[-1]
+    row = finite[-1]
+    evaluations = [row for row in finite if "lr" not in row]  # a line of training has a learning rate
+    if evaluations:
+        pick = max if maximize else min
+        row = pick(evaluations, key=lambda row: row[metric])
     return row[metric], row["step"]
 
 
-def _known(value: Any) -> bool:
-    """Whether this is a number that can be compared."""
+def _is_finite(value: Any) -> bool:
+    """Returns whether this is a number that can be compared."""
     return isinstance(value, int | float) and math.isfinite(value)

@@ -28,21 +28,28 @@ Texts = Mapping[str, str]  # a key and its value as it would be typed
 
 @dataclass(frozen=True)
 class Choices:
-    """Values to choose from, as they were typed."""
+    """A key with values to choose from, as they were typed."""
 
     key: str
     texts: tuple[str, ...]
 
     @property
     def choices(self) -> list[Any]:
-        """As the study stores them: plain values; a list or a table is stored as its text."""
-        values = [_read(self.key, text) for text in self.texts]
-        return [v if isinstance(v, bool | int | float | str) else t for v, t in zip(values, self.texts, strict=True)]
+        """The values as the study stores them: plain ones; a list or a table is stored as its text."""
+        choices = []
+        for text in self.texts:
+            value = _parse_text(self.key, text)
+            if not isinstance(value, bool | int | float | str):
+                value = text
+            choices.append(value)
+        return choices
 
     @property
-    def listed(self) -> list[Any]:
+    def axis_values(self) -> list[Any]:
         """The values in the order of an axis: numbers rising, others as they were typed."""
-        return sorted(self.choices) if self.numeric else self.choices
+        if self.numeric:
+            return sorted(self.choices)
+        return self.choices
 
     @property
     def numeric(self) -> bool:
@@ -55,23 +62,26 @@ class Choices:
 
     @property
     def probes(self) -> tuple[str, ...]:
-        """Values that stand for all of them."""
+        """The values that are checked before a sweep begins: all of them."""
         return self.texts
 
-    def suggested(self, trial: Trial) -> str:
+    def suggest(self, trial: Trial) -> str:
+        """Returns the value that a trial of the study gets, as it would be typed."""
         return self.text(trial.suggest_categorical(self.key, self.choices))
 
     def text(self, value: Any) -> str:
-        """A value of the study as it would be typed."""
+        """Returns a value of the study as it would be typed."""
         return self.texts[self.choices.index(value)]
 
-    def drawn(self, source: random.Random) -> str:
+    def draw(self, source: random.Random) -> str:
+        """Returns a random value as it would be typed."""
         return source.choice(self.texts)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included: whole ones where both are, in steps or by their logarithm."""
+    """A key with numbers from `low` to `high`, both included, in steps or by their logarithm; whole ones where both
+    ends are."""
 
     key: str
     low: float
@@ -80,10 +90,14 @@ class Range:
     log: bool
 
     @property
-    def listed(self) -> list[Any]:
-        """All values, where they are few whole numbers."""
-        few = list(range(int(self.low), int(self.high) + 1, int(self.step or 1))) if self.whole and not self.log else []
-        return few if len(few) <= FEW else []
+    def axis_values(self) -> list[Any]:
+        """All values, where they are few whole numbers; otherwise none."""
+        if not self.whole or self.log:
+            return []
+        values = list(range(int(self.low), int(self.high) + 1, int(self.step or 1)))
+        if len(values) > FEW:
+            return []
+        return values
 
     @property
     def whole(self) -> bool:
@@ -91,23 +105,29 @@ class Range:
 
     @property
     def probes(self) -> tuple[str, ...]:
+        """The values that are checked before a sweep begins: both ends."""
         return repr(self.low), repr(self.high)
 
-    def suggested(self, trial: Trial) -> str:
+    def suggest(self, trial: Trial) -> str:
+        """Returns the value that a trial of the study gets, as it would be typed."""
         if self.whole:
-            low, high, step = int(self.low), int(self.high), int(self.step or 1)
-            return self.text(trial.suggest_int(self.key, low, high, step=step, log=self.log))
+            step = int(self.step or 1)
+            return self.text(trial.suggest_int(self.key, int(self.low), int(self.high), step=step, log=self.log))
         return self.text(trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log))
 
     def text(self, value: Any) -> str:
+        """Returns a value of the study as it would be typed."""
         return repr(value)
 
-    def drawn(self, source: random.Random) -> str:
+    def draw(self, source: random.Random) -> str:
+        """Returns a random value as it would be typed."""
         if self.step:
             return repr(self.low + self.step * source.randint(0, int((self.high - self.low) / self.step)))
         if self.log:
-            found = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
-            return repr(min(max(round(found), self.low), self.high) if self.whole else found)
+            value = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+            if self.whole:
+                return repr(min(max(round(value), self.low), self.high))
+            return repr(value)
         if self.whole:
             return repr(source.randint(int(self.low), int(self.high)))
         return repr(source.uniform(self.low, self.high))
@@ -116,8 +136,11 @@ class Range:
 Parameter = Choices | Range
 
 
-def read(pairs: Sequence[str], ranges: bool) -> tuple[list[Parameter], list[str]]:
-    """`key=value,value` as parameters, and those with a single value, which are nothing but changes."""
+def parse_parameters(pairs: Sequence[str], ranges: bool) -> tuple[list[Parameter], list[str]]:
+    """Returns `key=value,value` as parameters, and the pairs with a single value, which are nothing but changes.
+
+    `ranges`: whether ranges are allowed, as in a search.
+    """
     parameters: list[Parameter] = []
     single: list[str] = []
     for pair in pairs:
@@ -126,33 +149,74 @@ def read(pairs: Sequence[str], ranges: bool) -> tuple[list[Parameter], list[str]
             raise ConfigError(f"'{pair}': expected section.key=values, e.g. train.lr=1e-4,5e-5")
         if key in {p.key for p in parameters} | {s.partition("=")[0] for s in single}:
             raise ConfigError(f"'{pair}': {key} is varied twice; name all its values in one place")
-        found = _RANGE.fullmatch(value)
-        if found:
+        match = _RANGE.fullmatch(value)
+        if match:
             if not ranges:
-                listed = f"{key}={found[1]},{found[2]}"
+                listed = f"{key}={match[1]},{match[2]}"
                 raise ConfigError(f"'{pair}': a grid has values, e.g. {listed}; a range is for --search")
-            parameters.append(_range(pair, key, *found.groups()))
+            parameters.append(_parse_range(pair, key, *match.groups()))
             continue
-        texts = split(value)
+        texts = split_values(value)
         if "" in texts:
             raise ConfigError(f"'{pair}': a value is empty; expected values with commas between, e.g. {key}=1,2")
         if len(texts) == 1:
             single.append(f"{key}={texts[0]}")
-            continue
-        choice = Choices(key, tuple(texts))
-        twice = [t for n, t in enumerate(texts) if choice.choices[n] in choice.choices[:n]]
-        if twice:
-            raise ConfigError(f"'{pair}': {twice[0]} is named twice")
-        parameters.append(choice)
+        else:
+            parameters.append(_parse_choices(pair, key, texts))
     return parameters, single
 
 
-def split(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket and in no quotes."""
-    parts, depth, quote = [""], 0, ""
+def _parse_choices(pair: str, key: str, texts: Sequence[str]) -> Choices:
+    """Returns the choices of a key; an error where two texts mean the same value."""
+    choices = Choices(key, tuple(texts))
+    values = choices.choices
+    for n, text in enumerate(texts):
+        if values[n] in values[:n]:
+            raise ConfigError(f"'{pair}': {text} is named twice")
+    return choices
+
+
+def _parse_range(pair: str, key: str, low: str, high: str, how: str | None) -> Range:
+    """Returns the range from `low` to `high`; `how` is "log", a step, or None."""
+    start = _parse_text(key, low)
+    end = _parse_text(key, high)
+    step: Any = None
+    if how not in (None, "log"):
+        step = _parse_text(key, str(how))
+    parsed = Range(key, start, end, step, how == "log")
+    if not start < end:
+        raise ConfigError(f"'{pair}': expected a range that rises, e.g. {key}={high}..{low}")
+    if parsed.log and start <= 0:
+        raise ConfigError(f"'{pair}': a logarithmic range begins above 0")
+    if step is None:
+        return parsed
+    if not 0 < step <= end - start:
+        raise ConfigError(f"'{pair}': expected a step above 0 that fits between {low} and {high}")
+    if parsed.whole and not isinstance(step, int):
+        raise ConfigError(f"'{pair}': whole numbers go in whole steps; write {float(start)}..{float(end)} for others")
+    if not math.isclose((end - start) / step, round((end - start) / step)):
+        last = start + step * math.floor((end - start) / step)
+        raise ConfigError(f"'{pair}': steps of {step} from {low} end at {last:.6g}, not at {high}")
+    return parsed
+
+
+def _parse_text(key: str, text: str) -> Any:
+    """Returns a value as a recipe reads it."""
+    value: Any = parse([f"{key}={text}"])
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def split_values(text: str) -> list[str]:
+    """Returns the parts between commas that stand in no bracket and in no quotes."""
+    parts = [""]
+    depth = 0
+    quote = ""
     for letter in text:
         if quote:
-            quote = "" if letter == quote else quote
+            if letter == quote:
+                quote = ""
         elif letter in "\"'":
             quote = letter
         elif letter in "[{":
@@ -167,7 +231,7 @@ def split(text: str) -> list[str]:
 
 
 def combinations(parameters: Sequence[Choices]) -> list[dict[str, str]]:
-    """Every combination, the last key changing fastest."""
+    """Returns every combination, the last key changing fastest."""
     total = math.prod(len(p.texts) for p in parameters)
     if total > MOST:
         raise ConfigError(f"a grid of {total:,} combinations; expected at most {MOST:,}: search with --trials instead")
@@ -175,52 +239,35 @@ def combinations(parameters: Sequence[Choices]) -> list[dict[str, str]]:
     return [dict(zip(keys, texts, strict=True)) for texts in itertools.product(*(p.texts for p in parameters))]
 
 
-def check(parameters: Sequence[Parameter], grid: bool, attempt: Callable[[Texts], object]) -> None:
-    """An error where a value can be in no trial at all: each is attempted in every combination of a grid, and in some
-    of a search."""
+def check_values(parameters: Sequence[Parameter], grid: bool, attempt: Callable[[Texts], object]) -> None:
+    """Raises where a value can be in no trial at all: each is attempted in every combination of a grid, and in some
+    of a search, until one is possible."""
     for parameter in parameters:
         others = [p for p in parameters if p is not parameter]
         for text in parameter.probes:
-            error: RegardError | None = None
-            for rest in _around(others, grid):
-                try:
-                    attempt({parameter.key: text, **rest})
-                    error = None
-                    break
-                except RegardError as refused:
-                    error = error or refused
+            error = _first_error(attempt, [{parameter.key: text, **rest} for rest in _settings_of(others, grid)])
             if error is not None:
                 raise ConfigError(f"{parameter.key}={text}: {error}") from None
 
 
-def _around(others: Sequence[Parameter], grid: bool) -> list[dict[str, str]]:
+def _first_error(attempt: Callable[[Texts], object], settings: Sequence[Texts]) -> RegardError | None:
+    """Returns the first error where every attempt fails; None as soon as one does not."""
+    first: RegardError | None = None
+    for texts in settings:
+        try:
+            attempt(texts)
+        except RegardError as error:
+            first = first or error
+        else:
+            return None
+    return first
+
+
+def _settings_of(parameters: Sequence[Parameter], grid: bool) -> list[dict[str, str]]:
+    """Returns all settings of a grid's parameters, or some that are drawn for a search."""
     if grid:
-        return combinations([p for p in others if isinstance(p, Choices)])
+        return combinations([p for p in parameters if isinstance(p, Choices)])
+    if not parameters:
+        return [{}]
     source = random.Random(0)
-    return [{p.key: p.drawn(source) for p in others} for _ in range(DRAWN if others else 1)]
-
-
-def _range(pair: str, key: str, low: str, high: str, how: str | None) -> Range:
-    start, end = (_read(key, text) for text in (low, high))
-    step = None if how in (None, "log") else _read(key, str(how))
-    made = Range(key, start, end, step, how == "log")
-    if not start < end:
-        raise ConfigError(f"'{pair}': expected a range that rises, e.g. {key}={high}..{low}")
-    if made.log and start <= 0:
-        raise ConfigError(f"'{pair}': a logarithmic range begins above 0")
-    if step is not None and not 0 < step <= end - start:
-        raise ConfigError(f"'{pair}': expected a step above 0 that fits between {low} and {high}")
-    if made.whole and step is not None and not isinstance(step, int):
-        raise ConfigError(f"'{pair}': whole numbers go in whole steps; write {float(start)}..{float(end)} for others")
-    if step is not None and not math.isclose((end - start) / step, round((end - start) / step)):
-        last = start + step * math.floor((end - start) / step)
-        raise ConfigError(f"'{pair}': steps of {step} from {low} end at {last:.6g}, not at {high}")
-    return made
-
-
-def _read(key: str, text: str) -> Any:
-    """A value as a recipe reads it."""
-    found: Any = parse([f"{key}={text}"])
-    for part in key.split("."):
-        found = found[part]
-    return found
+    return [{p.key: p.draw(source) for p in parameters} for _ in range(DRAWN)]

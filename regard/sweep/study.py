@@ -1,9 +1,9 @@
 """The trials of a sweep in an Optuna storage: who takes which, whose process has died, and what came out.
 
-All trials are laid out beforehand, as trials that wait. To take one, a process locks a file of its own folder and then
-marks the trial as running. A lock is the system's: it ends with its process, however that ends, so a trial that runs
-without a lock was left behind, and waits again. Of trials on other machines, which have other folders, the time when
-they were last heard of decides.
+All trials are enqueued beforehand. To claim one, a process locks a file of its own folder and then marks the trial as
+running. A lock is the system's: it ends with its process, however that ends, so a trial that runs without a lock was
+left behind, and waits again. Of trials on other machines, which have other folders, the time when they were last heard
+of decides.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
-BEAT = 30.0  # seconds between signs of life
-SILENT = 300.0  # without one, until a trial of another machine is given up
-DEATHS = 3  # times that a trial's process may die without a new checkpoint
+HEARTBEAT = 30.0  # seconds between signs of life
+TIMEOUT = 300.0  # seconds without one, until a trial of another machine is given up
+MAX_DEATHS = 3  # times that a trial's process may die without a new checkpoint
 LOCKS = ".locks"
 
 
@@ -39,53 +39,60 @@ class SweepError(RegardError, RuntimeError):
     """A sweep that cannot begin or go on."""
 
 
-class Taken(NamedTuple):
-    """A trial that this process holds, and its values as they would be typed."""
+class ClaimedTrial(NamedTuple):
+    """A trial that this process holds, its number in the sweep, and its values as they would be typed."""
 
     trial: Trial
-    place: int
+    number: int
     texts: dict[str, str]
 
 
-def place(trial: FrozenTrial | Trial) -> int:
-    """The number of a trial in its sweep: its own, or that of the one that it is tried again for."""
+def trial_number(trial: FrozenTrial | Trial) -> int:
+    """Returns the number of a trial in its sweep: its own, or that of the failed one that it is a retry of."""
     return int(trial.user_attrs.get("again", trial.number))
 
 
-def values(trial: FrozenTrial) -> dict[str, Any]:
-    """A trial's values, also before it was taken, where they are known then."""
+def trial_values(trial: FrozenTrial) -> dict[str, Any]:
+    """Returns a trial's values, also before it was claimed, where they are known then."""
     return dict(trial.params or trial.system_attrs.get("fixed_params", {}))
 
 
-def folder(n: int) -> str:
-    """The name of a trial's run folder."""
-    return f"trial-{n:03d}"
+def trial_folder(number: int) -> str:
+    """Returns the name of a trial's run folder."""
+    return f"trial-{number:03d}"
 
 
 class Study:
     """One sweep's trials. `at` tells this folder's trials from those of other machines; None where there are none."""
 
     def __init__(self, url: str, name: str, path: Path, at: str | None) -> None:
-        self.storage, self.name, self.path, self.at = _storage(url), name, path, at
+        self.storage = _open_storage(url)
+        self.name = name
+        self.path = path
+        self.at = at
 
     def create(self, maximize: bool, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-        """Makes the study, or joins one that is there; the settings that it was made with, and whether it was there."""
+        """Makes the study, or joins one that is there; returns the settings that it was made with, and whether it was
+        there."""
         import optuna
 
+        direction = optuna.study.StudyDirection.MINIMIZE
+        if maximize:
+            direction = optuna.study.StudyDirection.MAXIMIZE
         joined = False
         try:
-            which = optuna.study.StudyDirection.MAXIMIZE if maximize else optuna.study.StudyDirection.MINIMIZE
-            optuna.create_study(storage=self.storage, study_name=self.name, direction=which)
+            optuna.create_study(storage=self.storage, study_name=self.name, direction=direction)
         except optuna.exceptions.DuplicatedStudyError:
             joined = True
-            self._wait(lambda: int("sweep" in self.optuna.user_attrs), 1)
+            # The one that made it writes its settings a moment later.
+            self._wait_for(lambda: int("sweep" in self.optuna.user_attrs), 1)
         if "sweep" not in self.optuna.user_attrs:
             self.optuna.set_user_attr("sweep", dict(settings))
         return self.optuna.user_attrs["sweep"], joined
 
     @cached_property
     def optuna(self) -> Any:
-        """Optuna's own view of it."""
+        """Optuna's own study."""
         import optuna
 
         try:
@@ -94,22 +101,22 @@ class Study:
             raise SweepError(f"{self.path}: its storage has no study '{self.name}'; was it removed?") from None
 
     def trials(self) -> list[FrozenTrial]:
-        """The latest trial of each place, in order."""
-        latest = {place(trial): trial for trial in self.optuna.get_trials(deepcopy=False)}
+        """Returns the trials by their numbers; of one that was retried, the latest."""
+        latest = {trial_number(trial): trial for trial in self.optuna.get_trials(deepcopy=False)}
         return [latest[n] for n in sorted(latest)]
 
     def ended(self) -> list[FrozenTrial]:
-        """Those that have finished or failed."""
+        """Returns the trials that have finished or failed."""
         return [trial for trial in self.trials() if trial.state.is_finished()]
 
     def waiting(self) -> int:
-        """How many wait to be taken, with those whose process has died."""
-        self._recover()
+        """Returns how many trials wait to be claimed, with those whose process has died."""
+        self._requeue_dead()
         return sum(trial.state.name == "WAITING" for trial in self.trials())
 
     @contextlib.contextmanager
-    def reached(self) -> Iterator[None]:
-        """An error of ours where the storage cannot be read or written."""
+    def storage_errors(self) -> Iterator[None]:
+        """Turns errors of a storage that cannot be read or written into a SweepError."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -121,70 +128,79 @@ class Study:
                 f"the storage of {self.path} failed: {said}. Go on with: regard sweep {self.path}"
             ) from error
 
-    def lay_out(self, fixed: Sequence[Mapping[str, Any]], joined: bool) -> None:
-        """Trials that wait, one for each of these values (none: it draws its own), but for those that are there.
+    def enqueue(self, fixed: Sequence[Mapping[str, Any]], joined: bool) -> None:
+        """Enqueues a trial for each of these values ({}: it draws its own), but for those that are there.
 
-        `joined`: another machine may have begun it, and may be at it.
+        `joined`: another machine may have begun it, and may be enqueuing still.
         """
         if joined and self.at is not None:
-            self._wait(lambda: len(self.trials()), len(fixed))
-        with self._locked("study") as ours:
-            for one in fixed[len(self.trials()) :] if ours else ():
-                self.optuna.enqueue_trial(dict(one))
+            self._wait_for(lambda: len(self.trials()), len(fixed))
+        with self._try_lock("study") as locked:
+            if not locked:
+                return  # another process of this folder is at it
+            for values in fixed[len(self.trials()) :]:
+                self.optuna.enqueue_trial(dict(values))
 
-    def again(self) -> int:
-        """Lets trials that failed wait once more; how many."""
+    def retry_failed(self) -> int:
+        """Enqueues trials that failed once more, and returns how many."""
         from optuna.trial import TrialState
 
         failed = [trial for trial in self.trials() if trial.state is TrialState.FAIL]
         for trial in failed:
-            self.optuna.enqueue_trial(values(trial), user_attrs={"again": place(trial)})
+            self.optuna.enqueue_trial(trial_values(trial), user_attrs={"again": trial_number(trial)})
         return len(failed)
 
     @contextlib.contextmanager
-    def taken(self, parameters: Sequence[Parameter], seed: int) -> Iterator[Taken | None]:
-        """A trial that waits, held by this process while this lasts; None where there is none."""
+    def claim_trial(self, parameters: Sequence[Parameter], seed: int) -> Iterator[ClaimedTrial | None]:
+        """Yields a trial that waited, which this process holds in the meantime; None where none waits."""
         import optuna
         from optuna.trial import TrialState
 
-        self._recover()
-        study = self.optuna
-        for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            with self._locked(folder(place(waiting))) as ours:
-                if not ours or not self._marked(waiting, TrialState.RUNNING):
+        self._requeue_dead()
+        for waiting in self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            number = trial_number(waiting)
+            with self._try_lock(trial_folder(number)) as locked:
+                if not locked or not self._set_state(waiting, TrialState.RUNNING):
                     continue
-                trial = optuna.trial.Trial(study, waiting._trial_id)
-                texts = {}
-                with self._heard_of(trial):
-                    for parameter in parameters:
-                        # A draw depends on what was found before and on nothing else: not on who draws, nor on how
-                        # often it was stopped.
-                        own = derive(seed, "sweep", trial.number, parameter.key) % (1 << 32)
-                        study.sampler = optuna.samplers.TPESampler(seed=own, constant_liar=True)
-                        texts[parameter.key] = parameter.suggested(trial)
-                    yield Taken(trial, place(trial), texts)
+                trial = optuna.trial.Trial(self.optuna, waiting._trial_id)
+                with self._heartbeat(trial):
+                    yield ClaimedTrial(trial, number, self._suggest(trial, parameters, seed))
                 return
         yield None
 
-    def finish(self, taken: Taken, value: float, found: Mapping[str, Any]) -> None:
-        """A trial has ended with this value, and what else was found."""
-        taken.trial.set_user_attr("found", dict(found))
-        self.optuna.tell(taken.trial, value, skip_if_finished=True)
+    def _suggest(self, trial: Trial, parameters: Sequence[Parameter], seed: int) -> dict[str, str]:
+        """Returns the values of a trial: those that it was enqueued with, or what the search draws."""
+        import optuna
 
-    def fail(self, taken: Taken, error: str) -> None:
-        """A trial cannot be done."""
+        texts = {}
+        for parameter in parameters:
+            # A draw depends on what was found before and on nothing else: not on who draws, nor on how often it was
+            # stopped.
+            own_seed = derive(seed, "sweep", trial.number, parameter.key) % (1 << 32)
+            self.optuna.sampler = optuna.samplers.TPESampler(seed=own_seed, constant_liar=True)
+            texts[parameter.key] = parameter.suggest(trial)
+        return texts
+
+    def finish(self, claimed: ClaimedTrial, value: float, details: Mapping[str, Any]) -> None:
+        """Marks a trial as finished with this value, and stores what else there is to know."""
+        claimed.trial.set_user_attr("found", dict(details))
+        self.optuna.tell(claimed.trial, value, skip_if_finished=True)
+
+    def fail(self, claimed: ClaimedTrial, error: str) -> None:
+        """Marks a trial as failed."""
         from optuna.trial import TrialState
 
-        taken.trial.set_user_attr("found", {"error": error})
-        self.optuna.tell(taken.trial, state=TrialState.FAIL, skip_if_finished=True)
+        claimed.trial.set_user_attr("found", {"error": error})
+        self.optuna.tell(claimed.trial, state=TrialState.FAIL, skip_if_finished=True)
 
-    def give_back(self, taken: Taken) -> None:
-        """A trial was stopped, and waits for someone to go on with it."""
+    def requeue(self, claimed: ClaimedTrial) -> None:
+        """Lets a trial that was stopped wait for someone to go on with it."""
         from optuna.trial import TrialState
 
-        self._marked(taken.trial, TrialState.WAITING)
+        self._set_state(claimed.trial, TrialState.WAITING)
 
-    def _marked(self, trial: FrozenTrial | Trial, state: Any) -> bool:
+    def _set_state(self, trial: FrozenTrial | Trial, state: Any) -> bool:
+        """Sets the state of a trial, and returns whether it could: not where another process was first."""
         from optuna.exceptions import UpdateFinishedTrialError
 
         try:
@@ -192,63 +208,75 @@ class Study:
         except UpdateFinishedTrialError:
             return False
 
-    def _recover(self) -> None:
+    def _requeue_dead(self) -> None:
         """Lets trials wait again whose process has died; one that kills its process each time has failed."""
         from optuna.trial import TrialState
 
         for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            name = folder(place(trial))
             if self.at is not None and trial.user_attrs.get("at") != self.at:
-                heard = max(trial.user_attrs.get("seen", 0.0), trial.datetime_start.timestamp())
-                if time.time() - heard > SILENT:
-                    self._marked(trial, TrialState.WAITING)
+                last_seen = max(trial.user_attrs.get("seen", 0.0), trial.datetime_start.timestamp())
+                if time.time() - last_seen > TIMEOUT:
+                    self._set_state(trial, TrialState.WAITING)
                 continue
-            with self._locked(name) as ours:
-                trial = self.storage.get_trial(trial._trial_id)  # as it is now that nobody else has it
-                if not ours or trial.state is not TrialState.RUNNING:
-                    continue
-                step = max(checkpoint.steps(self.path / name / CHECKPOINTS), default=0)
-                before, times = trial.user_attrs.get("died", [-1, 0])
-                times = times + 1 if step <= before else 1
-                self.storage.set_trial_user_attr(trial._trial_id, "died", [step, times])
-                if times >= DEATHS:
-                    said = f"its process was killed {times} times at the same place: is there enough memory?"
-                    self.storage.set_trial_user_attr(trial._trial_id, "found", {"error": said})
-                self._marked(trial, TrialState.FAIL if times >= DEATHS else TrialState.WAITING)
+            with self._try_lock(trial_folder(trial_number(trial))) as locked:
+                # Read again: it may have ended between the list and the lock.
+                trial = self.storage.get_trial(trial._trial_id)
+                if locked and trial.state is TrialState.RUNNING:
+                    self._note_death(trial)
+
+    def _note_death(self, trial: FrozenTrial) -> None:
+        """Counts the deaths of a trial's process since its last new checkpoint, and lets it wait or fail."""
+        from optuna.trial import TrialState
+
+        step = max(checkpoint.steps(self.path / trial_folder(trial_number(trial)) / CHECKPOINTS), default=0)
+        last_step, deaths = trial.user_attrs.get("died", [-1, 0])
+        if step > last_step:
+            deaths = 0
+        deaths += 1
+        self.storage.set_trial_user_attr(trial._trial_id, "died", [step, deaths])
+        if deaths < MAX_DEATHS:
+            self._set_state(trial, TrialState.WAITING)
+            return
+        said = f"its process was killed {deaths} times at the same place: is there enough memory?"
+        self.storage.set_trial_user_attr(trial._trial_id, "found", {"error": said})
+        self._set_state(trial, TrialState.FAIL)
 
     @staticmethod
-    def _wait(reached: Callable[[], int], wanted: int) -> None:
+    def _wait_for(count: Callable[[], int], wanted: int) -> None:
         """Waits while another machine writes, until nothing has come for a while."""
-        had, began = reached(), time.monotonic()
-        while had < wanted and time.monotonic() - began < BEAT:
+        last = count()
+        since = time.monotonic()
+        while last < wanted and time.monotonic() - since < HEARTBEAT:
             time.sleep(0.2)
-            now = reached()
-            had, began = (now, time.monotonic()) if now > had else (had, began)
+            now = count()
+            if now > last:
+                last = now
+                since = time.monotonic()
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[bool]:
-        """Whether this process alone holds a name while this lasts.
+    def _try_lock(self, name: str) -> Iterator[bool]:
+        """Yields whether this process alone holds a name in the meantime.
 
         A lock of SQLite's: on every system the same, gone with its process, not inherited by a child's.
         """
-        place = self.path / LOCKS / name
-        place.parent.mkdir(exist_ok=True)
-        held = sqlite3.connect(place, timeout=0, isolation_level=None)
+        path = self.path / LOCKS / name
+        path.parent.mkdir(exist_ok=True)
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        locked = True
         try:
-            held.execute("BEGIN EXCLUSIVE")
-            ours = True
+            connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
-                raise SweepError(f"{place} cannot be locked: {error}; choose an --out on another disk") from None
-            ours = False
+                raise SweepError(f"{path} cannot be locked: {error}; choose an --out on another disk") from None
+            locked = False
         try:
-            yield ours
+            yield locked
         finally:
-            held.close()
+            connection.close()
 
     @contextlib.contextmanager
-    def _heard_of(self, trial: Trial) -> Iterator[None]:
-        """Signs of life for other machines, while this lasts."""
+    def _heartbeat(self, trial: Trial) -> Iterator[None]:
+        """Writes signs of life for other machines in the meantime."""
         if self.at is None:
             yield
             return
@@ -256,7 +284,7 @@ class Study:
         ended = threading.Event()
 
         def beat() -> None:
-            while not ended.wait(BEAT):
+            while not ended.wait(HEARTBEAT):
                 try:
                     self.storage.set_trial_user_attr(trial._trial_id, "seen", time.time())
                 except Exception as error:
@@ -271,8 +299,8 @@ class Study:
             thread.join()
 
 
-def _storage(url: str) -> RDBStorage:
-    """A storage by its URL. Only databases: what Optuna keeps elsewhere is in part pickled."""
+def _open_storage(url: str) -> RDBStorage:
+    """Opens a storage by its URL. Only databases: what Optuna keeps elsewhere is in part pickled."""
     if find_spec("optuna") is None:
         raise ExtraMissingError('sweeps need `optuna`: pip install "regard[sweep]"')
     import optuna
@@ -280,9 +308,11 @@ def _storage(url: str) -> RDBStorage:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     shown = url.rpartition("@")[2]  # without a password
-    local = url.startswith("sqlite")
+    options: dict[str, Any] | None = None
+    if url.startswith("sqlite"):
+        options = {"connect_args": {"timeout": 60}}  # seconds to wait for other processes
     try:
-        return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if local else None)
+        return optuna.storages.RDBStorage(url, engine_kwargs=options)
     except ImportError as error:
         raise ExtraMissingError(f"--storage {shown}: {error}. Install what speaks to that database") from None
     except (SQLAlchemyError, ValueError, RuntimeError) as error:
