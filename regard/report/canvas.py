@@ -83,6 +83,7 @@ def draw(paint: Callable[[Figure], None], alt: str, width: float = 4.7, height: 
 
 def _fit_to_page(svg: str, alt: str, width: int, height: int) -> Markup:
     """Returns matplotlib's drawing without what a page does not need, with the page's colours and ids of its own."""
+    # What matplotlib writes before the drawing (doctype, sizes, metadata, a style sheet) the page has itself.
     inner = svg[svg.index("</metadata>") + len("</metadata>") : svg.rindex("</svg>")]
     inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, count=1, flags=re.DOTALL)
     used_ids = set(re.findall(r'(?:url\(|href=")#([\w.]+)', inner))
@@ -107,8 +108,11 @@ def _fit_to_page(svg: str, alt: str, width: int, height: int) -> Markup:
         text = match[0].replace("xlink:href", "href")
         text = re.sub(r' id="([^"]*)"', rename_id, text)
         text = re.sub(r"#([\w.]+)", rename_reference, text)
+        # A colour after "key: " in a style; the palette's become variables, others stay.
         text = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda m: _VARIABLES.get(m[0], m[0]), text)
+        # The page's own font instead of the one that widths were measured with.
         text = re.sub(r" ?font-family: [^;\"]*;?", "", text)
+        # matplotlib turns even level text, by an angle of −0.
         return re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
 
     inner = re.sub(r"\s*\n\s*(?=<)", "\n", re.sub(r"<[^>]*>", rewrite_tag, inner))

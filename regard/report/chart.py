@@ -73,6 +73,7 @@ def chart(series: Sequence[Series], x: Axis, y: Axis, values: bool = False, heig
         for line in series:
             _draw_series(ax, line)
         ax.set(xlabel=x.name, ylabel=y.name)
+        # Ticks depend on the limits, and labels at the ends on both: this order matters.
         ax.set_ylim(*y.span)
         _format_axes(ax, x, y)
         ends = [(name, line.points[-1], line.style.colour) for name, line in zip(names, series, strict=True)]
@@ -90,6 +91,7 @@ def _keep_positive(line: Series) -> Series:
     """Returns the series with its points above zero only, and bands cut off a decade below the lowest of them."""
     kept = [n for n, (_, value) in enumerate(line.points) if value > 0]
     points = [line.points[n] for n in kept]
+    # A band that reaches zero would reach down to −∞.
     floor = min((value for _, value in points), default=1.0) / 10
     band: list[Point] = []
     if line.band:

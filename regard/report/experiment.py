@@ -54,6 +54,7 @@ def _describe_run(header: Row) -> Iterable[Markup]:
 
 def signed_number(x: float, digits: int = 2) -> str:
     """Formats a number with a minus sign and never as −0.00: −0.50."""
+    # Adding 0.0 turns −0.0 into 0.0.
     return f"{round(x, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 

@@ -39,6 +39,7 @@ def heat(matrix: Matrix, rows: Sequence[str], columns: Sequence[str] | None = No
         columns = rows
     weights = _as_weights(matrix, rows, columns)
     width = min(max(4.4, 0.16 * len(columns) + 0.8), 7.6)  # many tokens want room for their names
+    # Cells are square unless one side is much longer than the other.
     height = (width - 0.2) * min(max(len(rows) / len(columns), 0.3), 1.4) + 0.55
 
     def paint(fig: Figure) -> None:
@@ -130,6 +131,7 @@ def _draw_map(ax: Axes, weights: Array, rows: Sequence[str], columns: Sequence[s
         columns = ()
     row_labels = [token_label(token) for token in rows]
     column_labels = [token_label(token) for token in columns]
+    # Single characters can be read level even where columns are narrow.
     rotation = 90
     if all(len(label) == 1 for label in column_labels):
         rotation = 0

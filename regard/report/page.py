@@ -105,6 +105,7 @@ def _strip_tags(text: str) -> str:
 
 def figure(svg: Markup, caption: object, title: object = "") -> Markup:
     """Returns a picture on a card, with a caption that says what to see in it."""
+    # Inside HTML an SVG needs no namespace; as a file of its own it does.
     inline = Markup(svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1))
     blocks = [tag("div", inline, class_="scroll"), tag("figcaption", caption)]
     if title:
@@ -161,6 +162,7 @@ class Page:
     def html(self) -> str:
         """Returns the whole document."""
         body = _make_ids_unique(join(*self.blocks))
+        # The list of contents is read from the finished body, whoever made its headings.
         titles = re.findall(r'<h2 id="([^"]*)">(.*?)</h2>', body)
         links = [tag("a", Markup(name), href=f"#{anchor}") for anchor, name in titles]
         contents = Markup()
@@ -184,12 +186,14 @@ class Page:
         """Writes the page and returns its path; an earlier file there stays whole until the new one is complete."""
         path = Path(path)
         text = self.html().encode()
+        # Written beside its place under a random name, then moved there in one step.
         staged = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with staged.open("xb") as file:
                 file.write(text)
                 file.flush()
+                # On disk before the old page is replaced: a crash leaves one of the two whole.
                 os.fsync(file.fileno())
             staged.replace(path)
         except OSError as error:

@@ -180,6 +180,7 @@ def _rotary_products(length: int, width: int) -> dict[str, Tensor]:
     products = {}
     for base in (100.0, 10_000.0):
         rotation = Rotary(width, base).rotation(at, length, torch.double)
+        # Rotary products depend on the distance only: the first vector serves as q.
         k = rotate(torch.ones(1, 1, length, width).double(), rotation)[0, 0]
         products[f"base {base:,.0f}"] = (k @ k[0]) / width
     return products
@@ -265,7 +266,7 @@ def _draw_head(ax: Axes, recording: Recording, attended: Attended, head: int, si
     every_row = torch.arange(len(queries))
     cells = recording.cells(attended, [head], every_row)[0]
     weights = cells.numpy()
-    high = float(cells.abs().amax().clamp(min=1e-9))
+    high = float(cells.abs().amax().clamp(min=1e-9))  # a head may give no weight at all
     if not single:
         weights = weights / high
         high = 1.0

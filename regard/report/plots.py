@@ -90,6 +90,7 @@ def bars(
     """
     styles = styles or palette.styles(name for name, *_ in rows)
     baselines = sorted((baseline or {}).items(), key=lambda item: item[1])
+    # At least 5%, so that bars of zero have an axis too.
     top = max([high for _, _, _, high, _ in rows] + [value for _, value in baselines] + [0.05])
 
     def paint(fig: Figure) -> None:
@@ -100,6 +101,7 @@ def bars(
             below = len(rows) - 0.42 + 0.36 * level
             ax.plot([value, value], [-0.4, below + 0.1], color=MUTED.light, linestyle=_DASH, linewidth=1.1)
             ax.text(value + 0.012 * top, below, f"{shorten(name)} {percent(value)}", va="center", color=MUTED.light)
+        # Room for the numbers right of the bars; the first bar stands on top.
         ax.set(xlim=(0, 1.35 * top), ylim=(len(rows) - 0.25 + 0.36 * len(baselines), -0.75), yticks=[], xlabel=x)
         ax.spines["left"].set_visible(False)
         ax.grid(False, axis="y")
@@ -148,6 +150,7 @@ def calibration(
             xs = [row["confidence"] for row in bins]
             ys = [row["accuracy"] for row in bins]
             ax.plot(xs, ys, color=colour, linestyle=dash, linewidth=1.2)
+            # The area of a marker grows with its bin; the smallest can still be seen.
             sizes = [14 + 150 * row["n"] / most for row in bins]
             ax.scatter(xs, ys, s=sizes, color=colour, marker=marker, alpha=0.8, edgecolors=CARD.light, linewidths=0.8)
             ends.append((shorten(name), (xs[-1], ys[-1]), colour))
@@ -268,6 +271,7 @@ def _thin_out(points: Sequence[Point]) -> list[Point]:
         return list(points)
     inner = points[1:-1]
     runs = MOST - 2
+    # Runs differ by at most one point in length.
     cuts = [round(n * len(inner) / runs) for n in range(runs + 1)]
     means = []
     for start, end in pairwise(cuts):
@@ -286,6 +290,7 @@ def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
     names = ["\n".join(part for line in name.split("\n") for part in wrap(line, 14)[:3]) for name, _, _ in ends]
     line_height = 1.3 * SIZE / (72 * 2.2)  # of the height of most axes
     heights = [line_height * (name.count("\n") + 1) for name in names]
+    # Heights in shares of the axes: on a logarithmic axis, too, names are moved by what the eye sees.
     to_axes = ax.transData + ax.transAxes.inverted()
     places = [float(to_axes.transform((x, min(y, top)))[1]) for _, (x, y), _ in ends]
     order = sorted(range(len(ends)), key=places.__getitem__)

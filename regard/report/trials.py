@@ -143,6 +143,7 @@ def trial_curves(
             ax.plot(*top, "o", color=_BEST, markersize=6, markeredgecolor=CARD.light)
         if log:
             ax.set_yscale("log")
+        # The limits are kept before the failed ones are drawn: they may have gone to infinity.
         span: tuple[float | None, float | None] = (None, None)
         if others or best:
             span = ax.get_ylim()
@@ -239,6 +240,7 @@ def _draw_line(ax: Axes, heights: Sequence[float], **how: Any) -> None:
 
     points = [(0.0, heights[0])]
     codes = [Path.MOVETO]
+    # A cubic Bézier curve whose inner control points lie level with its ends.
     for n in range(1, len(heights)):
         points += [(n - 0.55, heights[n - 1]), (n - 0.45, heights[n]), (n, heights[n])]
         codes += [Path.CURVE4] * 3

@@ -165,6 +165,7 @@ def variance_law(config: Approximate, name: str, F: int = 64, K: int = 16) -> Va
     shifts = torch.tensor(SHIFTS[name], dtype=torch.float64)
     draw = generator(config.seed, "law", name)
     towards = torch.nn.functional.normalize(normal(draw, len(shifts), K), dim=-1)
+    # x and y are q and k times K^(−1/4), so that steps in q are longer by K^(1/4).
     step = towards * (shifts.sqrt() * K**0.25)[:, None]
     if name == "fourier":
         k = normal(draw, len(shifts), K)

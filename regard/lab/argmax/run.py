@@ -73,6 +73,7 @@ class Lookup(nn.Module):
 
 def draw_rows(config: Selecting, n: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns asked, symbols, labels and the answers of n rows; the symbols of a row are all different."""
+    # The first of a random order of all symbols: drawn without replacement, for all rows at once.
     symbols = torch.rand(n, config.symbols, generator=draw).argsort(-1)[:, : config.tokens]
     labels = torch.randint(config.labels, (n, config.tokens), generator=draw)
     place = torch.randint(config.tokens, (n, 1), generator=draw)
@@ -95,6 +96,7 @@ def train(config: Selecting, way: str, seed: int) -> LookupTraining:
             norms = (_norm(model.q.grad), _norm(model.k.grad))
             curve.append(TrainingPoint(step, accuracy(model, test), float(loss.detach()), *norms))
         adam.step()
+    # The tables stay as they were trained; only the reading changes.
     model.attend = mechanism("argmax")
     return LookupTraining(curve, accuracy(model, test), _share_found(model, test))
 

@@ -73,6 +73,7 @@ def _build(name: str, size: Size, config: Race) -> Mechanism:
     """Returns the mechanism on the device, or raises an error where its parameters would not fit there."""
     options = _options(name, config)
     spare = SPARE * free(torch.device(size.device))
+    # Built on the meta device first, where parameters have sizes and take no memory.
     learned = sum(x.numel() * x.element_size() for x in on_meta(name, size, **options).parameters())
     if learned > spare:
         raise RegardError(f"what it learns is {format_gib(learned)}; {format_gib(spare)} can be spared")

@@ -34,6 +34,7 @@ def peak(run: Callable[[], object], device: torch.device) -> int:
 def free(device: torch.device) -> int:
     """Returns the bytes that can still be allocated; 4 GiB where the system does not say."""
     if device.type == "cuda":
+        # What the allocator has reserved and does not use can be had as well.
         return (
             torch.cuda.mem_get_info(device)[0]
             + torch.cuda.memory_reserved(device)

@@ -284,6 +284,7 @@ def picture(races: Sequence[RaceResults], path: str | Path, size: tuple[float, f
             axes = part.subplots(1, columns, squeeze=False)[0]
             for ax, passing in zip(axes, own_passes, strict=False):
                 _draw_panel(ax, results, passing, known)
+            # One legend a race: every panel has the same entrants.
             handles, names = axes[0].get_legend_handles_labels()
             part.legend(handles, names, loc="outside right center", frameon=False, fontsize=7, handlelength=1.6)
 

@@ -63,6 +63,7 @@ def race(
     machine = cost.device(config.device)
 
     def results(interrupted: bool) -> RaceResults:
+        """Returns what was measured so far."""
         return RaceResults(
             config=config.as_dict(),
             device=_describe_device(machine, config),
@@ -153,6 +154,7 @@ def _race_size(
     if not ready:
         return
     say(f"{passing}, {N:,} tokens: all in turn")
+    # All in turn rather than one after the other: what slows the machine slows all alike.
     times = in_turn([one.run for one in ready], device, config.seconds * len(ready), rounds=3)
     for one, seconds in zip(ready, times, strict=True):
         first, median, third = quartiles(seconds)
@@ -182,7 +184,7 @@ def _prepare(
         return reason
     try:
         run = entrant.make(size, passing)
-        run()
+        run()  # compiles, tunes and fills caches, none of which is to be timed
         most = None
         if entrant.counted or device.type == "cuda":
             most = peak(run, device)
@@ -224,6 +226,7 @@ def _too_much(
     if work is not None and last.work is not None:
         time_growth = max(work.useful / size.B / (last.work.flops / last.B), ratio)
     memory_growth = ratio
+    # As much memory as a matrix of weights has: it grows like the square of the length.
     dense = (last.peak or 0) >= last.B * size.H * last.N * last.N * size.e
     if dense:
         memory_growth = ratio**2

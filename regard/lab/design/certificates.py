@@ -118,6 +118,7 @@ def separate(keys: Array, members: tuple[int, ...]) -> Array | Certificate:
     within = np.linalg.norm(gaps, axis=1)
     if not np.isfinite(lengths).all():
         raise DesignError("the distances between the keys overflow; divide all keys by the largest of them")
+    # A key that differs from the members only where they differ among themselves lies in their affine hull.
     for j, whole, part in zip(others, lengths, within, strict=True):
         if part <= TOLERANCE * whole:
             return _certificate(keys, members, [(j, 1.0)])
@@ -128,6 +129,7 @@ def separate(keys: Array, members: tuple[int, ...]) -> Array | Certificate:
     nearest = units.T @ u / u.sum()
     distance = float(np.linalg.norm(nearest))
     if (units @ nearest).min() <= TOLERANCE * distance:
+        # u weighs unit vectors; the mix of keys needs what their lengths were divided by.
         shares = u / within
         shares /= shares.sum()
         return _certificate(keys, members, [(j, float(c)) for j, c in zip(others, shares, strict=True) if c > 0])
@@ -138,6 +140,7 @@ def _free_directions(differences: Array) -> Array:
     """Returns an orthonormal basis [K, ·] of the directions in which the members do not differ."""
     lengths = np.linalg.norm(differences, axis=1)
     units = differences[lengths > 0] / lengths[lengths > 0, None]
+    # The right singular vectors of the zero singular values span the orthogonal complement.
     _, sizes, axes = np.linalg.svd(units, full_matrices=True)
     basis: Array = axes[int((sizes > _RANK * max(units.shape, default=1)).sum()) :].T
     return basis

@@ -53,6 +53,7 @@ def measure(config: Scale, say: Say) -> ScaleResults:
 def products(config: Scale, d: int, mean: float) -> ProductRow:
     """Returns mean and variance of q·k, both with the ends of a 95% interval, and what they should be."""
     draw = generator(config.seed, "products", d, str(mean))
+    # In pieces, so that wide vectors do not take all memory at once.
     most = max(1, PIECE // d)
     left = config.pairs
     parts = []
@@ -147,6 +148,7 @@ def identity(config: Scale, K: int) -> IdentityRow:
     """
     diagonals = [_self_weights(config, K, n, config.tokens).diagonal().mean() for n in range(config.draws)]
     r2 = normal(generator(config.seed, "lengths", K), 20_000, K).square().sum(-1)
+    # In logarithms: e^{r²/√K} overflows for wide heads.
     others = math.log(config.tokens - 1) + r2 / (2 * K)
     predicted = torch.sigmoid(r2 / math.sqrt(K) - others).mean()
     return IdentityRow(K, mean_within(torch.stack(diagonals)), float(predicted))
