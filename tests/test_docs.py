@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 import tomllib
 import warnings
 from dataclasses import fields, replace

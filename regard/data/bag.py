@@ -47,6 +47,7 @@ class BagOfWords:
         return {" ".join(words[n : n + k]) for k in range(1, self.grams + 1) for n in range(len(words) - k + 1)}
 
     def _sparse_rows(self, texts: Sequence[str]) -> _SparseRows:
+        """Returns which known words and pairs occur in which text."""
         known = [sorted(self.vocabulary[g] for g in self._ngrams(text) if g in self.vocabulary) for text in texts]
         rows = torch.tensor([n for n, columns in enumerate(known) for _ in columns], dtype=torch.long)
         columns = torch.tensor([column for columns in known for column in columns], dtype=torch.long)
@@ -69,6 +70,7 @@ def _fit(
     rows: _SparseRows, labels: Float[Tensor, " n"], words: int, penalty: float
 ) -> tuple[Float[Tensor, " words"], Float[Tensor, ""]]:
     """Returns the weights and the offset that minimise the penalised loss."""
+    # The loss is convex, so that a start at zero reaches the one minimum.
     weights = torch.zeros(words, dtype=labels.dtype, requires_grad=True)
     offset = torch.zeros((), dtype=labels.dtype, requires_grad=True)
     solver = torch.optim.LBFGS([weights, offset], max_iter=60, line_search_fn="strong_wolfe")

@@ -72,6 +72,7 @@ def interleave(texts_by_person: Sequence[Sequence[str]], draws: Draws) -> list[s
 
     A person's texts are spread over the whole. Those that still meet one about the same person are put elsewhere.
     """
+    # The n-th of k texts gets a random place in the n-th k-th of the whole.
     spread = sorted(
         ((n + draws.uniform()) / len(texts), who, text)
         for who, texts in enumerate(texts_by_person)

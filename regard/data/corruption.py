@@ -63,6 +63,7 @@ def draw_spans(
     drawn_cut = SHORTEST + draws[0] * (longest - SHORTEST + 1)
     cut = torch.minimum(drawn_cut.long(), lengths)
     middle = cut * ((low + high) / 2)
+    # No wider than keeps the shortest span at 1, so that no draw has to be clamped and the mean stays.
     half = torch.minimum(cut * ((high - low) / 2), middle - 1).clamp(min=0)
     # Adding a uniform number before rounding down keeps the mean of the span exact.
     span = (middle + half * (2 * draws[1] - 1) + draws[2]).long().clamp(min=1).minimum(cut)

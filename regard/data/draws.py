@@ -14,7 +14,7 @@ X = TypeVar("X")
 class Draws:
     """A stream of random choices for one purpose.
 
-    Only `random.random()` is used, whose numbers Python promises never to change; `choice` and `shuffle` have changed.
+    Only `random.random()` is used, whose numbers Python promises never to change; `choice` and `shuffle` may change.
     """
 
     def __init__(self, seed: int, purpose: str) -> None:

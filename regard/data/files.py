@@ -27,10 +27,11 @@ def read_pieces(path: str | Path, size: int = PIECE) -> Iterator[str]:
     try:
         with path.open("rb") as file:
             while raw := file.read(size):
+                # NUL is valid UTF-8, but no text has it, and UTF-16 has one in every ASCII character.
                 if b"\0" in raw:
                     line += raw[: raw.index(b"\0")].count(b"\n")
                     raise DataError(f"{path}, line {line}: a NUL byte; expected UTF-8 text. {_UTF16}")
-                yield decoder.decode(raw)
+                yield decoder.decode(raw)  # keeps half a character for the next piece
                 line += raw.count(b"\n")
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
@@ -49,6 +50,7 @@ _UTF16 = "It may be UTF-16: convert it, e.g. with iconv -f utf-16 -t utf-8."
 
 def read_lines(path: str | Path, expected: str = "one text a line") -> list[str]:
     r"""Returns the lines of a UTF-8 file, ended by "\n" or "\r\n" and by nothing else; an empty file is an error."""
+    # Not str.splitlines, which also ends lines at characters such as U+2028 that a text may hold.
     lines: list[str] = []
     rest: list[str] = []  # pieces of a line that has not ended
     for piece in read_pieces(path):
@@ -105,13 +107,14 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
         place.parent.mkdir(parents=True, exist_ok=True)
         with stage.open("xb") as file:
             yield file
+            # Forced to disk before the rename: else a crash could leave the new name with no content.
             file.flush()
             os.fsync(file.fileno())
         stage.replace(place)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}; an earlier file is as it was") from error
     finally:
-        with suppress(OSError):  # what went wrong was said above
+        with suppress(OSError):  # renamed already, or what went wrong was said above
             stage.unlink()
 
 

@@ -20,6 +20,7 @@ from regard.data.pairs import Pair, PairSplit
 from regard.data.people import Person
 from regard.data.world import WorldConfig, make_world
 
+# The facts that a notice has room for.
 FACTS = ("name", "born", "died", "job", "place")
 _NOTICE = re.compile(
     r"(?P<name>.+?) \((?:born (?P<alive>\d+)|(?P<born>\d+)–(?P<died>\d+))\), (?P<job>.+?)(?: from (?P<place>.+))?"

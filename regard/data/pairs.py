@@ -119,8 +119,10 @@ def _read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yields the fields of each line of a CSV or TSV file that is not blank, with its place."""
     text = io.StringIO("".join(read_pieces(path)), newline="")
     with _raised_field_limit():
+        # strict: a quote in the wrong place is an error, not part of the text.
         reader = csv.reader(text, delimiter=DELIMITERS[path.suffix.lower()], strict=True)
         while True:
+            # A record may have several lines; errors name the first.
             place = f"{path}, line {reader.line_num + 1}"
             try:
                 fields = next(reader)

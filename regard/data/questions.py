@@ -140,6 +140,7 @@ def question_batch(tokenizer: Tokenizer, questions: Sequence[Question], block: i
                 "Shorten it or train with a larger block."
             )
         rows[n, : len(ids)] = torch.tensor(ids)
+        # Loss on the closing mark too: it teaches the model where an answer ends.
         targets[n, len(start) : len(ids)] = rows[n, len(start) : len(ids)]
     return Batch(rows[:, :-1], targets[:, 1:])
 

@@ -211,6 +211,7 @@ def _write_sentences(writer: _SentenceWriter, n: int, seen: set[str]) -> list[Se
     draws = writer.draws
     sentences: list[Sentence] = []
     counts = apportion([weight for weight, _ in KINDS.values()], n)
+    # Labels alternate over all kinds, so that each kind is half positive, give or take one.
     for (kind, (_, write)), count in zip(KINDS.items(), counts, strict=True):
         for _ in range(count):
             label = len(sentences) % 2

@@ -46,7 +46,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, times: int = RESAMPLES) ->
     sample = np.asarray(values, dtype=np.float64)
     if not sample.size:
         raise DataError("no values: expected at least one to estimate a mean")
-    generator = np.random.Generator(np.random.Philox(seed))
+    generator = np.random.Generator(np.random.Philox(seed))  # its numbers are the same on every machine
     n = len(sample)
     means = np.array([sample[generator.integers(n, size=n)].mean() for _ in range(times)])
     low, high = np.quantile(means, (0.025, 0.975))
@@ -90,6 +90,7 @@ def _count_ngrams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
 
 
 def _library() -> Any:
+    """Returns the scorer's module of `rouge-score`; raises an error that says how to get it where it is missing."""
     try:
         from rouge_score import rouge_scorer
     except ImportError:

@@ -102,6 +102,7 @@ def _check(confidence: Sequence[float], right: Sequence[bool]) -> None:
 
 def _group_ties(confidence: Sequence[float], right: Sequence[bool]) -> Iterator[list[tuple[float, bool]]]:
     """Yields (confidence, right) of answers of equal confidence together, by rising confidence."""
+    # Sorted by confidence alone: answers of equal confidence keep their order.
     pairs = sorted(zip(confidence, right, strict=True), key=lambda pair: pair[0])
     for _, tied in groupby(pairs, key=lambda pair: pair[0]):
         yield list(tied)

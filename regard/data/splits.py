@@ -18,6 +18,7 @@ def split_by_hash(rows: Sequence[R], share: float, parts: Sequence[str]) -> dict
     """
     split: dict[str, list[R]] = {"train": [], **{name: [] for name in parts}}
     for row in rows:
+        # A hash, not a draw: a row stays where it is when others are added.
         place = int.from_bytes(blake2b(row[0].encode(), digest_size=8).digest(), "big") / 2**64  # uniform in [0, 1)
         name = "train"
         if share > 0 and place / share < len(parts):

@@ -78,6 +78,7 @@ def write_tokens(
     if isinstance(tokenizer, str):
         kind = TOKENIZERS.find(tokenizer)
         tokenizer = kind.train(_cut_between_words(read_pieces(text, piece)), vocabulary)
+    # Little-endian on every machine, so that a file can be mapped elsewhere as it is.
     dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +125,7 @@ def _write_files(source: BinaryIO, parts: dict[Path, int], dtype: np.dtype[Any],
     with ExitStack() as stack:
         for path, number in parts.items():
             target = stack.enter_context(atomic_write(path))
+            # The header is written by hand, as np.save would want all tokens in memory.
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (number,)}
             np.lib.format.write_array_header_1_0(target, header)
             left = number * dtype.itemsize
@@ -142,6 +144,7 @@ def windows(tokens: Ids, length: int, starts: NDArray[Any] | Int[Tensor, "B"]) -
         raise DataError(
             f"starts from {starts.min()} to {starts.max()}: expected 0 to {last} for windows of {length} tokens"
         )
+    # One window is one token longer than x; fancy indexing copies only the windows out of the mapped file.
     rows = torch.from_numpy(sliding_window_view(tokens, length + 1)[starts].astype(np.int64))
     return Batch(rows[:, :-1], rows[:, 1:])
 

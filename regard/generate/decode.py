@@ -107,6 +107,7 @@ def stream(
 def _stream_pieces(
     model: Decoder[Any], prompts: list[list[int]], settings: Settings, tokenizer: Tokenizer, seed: int
 ) -> Iterator[str]:
+    """Yields what is certain of the text after each token."""
     with _eval_mode(model):
         sampler = _make_sampler(model, prompts, settings, tokenizer, seed, [0], watch=True)
         loop = DecodingLoop(model, prompts, sampler, settings.slide)
@@ -157,6 +158,7 @@ class DecodingLoop:
         return self._advance()
 
     def _advance(self) -> bool:
+        # Not decorated: `run` enters inference mode once, and not at each token.
         if self.next is None:
             logits = self._prefill(self.prompts, self.copies)
         elif self.slides_at is not None and self.state.used >= self.slides_at:
@@ -167,6 +169,7 @@ class DecodingLoop:
         if self.search.done:
             return False
         if rows is not None:
+            # The first step of beams has one row a prompt and makes many of it, so that the source is copied then.
             same_source = len(rows) == len(logits) and not self.search.moves_source
             self.state = self.model.fork(self.state, rows, same_source=same_source)
             self.graph = None  # it has the shapes and buffers of the state before

@@ -71,6 +71,7 @@ def _fix_shapes(state: StackState, limit: int | None) -> StackState:
     rooms = [layer.own.v.shape[2] for layer in state.layers if isinstance(layer.own, Cache)]
     reach = min([*rooms, limit or 1 << 30])
 
+    # The recorded step writes at `tokens`, which is on the device, and masks what lies beyond it.
     def fix(own: Any) -> Any:
         own = own._replace(tokens=state.tokens)  # one tensor counts for all layers
         if isinstance(own, Cache):

@@ -44,6 +44,7 @@ class Sampler:
         self.count = 0  # tokens of each row
         self.active = list(range(len(limits)))  # which output each row is
         self.finished: dict[int, Choice] = {}
+        # Sums of log p over many tokens, so in float64.
         self.scores = torch.zeros(len(limits), dtype=torch.float64, device=device)
         # Tokens are kept a step at a time and joined only when they are read: a join at each step is quadratic.
         self._joined = torch.zeros(len(limits), 0, dtype=torch.long, device=device)

@@ -26,6 +26,7 @@ class OutputText:
         return self.stopped or self._append(self.pieces.finish())
 
     def _append(self, piece: str) -> bool:
+        """Adds a piece and cuts the text where the first stop text begins; returns whether there is one."""
         # Only a stop text that ends in the new piece can be new.
         longest = max(map(len, self.stops), default=1)
         start = max(0, len(self.text) - (longest - 1))

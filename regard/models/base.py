@@ -96,6 +96,7 @@ def token_loss(
 
     `smoothing` ε: −(1−ε)·log p(target) − ε·mean over all tokens of log p.
     """
+    # Not reduction="mean", which is NaN where all targets are ignored.
     total = functional.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum", label_smoothing=smoothing
     )

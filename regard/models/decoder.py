@@ -79,4 +79,5 @@ class Decoder(Model[C]):
     def logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T N"]:
         """Returns logits of the next token, given the vectors of the stack."""
         table = self.head or self.embedding  # a head of its own, or tied to the embedding
+        # One token at a time is a product of a matrix and a vector, for which this has a faster kernel.
         return linear(x, table.weight)

@@ -70,7 +70,7 @@ class ClassHead(Head):
 
     def forward(self, x: Tensor, visible: Tensor | None, embedding: Tensor) -> Tensor:
         first = x[:, 0]
-        if visible is not None:
+        if visible is not None:  # argmax of equal values is the first of them
             rows = torch.arange(x.shape[0], device=x.device)
             first = x[rows, visible.int().argmax(1)]
         out: Tensor = self.classes(self.dropout(torch.tanh(self.dense(first))))

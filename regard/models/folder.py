@@ -37,7 +37,7 @@ def save(model: Model[Any], folder: str | Path) -> None:
     name = MODELS.name_of(type(model))
     if name is None or model.has_weights:
         raise ModelFolderError(f"a {type(model).__name__} has no folder format; expected {', '.join(_saved_classes())}")
-    number = secrets.token_hex(8)
+    number = secrets.token_hex(8)  # by which config and weights of one save know each other
     document = {"format_version": FORMAT, "class": name, "save": number, "config": model.config.as_dict()}
     try:
         config = json.dumps(document, indent=2, ensure_ascii=False)
@@ -53,6 +53,7 @@ def save(model: Model[Any], folder: str | Path) -> None:
             model.tokenizer.save(staged[TOKENIZER])
         staged[CONFIG].write_text(config + "\n", encoding="utf-8")
         shutil.copymode(staged[CONFIG], staged[WEIGHTS])  # safetensors makes its file private
+        # A crash between two renames leaves files of two saves, which their numbers tell.
         for place, path in staged.items():
             if path.exists():
                 sync(path)
@@ -77,6 +78,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
     tensors = _read_tensors(folder / WEIGHTS, document.get("save"))
     tokenizer = _read_tokenizer(folder / TOKENIZER)
     model = cls(config)
+    # Checked here, as load_state_dict names a mismatch by tensors, not by files.
     _check_tensors(folder / WEIGHTS, model.state_dict(), tensors)
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
     if len(dtypes) == 1:  # of several, the widest is not worth guessing: the model stays in float32

@@ -61,4 +61,5 @@ class GPT(Decoder[GPTConfig]):
         """Returns how many tokens can follow a prompt of that length; None: any number."""
         if self.limit is None:
             return None
-        return self.limit - prompt + 1  # the last one is not read again
+        # The last token is written and not read, so it takes no place.
+        return self.limit - prompt + 1

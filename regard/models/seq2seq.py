@@ -100,4 +100,5 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
 
     def max_new_tokens(self, prompt: int) -> int | None:
         """Returns how many tokens a target can have, whatever the source; None: any number."""
+        # The start token takes a place, and the last token, which is not read, takes none.
         return self.limit

@@ -24,7 +24,11 @@ Seen = Bool[Tensor, "B T"] | None
 
 
 class StackState(NamedTuple):
-    """What all layers keep. The next token of a row stands at position `tokens`; no row has more than `used`."""
+    """What all layers keep while a sequence is read token by token.
+
+    The next token of a row stands at position `tokens`. `used` is a bound of it that the host knows without waiting for
+    the GPU: no row has more.
+    """
 
     layers: tuple[BlockState, ...]
     tokens: Int[Tensor, " B"]
@@ -44,56 +48,22 @@ class Stack(nn.Module):
         cross_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        D = config.width
-        own = config.attention
-        block = config.block
         self.config = config
-        norm: dict[str, Any] = {"D": D, "eps": block.eps, "bias": block.bias}
-
-        def build_attention(mechanism: str, options: dict[str, Any], **more: Any) -> Attention:
-            return Attention(
-                D,
-                own.heads,
-                G=own.groups,
-                K=own.key_width,
-                V=own.value_width,
-                mechanism=mechanism,
-                length=config.length,
-                merge=own.merge,
-                merge_options=own.merge_options,
-                bias=block.bias if own.bias is None else own.bias,
-                out_bias=block.bias if own.out_bias is None else own.out_bias,
-                qk_norm=block.norm if own.qk_norm else None,
-                eps=block.eps,
-                dropout=own.dropout,
-                residual_dropout=config.dropout,
-                **more,
-                **options,
-            )
-
-        def build_block(name: str) -> Block:
-            # The order in which the parts are built is the order in which a seed draws their weights.
+        block = config.block
+        blocks = []
+        for name in config.per_layer:
+            # Cross-attention is built first: the order is that in which a seed has always drawn the weights.
             cross_attention = None
             if source is not None:
-                cross_attention = build_attention(cross, cross_options or {}, source=source)
-            mlp = MLPS.build(block.mlp, {"D": D, "hidden": block.hidden, "bias": block.bias})
-            return Block(
-                build_attention(name, _mechanism_options(name, config), causal=causal, rules=Mask(window=own.window)),
-                mlp,
-                cross_attention,
-                norm=block.norm,
-                before=block.before,
-                eps=block.eps,
-                bias=block.bias,
-                dropout=config.dropout,
-            )
-
-        self.blocks = nn.ModuleList(build_block(name) for name in config.per_layer)
+                cross_attention = _build_attention(config, cross, cross_options or {}, source=source)
+            blocks.append(_build_block(config, name, causal, cross_attention))
+        self.blocks = nn.ModuleList(blocks)
         K = self.blocks[0].attention.size.K  # type: ignore[union-attr]
-        offered = {"D": D, "K": K, "H": own.heads, "length": config.length}
+        offered = {"D": config.width, "K": K, "H": config.attention.heads, "length": config.length}
         self.positions = POSITIONS.build(config.position, offered, **config.position_options)
         for layer in self.layers:
             layer.attention.use_positions(self.positions)
+        norm: dict[str, Any] = {"D": config.width, "eps": block.eps, "bias": block.bias}
         self.embedding_norm = None
         if block.embedding_norm:
             self.embedding_norm = NORMS.build(block.norm, norm)
@@ -101,6 +71,7 @@ class Stack(nn.Module):
         # Where norms come before each part, nothing has normed the last sum.
         if block.final_norm or (block.final_norm is None and block.before):
             self.final_norm = NORMS.build(block.norm, norm)
+        # A table of positions has an end, and so have mechanisms with weights for each position.
         lengths = [self.positions.length, *(getattr(b.attention.mechanism, "length", None) for b in self.layers)]
         self.limit = min((n for n in lengths if n is not None), default=None)
         per_block = 2 if source is None else 3  # attention, MLP and cross-attention add to the residual stream
@@ -204,6 +175,7 @@ class Stack(nn.Module):
         return x, self.positions.rotation(positions, reach, x.dtype)
 
     def _norm_output(self, x: Vectors) -> Vectors:
+        """Returns the output of the last block, normed where the stack has a final norm."""
         if self.final_norm is None:
             return x
         out: Tensor = self.final_norm(x)
@@ -227,6 +199,7 @@ def fork_stack(state: StackState, rows: Int[Tensor, " N"] | None = None, same_so
         if isinstance(own, Cache):
             own = own._replace(used=used, even=even)
         other = layer.other
+        # What cross-attention reads is the same for all rows of one source, so that copying it can be spared.
         if other is not None and not same_source:
             other = fork(other, rows)
         return BlockState(own, other)
@@ -249,6 +222,49 @@ def init_weights(module: nn.Module, residuals: int) -> None:
             for branch in (block.attention, block.cross, block.mlp):
                 if branch is not None:
                     nn.init.normal_(branch.out.weight, std=0.02 / math.sqrt(residuals))  # type: ignore[arg-type, union-attr]
+
+
+def _build_attention(config: StackConfig, mechanism: str, options: dict[str, Any], **more: Any) -> Attention:
+    """Returns one attention layer of the stack; `more` says what it attends to, and how."""
+    attention = config.attention
+    block = config.block
+    return Attention(
+        config.width,
+        attention.heads,
+        G=attention.groups,
+        K=attention.key_width,
+        V=attention.value_width,
+        mechanism=mechanism,
+        length=config.length,
+        merge=attention.merge,
+        merge_options=attention.merge_options,
+        bias=block.bias if attention.bias is None else attention.bias,
+        out_bias=block.bias if attention.out_bias is None else attention.out_bias,
+        qk_norm=block.norm if attention.qk_norm else None,
+        eps=block.eps,
+        dropout=attention.dropout,
+        residual_dropout=config.dropout,
+        **more,
+        **options,
+    )
+
+
+def _build_block(config: StackConfig, mechanism: str, causal: bool, cross: Attention | None) -> Block:
+    """Returns one block of the stack."""
+    block = config.block
+    mlp = MLPS.build(block.mlp, {"D": config.width, "hidden": block.hidden, "bias": block.bias})
+    options = _mechanism_options(mechanism, config)
+    rules = Mask(window=config.attention.window)
+    return Block(
+        _build_attention(config, mechanism, options, causal=causal, rules=rules),
+        mlp,
+        cross,
+        norm=block.norm,
+        before=block.before,
+        eps=block.eps,
+        bias=block.bias,
+        dropout=config.dropout,
+    )
 
 
 def _mechanism_options(name: str, config: StackConfig) -> dict[str, Any]:

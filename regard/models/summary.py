@@ -145,7 +145,8 @@ def _checkpointed_row(row: Row, block: Block, tokens: int) -> Row:
     """
     last = [m.weight for m in block.mlp.modules() if isinstance(m, nn.Linear)][-1]
     spared = 0
-    if block.before:  # a norm after it would need its result
+    if block.before:
+        # The last product feeds only a sum, whose gradient needs no values; a norm after it would need them.
         spared = 2 * tokens * last.numel()
     again = replace(row.whole, state=0, matmul=row.whole.matmul - spared, useful=row.whole.useful - spared)
     kept = tokens * block.attention.width * last.dtype.itemsize
@@ -153,12 +154,14 @@ def _checkpointed_row(row: Row, block: Block, tokens: int) -> Row:
 
 
 def _block_row(block: Block, B: int, T: int, S: int, name: str, decodes: bool) -> Row:
+    """Returns the row of a block: its norms, MLP and attention, of which cross-attention has S keys."""
     norms = [n for n in (block.attention_norm, block.cross_norm, block.mlp_norm) if n is not None]
     parts = [_norm_row(norm, B * T, B * decodes) for norm in norms]
     parts.append(_linears_row([m for m in block.mlp.modules() if isinstance(m, nn.Linear)], B * T, B * decodes))
     for attention, keys in ((block.attention, T), (block.cross, S)):
         if attention is not None:
             parts.append(_attention_row(attention, B, T, keys, decodes))
+    # Counted once more as a whole: a block may have parameters that none of these parts has.
     return replace(_sum_rows(name, parts), parameters=_count(block))
 
 
@@ -271,7 +274,7 @@ def _embedding_row(model: Model[Any], tokens: int, source: int) -> Row:
     modules = [m for m in (*tables, *(s.positions for s, _ in stacks)) if isinstance(m, nn.Module)]
     numbers = sum(n * s.config.width for s, n in stacks)
     whole = Cost(0, 0, numbers, 2 * numbers * next(model.parameters()).dtype.itemsize, 0)
-    ids = sum(n for _, n in stacks)
+    ids = sum(n for _, n in stacks)  # of 8 bytes each
     return Row("embedding", sum(map(_count, modules)), whole, _gradient_cost(whole), NOTHING, 8 * ids)
 
 

@@ -148,6 +148,7 @@ class Pieces:
         return self._next(final=True)
 
     def _next(self, final: bool) -> str:
+        """Returns the text of ids that was not given out; `final`: also where later ids could have changed it."""
         # The last piece is decoded along, as the first token of a text may be written differently.
         before = self.tokenizer.decode(self.ids[self.start : self.emitted])
         text = self.tokenizer.decode(self.ids[self.start :])

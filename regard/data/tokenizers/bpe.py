@@ -51,7 +51,7 @@ class BPE(Tokenizer):
                 vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
             ),
         )
-        return cls(inner.to_str())
+        return cls(inner.to_str())  # read back, so that a new tokenizer is exactly what its file gives
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> BPE:

@@ -20,6 +20,7 @@ class FixedTokenizer(Tokenizer):
         self.special = tuple(special)
         if len(set(self.special)) < len(self.special) or "" in self.special:
             raise TextError(f"special tokens must differ and not be empty: {list(self.special)}")
+        # Alternatives of a pattern are tried in order.
         longest_first = sorted(self.special, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
@@ -89,7 +90,7 @@ class Characters(FixedTokenizer):
         return self.document(characters=characters, special=list(self.special))
 
     def _encode_plain(self, text: str, start: int) -> list[int]:
-        try:
+        try:  # the usual case, and the fastest
             return [self._ids[c] for c in text]
         except KeyError:
             unknown = self.role("unknown")
