@@ -28,10 +28,10 @@ import torch
 import regard
 from regard import GPT, Size, cost
 from regard.cost import crossing
-from regard.cost.crossing import runner
+from regard.cost.crossing import face_runner
 from regard.cost.devices import elementwise
 from regard.cost.formulas import QUANTITIES, formula
-from regard.cost.timing import best
+from regard.cost.timing import shortest_times
 from regard.mechanisms import fitted
 
 HERE = Path(__file__).parent
@@ -60,12 +60,14 @@ def mechanisms() -> Iterator[Row]:
                     continue
                 made = fitted(name, size)
                 what = f"{name}, N = {N:,}" + (", with gradients" if training else "")
-                yield Row(what, cost.of(made, size, training=training), runner(made, size, training=training))
+                yield Row(what, cost.of(made, size, training=training), face_runner(made, size, training=training))
     for name in ("softmax", "elu", "performer"):
         for S in (1024, 16384):
             size = Size(1, 1, S, 8, 8, 64, 64)
             made = fitted(name, size)
-            yield Row(f"{name}, one token of {S:,}", cost.of(made, size, "recurrent"), runner(made, size, "recurrent"))
+            yield Row(
+                f"{name}, one token of {S:,}", cost.of(made, size, "recurrent"), face_runner(made, size, "recurrent")
+            )
 
 
 def models() -> Iterator[Row]:
@@ -93,7 +95,7 @@ def measured(row: Row, seconds: float) -> dict[str, object]:
     source, small = torch.ones(COPIED), torch.randn(ELEMENTS)
     target = torch.empty_like(source)
     rates = [lambda: a @ b, elementwise(small), lambda: target.copy_(source)]
-    taken, product, rest, copy = best([row.run, *rates], CPU, seconds, rounds=5, clock=thread_time)
+    taken, product, rest, copy = shortest_times([row.run, *rates], CPU, seconds, rounds=5, clock=thread_time)
     device = cost.Device(
         "cpu", {torch.float32: 2 * SIDE**3 / product}, 2 * source.nbytes / copy, 5 * ELEMENTS / rest, measured=True
     )

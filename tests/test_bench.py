@@ -199,7 +199,7 @@ def test_long_runs_leave_no_garbage_behind(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(timing, "LONG", 0.0)
     gc.disable()
     try:
-        timing.in_turn([run], torch.device("cpu"), seconds=0.0, rounds=4)
+        timing.time_interleaved([run], torch.device("cpu"), seconds=0.0, rounds=4)
     finally:
         gc.enable()
     assert len(kept) == 5

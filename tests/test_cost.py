@@ -339,8 +339,8 @@ def test_by_the_clock_the_crossing_is_found_from_measured_times(monkeypatch):
     def clock(runs, device, seconds):
         return [run() for run in runs]
 
-    monkeypatch.setattr(crossing, "runner", lambda m, size, *_: lambda: times[m.name](size.S))
-    monkeypatch.setattr(crossing, "best", clock)
+    monkeypatch.setattr(crossing, "face_runner", lambda m, size, *_: lambda: times[m.name](size.S))
+    monkeypatch.setattr(crossing, "shortest_times", clock)
     found = crossing.measured(crossing.named("elu"), crossing.named("softmax"), Size(), close=1.05)
     assert 1000 < found.tokens < 1050 and len(found.points) > 6
     assert list(found.points) == sorted(found.points)
@@ -356,7 +356,7 @@ def test_by_the_clock_the_crossing_is_found_from_measured_times(monkeypatch):
 def test_what_is_timed_is_the_face_that_was_asked_for(name, face, training):
     size = Size(1, 1 if face == "recurrent" else 9, 9, 2, 2, 4, 4)
     mechanism = plain(built(name, size))
-    run = crossing.runner(mechanism, size, face, training)
+    run = crossing.face_runner(mechanism, size, face, training)
     with FlopCounterMode(display=False) as counter:
         run()
     assert counter.get_total_flops() == cost.of(mechanism, size, face, training=training).matmul

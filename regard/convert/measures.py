@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from regard.convert.distil import counted, probe_loss
-from regard.cost.timing import in_turn
+from regard.cost.timing import time_interleaved
 from regard.data.batch import Batch
 from regard.data.questions import read_questions
 from regard.generate import generate
@@ -89,7 +89,7 @@ def speeds(before: Model[Any], after: Model[Any], probe: Sequence[Batch]) -> dic
     if few < 1:
         return None
     runs = [lambda m=m: generate(m, prompts, max_tokens=few) for m in (before, after)]
-    times = in_turn(runs, before.device, seconds=1.0, rounds=ROUNDS)
+    times = time_interleaved(runs, before.device, seconds=1.0, rounds=ROUNDS)
     rates = [[len(prompts) * few / t for t in one] for one in times]
     ratios = [b / a for a, b in zip(*rates, strict=True)]
     return {

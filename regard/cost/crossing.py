@@ -15,17 +15,18 @@ from torch import Tensor
 
 from regard.cost.declared import of
 from regard.cost.devices import Device, floor
-from regard.cost.timing import Run, best
+from regard.cost.timing import Run, shortest_times
 from regard.mechanisms import Cost, Face, Mechanism, fitted
 from regard.shapes import Mask, Size
 
-LONGEST = 1 << 24  # tokens beyond which nobody is asked
-FIRST = 64  # where measuring starts
+LONGEST = 1 << 24  # tokens up to which the model is asked
+FIRST = 64  # tokens where measuring starts
 PATIENCE = 2.0  # seconds that one run may take
+PREFILL = 4096  # tokens that are written into a state at a time, before a step is timed
 
 
 class Point(NamedTuple):
-    """Seconds of both at a length."""
+    """The seconds of both mechanisms at a length."""
 
     tokens: int
     first: float
@@ -34,20 +35,20 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Crossing:
-    """`first` takes less time than `second` from `tokens` on; None: at no length that was looked at, up to `upto`."""
+    """The length from which on `first` takes less time than `second`."""
 
     first: str
     second: str
-    tokens: int | None
-    upto: int
-    points: tuple[Point, ...] = ()
+    tokens: int | None  # None: at no length that was looked at
+    upto: int  # the longest that was looked at
+    points: tuple[Point, ...] = ()  # what was measured
 
 
 Named = Callable[[Size], Mechanism]
 
 
 def named(name: str, **options: object) -> Named:
-    """A mechanism that is built anew for each length."""
+    """Returns a function that builds the mechanism anew for each length."""
     return lambda size: fitted(name, size, **options)
 
 
@@ -60,24 +61,29 @@ def modelled(
     training: bool = False,
     time: Callable[[Cost, Device, torch.dtype], float] = floor,
 ) -> Crossing:
-    """By floors on a device, or by what is `predicted` for it."""
+    """Returns the crossing by floors on a device, or by what is `predicted` for it."""
 
-    def faster(tokens: int) -> bool:
-        at = _sized(size, tokens, face)
+    def seconds(build: Named, at: Size) -> float:
         with torch.device("meta"):
-            built = first(at), second(at)
-        a, b = (time(of(m, at, face, training=training), device, size.dtype) for m in built)
-        return a < b
+            mechanism = build(at)
+        return time(of(mechanism, at, face, training=training), device, size.dtype)
+
+    def is_faster(tokens: int) -> bool:
+        at = _with_length(size, tokens, face)
+        return seconds(first, at) < seconds(second, at)
 
     high = 1
-    while not faster(high):
+    while not is_faster(high):
         high *= 2
         if high > LONGEST:
             return Crossing(*_names(first, second, size), None, LONGEST)
     low = high // 2
-    while high - low > 1:
+    while high - low > 1:  # the order changes after `low`, and at the latest at `high`
         middle = (low + high) // 2
-        low, high = (low, middle) if faster(middle) else (middle, high)
+        if is_faster(middle):
+            high = middle
+        else:
+            low = middle
     return Crossing(*_names(first, second, size), high, LONGEST)
 
 
@@ -92,83 +98,96 @@ def measured(
     seconds: float = 0.3,
     progress: Callable[[Point], None] | None = None,
 ) -> Crossing:
-    """By the clock, to within a factor of `close`. Lengths end at `longest`, or where a run takes over two seconds."""
+    """Returns the crossing by the clock, to within a factor of `close`.
+
+    Lengths end at `longest`, or where a run takes over two seconds.
+    """
     points: list[Point] = []
     device = torch.device(size.device)
 
-    def faster(tokens: int) -> bool:
-        at = _sized(size, tokens, face)
-        runs = [runner(m(at), at, face, training) for m in (first, second)]
-        points.append(Point(tokens, *best(runs, device, seconds)))
+    def is_faster(tokens: int) -> bool:
+        at = _with_length(size, tokens, face)
+        runs = [face_runner(build(at), at, face, training) for build in (first, second)]
+        points.append(Point(tokens, *shortest_times(runs, device, seconds)))
         if progress is not None:
             progress(points[-1])
         return points[-1].first < points[-1].second
 
-    low, high = 0, FIRST
-    while not faster(high):
+    low = 0
+    high = FIRST
+    while not is_faster(high):
         if 2 * high > longest or max(points[-1][1:]) > PATIENCE:
             return Crossing(*_names(first, second, size), None, high, tuple(points))
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while low and high > close * low:
-        middle = round((low * high) ** 0.5)
-        low, high = (low, middle) if faster(middle) else (middle, high)
+        middle = round((low * high) ** 0.5)  # halves the factor between the two
+        if is_faster(middle):
+            high = middle
+        else:
+            low = middle
     return Crossing(*_names(first, second, size), high, high, tuple(sorted(points)))
 
 
-def runner(mechanism: Mechanism, size: Size, face: Face = "parallel", training: bool = False) -> Run:
-    """One run of a face on random inputs. Recurrent: the last T of S tokens, after the others were written."""
+def face_runner(mechanism: Mechanism, size: Size, face: Face = "parallel", training: bool = False) -> Run:
+    """Returns a run of a face on random inputs. Recurrent: the last T of S tokens, after the others were written."""
     mechanism = mechanism.to(torch.device(size.device), size.dtype)
     mask = Mask(size.causal)
     if face == "parallel":
-        return attending(lambda q, k, v: mechanism(q, k, v, mask), size, training, tuple(mechanism.parameters()))
-    q, k, v = _inputs(size, False)
+        return attention_runner(lambda q, k, v: mechanism(q, k, v, mask), size, training, tuple(mechanism.parameters()))
+    q, k, v = _random_inputs(size, False)
     if face == "weights":
         return torch.no_grad()(lambda: mechanism.weights(q, k, mask))
-    return _stepper(mechanism, size, q, k, v)
+    return _step_runner(mechanism, size, q, k, v)
 
 
-def attending(
+def attention_runner(
     attend: Callable[[Tensor, Tensor, Tensor], Tensor],
     size: Size,
     training: bool = False,
     parameters: Sequence[Tensor] = (),
 ) -> Run:
-    """One run of a function of q, k, v on random inputs; `training`: with its gradients."""
-    q, k, v = _inputs(size, training)
+    """Returns a run of a function of q, k, v on random inputs; `training`: with its gradients."""
+    q, k, v = _random_inputs(size, training)
     if not training:
         return torch.no_grad()(lambda: attend(q, k, v))
     gradient = torch.randn(size.B, size.H, size.T, size.V, device=size.device).to(size.dtype)
 
-    def both() -> None:
+    def forward_and_backward() -> None:
         for x in (q, k, v, *parameters):
             x.grad = None
         attend(q, k, v).backward(gradient)
 
-    return both
+    return forward_and_backward
 
 
-def _inputs(size: Size, training: bool) -> list[Tensor]:
+def _random_inputs(size: Size, training: bool) -> list[Tensor]:
+    """Returns q, k and v from a fixed seed, small enough for random features to follow."""
     draw = torch.Generator(size.device).manual_seed(0)
     shapes = ((size.H, size.T, size.K), (size.G, size.S, size.K), (size.G, size.S, size.V))
-    made = [torch.randn(size.B, *s, generator=draw, device=size.device) * s[-1] ** -0.25 for s in shapes]
-    return [x.to(size.dtype).requires_grad_(training) for x in made]
+    inputs = [torch.randn(size.B, *shape, generator=draw, device=size.device) * shape[-1] ** -0.25 for shape in shapes]
+    return [x.to(size.dtype).requires_grad_(training) for x in inputs]
 
 
-def _stepper(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    T, before = size.T, size.S - size.T
+def _step_runner(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tensor) -> Run:
+    """Returns a run of the last T tokens over a state in which the S − T before them are written."""
+    before = size.S - size.T
     with torch.no_grad():
         state = mechanism.empty(size)
-        for at in range(0, before, 4096):
-            part = slice(at, min(at + 4096, before))
-            queries = q.new_zeros(size.B, size.H, part.stop - at, size.K)
+        for start in range(0, before, PREFILL):
+            part = slice(start, min(start + PREFILL, before))
+            queries = q.new_zeros(size.B, size.H, part.stop - start, size.K)
             _, state = mechanism.extend(queries, k[:, :, part], v[:, :, part], state)
-    new_k, new_v = k[:, :, before:].contiguous(), v[:, :, before:].contiguous()
-    assert new_k.shape[2] == T
+    new_k = k[:, :, before:].contiguous()
+    new_v = v[:, :, before:].contiguous()
     return torch.no_grad()(lambda: mechanism.extend(q, new_k, new_v, state))
 
 
-def _sized(size: Size, tokens: int, face: Face) -> Size:
-    return replace(size, T=1 if face == "recurrent" else tokens, S=tokens)
+def _with_length(size: Size, tokens: int, face: Face) -> Size:
+    """Returns the size with that many tokens: all at once, or in the recurrent face as one step over all of them."""
+    if face == "recurrent":
+        return replace(size, T=1, S=tokens)
+    return replace(size, T=tokens, S=tokens)
 
 
 def _names(first: Named, second: Named, size: Size) -> tuple[str, str]:

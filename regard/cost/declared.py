@@ -12,23 +12,35 @@ from regard.shapes import Size
 def of(
     mechanism: str | Mechanism, size: Size, face: Face = "parallel", *, training: bool = False, **options: Any
 ) -> Cost:
-    """Cost of one face of a mechanism, by name or built. `training`: with the gradients of a whole sequence."""
-    built = mechanism if isinstance(mechanism, Mechanism) else on_meta(mechanism, size, **options)
-    cost = built.cost(size, face)
+    """Returns the cost of one face of a mechanism, by name or built. `training`: with its gradients.
+
+    Only whole sequences are trained, so `training` goes with the parallel face.
+    """
+    if not isinstance(mechanism, Mechanism):
+        mechanism = on_meta(mechanism, size, **options)
+    cost = mechanism.cost(size, face)
     if not training:
         return cost
     if face != "parallel":
         raise OptionError(f"training is of whole sequences: face 'parallel', not '{face}'")
-    return cost + built.gradient_cost(size)
+    return cost + mechanism.gradient_cost(size)
 
 
 def decode(b: int, n: int, D: int, H: int, G: int, K: int, V: int, e: int = 2) -> Cost:
-    """One token for each of b sequences with n cached, through a softmax layer of width D; e bytes an element.
+    """Returns the cost of one token for each of b sequences with n cached, through a softmax layer of width D.
 
-    FLOPs = 2bD(HK+GK+GV+HV) + 2bH(n+1)(K+V): the same for multi-head and multi-query. Bytes differ: the cache counts
-    G, not H, so multi-query (G = 1) moves 1/H of it.
+    A number has e bytes. FLOPs = 2bD(HK+GK+GV+HV) + 2bH(n+1)(K+V): the same for multi-head and multi-query. Bytes
+    differ: the cache counts G, not H, so multi-query (G = 1) moves 1/H of it.
     """
     widths = H * K + G * K + G * V + H * V
     flops = 2 * b * D * widths + 2 * b * H * (n + 1) * (K + V)
+    weights = D * widths
     cache = b * G * (n + 1) * (K + V)
-    return Cost(flops, flops, 5 * b * H * (n + 1), e * (D * widths + cache + b * (2 * D + widths)), e * cache)
+    vectors = b * (2 * D + widths)  # in and out of the layer, and between its projections
+    return Cost(
+        matmul=flops,
+        useful=flops,
+        elementwise=5 * b * H * (n + 1),
+        bytes=e * (weights + cache + vectors),
+        state=e * cache,
+    )

@@ -12,6 +12,7 @@ there in all; `step` is one new token.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from regard.mechanisms import Face, Mechanism
@@ -22,16 +23,17 @@ Expression = Any  # of sympy, which has no types
 Kind = Literal["parallel", "training", "recurrent", "step", "weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 QUANTITIES = ("matmul", "useful", "elementwise", "bytes", "state")
-_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def _letter(name: str) -> Any:
+    """Returns a letter as a symbol of sympy."""
     import sympy  # type: ignore[import-untyped]  # a dependency of torch; it takes its time to load
 
     return sympy.Symbol(name, positive=True, integer=True)
 
 
-class _Letters(Size):
+class _SymbolicSize(Size):
     """A size made of letters."""
 
     @property
@@ -45,93 +47,136 @@ class _Letters(Size):
         return Chunks(*map(_letter, "RQAZ"))
 
 
-def _size(kind: Kind, causal: bool) -> Size:
-    letters = {n: _letter(n) for n in "BHGKVNTS"}
-    T = letters.pop("T") if kind == "recurrent" else 1 if kind == "step" else letters["N"]
-    S = letters["S"] if kind in ("recurrent", "step") else letters["N"]
-    rest = {n: x for n, x in letters.items() if n not in "NTS"}
-    return _Letters(T=T, S=S, causal=causal, **rest)
+def _symbolic_size(kind: Kind, causal: bool) -> Size:
+    """Returns the size of a kind of call: a whole sequence has N tokens, a state has S, of which T or one are new."""
+    letters = {name: _letter(name) for name in "BHGKV"}
+    new = in_all = _letter("N")
+    if kind in ("recurrent", "step"):
+        new = _letter("T")
+        in_all = _letter("S")
+    if kind == "step":
+        new = 1
+    return _SymbolicSize(T=new, S=in_all, causal=causal, **letters)
 
 
-def _lettered(mechanism: Mechanism) -> Mechanism:
-    """A copy whose own sizes are letters, too."""
+def _with_letters(mechanism: Mechanism) -> Mechanism:
+    """Returns a copy of a mechanism whose own sizes are letters, too."""
     twin = copy.copy(mechanism)
     for name, letter in mechanism.letters.items():
         known: Any = getattr(mechanism, name)
-        if known is not None:
-            symbol = _letter(letter)
-            twin.__dict__[name] = (lambda *_, symbol=symbol: symbol) if callable(known) else symbol
+        if known is None:
+            continue
+        symbol = _letter(letter)
+        if callable(known):
+            twin.__dict__[name] = partial(_constant, symbol)
+        else:
+            twin.__dict__[name] = symbol
     return twin
 
 
+def _constant(value: Expression, *_: Any) -> Expression:
+    return value
+
+
 def formula(mechanism: Mechanism, kind: Kind = "parallel", causal: bool = True) -> dict[str, str]:
-    """The formulas of matmul, useful, elementwise, bytes and state. `training`: a whole sequence, its gradients too."""
-    return {name: written(x) for name, x in symbolic(mechanism, kind, causal).items()}
+    """Returns the formulas of matmul, useful, elementwise, bytes and state. `training`: with gradients, too."""
+    return {name: format_expression(x) for name, x in symbolic(mechanism, kind, causal).items()}
 
 
 def symbolic(mechanism: Mechanism, kind: Kind = "parallel", causal: bool = True) -> dict[str, Expression]:
-    """The same as expressions of sympy."""
+    """Returns the formulas as expressions of sympy."""
     import sympy
 
-    size, twin = _size(kind, causal), _lettered(mechanism)
+    size = _symbolic_size(kind, causal)
+    twin = _with_letters(mechanism)
     face = cast(Face, {"training": "parallel", "step": "recurrent"}.get(kind, kind))
     cost = twin.cost(size, face)
     if kind == "training":
         cost = cost + twin.gradient_cost(size)
-    found = ((name, sympy.sympify(getattr(cost, name))) for name in QUANTITIES)
+    expressions = {name: sympy.sympify(getattr(cost, name)) for name in QUANTITIES}
     # Halves of products of neighbours are whole, so that rounding down does nothing.
-    return {name: _tidy(x.replace(sympy.floor, lambda y: y)) for name, x in found}
+    return {name: _group_terms(x.replace(sympy.floor, lambda y: y)) for name, x in expressions.items()}
 
 
-def _tidy(x: Expression) -> Expression:
-    """A sum of products: what goes with pairs of chunks, with their ends, with either kind of number, and the rest."""
+def _group_terms(x: Expression) -> Expression:
+    """Returns a sum of products: what goes with pairs of chunks, with their ends, with either kind of number, the rest.
+
+    These are the letters R, Q, A, Z, w and e; the factor of each of their products is factorised by itself.
+    """
     import sympy
 
-    apart = [letter for letter in map(_letter, "RQAZwe") if x.has(letter)]
-    if not apart:
+    letters = [letter for letter in map(_letter, "RQAZwe") if x.has(letter)]
+    if not letters:
         return sympy.factor(x)
-    terms = sympy.Poly(sympy.expand(x), *apart).terms()
-    return sympy.Add(*(sympy.factor(n) * sympy.prod(a**p for a, p in zip(apart, m, strict=True)) for m, n in terms))
+    groups = []
+    for powers, coefficient in sympy.Poly(sympy.expand(x), *letters).terms():
+        product = sympy.prod(letter**power for letter, power in zip(letters, powers, strict=True))
+        groups.append(sympy.factor(coefficient) * product)
+    return sympy.Add(*groups)
 
 
 def values(mechanism: Mechanism, size: Size) -> dict[str, int]:
-    """What each letter stands for at a size, so that formulas can be worked out by hand."""
-    chunks, kept = size.chunk_counts(CHUNK), getattr(mechanism, "accumulate", size.dtype)
-    own = {letter: getattr(mechanism, name) for name, letter in mechanism.letters.items()}
-    known = {n: getattr(size, n) for n in "BTSHGKV"} | {"N": size.T, "e": size.e, "w": size.itemsize_at_least(kept)}
-    known |= dict(zip("RQAZ", chunks, strict=True))
-    return known | {n: x(size.K) if callable(x) else x for n, x in own.items() if x is not None}
+    """Returns what each letter stands for at a size, so that formulas can be worked out by hand."""
+    accumulate = getattr(mechanism, "accumulate", size.dtype)
+    known = {letter: getattr(size, letter) for letter in "BTSHGKV"}
+    known |= {"N": size.T, "e": size.e, "w": size.itemsize_at_least(accumulate)}
+    known |= dict(zip("RQAZ", size.chunk_counts(CHUNK), strict=True))
+    for name, letter in mechanism.letters.items():
+        value: Any = getattr(mechanism, name)
+        if callable(value):  # the number of features, which follows from the width
+            value = value(size.K)
+        if value is not None:
+            known[letter] = value
+    return known
 
 
-def written(x: Expression) -> str:
-    """An expression as one writes it by hand: 2BHN²(K + V)."""
+def format_expression(x: Expression) -> str:
+    """Returns an expression as one writes it by hand: 2BHN²(K + V)."""
     if x.is_Add:
-        parts = [written(part) for part in _ordered(x)]
-        return parts[0] + "".join(f" − {p[1:]}" if p[0] == "−" else f" + {p}" for p in parts[1:])
+        text = " + ".join(format_expression(term) for term in _sorted_terms(x))
+        return text.replace("+ −", "− ")
     number, rest = x.as_coeff_Mul()
-    sign, number = ("−", -number) if number < 0 else ("", number)
-    factors = "".join(_factor(f) for f in sorted(rest.as_ordered_factors(), key=_place)) if rest != 1 else ""
-    over = "" if number.q == 1 else f"/{number.q}"
-    return sign + (str(number.p) if number.p != 1 or not factors else "") + factors + over
+    sign = ""
+    if number < 0:
+        sign = "−"
+        number = -number
+    factors = ""
+    if rest != 1:
+        factors = "".join(_format_factor(f) for f in sorted(rest.as_ordered_factors(), key=_factor_order))
+    numerator = str(number.p)
+    if number.p == 1 and factors:
+        numerator = ""
+    denominator = ""
+    if number.q != 1:
+        denominator = f"/{number.q}"
+    return sign + numerator + factors + denominator
 
 
-def _factor(x: Expression) -> str:
+def _format_factor(x: Expression) -> str:
+    """Returns a power as one writes it by hand: N² or (K + V)."""
     base, power = x.as_base_exp()
-    shown = f"({written(base)})" if base.is_Add else str(base)
-    return shown if power == 1 else shown + str(power).translate(_RAISED)
+    text = str(base)
+    if base.is_Add:
+        text = f"({format_expression(base)})"
+    if power != 1:
+        text += str(power).translate(_SUPERSCRIPTS)
+    return text
 
 
-def _ordered(x: Expression) -> list[Any]:
-    """The terms of a sum: those with letters first, the positive ones before the others."""
+def _sorted_terms(x: Expression) -> list[Any]:
+    """Returns the terms of a sum: those with letters first, the positive ones before the others."""
     return sorted(x.as_ordered_terms(), key=lambda t: (bool(t.is_number), bool(t.as_coeff_Mul()[0] < 0)))
 
 
-_ORDER = "weBHGNTSRQAZFrKV"
+_ORDER = "weBHGNTSRQAZFrKV"  # of the letters in a product; sums in brackets come last
 
 
-def _place(x: Expression) -> tuple[int, str]:
-    base = x.as_base_exp()[0]
-    return (len(_ORDER) if base.is_Add else _ORDER.index(str(base)), str(base))
+def _factor_order(x: Expression) -> tuple[int, str]:
+    """Returns the key by which the factors of a product are sorted."""
+    base, _ = x.as_base_exp()
+    if base.is_Add:
+        return len(_ORDER), str(base)
+    return _ORDER.index(str(base)), str(base)
 
 
 LEGEND: dict[str, str] = {
@@ -155,6 +200,6 @@ LEGEND: dict[str, str] = {
 
 
 def legend(formulas: list[str]) -> dict[str, str]:
-    """What the letters in some formulas mean."""
+    """Returns what the letters in some formulas mean."""
     used = set("".join(formulas))
     return {letter: meaning for letter, meaning in LEGEND.items() if letter in used}

@@ -1,4 +1,4 @@
-"""Times of short runs, one after the other in turn, so that whatever slows the machine slows all of them alike."""
+"""Times of short runs, interleaved, so that whatever slows the machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -14,41 +14,49 @@ Run = Callable[[], object]
 Clock = Callable[[], float]
 
 
-def timed(run: Run, device: torch.device, clock: Clock = perf_counter) -> float:
-    """Seconds of one run; on a GPU between two marks on its own clock, with the launches ahead of it as in a model."""
+def time_run(run: Run, device: torch.device, clock: Clock = perf_counter) -> float:
+    """Returns the seconds of one run; on a GPU by its own clock, with the launches ahead of it as in a model."""
     if device.type == "cuda":
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(device)
-        torch.cuda._sleep(AHEAD)
-        first.record()
-        run()
-        last.record()
-        torch.cuda.synchronize(device)
-        return float(first.elapsed_time(last)) / 1e3
+        return _time_on_gpu(run, device)
     start = clock()
     run()
-    took = clock() - start
-    if took > LONG:  # tensors in a cycle of references would stay until Python happens to look, several runs' worth
+    seconds = clock() - start
+    if seconds > LONG:  # tensors in a cycle of references would stay until Python happens to look, several runs' worth
         gc.collect()
-    return took
+    return seconds
 
 
-def in_turn(
+def _time_on_gpu(run: Run, device: torch.device) -> float:
+    first = torch.cuda.Event(enable_timing=True)
+    last = torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(AHEAD)
+    first.record()
+    run()
+    last.record()
+    torch.cuda.synchronize(device)
+    return float(first.elapsed_time(last)) / 1e3
+
+
+def time_interleaved(
     runs: Sequence[Run], device: torch.device, seconds: float = 0.3, rounds: int = 5, clock: Clock = perf_counter
 ) -> list[list[float]]:
-    """Times of each, run in turn for at least so many rounds, and so many seconds; a first round is not counted."""
+    """Returns the times of each run. A round has one of each; rounds go on for at least `rounds` and `seconds`.
+
+    A first round is not counted: it compiles, allocates and fills caches.
+    """
     for run in runs:
-        timed(run, device)
+        time_run(run, device)
     times: list[list[float]] = [[] for _ in runs]
     until = perf_counter() + seconds
     while len(times[0]) < rounds or perf_counter() < until:
-        for one, run in zip(times, runs, strict=True):
-            one.append(timed(run, device, clock))
+        for own_times, run in zip(times, runs, strict=True):
+            own_times.append(time_run(run, device, clock))
     return times
 
 
-def best(
+def shortest_times(
     runs: Sequence[Run], device: torch.device, seconds: float = 0.3, rounds: int = 5, clock: Clock = perf_counter
 ) -> list[float]:
-    """The shortest time of each, run in turn: what else runs on a machine only ever makes it longer."""
-    return [min(one) for one in in_turn(runs, device, seconds, rounds, clock)]
+    """Returns the shortest time of each run, interleaved: what else runs on a machine only ever makes it longer."""
+    return [min(times) for times in time_interleaved(runs, device, seconds, rounds, clock)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import cost
-from regard.cost.crossing import attending, runner
+from regard.cost.crossing import attention_runner, face_runner
 from regard.cost.timing import Run
 from regard.errors import RegardError
 from regard.lab.bench.config import PASSES, Race
@@ -61,7 +61,7 @@ def _our_entrant(name: str, config: Race) -> Entrant:
     """Returns the entrant of one of our mechanisms."""
 
     def make(size: Size, passing: str) -> Run:
-        run = runner(_build(name, size, config), size, _face(passing), training=passing == "training")
+        run = face_runner(_build(name, size, config), size, _face(passing), training=passing == "training")
         if passing == "decode" and torch.device(size.device).type == "cuda":
             return CudaGraphRun(run)
         return run
@@ -97,7 +97,7 @@ def _plugin_entrant(subject: Subject, config: Race) -> Entrant:
         return out
 
     def make(size: Size, passing: str) -> Run:
-        return attending(attend, size, passing == "training")
+        return attention_runner(attend, size, passing == "training")
 
     return Entrant(subject.label, None, True, make, lambda size, passing: None, _PASSES_OF_FUNCTIONS)
 
@@ -106,7 +106,7 @@ def _peer_entrant(peer: Peer, config: Race) -> Entrant:
     """Returns the entrant of someone else's implementation."""
 
     def make(size: Size, passing: str) -> Run:
-        return attending(peer.make(size, config.features), size, passing == "training")
+        return attention_runner(peer.make(size, config.features), size, passing == "training")
 
     declared = partial(_declared_cost, peer.like, config)
     return Entrant(peer.name, peer.like, True, make, declared, _PASSES_OF_FUNCTIONS, counted=not peer.compiled)

@@ -17,7 +17,7 @@ import torch
 
 from regard import cost
 from regard.checking import check
-from regard.cost.timing import Run, in_turn
+from regard.cost.timing import Run, time_interleaved
 from regard.devices import resolve_dtype
 from regard.errors import RegardError
 from regard.lab.base import EXPERIMENTS, Experiment, Say, quartiles, versions
@@ -155,7 +155,7 @@ def _race_size(
         return
     say(f"{passing}, {N:,} tokens: all in turn")
     # All in turn rather than one after the other: what slows the machine slows all alike.
-    times = in_turn([one.run for one in ready], device, config.seconds * len(ready), rounds=3)
+    times = time_interleaved([one.run for one in ready], device, config.seconds * len(ready), rounds=3)
     for one, seconds in zip(ready, times, strict=True):
         first, median, third = quartiles(seconds)
         rows.append(
