@@ -322,13 +322,13 @@ LOADING = {
     ("hub/gate.py", "AutoTokenizer"),
     ("hub/gate.py", "getattr of transformers"),
     ("hub/safety.py", "snapshot_download"),
-    ("data/tokenizers.py", "from_str"),
+    ("data/tokenizers/bpe.py", "from_str"),
 }
 # Who imports a library that has loaders: beside those, what writes files, and what talks to attention and caches.
 IMPORTING = {
     ("hub/gate.py", "transformers"),
     ("hub/safety.py", "huggingface_hub"),
-    ("data/tokenizers.py", "tokenizers"),
+    ("data/tokenizers/bpe.py", "tokenizers"),
     ("hub/attention.py", "transformers"),
     ("hub/masks.py", "transformers"),
     ("hub/cache.py", "transformers"),

@@ -1,4 +1,12 @@
-"""Hugging Face models: opening them without running anyone's code, replacing and recording their attention."""
+"""Hugging Face models: opening them without running anyone's code, replacing and recording their attention.
+
+To read in this order:
+
+- files: `safety` and `gate` (what is refused), `weights`, `fetching` (models of transformers), `opening` (any model);
+- attention: `masks`, `calls`, `cache`, `attention` (recording), `replacement` (`use` and `restore`);
+- weights of regard's own models: `keys`, `families`, `loading`, `exporting`, `tokenizer_files`;
+- on top of these: `classifier` (an encoder that is trained), `costs`.
+"""
 
 from regard.hub.attention import AttentionRecorder, Call, HubError, recording_attention
 from regard.hub.exporting import Exported, NoEquivalentError, export

@@ -77,7 +77,9 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
         call = Call(module, name, query, key, value, attention_mask, _scale(module, query, scaling), cross, kwargs)
         return _record_call(call, recorder, _recorded_function(module)), None
 
+    # The private field: its public setter also sets the configs of a model's parts, whose own would be lost.
     before = [(config, config._attn_implementation_internal) for config in _configs(model)]
+    # Booleans and not a LazyMask: a recorder reads the mask of every call anyway.
     _register(RECORDING, record, boolean_mask)
     try:
         for config, _ in before:
@@ -98,6 +100,7 @@ def install(model: Any) -> None:
         if not original.startswith(PREFIX):
             _register(PREFIX + original, partial(_attention_forward, original=original), lazy_mask)
             config._attn_implementation_internal = PREFIX + original
+    # Each replacement knows the entries of its model, so that `uninstall` keeps those that others need.
     names = frozenset(config._attn_implementation_internal for config in _configs(model))
     for module in model.modules():
         replacement = replacement_in(module)
@@ -290,6 +293,7 @@ def _mask_for_eager(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
     """Returns the eager function of the file that the module's class, or a class it builds on, is written in."""
+    # Each modeling file of transformers has one, under this name.
     for cls in type(module).__mro__:
         function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if function is not None:
@@ -302,7 +306,9 @@ def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
     if scaling is not None:
         return float(scaling)
     head_dim = getattr(module, "head_dim", None)
-    return default_scale(head_dim if isinstance(head_dim, int) else query.shape[-1])
+    if not isinstance(head_dim, int):
+        head_dim = query.shape[-1]
+    return default_scale(head_dim)
 
 
 def _configs(model: Any) -> Iterator[Any]:

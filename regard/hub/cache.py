@@ -26,6 +26,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     width of a sliding one; None where the cache is neither.
     """
 
+    # generate() asks these: the first call makes the state, and it cannot drop its last tokens.
     is_compileable = False
     is_croppable = False
 
@@ -37,8 +38,9 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.update_announced = False  # by the layer whose mechanism will take the keys and values
         self.is_sliding = bool(getattr(original, "is_sliding", False))
         self.max_length: int | None = getattr(original, "max_cache_len", None)
-        window = getattr(original, "sliding_window", self.max_length if self.is_sliding else None)
-        self.window: int | None = None if window is None else int(window)
+        self.window: int | None = getattr(original, "sliding_window", None)
+        if self.window is None and self.is_sliding:
+            self.window = self.max_length  # the size of a static sliding layer is its window
 
     def __repr__(self) -> str:
         return f"StateLayer({self.mechanism}, {self.length} tokens, {self.bytes} bytes)"
@@ -111,6 +113,8 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.values = v.new_empty(*v.shape[:2], 0, v.shape[3])
         return mechanism.read(q, self.state)
 
+    # From here on: what transformers asks of every layer of a cache.
+
     def get_seq_length(self) -> int:
         return self.length
 
@@ -143,6 +147,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.state is not None:
             self._select_rows(torch.arange(self.state.tokens.shape[0]).repeat_interleave(repeats))
 
+    # An offloaded cache keeps its layers on the CPU while others are computed.
     def offload(self) -> None:
         self._move("cpu")
 
@@ -161,7 +166,9 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.values = self.values[rows]
 
     def _move(self, device: torch.device | str) -> None:
+        """Moves the state to a device."""
         if self.state is not None:
+            # A state is a named tuple of tensors, and of None where the mechanism has no such part.
             parts = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self.state)
             state: State = type(self.state)(*parts)
             self.state = state
@@ -183,10 +190,12 @@ def state_layer(
     index: Any = getattr(module, "layer_idx", None)
     if not isinstance(index, int):
         return None
+    # A dynamic cache makes its layers on the first update, which is too late to replace one.
     while cache.layer_class_to_replicate is not None and len(cache.layers) <= index:
         cache.layers.append(cache.layer_class_to_replicate())
     layer = cache.layers[index]
     if not isinstance(layer, StateLayer):
+        # A layer with keys was filled before the mechanism was used; it goes on handing out all of them.
         if layer.is_initialized or getattr(layer, "state", None) is not None:
             return None
         layer = cache.layers[index] = StateLayer(mechanism, layer)

@@ -137,7 +137,9 @@ def _scale_queries(replacement: AttentionReplacement, call: Call) -> Tensor:
             mechanism.scale = call.scaling
         return call.q
     factor = call.scaling * math.sqrt(call.q.shape[-1])
-    return call.q if math.isclose(factor, 1, rel_tol=1e-6) else call.q * factor
+    if math.isclose(factor, 1, rel_tol=1e-6):  # the model's own scale is 1/√K, too
+        return call.q
+    return call.q * factor
 
 
 def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, layer: StateLayer) -> Tensor:
@@ -183,7 +185,9 @@ def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: in
     if rule.visible is None:
         return None
     new = rule.visible[:, start : start + T]
-    return None if bool(new.all()) else new.expand(call.q.shape[0], T)
+    if bool(new.all()):
+        return None
+    return new.expand(call.q.shape[0], T)
 
 
 def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask:
@@ -219,8 +223,8 @@ def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
         _check_window(replacement, call, S, None)
         raise replacement.refuse("a mask given as a matrix", "it knows causal masks and padding")
     assert call.mask is not None
-    matrix = call.mask.matrix() if isinstance(call.mask, LazyMask) else call.mask[..., :S]
-    return as_additive(matrix, call.q.dtype)
+    # As many columns as there are keys: a ready-made mask may be wider. Slicing a LazyMask computes it.
+    return as_additive(call.mask[..., :S], call.q.dtype)
 
 
 def _check_keywords(replacement: AttentionReplacement, call: Call) -> None:

@@ -116,7 +116,10 @@ class Classifier(Model[ClassifierConfig]):
 
     def __init__(self, config: ClassifierConfig | None = None, **changes: Any) -> None:
         super().__init__(config, **changes)
-        folder = model_folder(self.config.name) if self.config.name else default_encoder()
+        if self.config.name:
+            folder = model_folder(self.config.name)
+        else:
+            folder = default_encoder()
         if folder.is_dir():
             folder = folder.resolve()
             if (folder / CONFIG).is_file() and not is_hub_folder(folder):

@@ -63,7 +63,7 @@ def export(model: Model[Any], folder: str | Path) -> Exported:
 
     A model without an equivalent is refused, and what has none is named. Nothing is written over.
     """
-    place = Path(folder).absolute()
+    place = Path(folder).absolute()  # `_write` needs the folder above it
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise HubError(f"{folder} is there already and not empty; nothing was written. Choose another folder")
     if not isinstance(model, GPT | Encoder):
@@ -150,6 +150,7 @@ def _find_family(config: StackConfig, model: GPT | Encoder) -> tuple[Family, dic
     The error where there is none names the nearest family, and what it has no place for.
     """
     nearest: tuple[Family, list[str]] | None = None
+    # The nearest is the family that lacks the fewest settings; among equals, the first.
     for family in FAMILIES.values():
         if family.model is not type(model):
             continue
@@ -215,7 +216,7 @@ def _convert_tensors(
                 x = torch.zeros(_missing_shape(part, ours, config), dtype=like.dtype, device=like.device)
             pieces = x.split(part.sizes) if part.sizes else (x,)
             for name, piece in zip(part.theirs, pieces, strict=True):
-                if part.skip:
+                if part.skip:  # rows for padding, which are never read
                     piece = torch.cat([piece.new_zeros(part.skip, *piece.shape[1:]), piece])
                 if part.transposed:
                     piece = piece.T
@@ -252,7 +253,8 @@ def _write(place: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) ->
         save_file(tensors, stage / WEIGHTS, metadata={"format": "pt"})
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        shutil.copymode(stage / CONFIG, stage / WEIGHTS)  # safetensors makes its file private
+        # safetensors makes its file private; it gets the permissions of the others.
+        shutil.copymode(stage / CONFIG, stage / WEIGHTS)
         for path in (*stage.iterdir(), stage):
             sync(path)
         stage.rename(place)

@@ -67,11 +67,15 @@ def fetch(
         pass
     with _explain_errors(folder):
         config = load_config(folder)
-        cls = _classifier_class(config, classes) if classes else model_class(config)
+        if classes:
+            cls = _classifier_class(config, classes)
+        else:
+            cls = model_class(config)
         model, info = load_model(cls, folder, config)
     for key, got, want in sorted(info["mismatched_keys"]):
         if not classes or key.startswith(model.base_model_prefix):
             raise HubError(f"{folder}: {key} is {list(got)} in the file, but config.json asks for {list(want)}")
+    # Many models are saved without a pooler, and a new head has no weights yet: no reason to warn.
     missing = sorted(n for n in info["missing_keys"] if "pooler" not in n)
     if classes:
         missing = [n for n in missing if n.startswith(model.base_model_prefix)]
@@ -104,6 +108,7 @@ def model_on_meta(name: str | Path, download: bool = False) -> Any:
 def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:
     """Writes a folder that transformers' AutoModel and AutoTokenizer load: one file of safetensors, and no code."""
     with quiet(import_transformers()):
+        # No model reaches this size, so the weights stay in one file.
         model.save_pretrained(folder, max_shard_size=1 << 60)
         tokenizer.save_pretrained(folder)
 

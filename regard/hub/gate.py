@@ -79,6 +79,7 @@ def load_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
 def model_class(config: Any) -> Any:
     """Returns the class that a config names; else its class for causal, or masked, language modelling; else any."""
     library = import_transformers()
+    # A class by name only where it is a model of transformers: a name could stand for anything else in the library.
     for name in getattr(config, "architectures", None) or ():
         cls = _find_class(library, name, Path(config.name_or_path) / CONFIG)
         if cls is not None:
@@ -165,7 +166,9 @@ def _check_tokenizer_class(library: Any, folder: Path) -> None:
                         f"{path}: tokenizer_class names {tried:.80}, which is no tokenizer; expected the class of one, "
                         "or take the key 'tokenizer_class' out"
                     )
-            name = name[:-4] if name.endswith("Fast") else None
+            if not name.endswith("Fast"):
+                break
+            name = name.removesuffix("Fast")  # transformers goes on without the ending, which may come twice
 
 
 def _is_subclass(thing: Any, base: type) -> bool:

@@ -60,7 +60,7 @@ def load(
             keys.finish()
             with torch.device("meta"):  # no memory, and no random numbers, for what the files give
                 model = family.model(config)
-        except HubError:
+        except HubError:  # it names the file already
             raise
         except RegardError as error:
             raise HubError(f"{folder / CONFIG}: {error}") from error
@@ -115,6 +115,7 @@ def _convert_tensors(
         _check_shapes(weights, part, list(ours[part.ours].shape))
     if config.tied:
         _check_copies(weights, copies)
+    # Files may mix dtypes, such as norms in float32: the model gets one that holds all of them.
     dtype = dtype or reduce(torch.promote_types, {weights.dtype(name) for name in used})
     return {part.ours: _assemble(weights, part).to(dtype) for part in parts}
 
@@ -195,7 +196,9 @@ def _end_ids(folder: Path, document: Mapping[str, Any]) -> list[int] | None:
             raise HubError(f"{path} is damaged or no JSON: {error}") from None
     if value is None:
         return None
-    ids = [value] if isinstance(value, int) else value
+    ids = value
+    if isinstance(value, int):
+        ids = [value]
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
         raise HubError(f"{path}: eos_token_id = {value!r}: expected ids of tokens")
     return ids

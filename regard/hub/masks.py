@@ -44,8 +44,7 @@ class LazyMask(Tensor):
         mask.computed = {}
         if rule is None:
             mask.computed["matrix"] = matrix
-        window = arguments.get("local_size")
-        mask.window = None if window is None else int(window)
+        mask.window = arguments.get("local_size")
         return mask
 
     def for_implementation(self, name: str) -> Any:
@@ -55,7 +54,9 @@ class LazyMask(Tensor):
 
             interface: Any = AttentionMaskInterface
             functions = interface()
-            self.computed[name] = functions[name](**self.arguments) if name in functions else None
+            self.computed[name] = None  # as transformers itself does for a name without a mask function
+            if name in functions:
+                self.computed[name] = functions[name](**self.arguments)
         return self.computed[name]
 
     def matrix(self) -> Bool[Tensor, "B 1 T S"]:
@@ -77,6 +78,7 @@ class LazyMask(Tensor):
             return func(*to_matrix(args), **to_matrix(kwargs or {}))
 
 
+# Operations on the mask itself: none of them needs its values. Attributes are called by their getters.
 _READS_NO_VALUES = {
     *(getattr(Tensor, n).__get__ for n in ("shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_cuda")),
     *(getattr(Tensor, n) for n in ("size", "dim", "is_floating_point", "is_complex", "as_subclass", "__hash__")),
@@ -126,6 +128,7 @@ def _rule_of_arguments(arguments: dict[str, Any], causal: bool) -> Mask:
     device = arguments.get("device", "cpu")
     written = (torch.arange(S, device=device) < start + T).expand(int(arguments["batch_size"]), S)
     visible = written if visible is None else visible & written
+    # Rows of a mask give, for each query, its own position and how many keys it sees, counted in visible keys.
     limit = visible.long().cumsum(1)[:, start : start + T]
     return Mask(causal=True, visible=visible, rows=Rows(limit - visible[:, start : start + T].long(), limit))
 
@@ -146,6 +149,7 @@ def recognise_rule(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask
     if not torch.equal(allowed, visible[:, None] & (index[:, None] < limit[..., None])):
         return None
     T, S = allowed.shape[1:]
+    # The simplest rule that fits: causal with the queries at the end, then no limit, then a limit for each query.
     padding = None if bool(visible.all()) else visible
     if not cross and T <= S and torch.equal(limit, count[:, S - T :]):
         return Mask(causal=True, visible=padding)
@@ -159,8 +163,9 @@ def as_boolean(mask: Num[Tensor, "*any"]) -> Bool[Tensor, "*any"] | None:
     if mask.dtype == torch.bool:
         return mask
     hidden = mask <= _hiding(mask.dtype)
-    hides_only = bool((hidden | (mask == 0)).all())
-    return ~hidden if hides_only else None
+    if not bool((hidden | (mask == 0)).all()):
+        return None
+    return ~hidden
 
 
 def as_additive(mask: Num[Tensor, "*any"], dtype: torch.dtype) -> Num[Tensor, "*any"]:

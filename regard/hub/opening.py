@@ -103,6 +103,7 @@ def _open_folder(source: ModelSource, device: str, seed: int) -> LoadedModel:
     if source.trained:
         return LoadedModel(model, model.tokenizer, name, trained=True)
     tokenizer = model.tokenizer
+    # The generator is forked, so that opening a model leaves the caller's random numbers as they were.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = type(model)(model.config).to(device).eval()
@@ -124,8 +125,8 @@ def _open_gguf(source: ModelSource, device: str, seed: int) -> LoadedModel:
         raise
     except (ValueError, KeyError, IndexError, OSError, RuntimeError, struct.error) as error:
         raise HubError(f"{path} cannot be read as a language model: {error}") from None
-    name = path.stem if source.trained else RANDOM + path.stem
-    return LoadedModel(model.to(device).eval(), tokenizer, name, source.trained)
+    prefix = "" if source.trained else RANDOM
+    return LoadedModel(model.to(device).eval(), tokenizer, prefix + path.stem, source.trained)
 
 
 def _can_be_hub_id(name: str) -> bool:

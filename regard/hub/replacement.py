@@ -48,6 +48,7 @@ def places(model: nn.Module) -> list[Place]:
     found: list[Place] = []
     for name, module in model.named_modules():
         if calls_interface(module):
+            # The first number in a name is that of the layer: "model.layers.3.self_attn".
             number = re.search(r"\.(\d+)\.", f".{name}.")
             layer = int(number[1]) if number else len(found)
             found.append(Place(name, module, layer, _part_of(model, module, name)))
@@ -189,6 +190,7 @@ def _remove_replacement(module: nn.Module) -> None:
         return
     replacement.implementations = frozenset()
     del module._modules[SUBMODULE]
+    # By the functions and not by handles: a copy of the model has the hooks, but no handle belongs to them.
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for number in [n for n, hook in hooks.items() if hook in (_before_forward, _after_forward)]:
             del hooks[number]

@@ -159,7 +159,9 @@ def _check_field(path: Path, key: str, value: Any) -> None:
     known = _CHOICES.get(key.lstrip("_").removesuffix("_internal"))
     if known is None:
         return
-    choices = value.values() if isinstance(value, Mapping) else [value]  # one for each section, or one for all
+    choices = [value]
+    if isinstance(value, Mapping):  # one for each section of the config
+        choices = list(value.values())
     for choice in choices:
         if choice is not None and choice not in known:
             raise HubError(
@@ -176,7 +178,9 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise HubError(f"{path} is damaged or no JSON: {error}") from None
-    return document if isinstance(document, dict) else {}
+    if not isinstance(document, dict):
+        return {}
+    return document
 
 
 def _all_numbers(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

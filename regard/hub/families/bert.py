@@ -164,6 +164,7 @@ class Bert(Family):
             for name, theirs in zip(("dense", "classes"), self.classes, strict=True):
                 yield from projections(f"head.{name}", theirs, "weight", "bias")
 
+    # Files often hold the tied table and its bias twice, once as part of the head.
     def copies(self, config: EncoderConfig) -> dict[str, str]:
         table = self.words["table"]
         offset = self.words["offset"]
