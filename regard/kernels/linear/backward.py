@@ -99,6 +99,7 @@ def allocate_gradients(plan: Plan, q: Tensor, k: Tensor, v: Tensor, started: boo
 def _prepare(
     d_out: Tensor, d_state: Tensor | None, saved: SavedTensors, map: str, causal: bool, started: bool
 ) -> BackwardCall:
+    """Returns the call with tensors laid out as the programs read them, and its plan."""
     q, k, v, d_out = (with_unit_stride(x) for x in (saved.q, saved.k, saved.v, d_out))
     plan = plan_shapes(q, v, saved.w, map)
     plan, directions = prepare_directions(plan, saved.w, v)

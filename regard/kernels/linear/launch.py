@@ -107,6 +107,7 @@ def _best_setting(name: str, plan: Plan, flags: dict[str, Any]) -> CompilerSetti
 
 
 def _best_in_fp16(flags: dict[str, Any]) -> dict[str, CompilerSetting]:
+    """Returns the best settings by program for products of float16, which `fourier` takes."""
     best: dict[str, CompilerSetting] = {
         "stabiliser_kernel": (1, None),
         "chunk_sums_kernel": (3, None),
@@ -125,6 +126,7 @@ def _best_in_fp16(flags: dict[str, Any]) -> dict[str, CompilerSetting]:
 
 
 def _best_with_stabilisers(plan: Plan, flags: dict[str, Any]) -> dict[str, CompilerSetting]:
+    """Returns the best settings by program for products of bfloat16 with stabilisers, which `performer` takes."""
     best: dict[str, CompilerSetting] = {
         "stabiliser_kernel": (3, 128),
         "chunk_sums_kernel": (2, 128),  # registers for four programs a processor

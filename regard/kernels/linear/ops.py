@@ -35,6 +35,7 @@ def linear_attention(
 
 @linear_attention.register_fake
 def _allocate_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    """Returns results of the right shapes, which is all that a compiler needs."""
     call = LinearCall(*arguments)
     return tuple(allocate_results(plan_call(call), call))
 
@@ -56,6 +57,7 @@ def linear_attention_backward(
 
 @linear_attention_backward.register_fake
 def _allocate_fake_gradients(d_out: Tensor, d_state: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+    """Returns gradients of the right shapes."""
     saved, (map, _, started) = _split_arguments(arguments)
     plan = plan_shapes(saved.q, saved.v, saved.w, map)
     return tuple(allocate_gradients(plan, saved.q, saved.k, saved.v, started))
@@ -103,6 +105,7 @@ class _LinearAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns the output, and the final sums and peak."""
         results = run_forward(LinearCall(*inputs))
         _save(ctx, inputs, results)
         return results[:3]
@@ -152,6 +155,7 @@ def _count_flops(q: Any, v: Any, w: Any, map: str, causal: bool, with_projection
 
 @register_flop_formula(torch.ops.regard.linear_attention)
 def _forward_flops(*shapes: Any, **_: Any) -> int:
+    """Returns the FLOPs of a call; tensors come as their shapes."""
     call = LinearCall(*shapes)
     return _count_flops(call.q, call.v, call.w, call.map, call.causal)
 

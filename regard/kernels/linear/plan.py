@@ -96,7 +96,7 @@ class Plan(NamedTuple):
         return self.sum_dtype
 
     def peak_to_log2(self, peak: Tensor) -> Tensor:
-        """Returns a state's peak as an exponent of two. The programs leave performer's factor 1/√F out of c."""
+        """Returns a state's peak as an exponent of two. The programs leave the factor 1/√D of φ out."""
         return peak.float() * LOG2E + self._peak_offset
 
     def peak_from_log2(self, peak: Tensor) -> Tensor:
@@ -105,6 +105,7 @@ class Plan(NamedTuple):
 
     @property
     def _peak_offset(self) -> float:
+        """log₂ √D, by which a state's peak is lower than that of the programs."""
         if not self.stabilised:
             return 0.0
         return math.log2(self.F // features_per_direction(self.map)) / 2
@@ -136,6 +137,7 @@ def _make_plan(
     q_shape: tuple[int, int, int, int], v_shape: tuple[int, int, int, int], F: int, map: str, q_dtype: torch.dtype,
     v_dtype: torch.dtype, device: torch.device,
 ) -> Plan:  # fmt: skip
+    """Returns the plan for sizes alone, so that it can be kept."""
     B, H, T, K = q_shape
     _, G, S, V = v_shape
     precision = choose_precision(map, v_dtype, F)

@@ -126,6 +126,7 @@ def chained_kernel(
     ws = load_directions(w, 0, K, F, BK, BF, MAP, 1)
     place = (row * (segments - 1) + segment) * (BF * BV + BF)
     is_last = segment + 1 == segments
+    # Sum up this segment, wait for the sums of all before it, and hand on the sums of both.
     S = tl.zeros([BF, BV], tl.float32)
     Z = tl.zeros([BF], tl.float32)
     if not is_last:  # nobody waits for the sums of the last
@@ -148,6 +149,7 @@ def chained_kernel(
         tl.store(handed_over + place + BF * BV + ff, Z_before + Z)
         tl.debug_barrier()  # all of it is written before anyone is told
         tl.atomic_xchg(tickets + number + 1, 1, sem="release")
+    # Now go through its chunks, from the sums before it.
     S = S_before
     Z = Z_before
     for n in range(chunks):

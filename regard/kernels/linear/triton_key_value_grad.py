@@ -154,6 +154,7 @@ def key_value_grad_kernel(
         c = tl.load(stabiliser + row_k * T + t, mask=seen, other=float("-inf"))
         shift_k = tl.load(k_shift + row_k * T + t, mask=seen, other=0.0) + finite_or_zero(c)
         after_scale = tl.exp2(c + M)
+    # The gradients of the pairs of the chunk: weight · (∂out·v + δ) / s.
     exponent = tl.zeros([C], tl.float32)
     if CAUSAL:
         if MAP == "performer":
@@ -174,6 +175,7 @@ def key_value_grad_kernel(
     if STABILISED:
         values_chunk = scale_exactly(values, after_row_scale)
         values_segment = scale_exactly(values, after_row_scale * segment_scale)
+    # Block by block of features: ∂ψ(k) and ∂v from what comes after the chunk, and the pairs ψ(k)·ψ(q) for ∂v.
     pairs = tl.zeros([C, C], tl.float32)
     grad_v = tl.zeros([C, BV], tl.float32)
     d_x = tl.zeros([C, BK], tl.float32)

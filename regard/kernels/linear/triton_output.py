@@ -120,6 +120,7 @@ def output_kernel(
     if MAP == "performer" and CAUSAL:
         c = tl.load(stabiliser + row_k * T + t, mask=seen, other=float("-inf"))
         shift_k = (tl.load(k_shift + row_k * T + t, mask=seen, other=0.0) + finite_or_zero(c))[:, None]
+    # Block by block of features: ψ(q)ᵀS, ψ(q)ᵀZ, and the pairs ψ(q)·ψ(k) of the chunk.
     result = tl.zeros([C, BV], tl.float32)
     norm = tl.zeros([C], tl.float32)
     pairs = tl.zeros([C, C], tl.float32)
@@ -157,6 +158,7 @@ def output_kernel(
                 psi_k = feature_map(p_k, shift_k, ff[None, :], K, F, BF, MAP, trig, True)[0]
                 # [C,BF] @ [BF,C] -> [C,C]
                 pairs = dot(psi_q, tl.trans(cast_operand(psi_k, PAIR_PRECISION)), pairs, PAIR_PRECISION)
+    # Weigh the pairs, bring the past to the peak of each row, and add up both.
     if SHARED_EXPONENT:
         result = result * tl.exp2(exponent)
     if CAUSAL:

@@ -142,6 +142,7 @@ def query_grad_kernel(
             back_shift + row_q * T + t, back_chunk_max + row_q * tl.cdiv(T, C) + chunk, m_row, shift_q, inverse,
             present, value_block,
         )  # fmt: skip
+    # The gradients of the pairs of the chunk, keys in columns: weight · (∂out·v + δ), still to be divided by s.
     seen = present
     shift_k = 0.0
     past_scale = tl.full([C], 1.0, tl.float32)
@@ -179,6 +180,7 @@ def query_grad_kernel(
     if STABILISED:
         grad = grad * past_scale[:, None]
     grad = cast_operand(grad, PRECISION)  # exact: it is ∂out times a power of two; 1/s comes at the very end
+    # Block by block of features: ∂ψ(q) from the past and from the pairs, then through ψ and the directions.
     d_x = tl.zeros([C, BK], tl.float32)
     D: tl.constexpr = F // features_per_direction(MAP)
     for block in range((D + BF - 1) // BF):

@@ -96,6 +96,22 @@ def store_sums(
 
 
 @triton.jit
+def add_tokens(S, Z, psi, ys, ones, PRECISION: tl.constexpr, REVERSE: tl.constexpr):
+    """Returns S [BF,BV] and Z [BF] with the tokens of one chunk added.
+
+    psi [BF,C]: their features. ys [C,BV]: values, or ∂out if REVERSE. ones [C]: δ if REVERSE, else not used.
+    """
+    # [BF,C] @ [C,BV] -> [BF,BV]
+    S = dot(psi, ys, S, PRECISION)
+    # [BF,C] @ [C] -> [BF]
+    if REVERSE:
+        Z += tl.sum(psi * ones[None, :], 1)
+    else:
+        Z += tl.sum(psi, 1)
+    return S, Z
+
+
+@triton.jit
 def chunk_sums_kernel(
     x, y, w, visible, shift, chunk_max, chunk_bound, inv_norm, delta, chunk_S, chunk_stats, segment_sums, segment_stats,
     x_b, x_h, x_t, y_b, y_h, y_t, T, span, slots, first_slot, heads, blocks, value_blocks,
@@ -159,6 +175,7 @@ def chunk_sums_kernel(
             BOUNDARY, SHARED_EXPONENT,
         )  # fmt: skip
     for step in range(segment_chunks):
+        # Write down the sums before this chunk.
         chunk = start // C + step
         if REVERSE:
             chunk = start // C + (segment_chunks - 1 - step)
@@ -179,6 +196,7 @@ def chunk_sums_kernel(
                     S_kept = S_cos * inv_scale
                 store_sums(S_out, Z_out, S_kept, Z_cos, ff, vv, wanted, 1, V, F, MAP)
             tl.store(Z_out + F, m, mask=wanted & (at % blocks == 0))
+        # Then add its tokens: load them, move all sums to the new peak, and sum up.
         token = chunk.to(tl.int64) * C
         t = chunk * C + tl.arange(0, C)
         seen = load_visible(visible, b, t, T, MASKED)
@@ -215,19 +233,10 @@ def chunk_sums_kernel(
                     psi = psi * scale[None, :]
                 if not (REVERSE and STABILISED):
                     psi = round_operand(psi, PRECISION)
-                # [BF,C] @ [C,BV] -> [BF,BV] for S, [BF,C] @ [C] -> [BF] for Z
                 if trig == 0:
-                    S = dot(psi, ys, S, SUM_PRECISION)
-                    if REVERSE:
-                        Z += tl.sum(psi * ones[None, :], 1)
-                    else:
-                        Z += tl.sum(psi, 1)
+                    S, Z = add_tokens(S, Z, psi, ys, ones, SUM_PRECISION, REVERSE)
                 else:
-                    S_cos = dot(psi, ys, S_cos, SUM_PRECISION)
-                    if REVERSE:
-                        Z_cos += tl.sum(psi * ones[None, :], 1)
-                    else:
-                        Z_cos += tl.sum(psi, 1)
+                    S_cos, Z_cos = add_tokens(S_cos, Z_cos, psi, ys, ones, SUM_PRECISION, REVERSE)
         else:
             psi = feature_map(xs, row_shift[:, None], ff[None, :], K, F, BF, MAP, 0, not REVERSE)[0]
             if REVERSE:
