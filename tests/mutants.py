@@ -55,7 +55,7 @@ class StepWithoutScale(Softmax):
 class Epsilon(Elu):
     """Adds an epsilon to the denominator."""
 
-    def _divided(self, sums, total, seen):
+    def _divide(self, sums, total, seen):
         return sums / (total + 1e-6)
 
 
@@ -138,8 +138,8 @@ class NoGradientForKeys(Linear):
     def feature_count(self, K):
         return K
 
-    def _keys(self, k, v, visible):
-        return super()._keys(k.detach(), v, visible)
+    def _map_keys(self, k, v, visible):
+        return super()._map_keys(k.detach(), v, visible)
 
 
 class SharedState(Softmax):
@@ -218,6 +218,28 @@ def wrong_shape(q, k, v, causal=True):
     return attention(q, k, v, causal).transpose(1, 2).flatten(2)
 
 
+def minus_ten_thousand(q, k, v, causal=True, visible=None):
+    """Hides keys by −10,000 in a bare function."""
+    raw = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        raw = raw.masked_fill(torch.ones_like(raw, dtype=torch.bool).triu(1), float("-inf"))
+    if visible is not None:
+        raw = raw.masked_fill(~visible[:, None, None], -1e4)
+    return raw.softmax(-1) @ v
+
+
+def keys_tiled(q, k, v, causal=True):
+    """Key heads in the order a b a b, value heads as they should be."""
+    times = q.shape[1] // k.shape[1]
+    return attention(q, k.repeat(1, times, 1, 1), v.repeat_interleave(times, 1), causal)
+
+
+def queries_reversed(q, k, v, causal=True):
+    """Query heads in reverse order."""
+    times = q.shape[1] // k.shape[1]
+    return attention(q.flip(1), k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), causal)
+
+
 def lets_nan_through(q, k, v, causal=True, visible=None):
     """Hides keys by a weight of zero only."""
     raw = (q @ k.mT).exp()
@@ -241,4 +263,9 @@ class Tokens(nn.Module):
 
 
 right_module = Tokens()
-unmasked_module = Tokens(causal=False)
+unmasked_causal_module = Tokens(causal=False)
+
+
+def unscaled(q, k, v, causal=True):
+    """Keeps every law of a bare function, and is no softmax attention."""
+    return attention(q * math.sqrt(q.shape[-1]), k, v, causal)

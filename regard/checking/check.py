@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,10 +13,24 @@ from torch import nn
 from regard.checking.hub_models import HUB_LAWS, HubSubject, from_transformers
 from regard.checking.models import MODEL_LAWS, ModelLaw, ModelSubject, Trial
 from regard.checking.shrinking import reproducer, shrink
-from regard.checking.verdicts import Verdict, Verdicts
+from regard.checking.verdicts import Status, Verdict, Verdicts
 from regard.devices import DTYPES, resolve_device, resolve_dtype
 from regard.errors import OptionError, UnknownNameError, did_you_mean
-from regard.laws import LAWS, Case, DoesNotApply, Finding, Law, SameAs, Subject, applies, draw_case, subject
+from regard.laws import (
+    LAWS,
+    Case,
+    CouldNotBeAsked,
+    DoesNotApply,
+    Finding,
+    Law,
+    SameAs,
+    Subject,
+    Unasked,
+    ask,
+    draw_case,
+    subject,
+)
+from regard.laws.subjects import explain_exception
 from regard.mechanisms import mechanisms
 from regard.models import Model
 
@@ -26,14 +39,18 @@ DRAWS = 24
 
 @dataclass(frozen=True)
 class ModelKind:
-    """A kind of whole models: which things are of it, how one is put on trial, and its laws, with where these are."""
+    """A kind of whole models: which things are of it, how one is put on trial, and its laws.
+
+    `names` are those of the module, the table of laws and the class of trials, for reproducers. There is one trial for
+    `draws_per_trial` draws, as a trial asks more than a case does. `precisions` take turns unless one is asked for.
+    """
 
     fits: Callable[[Any], bool]
     trial: Callable[..., Trial]
     laws: dict[str, ModelLaw]
-    names: tuple[str, str, str]  # module, table of laws, class of trials
-    share: int = 4  # one trial for so many draws: a trial asks more than a case does
-    precisions: tuple[str, ...] = ("float64", "float32")  # which take turns unless one is asked for
+    names: tuple[str, str, str]
+    draws_per_trial: int = 4
+    precisions: tuple[str, ...] = ("float64", "float32")
 
 
 MODEL_KINDS = (
@@ -48,7 +65,7 @@ MODEL_KINDS = (
         HubSubject,
         HUB_LAWS,
         ("regard.checking.hub_models", "HUB_LAWS", "HubSubject"),
-        share=12,
+        draws_per_trial=12,
         precisions=("float32",),
     ),
 )
@@ -62,31 +79,42 @@ def check(
     device: str = "cpu",
     draws: int = DRAWS,
     seed: int = 0,
-    causal: bool = True,
+    causal: bool | None = None,
     like: Any = None,
+    length: int | None = None,
+    width: int | None = None,
     progress: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> Verdicts:
-    """The laws of attention, asked of a mechanism (name, class, instance), a function f(q, k, v, causal=True), an
-    nn.Module, a whole model of regard or Hugging Face, or of every registered mechanism.
+    """Asks the laws of attention, and returns their verdicts.
 
-    `only` names laws; without `dtype` float64 and float32 take turns; `causal=False` says that it never claims to be.
-    `like`, anything that can be checked, adds the law `same`: the thing gives what that gives.
+    `thing` is a mechanism (name, class, instance), a function f(q, k, v, causal=True), an nn.Module, or a whole model
+    of regard or Hugging Face; None asks them of every registered mechanism. `only` names laws. Without `dtype` float64
+    and float32 take turns. `causal` says whether it claims not to look ahead; None finds out. `like`, anything that
+    can be checked, adds the law `same`: the thing gives what that gives. `length` and `width` are those of the tokens
+    of a module that does not say them itself.
     """
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
     if any(kind.fits(thing) for kind in MODEL_KINDS):
         if like is not None or options:
-            named = ", ".join(["like"] * (like is not None) + list(options))
+            named = ", ".join([*["like"] * (like is not None), *options])
             raise OptionError(
                 f"{named}: whole models have laws of their own and no options; check mechanisms with them"
             )
         return check_model(thing, only=only, dtype=dtype, device=device, draws=draws, seed=seed, progress=progress)
-    things = list(mechanisms()) if thing is None else [thing]
-    subjects = [subject(t, causal=causal, **options) for t in things]
-    laws = _chosen(only, LAWS if like is None else {**LAWS, "same": _same_as(like, subjects, causal)})
+    things = [thing]
+    if thing is None:
+        things = list(mechanisms())
+    subjects = [subject(t, causal=causal, length=length, width=width, **options) for t in things]
+    laws: dict[str, Any] = dict(LAWS)
+    if like is not None:
+        laws["same"] = _same_as(like, subjects, causal)
+    laws = _choose_laws(only, laws)
     device = resolve_device(device)
-    precisions = ["float64", "float32"] if dtype is None else [resolve_dtype(dtype)]
+    precisions = ["float64", "float32"]
+    if dtype is not None:
+        precisions = [resolve_dtype(dtype)]
     verdicts = []
     for s in subjects:
         for name, law in laws.items():
@@ -94,14 +122,21 @@ def check(
                 progress(s.label, name)
             cases = [draw_case(seed + i, precisions[i % len(precisions)], device) for i in range(draws)]
             verdicts.append(judge(s, name, law, cases))
-    return Verdicts(verdicts)
+    unasked = []
+    if like is None and not only:
+        unasked = [sentence for s in subjects if not s.own for sentence in tell_unasked(s)]
+    return Verdicts(verdicts, unasked)
 
 
-def _same_as(like: Any, subjects: Sequence[Subject], causal: bool) -> SameAs:
-    """The law that each subject gives what `like` gives; an error where they cannot be given the same inputs."""
+def _same_as(like: Any, subjects: Sequence[Subject], causal: bool | None) -> SameAs:
+    """Returns the law that each subject gives what `like` gives; raises where they cannot have the same inputs."""
     reference = subject(like, causal=causal)
     for s in subjects:
-        if s.token_axis != reference.token_axis:
+        try:
+            same_inputs = s.token_axis == reference.token_axis
+        except CouldNotBeAsked:  # each law will say so
+            continue
+        if not same_inputs:
             raise OptionError(
                 f"{s.label} cannot be compared with {reference.label}: one takes q, k, v and the other tokens x [B,T,D]"
             )
@@ -119,15 +154,18 @@ def check_model(
     progress: Callable[[str, str], None] | None = None,
     source: str = "model  # the one that was checked",
 ) -> Verdicts:
-    """The laws of whole models: looks ahead, cache = whole pass, padding, batch, prompts of unequal length."""
+    """Asks the laws of whole models: looks ahead, cache = whole pass, padding, batch, prompts of unequal length."""
     kind = next(kind for kind in MODEL_KINDS if kind.fits(model))
-    label, verdicts = type(model).__name__, []
-    precisions = kind.precisions if dtype is None else (resolve_dtype(dtype),)
+    label = type(model).__name__
+    precisions = kind.precisions
+    if dtype is not None:
+        precisions = (resolve_dtype(dtype),)
     model = deepcopy(model).to(resolve_device(device))  # the one handed in stays where it is
-    for name, law in _chosen(only, kind.laws).items():
+    trials = [(seed + i, DTYPES[precisions[i % len(precisions)]]) for i in range(max(1, draws // kind.draws_per_trial))]
+    verdicts = []
+    for name, law in _choose_laws(only, kind.laws).items():
         if progress is not None:
             progress(label, name)
-        trials = [(seed + i, DTYPES[precisions[i % len(precisions)]]) for i in range(max(1, draws // kind.share))]
         verdicts.append(_judge_model(kind, model, label, source, name, law, trials))
     return Verdicts(verdicts)
 
@@ -141,11 +179,13 @@ def _judge_model(
     law: ModelLaw,
     trials: list[tuple[int, torch.dtype]],
 ) -> Verdict:
-    claim, closest = (law.__doc__ or "").strip(), None
+    """Returns the verdict of one law over some trials, each a seed and a dtype."""
+    claim = (law.__doc__ or "").strip()
+    closest = None
     for asked, (seed, dtype) in enumerate(trials, 1):
-        found = _tried(kind, model, law, seed, dtype)
-        if isinstance(found, str):
-            return Verdict(label, name, claim, "does not apply", found, 0)
+        found = _try_model(kind, model, law, seed, dtype)
+        if isinstance(found, Unasked):
+            return Verdict(label, name, claim, found.status, found.reason, 0)
         if found.broken:
             B, T, found = _smallest_model_trial(kind, model, law, seed, dtype, found)
             module, laws, trial = kind.names
@@ -158,7 +198,8 @@ def _judge_model(
             ]
             shown = "\n".join(lines)
             return Verdict(label, name, claim, "broken", found.what, asked, found.error, found.limit, None, shown)
-        closest = found if closest is None or found.error > closest.error else closest
+        if closest is None or found.error > closest.error:
+            closest = found
     assert closest is not None
     return Verdict(label, name, claim, "holds", closest.what, len(trials), closest.error, closest.limit)
 
@@ -166,28 +207,31 @@ def _judge_model(
 def _smallest_model_trial(
     kind: ModelKind, model: nn.Module, law: ModelLaw, seed: int, dtype: torch.dtype, found: Finding
 ) -> tuple[int, int, Finding]:
-    """The fewest sequences and tokens that still break the law."""
+    """Returns the fewest sequences and tokens that still break the law, and what is found there."""
     for T in range(2, 12):
         for B in (1, 2, 3):
-            again = _tried(kind, model, law, seed, dtype, B=B, T=T)
+            again = _try_model(kind, model, law, seed, dtype, B=B, T=T)
             if isinstance(again, Finding) and again.broken:
                 return B, T, again
     return 3, 11, found
 
 
-def _tried(
+def _try_model(
     kind: ModelKind, model: nn.Module, law: ModelLaw, seed: int, dtype: torch.dtype, **size: int
-) -> Finding | str:
-    """A finding, or the reason why the law does not apply."""
+) -> Finding | Unasked:
+    """Returns what a law finds of a model, or why it says nothing."""
     try:
         return law(kind.trial(model, seed, dtype, **size))
     except DoesNotApply as reason:
-        return str(reason)
-    except Exception as error:  # whatever the model raises on ordinary input is a finding of its own
-        return Finding(math.inf, 0.0, f"{type(error).__name__}: {error}")
+        return Unasked("does not apply", str(reason))
+    except OptionError:  # the model is of a kind that no law can be asked of
+        raise
+    except Exception as error:  # whatever a model raises is to be told, and says nothing about the law
+        return Unasked("could not be asked", str(explain_exception(error, type(model).__name__)))
 
 
-def _chosen(only: Sequence[str], laws: dict[str, Any]) -> dict[str, Any]:
+def _choose_laws(only: Sequence[str], laws: dict[str, Any]) -> dict[str, Any]:
+    """Returns the laws of some names, or all."""
     for name in only:
         if name not in laws:
             raise UnknownNameError(f"no law is called '{name}'.{did_you_mean(name, laws)}")
@@ -195,21 +239,83 @@ def _chosen(only: Sequence[str], laws: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
-    """One law over many cases."""
+    """Returns the verdict of one law over many cases; a case in which the subject raises says nothing."""
     claim = (law.__doc__ or "").strip()
-    asked, reason, closest = 0, "", None
+    asked = 0
+    unasked: list[Unasked] = []
+    exceeded: list[tuple[Case, Finding]] = []
+    closest: Finding | None = None
     for case in cases:
-        found = applies(law, s, case)
-        if isinstance(found, str):
-            reason = found
+        found = ask(law, s, case)
+        if isinstance(found, Unasked):
+            unasked.append(found)
             continue
         asked += 1
+        if found.exceeded:
+            exceeded.append((case, found))
         if found.broken:
-            case, found = shrink(s, law, s.fit(case), found)
-            lines = reproducer(s, name, law, case)
-            return Verdict(s.label, name, claim, "broken", found.what, asked, found.error, found.limit, case, lines)
+            break
         if closest is None or found.error > closest.error:
             closest = found
-    if closest is None:
-        return Verdict(s.label, name, claim, "does not apply", reason, 0)
-    return Verdict(s.label, name, claim, "holds", closest.what, asked, closest.error, closest.limit)
+    if exceeded:
+        case, found = exceeded[-1]
+        status: Status = "broken"
+        seconds = 10.0
+        if found.noted:
+            status = "noted"
+            seconds = 1.0
+        case, found = shrink(s, law, s.fit(case), found, seconds)
+        lines = reproducer(s, name, law, case)
+        return Verdict(s.label, name, claim, status, found.what, asked, found.error, found.limit, case, lines)
+    if closest is not None:
+        return Verdict(s.label, name, claim, "holds", closest.what, asked, closest.error, closest.limit)
+    failed = [u for u in unasked if u.status == "could not be asked"]
+    why = (failed or unasked)[0]
+    return Verdict(s.label, name, claim, why.status, why.reason, 0)
+
+
+def tell_unasked(s: Subject) -> list[str]:
+    """Returns sentences about what the laws cannot tell of attention that somebody else wrote.
+
+    The laws say how attention behaves, not which attention it is: an unscaled softmax keeps them all.
+    """
+    try:
+        s.find_out()  # type: ignore[attr-defined]
+    except CouldNotBeAsked:
+        return []
+    sentences = []
+    if not s.causal:
+        sentences.append(
+            f"{s.label} attends in both directions and has no parameter that says otherwise, so it was not held to "
+            "'looks-ahead'; if it should be causal, say causal=True (--causal)."
+        )
+    closest = resemble(s)
+    if closest is not None:
+        name, error = closest
+        told = f"it differs from {name} by {error:.1e}; like={name!r} (--like {name}) says where"
+        if error < 1e-4:
+            told = f"on one case it gives what {name} gives; like={name!r} (--like {name}) asks that everywhere"
+        sentences.append(f"Not asked of {s.label}: which attention it computes. The nearest: {told}.")
+    return sentences
+
+
+# What a stranger is most often meant to compute; mechanisms with random or learned numbers cannot be compared.
+_REFERENCES = ("softmax", "elu", "argmax", "quadratic")
+
+
+def resemble(s: Subject) -> tuple[str, float] | None:
+    """Returns the mechanism whose outputs are nearest, with the difference; None for what cannot be compared."""
+    case = s.fit(Case(B=2, T=7, H=4, G=2, K=5, V=3, dtype="float32"))
+    if s.token_axis != 2:
+        return None
+    errors = {}
+    for name in _REFERENCES:
+        found = ask(SameAs(subject(name)), s, case)
+        if isinstance(found, Finding):
+            errors[name] = found.error
+            if "(those of" in found.what:  # but for one common slip, it is this one
+                return name, found.error
+    if not errors:
+        return None
+    name = min(errors, key=lambda n: errors[n])
+    return name, errors[name]

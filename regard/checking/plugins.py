@@ -14,13 +14,18 @@ from regard.laws import Subject, subject
 from regard.mechanisms import mechanisms
 
 
-def plugin(path: str, causal: bool = True) -> Subject:
-    """What a Python file of yours defines, ready for the laws: `file.py:name`, or `file.py` where it is clear."""
+def plugin(path: str, causal: bool | None = None, length: int | None = None, width: int | None = None) -> Subject:
+    """Returns what a Python file of yours defines, ready for the laws.
+
+    `path` is `file.py:name`, or `file.py` where it is clear which thing is meant; see `regard.check` for the rest.
+    """
     file, name = _split(path)
     before = set(mechanisms())
-    module = _imported(file)
+    module = _import_file(file)
     new = sorted(set(mechanisms()) - before)
-    source = f"regard.plugin({path!r}{'' if causal else ', causal=False'})"
+    said = {"causal": causal, "length": length, "width": width}
+    options = "".join(f", {key}={value!r}" for key, value in said.items() if value is not None)
+    source = f"regard.plugin({path!r}{options})"
     if name is None:
         if len(new) == 1:
             return subject(new[0], source=source)
@@ -29,19 +34,22 @@ def plugin(path: str, causal: bool = True) -> Subject:
         return subject(name, source=source)
     if not hasattr(module, name):
         raise PluginError(f"{file} defines no '{name}'.{did_you_mean(name, _candidates(module))}")
-    return subject(getattr(module, name), label=name, source=source, causal=causal)
+    return subject(getattr(module, name), label=name, source=source, causal=causal, length=length, width=width)
 
 
 def _split(path: str) -> tuple[Path, str | None]:
+    """Returns the file and the name that a path such as file.py:name stands for."""
     file, colon, name = path.rpartition(":")
     if not colon or not file or not name.isidentifier():
-        file, name = path, ""
+        file = path
+        name = ""
     if not Path(file).is_file():
         raise PluginError(f"no file '{file}'; expected --plugin file.py or file.py:name")
     return Path(file), name or None
 
 
-def _imported(file: Path) -> Any:
+def _import_file(file: Path) -> Any:
+    """Returns the module of a Python file, which runs it: the user has named it."""
     spec = importlib.util.spec_from_file_location(f"regard_plugin_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise PluginError(f"'{file}' is not a Python file; expected file.py or file.py:name")
@@ -55,6 +63,7 @@ def _imported(file: Path) -> Any:
 
 
 def _candidates(module: Any) -> list[str]:
+    """Returns the names of all modules and functions of its own that a Python module defines."""
     own = {n: x for n, x in vars(module).items() if not n.startswith("_")}
     return [
         n
@@ -64,8 +73,11 @@ def _candidates(module: Any) -> list[str]:
 
 
 def _only_candidate(module: Any, file: Path, registered: list[str]) -> str:
+    """Returns the one name that can be meant, or raises an error that lists them."""
     found = registered or _candidates(module)
     if len(found) != 1:
-        what = f"several things ({', '.join(found)})" if found else "no function or module"
+        what = "no function or module"
+        if found:
+            what = f"several things ({', '.join(found)})"
         raise PluginError(f"{file} defines {what}; say which: --plugin {file}:name")
     return found[0]

@@ -5,24 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from regard.laws import Case, Finding, Law, SameAs, Subject, applies
+from regard.laws import Case, Finding, Law, SameAs, Subject, ask
 
 
-def shrink(s: Subject, law: Law, case: Case, found: Finding, seconds: float = 10.0) -> tuple[Case, Finding]:
-    """The smallest case near this one that still breaks the law."""
+def shrink(subject: Subject, law: Law, case: Case, found: Finding, seconds: float = 10.0) -> tuple[Case, Finding]:
+    """Returns the smallest case near this one that still breaks the law, and what is found there."""
     until = time.monotonic() + seconds
-    smaller = True
-    while smaller and time.monotonic() < until:
-        smaller = False
-        for candidate in _smaller(case):
-            again = applies(law, s, candidate)
-            if isinstance(again, Finding) and again.broken and s.fit(candidate) == candidate:
-                case, found, smaller = candidate, again, True
+    shrunk = True
+    while shrunk and time.monotonic() < until:
+        shrunk = False
+        for candidate in _smaller_cases(case):
+            again = ask(law, subject, candidate)
+            if isinstance(again, Finding) and again.exceeded and subject.fit(candidate) == candidate:
+                case = candidate
+                found = again
+                shrunk = True
                 break
     return case, found
 
 
-def _smaller(case: Case) -> Iterator[Case]:
+def _smaller_cases(case: Case) -> Iterator[Case]:
+    """Yields cases that are smaller or plainer in one respect."""
     if not case.causal:
         yield case.but(causal=True)
     if case.padding != "none":
@@ -34,25 +37,26 @@ def _smaller(case: Case) -> Iterator[Case]:
     for name in ("T", "S", "B", "H", "G", "K", "V"):
         now = getattr(case, name)
         for value in sorted({1, 2, 3, now // 2, now - 1}):
-            if 0 < value < now and (name not in "HG" or _divides(case.but(**{name: value}))):
-                yield case.but(**{name: value})
+            candidate = case.but(**{name: value})
+            if 0 < value < now and candidate.H % candidate.G == 0:
+                yield candidate
     if case.H > 1 and case.G == case.H:
         yield case.but(H=1, G=1)
 
 
-def _divides(case: Case) -> bool:
-    return case.H % case.G == 0
-
-
-def reproducer(s: Subject, name: str, law: Law, case: Case) -> str:
-    """Five lines of Python that show it again."""
-    known, made = ("SameAs", law.source) if isinstance(law, SameAs) else ("LAWS", f"LAWS[{name!r}]")
+def reproducer(subject: Subject, name: str, law: Law, case: Case) -> str:
+    """Returns five lines of Python that show a broken law again."""
+    imported = "LAWS"
+    expression = f"LAWS[{name!r}]"
+    if isinstance(law, SameAs):
+        imported = "SameAs"
+        expression = law.source
     return "\n".join(
         [
             "import regard",
-            f"from regard.laws import {known}, Case",
-            f"thing = {s.source}",
+            f"from regard.laws import {imported}, Case",
+            f"thing = {subject.source}",
             f"case = {case!r}",
-            f"print({made}(thing, case))",
+            f"print({expression}(thing, case))",
         ]
     )

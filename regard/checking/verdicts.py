@@ -9,12 +9,23 @@ from typing import Any, Literal, overload
 
 from regard.laws import Case
 
-Status = Literal["holds", "broken", "does not apply"]
+Status = Literal["holds", "broken", "noted", "does not apply", "could not be asked"]
+MARKS: dict[Status, str] = {
+    "holds": "✓",
+    "broken": "✗",
+    "noted": "!",
+    "does not apply": "–",
+    "could not be asked": "?",
+}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one law says of one subject; where it is broken, a small example and how to see it again."""
+    """What one law says of one subject; where it is broken, a small example and how to see it again.
+
+    "noted" is what is worth knowing and no fault. "could not be asked" means that the subject raised an exception, or
+    could not be called: `detail` says how it was called and what came back.
+    """
 
     subject: str
     law: str
@@ -31,15 +42,21 @@ class Verdict:
         if self.status == "broken":
             size = f"{self.error:.1e}, allowed {self.limit:.1e}"
             return f"✗ {self.subject} breaks '{self.law}': {self.claim}\n  {self.detail}: {size}"
-        mark = "✓" if self.status == "holds" else "–"
-        return f"{mark} {self.subject}, '{self.law}': {self.claim if mark == '✓' else self.detail}"
+        said = self.detail
+        if self.status == "holds":
+            said = self.claim
+        return f"{MARKS[self.status]} {self.subject}, '{self.law}': {said}"
 
 
 class Verdicts(Sequence[Verdict]):
-    """All verdicts of one check; `ok` when no law is broken."""
+    """All verdicts of one check. `ok` when no law is broken; `asked` when at least one could be asked.
 
-    def __init__(self, verdicts: Sequence[Verdict]) -> None:
+    `unasked` holds sentences about what the laws cannot tell of each subject, such as whether it computes softmax.
+    """
+
+    def __init__(self, verdicts: Sequence[Verdict], unasked: Sequence[str] = ()) -> None:
         self._verdicts = tuple(verdicts)
+        self.unasked = tuple(unasked)
 
     @overload
     def __getitem__(self, i: int) -> Verdict: ...
@@ -51,27 +68,48 @@ class Verdicts(Sequence[Verdict]):
     def __len__(self) -> int:
         return len(self._verdicts)
 
+    def having(self, status: Status) -> list[Verdict]:
+        """Returns the verdicts of one status."""
+        return [v for v in self if v.status == status]
+
     @property
     def broken(self) -> list[Verdict]:
-        return [v for v in self if v.status == "broken"]
+        return self.having("broken")
 
     @property
     def ok(self) -> bool:
         return not self.broken
 
+    @property
+    def asked(self) -> bool:
+        """Whether at least one law could be asked, or none had anything to say."""
+        return not self.having("could not be asked") or any(v.draws for v in self)
+
+    @property
+    def problems(self) -> list[str]:
+        """What kept laws from being asked, each once."""
+        return list(dict.fromkeys(v.detail for v in self.having("could not be asked")))
+
     def as_json(self) -> list[dict[str, Any]]:
-        """Plain data; an infinite error (NaN, a wrong shape, an exception) is written as the string "inf"."""
-        rows = [asdict(v) for v in self]
-        return [{k: "inf" if isinstance(x, float) and math.isinf(x) else x for k, x in row.items()} for row in rows]
+        """Returns plain data; an infinite error (NaN, a wrong shape) is written as the string "inf"."""
+        return [{k: _finite(x) for k, x in asdict(v).items()} for v in self]
 
     def __str__(self) -> str:
-        """Broken laws in full, and a line with the names of those that hold."""
-        lines = [str(v) for v in self.broken]
+        """Returns broken laws in full, what was noted or could not be asked, and the names of laws that hold."""
+        lines = [str(v) for v in self.broken + self.having("noted")]
+        lines += [f"? {problem}" for problem in self.problems]
         for name in dict.fromkeys(v.subject for v in self):
             kept = [v.law for v in self if v.subject == name and v.status == "holds"]
             if kept:
                 lines.append(f"✓ {name} keeps {', '.join(kept)}")
-        return "\n".join(lines or [str(v) for v in self])
+        lines = lines or [str(v) for v in self]
+        return "\n".join([*lines, *self.unasked])
 
     def __repr__(self) -> str:
-        return "\n".join(f"{v.subject:20} {v.law:12} {v.status:15} {v.detail}" for v in self)
+        return "\n".join(f"{v.subject:20} {v.law:12} {v.status:18} {v.detail}" for v in self)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return value

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from regard.checking import DRAWS, Verdict, Verdicts, check_model, plugin
 from regard.checking import check as run_laws
+from regard.checking.verdicts import MARKS
 from regard.cli.models import HELP as MODEL
 from regard.cli.show import console, print_json, table
 from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean
@@ -21,7 +22,14 @@ from regard.hub.opening import RANDOM, find_source, open_model
 from regard.mechanisms import mechanisms
 from regard.models import Model
 
-_MARK = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "does not apply": ("–", "dim")}
+_STYLES = {
+    "holds": "green",
+    "broken": "bold red",
+    "noted": "yellow",
+    "does not apply": "dim",
+    "could not be asked": "magenta",
+}
+_SHORT = {"could not be asked": "not asked"}  # a table has 80 columns
 
 
 def check(
@@ -43,25 +51,58 @@ def check(
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a Hugging Face model that is not here yet.")
     ] = False,
-    not_causal: Annotated[bool, typer.Option("--not-causal", help="The plugin never claims to be causal.")] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(help="Also ask whether it gives what this mechanism, or file.py:name, gives; e.g. softmax."),
+    ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option("--causal/--not-causal", help="Whether the plugin claims not to look ahead; unsaid: find out."),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="The most tokens that a module takes, where it does not say.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="The width of a module's tokens, where it does not say.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Put attention to the laws: holds, broken (with a small example and a reproducer), or does not apply."""
+    """Put attention to the laws: each holds, is broken (with a reproducer), or does not apply."""
     if thing is not None and plugin_file is not None:
         raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
-    subject = plugin(plugin_file, causal=not not_causal) if plugin_file is not None else thing
-    model = None if thing is None or (thing in mechanisms() and not Path(thing).is_dir()) else _model(thing, download)
+    asked: dict[str, Any] = {"only": only or (), "dtype": dtype, "device": device, "draws": draws, "seed": seed}
     with _progress() as progress:
-        asked: dict[str, Any] = {"only": only or (), "dtype": dtype, "device": device, "draws": draws, "seed": seed}
-        if model is not None:
-            verdicts = check_model(model, progress=progress, source=_source(thing or "", model), **asked)
+        if thing is not None and (thing not in mechanisms() or Path(thing).is_dir()):
+            if like is not None:
+                raise OptionError(f"--like {like}: whole models have laws of their own; check mechanisms with it")
+            model = _model(thing, download)
+            verdicts = check_model(model, progress=progress, source=_source(thing, model), **asked)
         else:
-            verdicts = run_laws(subject, progress=progress, **asked)
+            subject: Any = thing
+            if plugin_file is not None:
+                subject = plugin(plugin_file, causal=causal, length=length, width=width)
+            verdicts = run_laws(subject, like=_reference(like), progress=progress, **asked)
     if json:
         print_json(verdicts.as_json())
     else:
         _print(verdicts)
-    raise typer.Exit(0 if verdicts.ok else 1)
+    raise typer.Exit(_exit_code(verdicts))
+
+
+def _exit_code(verdicts: Verdicts) -> int:
+    """Returns 1 where a law is broken, 2 where none could be asked, 0 otherwise."""
+    if not verdicts.ok:
+        return 1
+    if not verdicts.asked:
+        return 2
+    return 0
+
+
+def _reference(like: str | None) -> Any:
+    """Returns what --like names: a mechanism, or what a file of the user's defines."""
+    if like is None or like in mechanisms():
+        return like
+    if ".py" in like:
+        return plugin(like)
+    raise UnknownNameError(f"--like {like}: no such mechanism.{did_you_mean(like, mechanisms())} Or file.py:name.")
 
 
 def _model(name: str, download: bool) -> Any:
@@ -100,9 +141,19 @@ def _print(verdicts: Verdicts) -> None:
     out.print(_matrix(verdicts) if len(subjects) > 1 else _list(verdicts))
     for verdict in verdicts.broken:
         _explain(verdict)
+    for verdict in verdicts.having("noted"):
+        out.print(Text(f"\n! {verdict.subject}, '{verdict.law}', no fault: {verdict.detail}"), soft_wrap=True)
+    for problem in verdicts.problems:
+        out.print(Text(f"\n? Could not be asked: {problem}"), soft_wrap=True)
+    for sentence in verdicts.unasked:
+        out.print(Text(f"\n{sentence}"), soft_wrap=True)
     asked = sum(v.draws for v in verdicts)
-    counts = [f"{sum(v.status == s for v in verdicts)} {s}" for s in _MARK]
-    out.print(f"\n{', '.join(counts)}; {asked:,} trials", style="bold" if verdicts.ok else "bold red")
+    numbers = {status: len(verdicts.having(status)) for status in MARKS}
+    counts = [f"{n} {status}" for status, n in numbers.items() if n or status in ("holds", "broken")]
+    style = "bold"
+    if not verdicts.ok:
+        style = "bold red"
+    out.print(f"\n{', '.join(counts)}; {asked:,} trials", style=style)
 
 
 def _matrix(verdicts: Verdicts) -> object:
@@ -111,18 +162,18 @@ def _matrix(verdicts: Verdicts) -> object:
     for column in made.columns[1:]:
         column.justify = "center"
     for subject, row in groupby(verdicts, key=lambda v: v.subject):
-        made.add_row(subject, *(Text(*_MARK[v.status]) for v in row))
+        made.add_row(subject, *(Text(MARKS[v.status], _STYLES[v.status]) for v in row))
     return made
 
 
 def _list(verdicts: Verdicts) -> object:
-    made = table(
-        "law", "says", "verdict", "worst", "allowed", title=f"{verdicts[0].subject}\n" if len(verdicts) else None
-    )
+    title = None
+    if len(verdicts):
+        title = f"{verdicts[0].subject}\n"
+    made = table("law", "says", "verdict", "worst", "allowed", title=title)
     made.columns[1].max_width = 62
     for v in verdicts:
-        mark, style = _MARK[v.status]
-        verdict = Text(f"{mark} {v.status}", style)
+        verdict = Text(f"{MARKS[v.status]} {_SHORT.get(v.status, v.status)}", _STYLES[v.status])
         if v.status == "does not apply":
             made.add_row(v.law, v.detail, verdict, "", "", style="dim")
         else:
@@ -140,4 +191,10 @@ def _explain(v: Verdict) -> None:
 
 
 def _number(x: float | None) -> str:
-    return "" if x is None else "∞" if math.isinf(x) else "0" if x == 0 else f"{x:.1e}"
+    if x is None:
+        return ""
+    if math.isinf(x):
+        return "∞"
+    if x == 0:
+        return "0"
+    return f"{x:.1e}"

@@ -15,7 +15,7 @@ import torch
 import typer
 
 from regard.cli.show import console, print_json, table
-from regard.laws import LAWS, Case, Finding, applies, subject
+from regard.laws import LAWS, Case, Finding, ask, subject
 from regard.mechanisms import mechanisms as known
 from regard.version import __version__
 
@@ -123,9 +123,12 @@ def _lawful(name: str, device: str) -> Line:
     """Its three faces and its kernels, on one small case."""
     what, worst = f"{name} on {device}", 0.0
     for law in ASKED:
-        found = applies(LAWS[law], subject(name), Case(T=11, K=5, V=7, dtype="float32", device=device))
-        if isinstance(found, Finding) and found.broken:
-            do = f"regard check {name} --device {device}"
-            return Line(what, False, f"{law}: {found.what}, error {found.error:.1e}", do)
-        worst = max(worst, found.error if isinstance(found, Finding) else 0.0)
+        found = ask(LAWS[law], subject(name), Case(T=11, K=5, V=7, dtype="float32", device=device))
+        do = f"regard check {name} --device {device}"
+        if isinstance(found, Finding):
+            if found.broken:
+                return Line(what, False, f"{law}: {found.what}, error {found.error:.1e}", do)
+            worst = max(worst, found.error)
+        elif found.status == "could not be asked":
+            return Line(what, False, f"{law}: {found.reason}", do)
     return Line(what, True, f"its faces agree within {worst:.0e}")

@@ -1,4 +1,4 @@
-"""What must hold of any attention, as functions: law(subject, case) → Finding, or `DoesNotApply`.
+"""What must hold of any attention, as functions: law(subject, case) returns a Finding, or raises `DoesNotApply`.
 
 A `Case` is everything that a trial depends on, so a broken law can be shrunk and repeated. A `Subject` is what is put
 to the test: a mechanism, a function f(q, k, v, causal=True), or a module. Tolerances are relative to the largest
@@ -8,13 +8,12 @@ the plain computation at the same precision, three times for gradients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from regard.laws.case import Case, DoesNotApply, Finding
+from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding
 from regard.laws.faces import (
     flops_as_declared,
     kernel_is_reference,
@@ -27,13 +26,26 @@ from regard.laws.outside import (
     batch_does_not_matter,
     gradients_are_right,
     heads_and_shapes,
-    hidden_keys_are_inert,
     looks_ahead,
 )
+from regard.laws.padding import blind_rows_are_zero, hidden_keys_are_inert
 from regard.laws.same import SameAs
-from regard.laws.subjects import Subject, subject
+from regard.laws.subjects import Subject, explain_exception, subject
 
-__all__ = ["LAWS", "Case", "DoesNotApply", "Finding", "Law", "SameAs", "Subject", "applies", "draw_case", "subject"]
+__all__ = [
+    "LAWS",
+    "Case",
+    "CouldNotBeAsked",
+    "DoesNotApply",
+    "Finding",
+    "Law",
+    "SameAs",
+    "Subject",
+    "Unasked",
+    "ask",
+    "draw_case",
+    "subject",
+]
 
 Law = Callable[[Subject, Case], Finding]
 LAWS: dict[str, Law] = {
@@ -43,6 +55,7 @@ LAWS: dict[str, Law] = {
     "looks-ahead": looks_ahead,
     "cross": written_is_cross,
     "hidden": hidden_keys_are_inert,
+    "blind": blind_rows_are_zero,
     "flops": flops_as_declared,
     "kernel": kernel_is_reference,
     "batch": batch_does_not_matter,
@@ -52,11 +65,11 @@ LAWS: dict[str, Law] = {
 
 
 def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
-    """A case drawn from a seed: odd lengths, each dimension another prime, every kind of mask."""
-    made = torch.Generator().manual_seed(seed)
+    """Returns a case drawn from a seed: odd lengths, each dimension another prime, every kind of mask."""
+    generator = torch.Generator().manual_seed(seed)
 
     def pick(*options: Any) -> Any:
-        return options[int(torch.randint(0, len(options), (), generator=made))]
+        return options[int(torch.randint(0, len(options), (), generator=generator))]
 
     G = pick(1, 1, 2, 3)
     padding = pick("none", "left", "right", "inside")
@@ -79,11 +92,20 @@ def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
     )
 
 
-def applies(law: Law, subject: Subject, case: Case) -> Finding | str:
-    """A finding, or the reason why the law does not apply."""
+class Unasked(NamedTuple):
+    """Why a law says nothing: it has nothing to say of this subject, or the subject could not be called."""
+
+    status: Literal["does not apply", "could not be asked"]
+    reason: str
+
+
+def ask(law: Law, subject: Subject, case: Case) -> Finding | Unasked:
+    """Returns what a law finds of a subject in one case, or why it says nothing."""
     try:
         return law(subject, subject.fit(case))
     except DoesNotApply as reason:
-        return str(reason)
-    except Exception as error:  # whatever the subject raises on ordinary input is a finding of its own
-        return Finding(math.inf, 0.0, f"{type(error).__name__}: {error}")
+        return Unasked("does not apply", str(reason))
+    except CouldNotBeAsked as reason:
+        return Unasked("could not be asked", str(reason))
+    except Exception as error:  # whatever a subject raises is to be told, and says nothing about the law
+        return Unasked("could not be asked", str(explain_exception(error, subject.label)))

@@ -16,26 +16,48 @@ from regard.shapes import Mask, Size
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
+Padding = Literal["none", "left", "right", "inside"]
+
 
 class DoesNotApply(Exception):
-    """A law that cannot be asked of this subject, and why."""
+    """A law that has nothing to say about this subject, and why."""
+
+
+class CouldNotBeAsked(Exception):
+    """A subject that raised an exception or could not be called, and where, and what to pass.
+
+    An exception says nothing about a law: the law was not asked.
+    """
 
 
 class Finding(NamedTuple):
-    """The worst error found and how much was allowed, both relative; `what` says where."""
+    """The worst error found and how much was allowed, both relative; `what` says where.
+
+    `noted` is for what is worth knowing and no fault: attention that keeps every other law may differ there.
+    """
 
     error: float
     limit: float
     what: str
+    noted: bool = False
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the error is larger than allowed; NaN is."""
+        return not self.error <= self.limit
 
     @property
     def broken(self) -> bool:
-        return not self.error <= self.limit  # so that NaN is broken
+        return self.exceeded and not self.noted
 
 
 @dataclass(frozen=True)
 class Case:
-    """One trial, completely determined."""
+    """One trial, completely determined.
+
+    `rounded` is a dtype that inputs are rounded to first: an exact answer to the question that a lower precision was
+    asked. `precision` is the dtype that the subject computes in, whatever its inputs have; None means theirs.
+    """
 
     B: int = 2
     T: int = 5
@@ -45,15 +67,17 @@ class Case:
     K: int = 3
     V: int = 2
     causal: bool = True
-    padding: Literal["none", "left", "right", "inside"] = "none"
+    padding: Padding = "none"
     window: int | None = None
     documents: bool = False
     dtype: str = "float64"
     seed: int = 0
     device: str = "cpu"
-    rounded: str | None = None  # inputs rounded to this dtype first, for an exact answer to the same question
+    rounded: str | None = None
+    precision: str | None = None
 
     def but(self, **changes: Any) -> Case:
+        """Returns the case with some fields changed."""
         return replace(self, **changes)
 
     def __repr__(self) -> str:
@@ -62,16 +86,30 @@ class Case:
 
     @property
     def type(self) -> torch.dtype:
+        """The dtype of the inputs."""
         return DTYPES[self.dtype]
 
+    @property
+    def tolerance(self) -> float | None:
+        """How far apart two ways of computing the same may be; None in half precision, where it is measured."""
+        return TOLERANCE.get(DTYPES[self.precision or self.dtype])
+
+    def tolerance_or(self, roundings: float) -> float:
+        """Returns the tolerance or, in half precision, so many roundings."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return roundings * torch.finfo(self.type).eps
+
     def draw(self, *shape: int, stream: int = 0) -> Tensor:
-        """Standard normal numbers in the case's dtype; each stream is another draw."""
-        made = torch.Generator().manual_seed(self.seed * 1009 + stream)
-        x = torch.randn(shape, generator=made, dtype=torch.float64)
+        """Returns standard normal numbers in the case's dtype; each stream is another draw."""
+        generator = torch.Generator().manual_seed(self.seed * 1009 + stream)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
         return x.to(DTYPES[self.rounded or self.dtype]).to(self.device, self.type)
 
     def qkv(self, T: int | None = None, S: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        T, S = T or self.T, S or self.T
+        """Returns q [B,H,T,K], k [B,G,S,K] and v [B,G,S,V]; S is T unless said."""
+        T = T or self.T
+        S = S or self.T
         return (
             self.draw(self.B, self.H, T, self.K, stream=1),
             self.draw(self.B, self.G, S, self.K, stream=2),
@@ -79,11 +117,11 @@ class Case:
         )
 
     def range(self, n: int) -> Tensor:
-        """0 … n−1 on the case's device."""
+        """Returns 0 … n−1 on the case's device."""
         return torch.arange(n, device=self.device)
 
     def visible(self, S: int) -> Tensor | None:
-        """Padding in the case's style, more of it in each further row."""
+        """Returns which of S keys may be seen, [B,S]: padding in the case's style, more of it in each further row."""
         if self.padding == "none":
             return None
         visible = torch.ones(self.B, S, dtype=torch.bool, device=self.device)
@@ -98,49 +136,65 @@ class Case:
         return visible
 
     def mask(self, T: int, S: int) -> Mask:
-        documents = (self.range(S) * 3 // max(S, 1)).expand(self.B, S) if self.documents and T == S else None
-        window = self.window if T == S else None
-        return Mask(self.causal, self.visible(S), window, documents)
+        """Returns the mask of T queries over S keys; windows and documents are for T = S."""
+        if T != S:
+            return Mask(self.causal, self.visible(S))
+        documents = None
+        if self.documents:
+            documents = (self.range(S) * 3 // max(S, 1)).expand(self.B, S)
+        return Mask(self.causal, self.visible(S), self.window, documents)
 
     def size(self, T: int | None = None, S: int | None = None) -> Size:
+        """Returns the sizes of a call; S is T unless said."""
         return Size(
             self.B, T or self.T, S or self.T, self.H, self.G, self.K, self.V, self.causal, self.type, self.device
         )
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
-    """The finding that exceeds its limit most."""
+    """Returns the finding that exceeds its limit most; one that is only noted counts after all others."""
 
-    def excess(f: Finding) -> float:
-        ratio = f.error / f.limit if f.limit else (0.0 if f.error == 0 else math.inf)
-        return math.inf if math.isnan(ratio) else ratio
+    def excess(finding: Finding) -> tuple[bool, float]:
+        if finding.limit > 0 and not math.isnan(finding.error):
+            return finding.broken, finding.error / finding.limit
+        if finding.exceeded:
+            return finding.broken, math.inf
+        return False, 0.0
 
     return max(findings, key=excess)
 
 
 def difference(got: Tensor, want: Tensor, scale: Tensor | float | None = None) -> float:
-    """Largest |got − want| relative to the largest |want|, or to `scale`; NaN and infinity are infinitely wrong."""
+    """Returns the largest |got − want| relative to the largest |want|, or to `scale`.
+
+    Another shape is infinitely wrong, and so is NaN, even where both have it: nobody means to compute that.
+    """
     if got.shape != want.shape:
         return math.inf
     if got.numel() == 0:
         return 0.0
-    got, want = got.detach().double(), want.detach().double()
+    got = got.detach().double()
+    want = want.detach().double()
     if scale is None:
         scale = want.abs().max()
     gap = (got - want).abs() / torch.as_tensor(scale).detach().double().clamp(min=1e-30)
-    same = (got == want) | (got.isnan() & want.isnan())
-    gap = torch.where(same, 0.0, gap)
-    return math.inf if not bool(gap.isfinite().all()) else float(gap.max())
+    gap = torch.where(got == want, 0.0, gap)  # infinity less infinity would be NaN
+    if not bool(gap.isfinite().all()):
+        return math.inf
+    return float(gap.max())
 
 
 Compared = tuple[Tensor, Tensor, Tensor | float | None]
 
 
 def agree(case: Case, compute: Callable[[Case], Compared], what: str, times: float = 2.0) -> Finding:
-    """Whether `compute` gives (got, want) that agree at the case's precision."""
+    """Returns whether what `compute` gives, (got, want, scale), agrees at the case's precision.
+
+    In half precision both are compared with what `compute` wants in float64: `got` may be `times` as wrong as `want`.
+    """
     got, want, scale = compute(case)
-    if case.type in TOLERANCE:
-        return Finding(difference(got, want, scale), TOLERANCE[case.type], what)
+    if case.tolerance is not None:
+        return Finding(difference(got, want, scale), case.tolerance, what)
     _, truth, scale = compute(case.but(dtype="float64", rounded=case.dtype))
     half_a_step = torch.finfo(case.type).eps / 2  # rounding the answer alone may cost this much
     allowed = max(difference(want.to(case.type), truth, scale), half_a_step)
@@ -148,13 +202,15 @@ def agree(case: Case, compute: Callable[[Case], Compared], what: str, times: flo
 
 
 def comparable(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, *tensors: Tensor) -> list[Tensor]:
-    """Rows on which rounding cannot decide."""
+    """Returns the rows of each tensor [B,H,T,·] on which rounding cannot decide."""
     sure = mechanism.unambiguous_rows(q, k, mask)
-    return list(tensors) if sure is None else [x[sure] for x in tensors]
+    if sure is None:
+        return list(tensors)
+    return [x[sure] for x in tensors]
 
 
-def spread(mechanism: Mechanism, weights: Tensor, v: Tensor) -> Tensor | None:
-    """Where weights may be negative, what rounding is relative to: Σ|w||v| of each row."""
-    if not mechanism.signed:
+def cancellation_scale(mechanism: Mechanism, weights: Tensor, v: Tensor) -> Tensor | None:
+    """Returns what rounding is relative to where weights can cancel: Σ|w||v| of each row, [B,H,T,1]; else None."""
+    if not mechanism.signed and not bool((weights < 0).any()):
         return None
     return mix(weights.abs(), v.to(weights.dtype).norm(dim=-1, keepdim=True)).clamp(min=1e-30)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -16,21 +17,31 @@ from regard.laws.case import (
     DoesNotApply,
     Finding,
     agree,
+    cancellation_scale,
     comparable,
     difference,
-    spread,
     worst,
 )
 from regard.laws.subjects import Subject
-from regard.mechanisms import Mechanism, fork, mix
+from regard.mechanisms import Mechanism, Pairwise, fork, mix
 from regard.shapes import Mask, Size
 
 
 def _mechanism(subject: Subject, case: Case) -> Mechanism:
-    built = subject.mechanism(case)
-    if built is None:
+    """Returns the mechanism of a case; what is no mechanism has no faces to compare."""
+    mechanism = subject.mechanism(case)
+    if mechanism is None:
         raise DoesNotApply("a bare function or module has only one face")
-    return built
+    return mechanism
+
+
+def _against_forward(mechanism: Mechanism, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Compared:
+    """Returns an output beside that of the parallel face, on the rows that rounding does not decide."""
+    want = mechanism(q, k, v, mask)
+    scale = cancellation_scale(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v))
+    if scale is None:
+        out, want = comparable(mechanism, q, k, mask, out, want)
+    return out, want, scale
 
 
 def parallel_is_weights(subject: Subject, case: Case) -> Finding:
@@ -39,13 +50,16 @@ def parallel_is_weights(subject: Subject, case: Case) -> Finding:
 
     def compute(case: Case) -> Compared:
         mechanism = _mechanism(subject, case)
-        S = case.S if mechanism.crosses and not case.causal and case.window is None and not case.documents else case.T
+        S = case.T
+        if mechanism.crosses and not case.causal and case.window is None and not case.documents:
+            S = case.S
         q, k, v = case.qkv(S=S)
         mask = case.mask(case.T, S)
         weights = mechanism.weights(q, k, mask)
-        hidden = mask.zero_hidden(v).to(weights.dtype)
-        out, want = mechanism(q, k, v, mask), mix(weights, hidden)
-        scale = spread(mechanism, weights, hidden)
+        values = mask.zero_hidden(v).to(weights.dtype)
+        out = mechanism(q, k, v, mask)
+        want = mix(weights, values)
+        scale = cancellation_scale(mechanism, weights, values)
         if scale is None:
             out, want = comparable(mechanism, q, k, mask, out, want)
         return out, want, scale
@@ -57,10 +71,8 @@ def recurrent_is_parallel(subject: Subject, case: Case) -> Finding:
     """recurrent = causal parallel, for any split into chunks"""
     _mechanism(subject, case)
     case = case.but(causal=True, documents=False)
-    splits = torch.Generator().manual_seed(case.seed)
-    chunks: list[int] = []
-    while sum(chunks) < case.T:
-        chunks.append(min(1 + int(torch.randint(0, 1 + case.T // 2, (), generator=splits)), case.T - sum(chunks)))
+    some_chunks = _draw_chunks(case)
+    single_tokens = [1] * min(case.T, 9) + [case.T - 9] * (case.T > 9)
 
     def compute(case: Case, chunks: list[int]) -> Compared:
         mechanism = _mechanism(subject, case)
@@ -68,20 +80,35 @@ def recurrent_is_parallel(subject: Subject, case: Case) -> Finding:
         mask = case.mask(case.T, case.T)
         state = mechanism.empty(case.size(S=2), Mask(window=mask.window))
         parts = []
-        seen = [None] * len(chunks) if mask.visible is None else mask.visible.split(chunks, 1)
-        for qs, ks, vs, visible in zip(q.split(chunks, 2), k.split(chunks, 2), v.split(chunks, 2), seen, strict=True):
-            out, state = mechanism.extend(qs, ks, vs, fork(state), visible)
+        visible = _split_visible(mask.visible, chunks)
+        for qs, ks, vs, seen in zip(q.split(chunks, 2), k.split(chunks, 2), v.split(chunks, 2), visible, strict=True):
+            # A state is used up by extending it: a copy shows whether anything is kept outside of it.
+            out, state = mechanism.extend(qs, ks, vs, fork(state), seen)
             parts.append(out)
-        out, want = torch.cat(parts, 2), mechanism(q, k, v, mask)
-        scale = spread(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v)) if mechanism.signed else None
-        if scale is None:
-            out, want = comparable(mechanism, q, k, mask, out, want)
-        return out, want, scale
+        return _against_forward(mechanism, torch.cat(parts, 2), q, k, v, mask)
 
     return worst(
         agree(case, partial(compute, chunks=chunks), f"chunks of {chunks} against the whole")
-        for chunks in (chunks, [1] * min(case.T, 9) + [case.T - 9] * (case.T > 9))
+        for chunks in (some_chunks, single_tokens)
     )
+
+
+def _draw_chunks(case: Case) -> list[int]:
+    """Returns a random split of the case's tokens into chunks."""
+    generator = torch.Generator().manual_seed(case.seed)
+    chunks: list[int] = []
+    while sum(chunks) < case.T:
+        n = 1 + int(torch.randint(0, 1 + case.T // 2, (), generator=generator))
+        chunks.append(min(n, case.T - sum(chunks)))
+    return chunks
+
+
+def _split_visible(visible: Tensor | None, chunks: list[int]) -> Sequence[Tensor | None]:
+    """Returns the part of each chunk of a mask of visible keys [B,T]."""
+    if visible is None:
+        return [None] * len(chunks)
+    parts: Sequence[Tensor] = visible.split(chunks, 1)
+    return parts
 
 
 def rows_sum_to_one(subject: Subject, case: Case) -> Finding:
@@ -91,8 +118,12 @@ def rows_sum_to_one(subject: Subject, case: Case) -> Finding:
     mask = case.mask(case.T, case.T)
     weights = mechanism.weights(q, k, mask).detach().double()
     allowed = mask.allowed(case.T, case.T, q.device)
-    sees = torch.ones_like(weights, dtype=torch.bool) if allowed is None else allowed.expand_as(weights)
-    limit = TOLERANCE.get(weights.dtype if case.type == torch.float64 else torch.float32, 1e-5)
+    if allowed is None:
+        allowed = torch.ones_like(weights, dtype=torch.bool)
+    sees = allowed.expand_as(weights)
+    limit = TOLERANCE[torch.float32]  # weights are kept in float32 or better
+    if case.type == torch.float64:
+        limit = TOLERANCE[torch.float64]
     size = weights.abs().sum(-1).clamp(min=1)
     findings = [
         Finding(difference(weights.sum(-1) / size, sees.any(-1) / size, 1.0), limit, "row sums"),
@@ -116,15 +147,11 @@ def written_is_cross(subject: Subject, case: Case) -> Finding:
         visible = case.visible(case.S)
         state = mechanism.empty(case.size(S=3))
         half = case.S // 2
-        for part in (slice(0, half), slice(half, case.S)):
-            state = mechanism.write(state, k[:, :, part], v[:, :, part], None if visible is None else visible[:, part])
+        halves = [half, case.S - half]
+        for ks, vs, seen in zip(k.split(halves, 2), v.split(halves, 2), _split_visible(visible, halves), strict=True):
+            state = mechanism.write(state, ks, vs, seen)
         parts = [mechanism.read(part, state) for part in q.split(max(1, case.T // 2), 2)]
-        mask = Mask(visible=visible)
-        out, want = torch.cat(parts, 2), mechanism(q, k, v, mask)
-        scale = spread(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v)) if mechanism.signed else None
-        if scale is None:
-            out, want = comparable(mechanism, q, k, mask, out, want)
-        return out, want, scale
+        return _against_forward(mechanism, torch.cat(parts, 2), q, k, v, Mask(visible=visible))
 
     return agree(case, compute, "write in two parts and read, against forward")
 
@@ -134,6 +161,8 @@ def flops_as_declared(subject: Subject, case: Case) -> Finding:
     from torch.utils.flop_counter import FlopCounterMode  # it loads triton where there is one, which takes its time
 
     mechanism = _mechanism(subject, case)
+    if not _declares_costs(mechanism):
+        raise DoesNotApply("it declares no costs of its own")
     mechanism.use = "plain"
     case = case.but(window=None, documents=False, padding="none")
     q, k, v = case.qkv()
@@ -149,17 +178,30 @@ def flops_as_declared(subject: Subject, case: Case) -> Finding:
     for face, size, run in faces:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             run()
-        counted, declared = counter.get_total_flops(), mechanism.cost(size, face).matmul
-        what = f"{face}: {declared:,} declared, {counted:,} counted"
-        findings.append(Finding(abs(declared - counted) / max(counted, 1), 0.0, what))
+        findings.append(_compare_flops(face, mechanism.cost(size, face).matmul, counter.get_total_flops()))
     leaves = [x.requires_grad_() for x in (q, k, v)] + [x for x in mechanism.parameters() if x.requires_grad]
     out = mechanism(q, k, v, mask)
     with FlopCounterMode(display=False) as counter:
         torch.autograd.grad(out.sum(), leaves, allow_unused=True)
-    counted, declared = counter.get_total_flops(), mechanism.gradient_cost(case.size()).matmul
-    what = f"gradients: {declared:,} declared, {counted:,} counted"
-    findings.append(Finding(abs(declared - counted) / max(counted, 1), 0.0, what))
+    declared = mechanism.gradient_cost(case.size()).matmul
+    findings.append(_compare_flops("gradients", declared, counter.get_total_flops()))
     return worst(findings)
+
+
+def _compare_flops(what: str, declared: int, counted: int) -> Finding:
+    error = abs(declared - counted) / max(counted, 1)
+    return Finding(error, 0.0, f"{what}: {declared:,} declared, {counted:,} counted")
+
+
+def _declares_costs(mechanism: Mechanism) -> bool:
+    """Returns whether a mechanism says what its scores cost.
+
+    One of regard's families knows the cost of weights @ v, but not that of weights somebody else computes.
+    """
+    if not isinstance(mechanism, Pairwise) or type(mechanism).__module__.startswith("regard."):
+        return True
+    cls: type[Pairwise] = type(mechanism)
+    return cls.score_flops is not Pairwise.score_flops or cls.cost is not Pairwise.cost
 
 
 def kernel_is_reference(subject: Subject, case: Case) -> Finding:
@@ -168,15 +210,18 @@ def kernel_is_reference(subject: Subject, case: Case) -> Finding:
     kernels = [(face, kernel) for faces in registry.values() for face, kernel in faces.items()]
     if not kernels:
         raise DoesNotApply("no kernel is registered for it")
-    findings, refusals = [], []
+    findings: list[Finding] = []
+    refusals: list[str] = []
     for face, kernel in kernels:
-        # A state is first extended plainly, by nothing, by half, and by all tokens but one.
-        for start in sorted({0, case.T // 2, case.T - 1}) if face == "extend" else [0]:
+        starts = [0]
+        if face == "extend":  # a state that no token, half of them, or all but one have been through
+            starts = sorted({0, case.T // 2, case.T - 1})
+        for start in starts:
             refusal = kernel.refuses(*_kernel_arguments(subject, case, face, start))
             if refusal is not None:
                 refusals.append(f"{kernel.name}: {refusal}")
                 continue
-            with _poisoned():
+            with _poisoned_memory():
                 fast = _kernel_results(subject, case, face, start, kernel.name)
             plain = _kernel_results(subject, case, face, start, "plain")
             truth = plain
@@ -190,47 +235,67 @@ def kernel_is_reference(subject: Subject, case: Case) -> Finding:
 
 
 def _kernel_arguments(subject: Subject, case: Case, face: str, start: int) -> tuple[Any, ...]:
-    """The mechanism, and the arguments of its face; for "extend", a state that `start` tokens have been through."""
+    """Returns the mechanism and the arguments of its face.
+
+    For "extend", that is a state that `start` tokens have been through, and the tokens after them.
+    """
     mechanism = _mechanism(subject, case)
     q, k, v = case.qkv()
     mask = case.mask(case.T, case.T)
     if face == "forward":
-        return mechanism, q, k, v, mask if "k" in mechanism.needs else mask.but(size_override=(case.T, case.T))
+        if "k" not in mechanism.needs:
+            mask = mask.but(size_override=(case.T, case.T))
+        return mechanism, q, k, v, mask
     mechanism.use = "plain"
     state = mechanism.empty(case.size(S=case.T + 1), Mask(window=mask.window))
-    seen = [None, None] if mask.visible is None else mask.visible.split([start, case.T - start], 1)
-    (q0, q), (k0, k), (v0, v) = (x.split([start, case.T - start], 2) for x in (q, k, v))
-    _, state = mechanism.extend(q0, k0, v0, state, seen[0])
-    return mechanism, q, k, v, state, seen[1]
+    sizes = [start, case.T - start]
+    before, after = zip(*(x.split(sizes, 2) for x in (q, k, v)), strict=True)
+    seen_before, seen_after = _split_visible(mask.visible, sizes)
+    q, k, v = before
+    _, state = mechanism.extend(q, k, v, state, seen_before)
+    return mechanism, *after, state, seen_after
 
 
 def _kernel_results(subject: Subject, case: Case, face: str, start: int, use: str) -> list[Tensor]:
-    """The output and, where it carries any, the gradients."""
-    mechanism, q, k, v, *rest = _kernel_arguments(subject, case, face, start)
+    """Returns the output and, where it carries any, the gradients."""
+    mechanism, *arguments = _kernel_arguments(subject, case, face, start)
     mechanism.use = use
     if face == "extend":
         with torch.no_grad():
-            out, state = mechanism.extend(q, k, v, *rest)
+            out, state = mechanism.extend(*arguments)
         return [out, state.tokens.to(out.dtype)]
-    leaves = [x.requires_grad_() for x in (q, k, v)] + [x for x in mechanism.parameters() if x.requires_grad]
-    out = mechanism(q, k, v, *rest)
-    # Where weights cancel, a direction that depended on out would add out's rounding to the gradient.
-    direction = case.draw(*out.shape, stream=4) if mechanism.signed else out.detach().cos()
-    grads = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
-    return [out, *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True))]
+    leaves = [x.requires_grad_() for x in arguments[:3]] + [x for x in mechanism.parameters() if x.requires_grad]
+    out = mechanism(*arguments)
+    direction = out.detach().cos()
+    if mechanism.signed:  # where weights cancel, a direction that depends on out adds out's rounding to the gradient
+        direction = case.draw(*out.shape, stream=4)
+    return [out, *gradients_or_zeros((out * direction).sum(), leaves)]
+
+
+def gradients_or_zeros(total: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradient of a number for each leaf, zeros for one that it does not depend on."""
+    grads = torch.autograd.grad(total, leaves, allow_unused=True)
+    filled = []
+    for grad, leaf in zip(grads, leaves, strict=True):
+        if grad is None:
+            grad = torch.zeros_like(leaf)
+        filled.append(grad)
+    return filled
 
 
 def _kernel_scale(subject: Subject, case: Case, face: str, start: int) -> Tensor | None:
-    """What rounding of the output is relative to where weights may be negative."""
+    """Returns what rounding of the output is relative to where weights may be negative, [B,H,T,1]; else None."""
     exact = case.but(dtype="float64", rounded=case.rounded or case.dtype)
     mechanism = _mechanism(subject, exact)
     if not mechanism.signed:
         return None
     q, k, v = exact.qkv()
     mask = exact.mask(case.T, case.T)
-    mask = mask.but(causal=True, documents=None) if face == "extend" else mask
-    scale = spread(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v))
-    return None if scale is None else scale[:, :, start:]
+    if face == "extend":
+        mask = mask.but(causal=True, documents=None)
+    scale = cancellation_scale(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v))
+    assert scale is not None
+    return scale[:, :, start:]
 
 
 def _kernel_findings(
@@ -241,27 +306,35 @@ def _kernel_findings(
     truth: list[Tensor],
     output_scale: Tensor | None,
 ) -> list[Finding]:
-    """Outputs against the largest output (or their own scale), gradients against the largest gradient."""
+    """Returns how far a kernel is from the truth: outputs relative to the largest output or to their own scale,
+    gradients relative to the largest gradient."""
     findings = []
-    largest = [truth[0].abs().max(), max((t.abs().max() for t in truth[1:]), default=truth[0].abs().max())]
-    if output_scale is not None:
-        largest[0] = output_scale
+    if output_scale is None:
+        output_scale = truth[0].abs().max()
+    gradient_scale = max((t.abs().max() for t in truth[1:]), default=truth[0].abs().max())
     for n, (f, p, t) in enumerate(zip(fast, plain, truth, strict=True)):
-        scale = largest[min(n, 1)].clamp(min=1e-30)
-        limit = TOLERANCE.get(case.type)
+        name = "output"
+        times = 2
+        scale = output_scale
+        if n > 0:
+            name = f"gradient {n}"
+            times = 3
+            scale = gradient_scale
+        scale = scale.clamp(min=1e-30)
+        limit = case.tolerance
         if limit is None:
-            limit = (2 if n == 0 else 3) * max(difference(p, t, scale), torch.finfo(case.type).eps / 2)
-        name = "output" if n == 0 else f"gradient {n}"
+            limit = times * max(difference(p, t, scale), torch.finfo(case.type).eps / 2)
         findings.append(Finding(difference(f, t, scale), limit, f"{what}: {name}"))
     return findings
 
 
-class _poisoned:
-    """Inside, memory from torch.empty is NaN, so that a kernel cannot forget to write a part of its output."""
-
-    def __enter__(self) -> None:
-        self.before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True, warn_only=True)
-
-    def __exit__(self, *_: object) -> None:
-        torch.use_deterministic_algorithms(self.before)
+@contextmanager
+def _poisoned_memory() -> Iterator[None]:
+    """Fills memory from torch.empty with NaN, so that a kernel cannot forget to write a part of its output."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)

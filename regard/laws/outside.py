@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from regard.laws.case import TOLERANCE, Case, DoesNotApply, Finding, comparable, difference, spread, worst
+from regard.laws.case import Case, DoesNotApply, Finding, cancellation_scale, comparable, difference, worst
+from regard.laws.faces import gradients_or_zeros
 from regard.laws.subjects import Subject
 from regard.mechanisms import Argmax, Mechanism, Softmax
 from regard.shapes import Mask
@@ -21,7 +21,6 @@ def looks_ahead(subject: Subject, case: Case) -> Finding:
         raise DoesNotApply("it does not claim to be causal")
     case = case.but(causal=True, padding="none", documents=False)
     findings = []
-    tokens = subject.token_axis
     # A stabiliser over the whole sequence shows itself by its epsilon, or where early keys are huge and late ones not.
     for size in (1.0, 30.0):
         inputs = [x * size for x in subject.inputs(case)]
@@ -29,191 +28,179 @@ def looks_ahead(subject: Subject, case: Case) -> Finding:
         before = subject.run(case, inputs)
         for j in sorted({case.T - 1, case.T // 2} - {0}):
             for factor in (1.0, 3.0, 30.0, 0.0):
-                changed = [x.clone() for x in inputs]
-                for n, x in enumerate(changed):
-                    shape = x.select(tokens, j).shape
-                    x.select(tokens, j).copy_(factor * case.draw(*shape, stream=10 + n))
-                after = subject.run(case, changed)
-                axis = subject.token_axis
-                gap = difference(after.narrow(axis, 0, j), before.narrow(axis, 0, j), before.abs().max())
-                limit = TOLERANCE.get(case.type, torch.finfo(case.type).eps)
-                findings.append(
-                    Finding(gap, limit, f"outputs before token {j} of {case.T} when it changes (×{factor:g})")
-                )
+                after = subject.run(case, _replace_token(subject, case, inputs, j, factor))
+                what = f"outputs before token {j} of {case.T} when it changes (×{factor:g})"
+                findings.append(_compare_prefix(subject, case, after, before, j, what))
     if not findings:
         raise DoesNotApply("one token has nothing ahead of it")
     found = worst(findings)
-    return found if found.broken else worst([found, _prefix_alone(subject, case)])
+    if found.broken:
+        return found
+    return worst([found, _prefix_alone(subject, case)])
+
+
+def _replace_token(subject: Subject, case: Case, inputs: list[Tensor], j: int, factor: float) -> list[Tensor]:
+    """Returns the inputs with another token j, `factor` times as large as usual."""
+    changed = [x.clone() for x in inputs]
+    for n, x in enumerate(changed):
+        token = x.select(subject.token_axis, j)
+        token.copy_(factor * case.draw(*token.shape, stream=10 + n))
+    return changed
+
+
+def _compare_prefix(subject: Subject, case: Case, after: Tensor, before: Tensor, j: int, what: str) -> Finding:
+    """Returns how far outputs before token j have moved, relative to the largest of all outputs."""
+    if after.shape != before.shape:
+        return Finding(math.inf, 0.0, f"{what}: the output's shape changes")
+    got = after.narrow(subject.token_axis, 0, j)
+    want = before.narrow(subject.token_axis, 0, j)
+    if not bool(want.isfinite().all()):  # inputs beyond what it can compute: another law asks about those
+        return Finding(0.0, 0.0, what)
+    return Finding(difference(got, want, want.abs().max()), case.tolerance_or(1.0), what)
 
 
 def _prefix_alone(subject: Subject, case: Case) -> Finding:
-    """The first half of the tokens alone: what depends on the length of the whole looks ahead, too."""
+    """Returns whether the first half of the tokens alone gives what it gives among the rest.
+
+    What depends on the length of the whole looks ahead, too.
+    """
     n = (case.T + 1) // 2
+    what = f"outputs of the first {n} of {case.T} tokens without the rest"
+    if not subject.takes_length(n):
+        return Finding(0.0, 0.0, what)
     inputs = subject.inputs(case)
     whole = subject.run(case, inputs).narrow(subject.token_axis, 0, n)
     alone = subject.run(case, [x.narrow(subject.token_axis, 0, n) for x in inputs])
-    scale, sure = subject.spread(case, inputs), subject.certain(case, inputs)
-    scale = whole.abs().max() if scale is None else scale.narrow(subject.token_axis, 0, n)
+    scale = subject.cancellation_scale(case, inputs)
+    if scale is None:
+        scale = whole.abs().max()
+    else:
+        scale = scale.narrow(subject.token_axis, 0, n)
+    sure = subject.unambiguous_rows(case, inputs)
     if sure is not None:
-        alone, whole = alone[sure[..., :n]], whole[sure[..., :n]]
-    limit = TOLERANCE.get(case.type, 2 * torch.finfo(case.type).eps)
-    return Finding(
-        difference(alone, whole, scale), limit, f"outputs of the first {n} of {case.T} tokens without the rest"
-    )
-
-
-def hidden_keys_are_inert(subject: Subject, case: Case) -> Finding:
-    """a row with nothing to see gives zeros; hidden keys are inert, NaN included, in outputs and gradients"""
-    if not subject.takes_visible:
-        raise DoesNotApply("it takes no mask of visible keys")
-    case = case.but(documents=False, padding=case.padding if case.padding != "none" else "inside")
-    visible = case.visible(case.T)
-    assert visible is not None
-    blind = visible.clone()
-    blind[0] = False
-    findings = []
-    clean = subject.inputs(case)
-    nothing = subject.run(case, clean, blind)[0]
-    findings.append(
-        Finding(difference(nothing, torch.zeros_like(nothing), 1.0), 0.0, "outputs of rows that see nothing")
-    )
-    if case.causal and case.T > 1:  # queries before the first visible key see nothing, though later keys are visible
-        late = case.range(case.T).expand(case.B, -1) >= case.T // 2
-        early = subject.run(case, clean, late).narrow(subject.token_axis, 0, case.T // 2)
-        what = "outputs of queries before the first visible key"
-        findings.append(Finding(difference(early, torch.zeros_like(early), 1.0), 0.0, what))
-    dirty = [x.clone() for x in clean]
-    spoilt = range(len(dirty)) if len(dirty) == 1 else range(1, len(dirty))  # queries are nobody's key
-    for n in spoilt:
-        hidden = ~visible if subject.token_axis == 1 else ~visible[:, None]
-        hidden = hidden.expand(dirty[n].shape[:-1])
-        dirty[n][hidden] = float("nan") if n % 2 else float("inf")
-    results = []
-    for tensors in (clean, dirty):
-        leaves = [x.clone().requires_grad_() for x in tensors]
-        out = subject.run(case, leaves, visible)
-        if len(leaves) == 1:  # a token's own output may be anything where the token is
-            out = out[visible]
-        grads = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True) if out.requires_grad else []
-        results.append((out, [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=False)]))
-    (want, want_grads), (got, got_grads) = results
-    limit = TOLERANCE.get(case.type, torch.finfo(case.type).eps)
-    findings.append(Finding(difference(got, want), limit, "outputs with NaN or infinity in hidden keys and values"))
-    if len(clean) > 1:
-        for n, (g, w) in enumerate(zip(got_grads, want_grads, strict=True)):
-            findings.append(
-                Finding(difference(g, w), limit, f"gradient of {'qkv'[n]} with NaN or infinity in hidden keys")
-            )
-            if n:
-                own = g[~visible[:, None].expand(g.shape[:-1])]
-                findings.append(
-                    Finding(difference(own, torch.zeros_like(own), 1.0), 0.0, f"gradient of hidden {'qkv'[n]}")
-                )
-    return worst(findings)
+        alone = alone[sure[..., :n]]
+        whole = whole[sure[..., :n]]
+    return Finding(difference(alone, whole, scale), case.tolerance_or(2.0), what)
 
 
 def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
     """padding (left, right, inside), batch size and batch order do not matter"""
-    case = case.but(B=max(case.B, 2), window=case.window if subject.mechanism(case) is not None else None)
+    case = case.but(B=max(case.B, 2))
     findings = []
-    axis = subject.token_axis
-    style: Literal["none", "left", "right", "inside"] = case.padding
     plain = case.but(padding="none", documents=False)
     inputs = subject.inputs(plain)
     whole = subject.run(plain, inputs)
-    limit = TOLERANCE.get(case.type, 2 * torch.finfo(case.type).eps)
-    largest = whole.abs().max()
-    weigh = subject.spread(plain, inputs)
+    sure = subject.unambiguous_rows(plain, inputs)
+    scale = subject.cancellation_scale(plain, inputs)
 
-    def gap(got: Tensor, b: int | slice, want: Tensor) -> float:
-        sure = subject.certain(plain, inputs)
+    def compare(got: Tensor, rows: int | slice, what: str) -> Finding:
+        want = whole[rows]
+        relative_to = whole.abs().max()
+        if got.shape != want.shape:
+            return Finding(math.inf, 0.0, f"{what}: output {list(got.shape)} instead of {list(want.shape)}")
+        if scale is not None:
+            relative_to = scale[rows]
         if sure is not None:
-            got, want = got[sure[b]], want[sure[b]]
-        return difference(got, want, largest if weigh is None else weigh[b])
+            got = got[sure[rows]]
+            want = want[sure[rows]]
+        return Finding(difference(got, want, relative_to), case.tolerance_or(2.0), what)
 
     order = case.range(case.B).roll(1)
-    findings.append(
-        Finding(
-            gap(subject.run(plain, [x[order] for x in inputs])[order.argsort()], slice(None), whole),
-            limit,
-            "order of the batch",
-        )
-    )
+    reordered = subject.run(plain, [x[order] for x in inputs])
+    findings.append(compare(reordered[order.argsort()], slice(None), "order of the batch"))
     for b in range(case.B):
-        alone = subject.run(plain, [x[b : b + 1] for x in inputs])[0]
-        findings.append(Finding(gap(alone, b, whole[b]), limit, f"sequence {b} alone and in a batch"))
-    if subject.takes_visible and style != "none":
+        alone = subject.run(plain, [x[b : b + 1] for x in inputs])
+        findings.append(compare(alone[0], b, f"sequence {b} alone and in a batch"))
+    if subject.takes_visible and case.padding != "none":
         for b in range(case.B):
-            longer = case.T + 1 + b
-            visible = case.but(B=case.B).visible(longer)
-            assert visible is not None
-            visible = _exactly(visible[b : b + 1], case.T)
-            padded = []
-            for n, x in enumerate(inputs):
-                shape = list(x[b : b + 1].shape)
-                shape[axis] = longer
-                wide = 3 * case.draw(*shape, stream=20 + n)
-                place = visible if axis == 1 else visible[:, None].expand(shape[:-1])
-                wide[place] = x[b : b + 1].reshape(-1, x.shape[-1])
-                padded.append(wide)
+            if not subject.takes_length(case.T + 1 + b):
+                continue
+            padded, visible = _pad(subject, case, inputs, b)
             out = subject.run(plain, padded, visible)
-            kept = out[visible] if axis == 1 else out[visible[:, None].expand(out.shape[:-1])].view(1, *whole.shape[1:])
-            findings.append(Finding(gap(kept.view(whole[b].shape), b, whole[b]), limit, f"sequence {b} padded {style}"))
+            kept = out[_expand(visible, out, subject)].view(whole[b].shape)
+            findings.append(compare(kept, b, f"sequence {b} padded {case.padding}"))
     if case.documents and subject.mechanism(case) is not None and case.T > 1:
-        findings.append(_packed_is_separate(subject, plain, inputs, limit))
+        findings.append(_packed_is_separate(subject, plain, inputs))
     return worst(findings)
 
 
-def _exactly(visible: Tensor, n: int) -> Tensor:
-    """The same pattern with exactly n visible."""
-    off = (~visible[0]).nonzero()[:, 0].tolist()
-    on = visible[0].nonzero()[:, 0].tolist()
-    keep = sorted((on + off)[:n])
-    made = torch.zeros_like(visible)
-    made[0, keep] = True
-    return made
+def _pad(subject: Subject, case: Case, inputs: list[Tensor], b: int) -> tuple[list[Tensor], Tensor]:
+    """Returns one sequence of a batch among tokens that are to be hidden, and which tokens are visible, [1,T]."""
+    longer = case.T + 1 + b
+    pattern = case.visible(longer)
+    assert pattern is not None
+    visible = _choose(pattern[b : b + 1], case.T)
+    padded = []
+    for n, x in enumerate(inputs):
+        sequence = x[b : b + 1]
+        shape = list(sequence.shape)
+        shape[subject.token_axis] = longer
+        filled = 3 * case.draw(*shape, stream=20 + n)
+        filled[_expand(visible, filled, subject)] = sequence.reshape(-1, x.shape[-1])
+        padded.append(filled)
+    return padded, visible
 
 
-def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor], limit: float) -> Finding:
+def _expand(tokens: Tensor, x: Tensor, subject: Subject) -> Tensor:
+    """Returns a mask of tokens [B,T] for all of x's axes but the last."""
+    if subject.token_axis == 2:
+        tokens = tokens[:, None]
+    return tokens.expand(x.shape[:-1])
+
+
+def _choose(visible: Tensor, n: int) -> Tensor:
+    """Returns the pattern [1,T] with exactly n visible."""
+    hidden = (~visible[0]).nonzero()[:, 0].tolist()
+    shown = visible[0].nonzero()[:, 0].tolist()
+    chosen = torch.zeros_like(visible)
+    chosen[0, sorted((shown + hidden)[:n])] = True
+    return chosen
+
+
+def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor]) -> Finding:
+    """Returns whether two documents packed into one row give what each gives alone."""
     mechanism = subject.mechanism(case)
     assert mechanism is not None
     cut = case.T // 2
     documents = (case.range(case.T) >= cut).long().expand(case.B, -1)
-    mask = Mask(case.causal, window=case.window)
+    apart = Mask(case.causal, window=case.window)
+    together = apart.but(documents=documents)
     q, k, v = inputs
-    packed = mechanism(q, k, v, mask.but(documents=documents))
-    separate = [mechanism(*(x[:, :, part] for x in inputs), mask) for part in (slice(0, cut), slice(cut, case.T))]
-    scale = spread(mechanism, mechanism.weights(q, k, mask.but(documents=documents)), v)
-    got, want = packed, torch.cat(separate, 2)
+    got = mechanism(q, k, v, together)
+    halves = zip(*(x.split([cut, case.T - cut], 2) for x in inputs), strict=True)
+    want = torch.cat([mechanism(*half, apart) for half in halves], 2)
+    scale = cancellation_scale(mechanism, mechanism.weights(q, k, together), v)
     if scale is None:
-        got, want = comparable(mechanism, q, k, mask.but(documents=documents), got, want)
-    return Finding(difference(got, want, scale), limit, "two documents packed and apart")
+        got, want = comparable(mechanism, q, k, together, got, want)
+    return Finding(difference(got, want, scale), case.tolerance_or(2.0), "two documents packed and apart")
 
 
 def gradients_are_right(subject: Subject, case: Case) -> Finding:
     """gradients agree with finite differences (argmax: only v has any; straight-through: dq, dk are softmax's)"""
     case = case.but(dtype="float64", T=min(case.T, 5), B=1, padding="none", window=None, documents=False)
-    inputs = subject.inputs(case)
+    case = subject.fit(case)
+    if case.dtype != "float64" or case.precision is not None:
+        raise DoesNotApply("it does not compute in float64, which finite differences need")
+    *others, values = subject.inputs(case)
     # Moderate queries and keys: finite differences mean nothing where rounding is magnified, as near (q·k + 1)² = 0.
-    inputs = [(0.3 * x if n + 1 < len(inputs) else x).requires_grad_() for n, x in enumerate(inputs)]
+    inputs = [x.requires_grad_() for x in [*(0.3 * x for x in others), values]]
     mechanism = subject.mechanism(case)
     if isinstance(mechanism, Argmax):
         return _argmax_gradients(mechanism, case, inputs)
     out = subject.run(case, inputs)
     if not out.requires_grad:
         raise DoesNotApply("its output carries no gradient")
-    used = [
-        x
-        for x, g in zip(inputs, torch.autograd.grad(out.sum(), inputs, allow_unused=True), strict=True)
-        if g is not None
-    ]
-    needed = inputs if mechanism is None else [x for x, n in zip(inputs, "qkv", strict=True) if n in mechanism.needs]
+    grads = torch.autograd.grad(out.sum(), inputs, allow_unused=True)
+    used = [x for x, g in zip(inputs, grads, strict=True) if g is not None]
+    needed = inputs
+    if mechanism is not None:
+        needed = [x for x, n in zip(inputs, "qkv", strict=True) if n in mechanism.needs]
     if len(used) < len(needed):
         return Finding(math.inf, 0.0, "an input that the output depends on gets no gradient")
 
     def run(*leaves: Tensor) -> Tensor:
-        given = iter(leaves)
-        return subject.run(case, [next(given) if any(x is u for u in used) else x for x in inputs])
+        replaced = dict(zip(map(id, used), leaves, strict=True))
+        return subject.run(case, [replaced.get(id(x), x) for x in inputs])
 
     try:
         gradcheck(run, used, eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
@@ -223,17 +210,20 @@ def gradients_are_right(subject: Subject, case: Case) -> Finding:
 
 
 def _argmax_gradients(mechanism: Argmax, case: Case, inputs: list[Tensor]) -> Finding:
+    """Returns whether argmax has its own gradients: dv by the chosen keys, dq and dk none, or softmax's."""
     mask = Mask(case.causal)
-    weigh = case.draw(case.B, case.H, case.T, case.V, stream=30)
+    direction = case.draw(case.B, case.H, case.T, case.V, stream=30)
 
-    def grads(m: Mechanism) -> list[Tensor]:
-        found = torch.autograd.grad((m(*inputs, mask) * weigh).sum(), inputs, allow_unused=True)
-        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
+    def grads(of: Mechanism) -> list[Tensor]:
+        return gradients_or_zeros((of(*inputs, mask) * direction).sum(), inputs)
 
-    got, hard = grads(mechanism), grads(Argmax())
-    soft = grads(Softmax()) if mechanism.gradient == "straight_through" else [torch.zeros_like(x) for x in inputs]
+    got = grads(mechanism)
+    hard = grads(Argmax())
+    soft = [torch.zeros_like(x) for x in inputs]
+    if mechanism.gradient == "straight_through":
+        soft = grads(Softmax())
     weights = Argmax().weights(inputs[0], inputs[1], mask).detach()
-    by_hand = (weights.mT @ weigh).reshape(case.B, case.G, -1, case.T, case.V).sum(2)
+    by_hand = (weights.mT @ direction).reshape(case.B, case.G, -1, case.T, case.V).sum(2)
     return worst(
         [
             Finding(difference(got[0], soft[0], 1.0), 1e-10, "dq against softmax's, or zero"),
@@ -245,24 +235,58 @@ def _argmax_gradients(mechanism: Argmax, case: Case, inputs: list[Tensor]) -> Fi
 
 
 def heads_and_shapes(subject: Subject, case: Case) -> Finding:
-    """out is [B,H,T,V], and query head h reads key/value head h // (H/G)"""
+    """out is [B,H,T,V], and output head h reads query head h and key/value head h // (H/G)"""
     case = case.but(padding="none", window=None, documents=False)
     inputs = subject.inputs(case)
     out = subject.run(case, inputs)
-    if len(inputs) == 1:
-        fits = out.shape[:2] == inputs[0].shape[:2]
-        return Finding(0.0 if fits else math.inf, 0.0, f"module output [B,T,·]: {list(out.shape)}")
+    if subject.token_axis == 1:
+        if out.dim() == 3 and out.shape[:2] == inputs[0].shape[:2]:
+            return _all_finite(out)
+        return Finding(math.inf, 0.0, f"module output {list(out.shape)}, expected [{case.B}, {case.T}, ·]")
     expected = (case.B, case.H, case.T, case.V)
-    if tuple(out.shape) != expected or out.dtype != case.type:
-        return Finding(math.inf, 0.0, f"got {list(out.shape)} {out.dtype}, expected {list(expected)} {case.type}")
-    findings = [Finding(0.0 if bool(out.isfinite().all()) else math.inf, 0.0, "finite outputs from ordinary inputs")]
-    group = case.H // case.G
-    for g in range(case.G if case.G > 1 else 0):
-        q, k, v = (x.clone() for x in inputs)
-        v[:, g] += 1
-        moved = (subject.run(case, [q, k, v]) - out).detach().abs().amax((0, 2, 3)).double()
-        should = case.range(case.H) // group == g
-        findings.append(Finding(float(moved[~should].max()), 0.0, f"heads outside group {g} that value head {g} moves"))
-        still = 0.0 if bool((moved[should] > 0).all()) else math.inf
-        findings.append(Finding(still, 0.0, f"heads of group {g} that value head {g} does not move"))
+    if tuple(out.shape) != expected:
+        return Finding(math.inf, 0.0, f"got {list(out.shape)}, expected {list(expected)}")
+    if out.dtype != case.type:
+        return Finding(math.inf, 0.0, f"got {out.dtype} from inputs of {case.type}", noted=not subject.own)
+    findings = [_all_finite(out)]
+    if case.H > 1:
+        findings += _heads_that_move(subject, case, inputs, out)
     return worst(findings)
+
+
+def _all_finite(out: Tensor) -> Finding:
+    error = 0.0
+    if not bool(out.isfinite().all()):
+        error = math.inf
+    return Finding(error, 0.0, "finite outputs from ordinary inputs")
+
+
+def _heads_that_move(subject: Subject, case: Case, inputs: list[Tensor], out: Tensor) -> list[Finding]:
+    """Returns whether changing one head of q, k or v moves the output heads that read it, and no others."""
+    findings = []
+    group = case.H // case.G
+    mechanism = subject.mechanism(case)
+    for n, name in enumerate("qkv"):
+        if mechanism is not None and name not in mechanism.needs:
+            continue
+        heads = case.H
+        size = 1
+        if name != "q":
+            heads = case.G
+            size = group
+        for h in range(heads):
+            changed = [x.clone() for x in inputs]
+            changed[n][:, h] = case.draw(*changed[n][:, h].shape, stream=70 + n)
+            moved = (subject.run(case, changed) - out).detach().abs().amax((0, 2, 3)).double()
+            reads = case.range(case.H) // size == h
+            others = moved[~reads]
+            if others.numel():
+                limit = case.tolerance_or(2.0) * float(out.detach().abs().max())
+                findings.append(Finding(float(others.max()), limit, f"output heads that {name} head {h} must not move"))
+            # With one token every weight is one, so that only values matter; argmax may choose the same key again.
+            if name == "v":
+                error = 0.0
+                if bool((moved[reads] == 0).any()):
+                    error = math.inf
+                findings.append(Finding(error, 0.0, f"output heads that {name} head {h} must move"))
+    return findings

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.kernels import fast, plain
-from regard.laws import LAWS, Case, applies, subject
+from regard.laws import LAWS, Case, Finding, ask, subject
 from regard.mechanisms import mechanism
 from regard.shapes import Mask, Size
 
@@ -42,8 +42,8 @@ SIZES = [
 def test_the_kernel_is_the_reference(name, options, dtype, size):
     if name == "quadratic" and dtype != "bfloat16":
         size = size | {"V": min(size["V"], 128)}  # the widest that it takes
-    found = applies(LAWS["kernel"], subject(name, **options), Case(**size, dtype=dtype, device="cuda"))
-    assert not isinstance(found, str), found
+    found = ask(LAWS["kernel"], subject(name, **options), Case(**size, dtype=dtype, device="cuda"))
+    assert isinstance(found, Finding), found
     assert not found.broken, found
 
 

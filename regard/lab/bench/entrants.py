@@ -17,7 +17,8 @@ from regard.lab.bench.config import PASSES, Race
 from regard.lab.bench.memory import free
 from regard.lab.bench.peers import PEERS, Peer
 from regard.laws import Subject
-from regard.laws.subjects import FunctionSubject, MechanismSubject
+from regard.laws.strangers import HEADS, Stranger
+from regard.laws.subjects import MechanismSubject
 from regard.mechanisms import Cost, Mechanism, fitted, lookup, mechanisms, on_meta
 from regard.registry import accepted_options
 from regard.shapes import Size
@@ -86,7 +87,7 @@ def _plugin_entrant(subject: Subject, config: Race) -> Entrant:
     """Returns the entrant of a plugin: a mechanism, or a function f(q, k, v, causal=True)."""
     if isinstance(subject, MechanismSubject):
         return _our_entrant(subject.label, config)._replace(peer=True)
-    if not isinstance(subject, FunctionSubject):
+    if not isinstance(subject, Stranger) or not _takes_heads(subject):
         raise RegardError(f"{subject.label} takes tokens x [B,T,D]; a race is of functions f(q, k, v, causal=True)")
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -100,6 +101,12 @@ def _plugin_entrant(subject: Subject, config: Race) -> Entrant:
         return attention_runner(attend, size, passing == "training")
 
     return Entrant(subject.label, None, True, make, lambda size, passing: None, _PASSES_OF_FUNCTIONS)
+
+
+def _takes_heads(subject: Stranger) -> bool:
+    """Returns whether a function takes q, k, v [B,H,T,K], as the race hands them over."""
+    subject.find_out()
+    return subject.layout is HEADS
 
 
 def _peer_entrant(peer: Peer, config: Race) -> Entrant:
