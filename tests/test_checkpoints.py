@@ -77,7 +77,7 @@ def test_going_on_from_any_step(at, tmp_path):
 
     def work(folder, progress=None, skip=0):
         task = Toy(measured=measured, metric="m")
-        task.asked = skip
+        task.evaluations = skip
         settings = {"saving": {"every": 3, "keep": 1}, "evaluation": {"every": 2, "patience": 1}}
         return trainer(folder, task, gpt(dropout=0.2), progress, **settings)
 
@@ -126,7 +126,7 @@ def test_a_crash_between_a_checkpoint_and_its_best_mark(place, at, tmp_path, mon
 
     def work(folder, skip=0):
         task = Toy(measured=measured, metric="m")
-        task.asked = skip
+        task.evaluations = skip
         return trainer(folder, task, evaluation={"every": 2}, saving={"every": 1, "keep": 1})
 
     work(tmp_path / "a").fit()
@@ -390,7 +390,7 @@ def test_a_damaged_best_is_told(tmp_path):
     real = task.evaluate
 
     def spoil(model):
-        if task.asked:
+        if task.evaluations:
             flipped(tmp_path / "checkpoints/step-2")
         return real(model)
 

@@ -21,7 +21,7 @@ from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.train import Run, checkpoint
 from regard.train.distributed import Process, _uses_all_parameters
-from regard.train.loop import resolve_compile
+from regard.train.graph import resolve_compile
 
 # Answers of unequal length, so that the processes have unequal shares of the targets; and no dropout.
 SMALL = [*MODEL, *WORLD, "model.dropout=0", "model.attention.dropout=0", "train.optimizer=sgd", "train.lr=0.5"]

@@ -27,7 +27,7 @@ from regard.lab.sentiment.run import Judged, _confusion, _wrong
 from regard.models import token_loss
 from regard.reporting import write_report
 from regard.train import recipe, stage
-from regard.train.loop import resolve_compile
+from regard.train.graph import resolve_compile
 from regard.train.tasks.sentiment import Sentiment, SentimentData, classify, encode_sentences, positive_probabilities
 
 pytest.importorskip("matplotlib")  # reports draw

@@ -28,25 +28,29 @@ TIMES = ("seconds", "tokens_per_second", "mfu")
 
 
 def pretraining(*changes: str) -> recipe.Recipe:
-    """Reading, by the built-in recipe at a toy size; 12 steps unless said."""
+    """Returns the built-in recipe of reading at a toy size; 12 steps unless said."""
     return recipe.load("knowledge/pretrain", [*TINY, "train.steps=12", *changes])
 
 
 def answering(*changes: str) -> recipe.Recipe:
-    """Answering, likewise."""
+    """Returns the built-in recipe of answering at a toy size; 12 steps unless said."""
     return recipe.load("knowledge/scratch", [*TINY, "train.steps=12", *changes])
 
 
 class Toy(Task):
-    """Rows of digits; what is measured was written down beforehand, one dict for each evaluation."""
+    """A task with rows of digits; what it measures is given beforehand, one dict for each evaluation."""
 
     highest = True
 
     def __init__(self, rows: int = 10, measured: list[dict[str, float]] | None = None, metric: str = "") -> None:
         source = torch.Generator().manual_seed(0)
-        self.tokenizer, self.rows, self.length = Characters("0123456789"), rows, 6
+        self.tokenizer = Characters("0123456789")
+        self.rows = rows
+        self.length = 6
         self.x = torch.randint(0, 10, (rows, self.length + 1), generator=source)
-        self.order, self.measured, self.asked = Order(rows, 0, CPU), measured or [], 0
+        self.order = Order(rows, 0, CPU)
+        self.measured = measured or []
+        self.evaluations = 0
         self.metric = metric  # type: ignore[misc]
 
     def batch(self, step: int, size: int) -> Batch:
@@ -54,12 +58,14 @@ class Toy(Task):
         return Batch(rows[:, :-1], rows[:, 1:])
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        self.asked += 1
-        return self.measured[self.asked - 1] if self.measured else {}
+        self.evaluations += 1
+        if not self.measured:
+            return {}
+        return self.measured[self.evaluations - 1]
 
 
 def gpt(dropout: float = 0.0, **changes: Any) -> regard.GPT:
-    """The smallest GPT that reads what Toy gives."""
+    """Returns the smallest GPT that reads what Toy gives."""
     torch.manual_seed(0)
     heads = {"heads": 2, "dropout": dropout}
     model = regard.GPT(vocabulary=10, length=6, width=8, layers=1, dropout=dropout, attention=heads, **changes)
@@ -70,14 +76,14 @@ def gpt(dropout: float = 0.0, **changes: Any) -> regard.GPT:
 def trainer(
     folder: Path, task: Task | None = None, model: Any = None, progress: Progress | None = None, **changes: Any
 ) -> Trainer:
-    """A trainer of a toy in a folder, which may hold a run of it already."""
+    """Returns a trainer of a toy in a folder, which may hold a run of it already."""
     config = TrainConfig().but(**(SHORT | changes))
     run = Run(folder) if (folder / "config.toml").exists() else Run.create(folder, {"train": config.as_dict()})
     return Trainer(model or gpt(), task or Toy(), config, run, progress or Progress())
 
 
 class Crash(BaseException):
-    """The process ends here, and saves nothing more."""
+    """Stands for the end of the process, which saves nothing more."""
 
 
 class StopAt(Progress):
@@ -98,13 +104,14 @@ CTRL_C = signal.SIGINT
 
 
 def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics but for how long things took."""
+    """Returns a line of metrics without how long things took."""
     return {key: value for key, value in row.items() if key not in TIMES}
 
 
 def bits(run: Run | Path) -> dict[str, Any]:
-    """All that must be the same in two runs that did the same: weights, optimiser, metrics, the best."""
-    run = run if isinstance(run, Run) else Run(run)
+    """Returns all that must be the same in two runs that did the same: weights, optimiser, metrics, the best."""
+    if not isinstance(run, Run):
+        run = Run(run)
     found: dict[str, Any] = {"metrics": [timeless(row) for row in run.metrics()], "best": run.best}
     for path in sorted(run.path.rglob("*.safetensors")):
         for name, tensor in load_file(path).items():

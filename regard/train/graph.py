@@ -1,4 +1,7 @@
-"""A training step as one CUDA graph: small models spend their time on launching kernels, and a graph is one launch."""
+"""How a training step is compiled, and a step as one CUDA graph.
+
+Small models spend their time on launching kernels, and a graph is one launch.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,29 @@ from collections.abc import Callable
 
 import torch
 
+from regard.config import ConfigError
 from regard.data.batch import Batch
 
 EAGER = 3  # steps before the capture, in which compilers and libraries set themselves up
+
+
+def resolve_compile(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
+    """Returns how steps are compiled: `name`, or what "auto" means here.
+
+    "auto" is one CUDA graph a step on a GPU. It is "off" on a CPU, where batches vary in shape, and where several
+    processes exchange gradients.
+    """
+    can_capture = device.type == "cuda" and not varies and processes == 1
+    if name in ("graph", "both") and not can_capture:
+        needs = "a CUDA device"
+        if varies:
+            needs = "batches of one shape, and this task's vary"
+        elif processes > 1:
+            needs = "a single process"
+        raise ConfigError(f"train.compile = {name!r} needs {needs}; expected auto, off or inductor here")
+    if name != "auto":
+        return name
+    return "graph" if can_capture else "off"
 
 
 class CapturedStep:

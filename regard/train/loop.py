@@ -29,7 +29,7 @@ from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint
 from regard.train.distributed import Loss, ParallelModel, Process, ReplicatedModel, ShardedModel, full_tensor
-from regard.train.graph import CapturedStep
+from regard.train.graph import CapturedStep, resolve_compile
 from regard.train.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -380,25 +380,6 @@ def is_better(value: float, best: float, higher: bool) -> bool:
     if higher:
         return value > best
     return value < best
-
-
-def resolve_compile(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
-    """Returns how steps are compiled: `name`, or what "auto" means here.
-
-    "auto" is one CUDA graph a step on a GPU. It is "off" on a CPU, where batches vary in shape, and where several
-    processes exchange gradients.
-    """
-    can_capture = device.type == "cuda" and not varies and processes == 1
-    if name in ("graph", "both") and not can_capture:
-        needs = "a CUDA device"
-        if varies:
-            needs = "batches of one shape, and this task's vary"
-        elif processes > 1:
-            needs = "a single process"
-        raise ConfigError(f"train.compile = {name!r} needs {needs}; expected auto, off or inductor here")
-    if name != "auto":
-        return name
-    return "graph" if can_capture else "off"
 
 
 @contextlib.contextmanager
