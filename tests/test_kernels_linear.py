@@ -296,7 +296,7 @@ def test_elsewhere_an_explicit_request_is_an_error_that_says_why():
 
 def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
-    base._say_once.cache_clear()
+    base._log_once.cache_clear()
     performer, q = Performer(features=600), torch.randn(1, 1, 3, 4)
     with caplog.at_level(logging.INFO, logger="regard"):
         out = performer(q, q, q, Mask(causal=True))
