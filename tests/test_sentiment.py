@@ -507,8 +507,8 @@ def test_judging_by_hand():
     rows = [Sentence("a", 1), Sentence("b", 0), Sentence("c", 1), Sentence("d", 0)]
     made = Judged(rows, [0.9, 0.2, 0.1, 0.8])
     assert made.right == [True, True, False, False] and _confusion(made) == [[1, 1], [1, 1]]
-    assert [(row["text"], row["label"]) for row in _wrong(made, 5)] == [("c", "positive"), ("d", "negative")]
-    assert [row["probability"] for row in _wrong(made, 1)] == [0.1]
+    assert [(row.text, row.label) for row in _wrong(made, 5)] == [("c", "positive"), ("d", "negative")]
+    assert [row.probability for row in _wrong(made, 1)] == [0.1]
 
 
 def test_comparisons_that_cannot_be(roberta, tmp_path):

@@ -28,7 +28,8 @@ from regard.data.tokens import write_tokens
 from regard.data.world import WorldConfig, make_world
 from regard.errors import OptionError, UnknownNameError, did_you_mean
 from regard.hub.classifier import Classifier
-from regard.lab.sentiment.run import inspected
+from regard.lab.results import to_json
+from regard.lab.sentiment.run import inspect_batch
 from regard.train.tasks.sentiment import Sentiment, SentimentData
 
 DEFAULT = WorldConfig()
@@ -141,15 +142,15 @@ def _batch(sentences: Path | None, model: str, n: int, length: int, seed: int, j
     asked = SentimentData(train="" if sentences is None else str(sentences), length=length)
     with TemporaryDirectory() as folder:  # for what is generated
         task = Sentiment(asked, seed, torch.device("cpu"), Path(folder), encoder.tokenizer)
-    found = inspected(task, n, n)
+    found = inspect_batch(task, n, n)
     if json:
-        return print_json(found)
+        return print_json(to_json(found))
     tensors = table("tensor", "type", "dtype", "shape", "what it holds")
-    for row in found["tensors"]:
-        tensors.add_row(row["name"], row["type"], row["dtype"], str(row["shape"]), row["what"])
+    for tensor in found.tensors:
+        tensors.add_row(tensor.name, tensor.type, tensor.dtype, str(tensor.shape), tensor.what)
     rows = table("row, decoded", "label", "tokens", "padding")
-    for row in found["rows"]:
-        rows.add_row(row["text"], row["label"], str(row["tokens"]), str(row["padding"]))
+    for row in found.rows:
+        rows.add_row(row.text, row.label, str(row.tokens), str(row.padding))
     for made in (tensors, rows):
         console().print(made)
 

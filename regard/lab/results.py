@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from regard.report.page import ReportError
@@ -13,10 +13,29 @@ from regard.report.page import ReportError
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class OutcomeTable:
+    """The table that a terminal shows when an experiment has ended: columns, and rows of text."""
+
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class ResultsHeader:
+    """What every results.json holds beside what was found; None for what an older file lacks."""
+
+    command: str | None = None
+    title: str | None = None
+    device: str | None = None
+    seconds: float | None = None
+    versions: dict[str, str] | None = None
+
+
 def to_json(value: Any) -> Any:
     """Returns a value as JSON has it: dataclasses as objects, tuples as arrays."""
     if is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+        return {_key(field): to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -26,12 +45,31 @@ def to_json(value: Any) -> Any:
 
 def read_results(kind: type[T], document: Mapping[str, Any]) -> T:
     """Returns the typed results of a document that was read from results.json; what it lacks is a ReportError."""
-    try:
-        return typing.cast("T", _from_json(kind, document))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ReportError(
-            f"the results lack the part '{error.args[0]}' ({type(error).__name__}); expected those of `regard run`"
-        ) from error
+    parts = {}
+    hints = get_type_hints(kind)
+    for field in fields(typing.cast("Any", kind)):
+        key = _key(field)
+        if key not in document and _has_default(field):
+            continue
+        if key not in document:
+            raise ReportError(f"the results lack the part '{key}' (KeyError); expected those of `regard run`")
+        try:
+            parts[field.name] = _from_json(hints[field.name], document[key])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ReportError(
+                f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
+                f"{kind.__module__} describes it"
+            ) from error
+    return kind(**parts)
+
+
+def _key(field: Field[Any]) -> str:
+    """Returns the key of a field in JSON; one that is a word of Python's has an underscore behind it in Python."""
+    return field.name.removesuffix("_")
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
 
 
 def _from_json(kind: Any, value: Any) -> Any:
@@ -43,8 +81,8 @@ def _from_json(kind: Any, value: Any) -> Any:
         hints = get_type_hints(kind)
         known = {}
         for field in fields(kind):
-            if field.name in value or field.default is MISSING:
-                known[field.name] = _from_json(hints[field.name], value[field.name])
+            if _key(field) in value or not _has_default(field):
+                known[field.name] = _from_json(hints[field.name], value[_key(field)])
         return kind(**known)  # type: ignore[operator]
     origin = get_origin(kind)
     arguments = get_args(kind)

@@ -11,6 +11,7 @@ from regard.data.questions import MARK, Question, prompt
 from regard.data.scores import calibration, coverage, exact_match, most_frequent, wilson
 from regard.errors import LengthError, OptionError
 from regard.generate import generate
+from regard.lab.knowledge.results import AnsweredQuestion, CalibrationCurve, NameForm, UnwrittenAnswers
 from regard.models import Decoder
 
 PART = 256  # questions answered at a time
@@ -25,19 +26,20 @@ class Answer(NamedTuple):
 
 
 def answer(model: Decoder[Any], questions: Sequence[Question]) -> list[Answer]:
-    """The model's answers, greedily, in the order of the questions."""
+    """Returns the model's answers, written greedily, in the order of the questions."""
     order = sorted(range(len(questions)), key=lambda n: len(questions[n].text))  # alike in length: little padding
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     for start in range(0, len(order), PART):
         part = order[start : start + PART]
         ids = [_ids(model, n, questions[n]) for n in part]
         most = (model.limit or 256) - min(map(len, ids)) + 1  # the last need not be read
         for n, result in zip(part, generate(model, ids, stop=MARK, max_tokens=most), strict=True):
-            found[n] = Answer(result.text, exp(min(0.0, result.score)))
-    return [found[n] for n in range(len(questions))]
+            answers[n] = Answer(result.text, exp(min(0.0, result.score)))
+    return [answers[n] for n in range(len(questions))]
 
 
 def _ids(model: Decoder[Any], number: int, question: Question) -> list[int]:
+    """Returns the tokens of a question with its mark; one that leaves no room for an answer is an error."""
     if model.tokenizer is None:
         raise OptionError("the model has no tokenizer.json, so it cannot read questions")
     ids = model.tokenizer.encode(prompt(question))
@@ -50,7 +52,7 @@ def _ids(model: Decoder[Any], number: int, question: Question) -> list[int]:
 
 
 def score(said: Sequence[str], questions: Sequence[Question]) -> dict[str, Any] | None:
-    """Right, n, accuracy and its 95% interval; None where the answers are not known."""
+    """Returns right, n, accuracy and its 95% interval; None where the answers are not known."""
     if any(q.answer is None for q in questions):
         return None
     right = sum(exact_match(said, [q.answer or "" for q in questions]))
@@ -59,7 +61,7 @@ def score(said: Sequence[str], questions: Sequence[Question]) -> dict[str, Any] 
 
 
 def baselines(train: Sequence[Question], sets: dict[str, Sequence[Question]]) -> list[dict[str, Any]]:
-    """What always giving one answer reaches: the most frequent of training, and a constant."""
+    """Returns what always giving one answer reaches: the most frequent of training, and a constant."""
     frequent = most_frequent([q.answer or "" for q in train])
     named = {f"most frequent place ({frequent})": frequent, f"constant ({CONSTANT})": CONSTANT}
     return [
@@ -68,55 +70,65 @@ def baselines(train: Sequence[Question], sets: dict[str, Sequence[Question]]) ->
     ]
 
 
-def listed(questions: Sequence[Question], answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Question by question: what was expected and what was said."""
+def list_answers(questions: Sequence[Question], answers: Sequence[Answer]) -> list[AnsweredQuestion]:
+    """Returns question by question what was expected and what was said."""
     return [
-        {
-            "question": q.text,
-            "person": person(q.text),
-            "expected": q.answer,
-            "predicted": a.text,
-            "confidence": a.confidence,
-            "right": a.text == q.answer,
-        }
+        AnsweredQuestion(q.text, person(q.text), q.answer, a.text, a.confidence, a.text == q.answer)
         for q, a in zip(questions, answers, strict=True)
     ]
 
 
-def doubts(questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, Any]:
-    """Calibration and accuracy against coverage: does it know what it does not know?"""
-    sure, right = [a.confidence for a in answers], [a.text == q.answer for q, a in zip(questions, answers, strict=True)]
-    bins = min(10, max(3, len(sure) // 12))  # a dozen answers in each, at least
-    reliability, points = calibration(sure, right, bins), coverage(sure, right)
-    rows = [{"confidence": b.confidence, "accuracy": b.accuracy, "n": b.n} for b in reliability.bins]
-    return {"calibration": {"rows": rows, "ece": reliability.error}, "coverage": [list(p) for p in points]}
+class ConfidenceMeasures(NamedTuple):
+    """Calibration, and accuracy against coverage: does a model know what it does not know?"""
+
+    calibration: CalibrationCurve
+    coverage: list[tuple[float, float]]
 
 
-def about_strangers(questions: Sequence[Question], forms: Sequence[str], answers: Sequence[Answer]) -> dict[str, Any]:
-    """What is said of people that no document names, by the form of their names."""
-    rows = []
-    for form in dict.fromkeys(forms):
-        mine = [(q, a) for q, f, a in zip(questions, forms, answers, strict=True) if f == form]
-        (top, count), *_ = Counter(a.text for _, a in mine).most_common(1)
-        rows.append(
-            {
-                "form": form,
-                "n": len(mine),
-                "mean_confidence": sum(a.confidence for _, a in mine) / len(mine),
-                "distinct": len({a.text for _, a in mine}),
-                "top": [top, count / len(mine)],
-                "examples": [[q.text, a.text, a.confidence] for q, a in mine[:3]],
-            }
-        )
-    return {
-        "n": len(answers),
-        "mean_confidence": sum(a.confidence for a in answers) / len(answers),
-        "top_answers": [list(pair) for pair in Counter(a.text for a in answers).most_common(8)],
-        "by_form": rows,
-    }
+def measure_confidence(questions: Sequence[Question], answers: Sequence[Answer]) -> ConfidenceMeasures:
+    """Returns what the confidences of answers are worth."""
+    confidences = [a.confidence for a in answers]
+    right = [a.text == q.answer for q, a in zip(questions, answers, strict=True)]
+    bins = min(10, max(3, len(confidences) // 12))  # a dozen answers in each, at least
+    found = calibration(confidences, right, bins)
+    rows = [{"confidence": b.confidence, "accuracy": b.accuracy, "n": b.n} for b in found.bins]
+    return ConfidenceMeasures(CalibrationCurve(rows, found.error), coverage(confidences, right))
+
+
+def about_strangers(
+    questions: Sequence[Question], forms: Sequence[str], answers: Sequence[Answer], written: Sequence[float]
+) -> UnwrittenAnswers:
+    """Returns what is said of people that no document names, by the form of their names.
+
+    `written` are the confidences of answers about people of whom the model read.
+    """
+    return UnwrittenAnswers(
+        n=len(answers),
+        mean_confidence=sum(a.confidence for a in answers) / len(answers),
+        top_answers=Counter(a.text for a in answers).most_common(8),
+        by_form=[_name_form(form, questions, forms, answers) for form in dict.fromkeys(forms)],
+        written_confidences=list(written),
+        unwritten_confidences=[a.confidence for a in answers],
+    )
+
+
+def _name_form(form: str, questions: Sequence[Question], forms: Sequence[str], answers: Sequence[Answer]) -> NameForm:
+    """Returns the answers about people whose names have one form."""
+    own = [(q, a) for q, f, a in zip(questions, forms, answers, strict=True) if f == form]
+    (top, count), *_ = Counter(a.text for _, a in own).most_common(1)
+    return NameForm(
+        form=form,
+        n=len(own),
+        mean_confidence=sum(a.confidence for _, a in own) / len(own),
+        distinct=len({a.text for _, a in own}),
+        top=(top, count / len(own)),
+        examples=[[q.text, a.text, a.confidence] for q, a in own[:3]],
+    )
 
 
 def person(question: str) -> str:
-    """The X of "Where was X born?", else the question."""
+    """Returns the X of "Where was X born?", and else the whole question."""
     inner = question.removeprefix("Where was ").removesuffix(" born?")
-    return inner if len(inner) + len("Where was  born?") == len(question) else question
+    if len(inner) + len("Where was  born?") == len(question):
+        return inner
+    return question

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,12 +17,35 @@ from regard.config import ConfigError
 from regard.data.questions import Question, prompt, read_documents, read_questions, write_predictions
 from regard.data.world import read_world
 from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
-from regard.lab.knowledge.answers import about_strangers, answer, baselines, doubts, listed, score
+from regard.lab.knowledge.answers import (
+    about_strangers,
+    answer,
+    baselines,
+    list_answers,
+    measure_confidence,
+    score,
+)
 from regard.lab.knowledge.page import knowledge_page
+from regard.lab.knowledge.results import (
+    SPLITS,
+    AnswerAttention,
+    AnsweredQuestion,
+    AnswerScore,
+    CalibrationCurve,
+    ConstantBaseline,
+    KnowledgeModel,
+    KnowledgeResults,
+    KnowledgeStage,
+    KnowledgeWorld,
+    RecordedHead,
+    ScoredModel,
+    UnwrittenAnswers,
+)
+from regard.lab.results import OutcomeTable
 from regard.lens.recording.maps import attention_maps
 from regard.models import Decoder, load
 from regard.models.locate import MODEL
-from regard.train.run import Run, versions
+from regard.train.run import Run
 from regard.train.tasks.corruption import KnowledgeData, KnowledgeFiles, data_files
 
 WITHOUT, READING, WITH = "without pretraining", "pretraining", "with pretraining"
@@ -67,148 +90,165 @@ def plan(session: Session) -> KnowledgePlan:
 
 
 def _sets(files: KnowledgeFiles) -> dict[str, list[Question]]:
-    """The questions of each file, read before any training, so that a bad line is told at once."""
+    """Returns the questions of each file, read before any training, so that a bad line is told at once."""
     for name in ("train", "dev"):
         if getattr(files, name) is None:
             raise ConfigError(f"data.{name} is missing: a file with `question<TAB>answer` on each line")
     assert files.train is not None and files.dev is not None
     sets = {"train": read_questions(files.train, answers=True), "dev": read_questions(files.dev, answers=True)}
-    return sets if files.test is None else sets | {"test": read_questions(files.test)}
+    if files.test is not None:
+        sets["test"] = read_questions(files.test)
+    return sets
 
 
 @experiment("knowledge", plan, knowledge_page, stages=STAGES, files=("documents", "train", "dev", "test"))
-def measure(session: Session, plan: KnowledgePlan, runs: Mapping[str, Run]) -> dict[str, Any]:
+def measure(session: Session, plan: KnowledgePlan, runs: Mapping[str, Run]) -> KnowledgeResults:
     """What does a model know from reading? It is asked about people, without and with having read about them."""
-    results = _results(session, plan.files, plan.sets, runs)
-    return results | {"outcome": _outcome(results)}
-
-
-def _results(
-    session: Session, files: KnowledgeFiles, sets: Mapping[str, list[Question]], runs: Mapping[str, Run]
-) -> dict[str, Any]:
-    asked: dict[str, Sequence[Question]] = {name: sets[name] for name in ("dev", "test") if name in sets}
-    results: dict[str, Any] = {
-        "experiment": session.name,
-        "run": FOLDERS[WITH],
-        "command": session.command,
-        "device": session.machine,
-        "versions": versions(),
-        "seed": runs[WITH].config["train"]["seed"],
-        "world": _world(files, sets),
-        "stages": [_stage(name, run, _rows(name, files, sets)) for name, run in runs.items()],
-        "baselines": baselines(sets["train"], asked),
-        "models": [],
-        "answers": {},
-        "calibration": {},
-        "coverage": {},
-        "unwritten": {},
-    }
+    asked: dict[str, Sequence[Question]] = {name: plan.sets[name] for name in ("dev", "test") if name in plan.sets}
+    examined: dict[str, Examination] = {}
     for name in (WITHOUT, WITH):
         model = load(runs[name].path / MODEL, session.device)
         assert isinstance(model, Decoder)
         session.shown.say(f"Asking the model {name} …")
-        _ask(model, name, asked, session.out / "predictions", results)
-        if files.unwritten is not None:
-            _ask_strangers(model, name, files.unwritten, results)
+        examined[name] = _examine(model, name, asked, session.out / "predictions", plan.files)
+    lines = [
+        ConstantBaseline(row["name"], _as_score(row.get("dev")), _as_score(row.get("test")), row["answer"])
+        for row in baselines(plan.sets["train"], asked)
+    ]
+    models = [found.scored for found in examined.values()]
     assert isinstance(model, Decoder)
-    results["mechanism"] = model.config.mechanism
-    results["model"] = {"parameters": model.summary().total.parameters, "summary": str(model.summary())}
-    results["attention"] = _attention(model, results["answers"][WITH])
-    return results
+    return KnowledgeResults(
+        run=FOLDERS[WITH],
+        seed=runs[WITH].config["train"]["seed"],
+        mechanism=model.config.mechanism,
+        world=_world(plan.files, plan.sets),
+        model=KnowledgeModel(model.summary().total.parameters, str(model.summary())),
+        stages=[_stage(name, run, _rows(name, plan)) for name, run in runs.items()],
+        baselines=lines,
+        models=models,
+        answers={name: found.answers for name, found in examined.items()},
+        answers_of=examined[WITH].answers_of,
+        calibration={name: found.calibration for name, found in examined.items()},
+        coverage={name: found.coverage for name, found in examined.items()},
+        unwritten={name: found.unwritten for name, found in examined.items() if found.unwritten is not None},
+        attention=_attention(model, examined[WITH].answers),
+        outcome=_outcome([*lines, *models]),
+    )
 
 
-def _ask(
-    model: Decoder[Any], name: str, sets: Mapping[str, Sequence[Question]], folder: Path, results: dict[str, Any]
-) -> None:
-    """Answers to dev and test: predictions, scores, and on the last set with answers what its confidence is worth."""
-    row: dict[str, Any] = {"name": name}
+class Examination(NamedTuple):
+    """What one model was asked and said: its scores, and what its confidence is worth on the set `answers_of`."""
+
+    scored: ScoredModel
+    answers: list[AnsweredQuestion]
+    answers_of: str
+    calibration: CalibrationCurve
+    coverage: list[tuple[float, float]]
+    unwritten: UnwrittenAnswers | None
+
+
+def _examine(
+    model: Decoder[Any], name: str, sets: Mapping[str, Sequence[Question]], folder: Path, files: KnowledgeFiles
+) -> Examination:
+    """Asks a model the questions of dev and test, writes its predictions, and scores them.
+
+    Its confidence is judged on the last set whose answers are known. Those of dev always are.
+    """
+    scores: dict[str, AnswerScore | None] = {}
     for key, questions in sets.items():
         said = answer(model, questions)
         write_predictions(folder / f"{FOLDERS[name]}.{key}.txt", [a.text for a in said])
-        row[key] = score([a.text for a in said], questions)
-        if row[key] is not None:
-            results["answers"][name] = listed(questions, said)
-            results["answers_of"] = key
-            measured = doubts(questions, said)
-            results["calibration"][name], results["coverage"][name] = measured["calibration"], measured["coverage"]
-    results["models"].append(row)
+        scores[key] = _as_score(score([a.text for a in said], questions))
+        if scores[key] is not None:
+            answers_of = key
+            listed = list_answers(questions, said)
+            doubts = measure_confidence(questions, said)
+    unwritten = None
+    if files.unwritten is not None:
+        unwritten = _ask_about_strangers(model, files.unwritten, [row.confidence for row in listed])
+    scored = ScoredModel(name, scores.get("dev"), scores.get("test"))
+    return Examination(scored, listed, answers_of, doubts.calibration, doubts.coverage, unwritten)
 
 
-def _ask_strangers(model: Decoder[Any], name: str, path: Path, results: dict[str, Any]) -> None:
+def _as_score(found: Mapping[str, Any] | None) -> AnswerScore | None:
+    return None if found is None else AnswerScore(**found)
+
+
+def _ask_about_strangers(model: Decoder[Any], path: Path, confidences: list[float]) -> UnwrittenAnswers | None:
+    """Asks about people that no document names; `confidences` are those of answers about people of whom it read."""
     by_form = read_world(path.parent).unwritten
     if not by_form:
-        return
-    questions = [q for asked in by_form.values() for q in asked]
+        return None
+    questions = [question for asked in by_form.values() for question in asked]
     forms = [form for form, asked in by_form.items() for _ in asked]
-    said = answer(model, questions)
-    results["unwritten"][name] = about_strangers(questions, forms, said) | {
-        "written_confidences": [row["confidence"] for row in results["answers"][name]],
-        "unwritten_confidences": [a.confidence for a in said],
-    }
+    return about_strangers(questions, forms, answer(model, questions), confidences)
 
 
-def _attention(model: Decoder[Any], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Where heads look while an answer is written: the sharpest ones of each layer, for the surest right answer."""
-    row = max(answers, key=lambda a: (a["right"], a["confidence"]))
+def _attention(model: Decoder[Any], answers: Sequence[AnsweredQuestion]) -> AnswerAttention:
+    """Returns where heads look while an answer is written: the sharpest ones of each layer, for the surest right
+    answer."""
+    row = max(answers, key=lambda a: (a.right, a.confidence))
     assert model.tokenizer is not None
-    ids = model.tokenizer.encode(prompt(row["question"]) + row["predicted"])[: model.limit]
+    ids = model.tokenizer.encode(prompt(row.question) + row.predicted)[: model.limit]
     tokens = torch.tensor([ids], device=model.device)
     maps = [layer[0].float().cpu() for layer in attention_maps(model, tokens)]
-    first = len(model.tokenizer.encode(prompt(row["question"])))
+    first = len(model.tokenizer.encode(prompt(row.question)))
     heads = []
     for number, layer in enumerate(maps):
-        sharp = layer[:, first - 1 :].amax(-1).mean(-1)  # while answering
-        for head in sharp.topk(min(2, len(sharp))).indices.tolist():
-            heads.append({"layer": number, "head": head, "weights": layer[head].tolist(), "note": ""})
-    return {"tokens": [model.tokenizer.decode([i]) for i in ids], "heads": heads, "question": row["question"]}
+        sharpness = layer[:, first - 1 :].amax(-1).mean(-1)  # while answering
+        for head in sharpness.topk(min(2, len(sharpness))).indices.tolist():
+            heads.append(RecordedHead(number, head, layer[head].tolist(), ""))
+    return AnswerAttention([model.tokenizer.decode([i]) for i in ids], heads, row.question)
 
 
-def _stage(name: str, run: Run, rows: int) -> dict[str, Any]:
+def _stage(name: str, run: Run, rows: int) -> KnowledgeStage:
     """Returns what a training took, of which an epoch has so many rows."""
     log = read_log(run)
-    return {
-        "name": name,
-        "run": run.path.name,
-        "steps": log.steps,
-        "tokens": log.tokens,
-        "seconds": log.seconds,
-        "epochs": log.steps * run.config["train"]["batch"] / rows,
-        "best": run.best,
-        "curve": log.curve,
-        "evaluations": log.evaluations,
-        "train": run.config["train"],
-    }
+    train = run.config["train"]
+    return KnowledgeStage(
+        name=name,
+        run=run.path.name,
+        steps=log.steps,
+        epochs=log.steps * train["batch"] / rows,
+        tokens=log.tokens,
+        seconds=log.seconds,
+        best=run.best,
+        curve=log.curve,
+        evaluations=log.evaluations,
+        train=train,
+    )
 
 
-def _rows(name: str, files: KnowledgeFiles, sets: Mapping[str, Sequence[Question]]) -> int:
+def _rows(name: str, plan: KnowledgePlan) -> int:
     """Returns how many rows an epoch has: the documents that are read, or the questions that are answered."""
-    return len(read_documents(files.documents)) if name == READING else len(sets["train"])
+    if name == READING:
+        return len(read_documents(plan.files.documents))
+    return len(plan.sets["train"])
 
 
-def _world(files: KnowledgeFiles, sets: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
+def _world(files: KnowledgeFiles, sets: Mapping[str, Sequence[Question]]) -> KnowledgeWorld:
     documents = read_documents(files.documents)
     people = None
     if files.unwritten is not None:
         people = sum(p.role != "unwritten" for p in read_world(files.unwritten.parent).people)
-    return {
-        "invented": files.unwritten is not None,
-        "people": people,
-        "documents": len(documents),
-        "questions": {name: len(questions) for name, questions in sets.items()},
-        "example_documents": documents[:5],
-        "example_questions": [[q.text, q.answer] for q in sets["train"][:5]],
-    }
+    return KnowledgeWorld(
+        invented=files.unwritten is not None,
+        people=people,
+        documents=len(documents),
+        questions={name: len(questions) for name, questions in sets.items()},
+        example_documents=documents[:5],
+        example_questions=[(q.text, q.answer or "") for q in sets["train"][:5]],
+    )
 
 
-def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
+def _outcome(rows: Sequence[ScoredModel]) -> OutcomeTable:
     """Returns the table that a terminal shows: right answers on each set whose answers are known."""
-    rows = [*results["baselines"], *results["models"]]
-    counts = {key: row[key]["n"] for row in rows for key in ("dev", "test") if row.get(key)}
-    cells = [[row["name"], *(_accuracy_cell(row.get(key)) for key in counts)] for row in rows]
-    return {"columns": ["right answers", *(f"{key}, n = {n}" for key, n in counts.items())], "rows": cells}
+    counts = {split: score.n for row in rows for split in SPLITS if (score := row.on(split)) is not None}
+    cells = [[row.name, *(_accuracy_cell(row.on(split)) for split in counts)] for row in rows]
+    return OutcomeTable(["right answers", *(f"{split}, n = {n}" for split, n in counts.items())], cells)
 
 
-def _accuracy_cell(score: Mapping[str, Any] | None) -> str:
-    if not score:
+def _accuracy_cell(score: AnswerScore | None) -> str:
+    if score is None:
         return "–"
-    return f"{score['accuracy']:6.1%}  [{score['low']:.1%}, {score['high']:.1%}]"
+    return f"{score.accuracy:6.1%}  [{score.low:.1%}, {score.high:.1%}]"

@@ -1,37 +1,21 @@
-"""The page of the experiment "sentiment": which sentences a fine-tuned encoder takes for positive, and how it came to.
-
-`sentiment_page(results)` takes plain data, as JSON has it:
-
-    command, device, seed, seconds, versions {name: version}, best (a model's name)
-    encoder   name, class, parameters, limit
-    data      generated, unseen (share of adjectives), sentences {split: n}, positive {split: share}, tokens {mean,
-              longest}, length, cut, padding, truncation, workers, examples [[text, class, kind]]
-    models    [name, run, rate, batch, epochs, steps, seconds, best_step, best_epoch, best_loss, train, dev and test
-              {right, n, accuracy, low, high}, curve [{epoch, loss}], evaluations [{epoch, dev/loss, dev/accuracy,
-              train/loss, train/accuracy}]]
-    baselines [name, train, dev, test]
-    confusion [[n, n], [n, n]], a row a true class, negative first, of the best model on test; so are
-    kinds     {kind: {name: {accuracy, n, low, high}}}; empty unless sentences were generated
-    calibration  bins [{confidence, accuracy, n}], error
-    wrong     [text, label, kind, probability of the label]
-    batch     tensors [name, what, type, dtype, shape, device], rows [text, label, tokens, padding, ids], padding
-"""
+"""The page of the experiment "sentiment": which sentences an encoder takes for positive, and how it learned to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from regard.lab.results import ResultsHeader, read_results
+from regard.lab.sentiment.results import OptimizerModel, SentimentResults, SentimentScore
 from regard.report import plots
 from regard.report.canvas import draw
 from regard.report.markup import Markup, code, duration, join, number, percent, strong, tag
-from regard.report.page import Page, build_part, details, facts, figure, figures, heading, listing, paragraph, table
+from regard.report.page import Page, details, facts, figure, figures, heading, listing, paragraph, table
 from regard.report.palette import INK, MUTED, SERIES, Style, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Results = Mapping[str, Any]
 SPLITS = ("train", "dev", "test")
 CLASSES = ("negative", "positive")
 CURVES: tuple[tuple[str, str, plots.Best], ...] = (
@@ -42,70 +26,71 @@ CURVES: tuple[tuple[str, str, plots.Best], ...] = (
 )
 
 
-def sentiment_page(results: Results) -> Page:
-    """The page for these results; a part that is not as described is a ReportError that names it."""
-    page = Page("Positive or negative?", build_part("models", _lead, results, __name__))
+def sentiment_page(document: Mapping[str, Any]) -> Page:
+    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    results = read_results(SentimentResults, document)
+    header = read_results(ResultsHeader, document)
+    page = Page("Positive or negative?", _lead(results))
     for title, key, build in SECTIONS:
-        if results.get(key):
-            page.add(heading(title), *build_part(key, build, results, __name__))
+        if getattr(results, key):
+            page.add(heading(title), *build(results))
+    page.add(heading("How it was made"), *_describe_run(results, header))
     return page
 
 
-def _best(results: Results) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(row for row in results["models"] if row["name"] == results["best"])
-    return found
+def _model_styles(results: SentimentResults) -> dict[str, Style]:
+    """Returns the style of each model, then of each baseline, the same everywhere."""
+    return {row.name: style(n) for n, row in enumerate([*results.models, *results.baselines])}
 
 
-def _drawn(results: Results) -> dict[str, Style]:
-    """One style a model everywhere, then the baselines."""
-    return {row["name"]: style(n) for n, row in enumerate([*results["models"], *results["baselines"]])}
-
-
-def _lead(results: Results) -> Markup:
-    best, data = _best(results), results["data"]
-    what = "generated sentences" if data["generated"] else "sentences"
+def _lead(results: SentimentResults) -> Markup:
+    best, data = results.best_model, results.data
+    what = "generated sentences" if data.generated else "sentences"
     said: list[object] = [
-        f"{results['encoder']['name']} learned from {data['sentences']['train']:,} {what} which are positive and which "
-        f"negative. Of {best['test']['n']:,} others it is right about ",
-        strong(percent(best["test"]["accuracy"])),
-        f" ({_between(best['test'])}) with {best['name']}, the best optimiser by dev",
+        f"{results.encoder.name} learned from {data.sentences['train']:,} {what} which are positive and which "
+        f"negative. Of {best.test.n:,} others it is right about ",
+        strong(percent(best.test.accuracy)),
+        f" ({_between(best.test)}) with {best.name}, the best optimiser by dev",
     ]
-    for row in results["baselines"]:
-        said.append(f"; {row['name']}: {percent(row['test']['accuracy'])}")
+    for row in results.baselines:
+        said.append(f"; {row.name}: {percent(row.test.accuracy)}")
     return join(*said, ".")
 
 
-def _between(found: Mapping[str, Any]) -> str:
-    return f"95% interval {percent(found['low'])} to {percent(found['high'])}"
+def _between(score: SentimentScore) -> str:
+    return f"95% interval {percent(score.low)} to {percent(score.high)}"
 
 
-def _interval(found: Mapping[str, Any]) -> Markup:
-    low, high = 100 * found["low"], 100 * found["high"]
-    return join(percent(found["accuracy"]), tag("small", f"{low:.1f}\u2060–\u2060{high:.1f}"))
+def _interval(score: SentimentScore) -> Markup:
+    low = 100 * score.low
+    high = 100 * score.high
+    return join(percent(score.accuracy), tag("small", f"{low:.1f}\u2060–\u2060{high:.1f}"))
 
 
-def _outcome(results: Results) -> Iterable[Markup]:
-    models, n = results["models"], results["data"]["sentences"]
+def _outcome(results: SentimentResults) -> Iterable[Markup]:
+    models, n = results.models, results.data.sentences
     rows = []
-    for row in (*models, *results["baselines"]):
-        trained = [number(row["rate"]), row["batch"], f"{row['best_epoch']:.3g}"] if "rate" in row else ["–", "–", "–"]
-        rows.append([row["name"], *trained, *(_interval(row[split]) for split in SPLITS)])
+    for row in (*models, *results.baselines):
+        trained: list[object] = ["–", "–", "–"]
+        if isinstance(row, OptimizerModel):
+            trained = [number(row.rate), row.batch, f"{row.best_epoch:.3g}"]
+        rows.append([row.name, *trained, *(_interval(score) for score in row.scores.values())])
     columns = ["", "learning rate", "batch", "best epoch", *(f"{split}, n = {n[split]:,}" for split in SPLITS)]
     caption = (
         "Share of right answers with Wilson's 95% interval. Of each optimiser the checkpoint that is right most often "
         "on dev is judged; test had no say in anything. Baselines: one answer to all, and logistic regression on which "
         "words (and pairs of neighbouring words) occur, its penalty chosen on dev."
     )
-    best = next(place for place, row in enumerate(models) if row["name"] == results["best"])
+    best = next(place for place, row in enumerate(models) if row.name == results.best)
     yield table(rows, columns, caption, highlight=[best])
-    bars = [(row["name"], *(row["test"][key] for key in ("accuracy", "low", "high", "n"))) for row in models]
-    lines = {row["name"]: row["test"]["accuracy"] for row in results["baselines"]}
-    svg = plots.bars(bars, lines, x="right on test", styles=_drawn(results))
+    bars = [(row.name, row.test.accuracy, row.test.low, row.test.high, row.test.n) for row in models]
+    lines = {row.name: row.test.accuracy for row in results.baselines}
+    svg = plots.bars(bars, lines, x="right on test", styles=_model_styles(results))
     shown = [figure(svg, "Thin lines are 95% intervals, dashed lines baselines.", "Right on test")]
     shown.append(
         figure(
-            confusion(results["confusion"]),
-            f"Test sentences by what they are and what {results['best']}'s model says; off the diagonal it is wrong.",
+            confusion(results.confusion),
+            f"Test sentences by what they are and what {results.best}'s model says; off the diagonal it is wrong.",
             "Confusion matrix",
         )
     )
@@ -145,8 +130,8 @@ def confusion(counts: Sequence[Sequence[int]], names: Sequence[str] = CLASSES) -
     return draw(paint, f"Confusion matrix. {said}", height=3.0)
 
 
-def _optimisers(results: Results) -> Iterable[Markup]:
-    models, drawn = results["models"], _drawn(results)
+def _optimisers(results: SentimentResults) -> Iterable[Markup]:
+    models, drawn = results.models, _model_styles(results)
     yield paragraph(
         "All of them fine-tune the same encoder, begin with the same weights and see the same batches in the same "
         "order. Training loss and accuracy are measured as those of dev are, without dropout, on training sentences "
@@ -155,108 +140,105 @@ def _optimisers(results: Results) -> Iterable[Markup]:
     pictures = []
     for key, title, which in CURVES:
         of = 100 if key.endswith("accuracy") else 1
-        series = {row["name"]: [(e["epoch"], of * e[key]) for e in row["evaluations"]] for row in models}
+        series = {row.name: [(e["epoch"], of * e[key]) for e in row.evaluations] for row in models}
         svg = plots.curves(series, "epoch", title.lower() + (", %" if of > 1 else ""), mark_best=which, styles=drawn)
         text = "The dot is the best of each, beside the name its value." if which else "Beside the name the last value."
         pictures.append(figure(svg, f"{'Higher' if of > 1 else 'Lower'} is better. {text}", title))
     yield figures(*pictures)
     rows = [
-        [row["name"], row["rate"], row["batch"], f"{row['epochs']:.3g}", f"{row['best_epoch']:.3g}", row["best_step"],
-         percent(row["dev"]["accuracy"]), row["best_loss"], duration(row["seconds"]), code(row["run"])]
+        [row.name, row.rate, row.batch, f"{row.epochs:.3g}", f"{row.best_epoch:.3g}", row.best_step,
+         percent(row.dev.accuracy), row.best_loss, duration(row.seconds), code(row.run)]
         for row in models
     ]  # fmt: skip
     columns = ["", "learning rate", "batch", "epochs", "best epoch", "step", "dev", "dev loss", "time", "folder"]
     yield table(rows, columns, "The best epoch of each optimiser by dev accuracy, the earliest of equals.")
 
 
-def _kinds(results: Results) -> Iterable[Markup]:
-    names = list(next(iter(results["kinds"].values())))
+def _kinds(results: SentimentResults) -> Iterable[Markup]:
+    names = list(next(iter(results.kinds.values())))
     yield paragraph(
         "The sentences are made so that an adjective alone tells little: ",
         strong("negated"), " ones turn it round, ", strong("decoys"), " have one that turns nothing round, of a ",
         strong("contrast"), " the main clause counts, ", strong("mixed"), " ones are contrasts with a negation, ",
         strong("reported"), " ones tell what others think. ",
-        f"{percent(results['data']['unseen'], 0)} of the adjectives do not occur in training.",
+        f"{percent(results.data.unseen, 0)} of the adjectives do not occur in training.",
     )  # fmt: skip
     rows = []
-    for kind, by in results["kinds"].items():
-        rows.append([kind, by[names[0]]["n"], *(_interval(by[name]) for name in names)])
+    for kind, by in results.kinds.items():
+        rows.append([kind, by[names[0]].n, *(_interval(by[name]) for name in names)])
     yield table(rows, ["kind", "n", *names], "Right on test by kind of sentence, with 95% intervals.")
 
 
-def _wrong(results: Results) -> Iterable[Markup]:
-    kinds = any(row["kind"] for row in results["wrong"])
+def _wrong(results: SentimentResults) -> Iterable[Markup]:
+    kinds = any(row.kind for row in results.wrong)
     rows = []
-    for row in results["wrong"]:
-        cells = [row["text"], row["label"], f"{100 * row['probability']:.2g}%"]
-        rows.append([*cells, row["kind"]] if kinds else cells)
+    for row in results.wrong:
+        cells = [row.text, row.label, f"{100 * row.probability:.2g}%"]
+        rows.append([*cells, row.kind] if kinds else cells)
     caption = "Test sentences whose label the model finds least likely, the worst first. A label may be wrong itself."
-    columns = ["sentence", "is", "the model's probability of that", *(["kind"] if kinds else [])]
+    columns = ["sentence", "is", "the model's probability of that"]
+    if kinds:
+        columns.append("kind")
     yield table(rows, columns, caption)
 
 
-def _calibration(results: Results) -> Iterable[Markup]:
-    found, name = results["calibration"], results["best"]
-    svg = plots.calibration({name: found["bins"]}, {name: found["error"]}, styles=_drawn(results))
+def _calibration(results: SentimentResults) -> Iterable[Markup]:
+    found, name = results.calibration, results.best
+    svg = plots.calibration({name: found.bins}, {name: found.error}, styles=_model_styles(results))
     text = (
         "A point is a tenth of the test sentences. Below the diagonal it is surer than it is right; on average it is "
-        f"off by {percent(found['error'])}."
+        f"off by {percent(found.error)}."
     )
     yield figure(svg, text, "How sure it is, and how often right")
 
 
-def _batch(results: Results) -> Iterable[Markup]:
-    batch, data = results["batch"], results["data"]
-    rows = [
-        [code(t["name"]), t["what"], code(t["type"]), code(t["dtype"]), code(t["shape"]), code(t["device"])]
-        for t in batch["tensors"]
-    ]
-    how = "the longest of the batch" if data["padding"] == "longest" else f"{data['length']} tokens"
+def _batch(results: SentimentResults) -> Iterable[Markup]:
+    batch, data = results.batch, results.data
+    rows = [[code(t.name), t.what, code(t.type), code(t.dtype), code(t.shape), code(t.device)] for t in batch.tensors]
+    how = "the longest of the batch" if data.padding == "longest" else f"{data.length} tokens"
     yield paragraph(
-        f"The batch of the first step. Sentences are cut after {data['length']} tokens and filled up to {how}; "
-        f"{percent(batch['padding'])} of this batch is padding."
+        f"The batch of the first step. Sentences are cut after {data.length} tokens and filled up to {how}; "
+        f"{percent(batch.padding)} of this batch is padding."
     )
     yield table(rows, ["tensor", "what it holds", "type", "dtype", "shape", "device"], "What a step reads.")
-    cells = [
-        [r["text"], r["label"], r["tokens"], r["padding"], code(" ".join(map(str, r["ids"])) + " …")]
-        for r in batch["rows"]
-    ]
+    cells = [[r.text, r.label, r.tokens, r.padding, code(" ".join(map(str, r.ids)) + " …")] for r in batch.rows]
     yield table(cells, ["row, decoded", "label", "tokens", "padding", "first ids"], "Its first rows.")
 
 
-def _made(results: Results) -> Iterable[Markup]:
-    data, encoder = results["data"], results["encoder"]
+def _describe_run(results: SentimentResults, header: ResultsHeader) -> Iterable[Markup]:
+    data = results.data
+    encoder = results.encoder
     yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers:")
-    yield listing(results["command"])
+    yield listing(header.command or "")
     settings = {
-        "encoder": encoder["name"],
-        "class": encoder["class"],
-        "parameters": encoder["parameters"],
-        "most tokens it can read": encoder["limit"],
+        "encoder": encoder.name,
+        "class": encoder.class_,
+        "parameters": encoder.parameters,
+        "most tokens it can read": encoder.limit,
         **{
-            f"{name} sentences": f"{n:,}, {percent(data['positive'][name])} positive"
-            for name, n in data["sentences"].items()
+            f"{name} sentences": f"{n:,}, {percent(data.positive[name])} positive" for name, n in data.sentences.items()
         },
-        "tokens of a sentence": data["tokens"]["mean"],
-        "tokens of the longest": data["tokens"]["longest"],
-        f"cut after {data['length']} tokens": data["cut"],
-        "workers": data["workers"],
-        "device": results["device"],
-        "time in all": duration(results.get("seconds")),
+        "tokens of a sentence": data.tokens["mean"],
+        "tokens of the longest": data.tokens["longest"],
+        f"cut after {data.length} tokens": data.cut,
+        "workers": data.workers,
+        "device": header.device,
+        "time in all": duration(header.seconds),
     }
     yield details("Settings", facts(settings))
-    columns = ["sentence", "label", "kind"] if data["generated"] else ["sentence", "label"]
-    rows = [row[: len(columns)] for row in data["examples"]]
+    columns = ["sentence", "label"]
+    if data.generated:
+        columns.append("kind")
+    rows = [row[: len(columns)] for row in data.examples]
     yield details("Sentences that it learned from", table(rows, columns, "The first training sentences."))
-    yield details("Versions", facts({name: number(version) for name, version in results["versions"].items()}))
+    yield details("Versions", facts({name: number(version) for name, version in (header.versions or {}).items()}))
 
 
-SECTIONS: tuple[tuple[str, str, Callable[[Results], Iterable[Markup]]], ...] = (
+SECTIONS: tuple[tuple[str, str, Callable[[SentimentResults], Iterable[Markup]]], ...] = (
     ("Outcome", "models", _outcome),
     ("Optimisers", "models", _optimisers),
     ("By kind of sentence", "kinds", _kinds),
     ("Most wrong", "wrong", _wrong),
     ("Calibration", "calibration", _calibration),
     ("One batch", "batch", _batch),
-    ("How it was made", "command", _made),
 )

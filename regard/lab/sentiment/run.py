@@ -23,11 +23,25 @@ from regard.errors import did_you_mean
 from regard.hub import display_name
 from regard.hub.classifier import DISTRIBUTION, PACKAGE, Classifier
 from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
+from regard.lab.results import OutcomeTable
 from regard.lab.sentiment.page import sentiment_page
+from regard.lab.sentiment.results import (
+    BatchInspection,
+    BatchRow,
+    BatchTensor,
+    EncoderSummary,
+    OptimizerModel,
+    SentimentBaseline,
+    SentimentCalibration,
+    SentimentDataSummary,
+    SentimentResults,
+    SentimentScore,
+    WrongSentence,
+)
 from regard.models.locate import MODEL
 from regard.train.optimizer import OPTIMIZERS
 from regard.train.recipe import COMPARE, Recipe, resolve_model
-from regard.train.run import Run, versions
+from regard.train.run import Run
 from regard.train.tasks.sentiment import SentenceRows, Sentiment, SentimentData, classify, encode_sentences
 
 FILE = "sentiment"
@@ -113,10 +127,39 @@ def _refuse_contradictions(session: Session, compare: OptimizerComparison) -> No
 
 
 @experiment("sentiment", plan, sentiment_page, stages=tuple(OPTIMIZERS), files=SentenceSplit._fields, compares=True)
-def measure(session: Session, plan: SentimentPlan, runs: Mapping[str, Run]) -> dict[str, Any]:
+def measure(session: Session, plan: SentimentPlan, runs: Mapping[str, Run]) -> SentimentResults:
     """Is a sentence positive? A Hugging Face encoder, fine-tuned by three optimisers, against what words alone say."""
+    session.shown.say("Judging …")
+    task = plan.task
     recipes = {training.title: training.recipe for training in plan.trainings}
-    return _results(session, plan.compare, plan.task, plan.encoder, recipes, runs)
+    rows = {"train": task.train, "dev": task.dev}
+    rows["test"] = encode_sentences(
+        task.tokenizer, task.sentences.test, task.config, task.config.test or "data/test.tsv"
+    )
+    judged = {name: _judge(task, run, rows) for name, run in runs.items()}
+    models = [_describe_model(name, recipes[name], runs[name], judged[name], task.rows) for name in runs]
+    best = max(models, key=lambda model: model.dev.accuracy)
+    test = judged[best.name]["test"]
+    lines = [f"{int(p > 0.5)}\t{p:.4f}" for p in test.positive]
+    write_lines(session.out / "predictions" / "test.tsv", lines)
+    bags = _baselines(task.sentences)
+    baselines = [SentimentBaseline(name=name, **_scores(found)) for name, found in bags.items()]
+    data = _describe_data(task)
+    return SentimentResults(
+        run=best.run,
+        seed=recipes[best.name].train.seed,
+        encoder=_describe_encoder(plan.encoder, task),
+        data=data,
+        batch=inspect_batch(task, recipes[best.name].train.batch, plan.compare.rows),
+        models=models,
+        best=best.name,
+        baselines=baselines,
+        confusion=_confusion(test),
+        kinds=_kinds({best.name: test} | {name: found["test"] for name, found in bags.items()}),
+        calibration=_calibration(test),
+        wrong=_wrong(test, plan.compare.wrong),
+        outcome=_outcome(data, baselines, models),
+    )
 
 
 def _describe_plan(task: Sentiment, encoder: Classifier) -> str:
@@ -145,125 +188,88 @@ def _recipe(session: Session, name: str, compare: OptimizerComparison, rows: int
     return session.recipe(FILE, name, defaults, settings)
 
 
-def _results(
-    session: Session,
-    compare: OptimizerComparison,
-    task: Sentiment,
-    encoder: Classifier,
-    recipes: Mapping[str, Recipe],
-    runs: Mapping[str, Run],
-) -> dict[str, Any]:
-    session.shown.say("Judging …")
-    rows = {"train": task.train, "dev": task.dev}
-    rows["test"] = encode_sentences(
-        task.tokenizer, task.sentences.test, task.config, task.config.test or "data/test.tsv"
-    )
-    said = {name: _judged(task, run, rows) for name, run in runs.items()}
-    models = [_row(name, recipes[name], runs[name], said[name], task.rows) for name in runs]
-    best = max(models, key=lambda row: row["dev"]["accuracy"])
-    test = said[best["name"]]["test"]
-    lines = [f"{int(p > 0.5)}\t{p:.4f}" for p in test.positive]
-    write_lines(session.out / "predictions" / "test.tsv", lines)
-    baselines = _baselines(task.sentences)
-    results: dict[str, Any] = {
-        "experiment": session.name,
-        "run": best["run"],
-        "command": session.command,
-        "device": session.machine,
-        "versions": versions(),
-        "seed": recipes[best["name"]].train.seed,
-        "encoder": {
-            "name": _title(encoder),
-            "class": type(encoder.model).__name__,
-            "parameters": sum(p.numel() for p in encoder.parameters()),
-            "limit": task.tokenizer.limit,
-        },
-        "data": _data(task),
-        "batch": inspected(task, recipes[best["name"]].train.batch, compare.rows),
-        "models": models,
-        "best": best["name"],
-        "baselines": [{"name": name, **_scores(found)} for name, found in baselines.items()],
-        "confusion": _confusion(test),
-        "kinds": _kinds({best["name"]: test} | {name: found["test"] for name, found in baselines.items()}),
-        "calibration": _calibration(test),
-        "wrong": _wrong(test, compare.wrong),
-    }
-    results["outcome"] = _outcome(results)
-    return results
+def _describe_encoder(encoder: Classifier, task: Sentiment) -> EncoderSummary:
+    parameters = sum(p.numel() for p in encoder.parameters())
+    return EncoderSummary(_title(encoder), type(encoder.model).__name__, parameters, task.tokenizer.limit)
 
 
-def _judged(task: Sentiment, run: Run, rows: Mapping[str, SentenceRows]) -> dict[str, Judged]:
-    """What the best model of a run says of train, dev and test."""
-    model, found = Classifier(name=str(run.path / MODEL)).to(task.device).eval(), {}
+def _judge(task: Sentiment, run: Run, rows: Mapping[str, SentenceRows]) -> dict[str, Judged]:
+    """Returns what the best model of a run says of train, dev and test."""
+    model = Classifier(name=str(run.path / MODEL)).to(task.device).eval()
+    judged = {}
     for name, part in rows.items():
         with torch.no_grad():
             positive = classify(model, part).softmax(1)[:, 1].tolist()
-        found[name] = Judged(getattr(task.sentences, name), positive)
-    return found
+        judged[name] = Judged(getattr(task.sentences, name), positive)
+    return judged
 
 
 def _baselines(sentences: SentenceSplit) -> dict[str, dict[str, Judged]]:
-    """What can be said without reading: the label that most training sentences have, and what words alone say."""
+    """Returns what can be said without reading, on each split: the label that most training sentences have, and what
+    words alone say."""
     most = majority_label(sentences.train)
     bags = {WORDS: BagOfWords(*sentences[:2]), PAIRS: BagOfWords(*sentences[:2], grams=2)}
-    made: dict[str, dict[str, Judged]] = {f"always {CLASSES[most]}": {}, **{name: {} for name in bags}}
+    judged: dict[str, dict[str, Judged]] = {f"always {CLASSES[most]}": {}, **{name: {} for name in bags}}
     for split, part in sentences._asdict().items():
-        made[f"always {CLASSES[most]}"][split] = Judged(part, [float(most)] * len(part))
+        judged[f"always {CLASSES[most]}"][split] = Judged(part, [float(most)] * len(part))
         for name, bag in bags.items():
-            made[name][split] = Judged(part, [float(x) for x in bag.predict([s.text for s in part])])
-    return made
+            judged[name][split] = Judged(part, [float(x) for x in bag.predict([s.text for s in part])])
+    return judged
 
 
-def _scores(judged: Mapping[str, Judged]) -> dict[str, Any]:
-    """Accuracy on each split, with its 95% interval."""
-    made = {}
-    for name, found in judged.items():
-        right, n = sum(found.right), len(found.sentences)
-        low, high = wilson(right, n)
-        made[name] = {"right": right, "n": n, "accuracy": right / n, "low": low, "high": high}
-    return made
+def _score(right: Sequence[bool]) -> SentimentScore:
+    """Returns the accuracy of judgements, with its 95% interval."""
+    low, high = wilson(sum(right), len(right))
+    return SentimentScore(len(right), sum(right) / len(right), low, high, sum(right))
 
 
-def _row(name: str, recipe: Recipe, run: Run, said: Mapping[str, Judged], rows: int) -> dict[str, Any]:
-    log, batch = read_log(run), recipe.train.batch
-    measured = [row | {"epoch": row["step"] * batch / rows} for row in log.evaluations]
-    best = next(row for row in measured if row["step"] == run.best)
-    return {
-        "name": name,
-        "run": run.path.name,
-        "rate": recipe.train.lr,
-        "batch": batch,
-        "epochs": log.steps * batch / rows,
-        "steps": log.steps,
-        "seconds": log.seconds,
-        "best_step": run.best,
-        "best_epoch": best["epoch"],
-        "best_loss": best["dev/loss"],
-        "curve": [{"epoch": row["step"] * batch / rows, "loss": row["loss"]} for row in log.curve],
-        "evaluations": measured,
-        **_scores(said),
-    }
+def _scores(judged: Mapping[str, Judged]) -> dict[str, SentimentScore]:
+    return {split: _score(found.right) for split, found in judged.items()}
 
 
-def _data(task: Sentiment) -> dict[str, Any]:
+def _describe_model(name: str, recipe: Recipe, run: Run, judged: Mapping[str, Judged], rows: int) -> OptimizerModel:
+    """Returns one optimiser's training, of which an epoch has so many rows, and the scores of its best checkpoint."""
+    log = read_log(run)
+    batch = recipe.train.batch
+    evaluations = [row | {"epoch": row["step"] * batch / rows} for row in log.evaluations]
+    best = next(row for row in evaluations if row["step"] == run.best)
+    return OptimizerModel(
+        name=name,
+        run=run.path.name,
+        rate=recipe.train.lr,
+        batch=batch,
+        epochs=log.steps * batch / rows,
+        steps=log.steps,
+        seconds=log.seconds,
+        best_step=run.best,
+        best_epoch=best["epoch"],
+        best_loss=best["dev/loss"],
+        curve=[{"epoch": row["step"] * batch / rows, "loss": row["loss"]} for row in log.curve],
+        evaluations=evaluations,
+        **_scores(judged),
+    )
+
+
+def _describe_data(task: Sentiment) -> SentimentDataSummary:
     config = task.config
-    return {
-        "generated": not config.train,
-        "unseen": config.reviews.unseen,
-        "sentences": {name: len(part) for name, part in task.sentences._asdict().items()},
-        "positive": {name: sum(s.label for s in part) / len(part) for name, part in task.sentences._asdict().items()},
-        "tokens": {"mean": float(task.train.lengths.double().mean()), "longest": int(task.train.lengths.max())},
-        "length": config.length,
-        "cut": task.train.cut,
-        "padding": config.padding,
-        "truncation": config.truncation,
-        "workers": config.workers,
-        "examples": [[s.text, CLASSES[s.label], s.kind] for s in task.sentences.train[:8]],
-    }
+    splits = task.sentences._asdict()
+    return SentimentDataSummary(
+        generated=not config.train,
+        unseen=config.reviews.unseen,
+        sentences={name: len(part) for name, part in splits.items()},
+        positive={name: sum(s.label for s in part) / len(part) for name, part in splits.items()},
+        tokens={"mean": float(task.train.lengths.double().mean()), "longest": int(task.train.lengths.max())},
+        length=config.length,
+        cut=task.train.cut,
+        padding=config.padding,
+        truncation=config.truncation,
+        workers=config.workers,
+        examples=[[s.text, CLASSES[s.label], s.kind] for s in task.sentences.train[:8]],
+    )
 
 
-def inspected(task: Sentiment, size: int, rows: int) -> dict[str, Any]:
-    """The batch of the first step: what it is made of, and some of its rows as text."""
+def inspect_batch(task: Sentiment, size: int, rows: int) -> BatchInspection:
+    """Returns what the batch of the first step is made of, and some of its rows as text."""
     batch = task.batch(0, size)
     assert batch.visible is not None
     meaning = {
@@ -271,88 +277,69 @@ def inspected(task: Sentiment, size: int, rows: int) -> dict[str, Any]:
         "y": "the label at the first place, none elsewhere (−100)",
         "visible": "what is no padding",
     }
-    tensors = {name: tensor for name, tensor in batch._asdict().items() if tensor is not None}
+    tensors = [
+        BatchTensor(name, meaning[name], type(x).__name__, str(x.dtype), list(x.shape), str(x.device))
+        for name, x in batch._asdict().items()
+        if x is not None
+    ]
     shown = []
-    for ids, label, seen in zip(
-        batch.x[:rows].tolist(), batch.y[:rows, 0].tolist(), batch.visible[:rows].sum(1).tolist(), strict=True
-    ):
-        shown.append(
-            {
-                "text": task.tokenizer.decode(ids[:seen]),
-                "label": CLASSES[label],
-                "tokens": seen,
-                "padding": len(ids) - seen,
-                "ids": ids[:8],
-            }
-        )
-    return {
-        "tensors": [
-            {
-                "name": name,
-                "what": meaning[name],
-                "type": type(x).__name__,
-                "dtype": str(x.dtype),
-                "shape": list(x.shape),
-                "device": str(x.device),
-            }
-            for name, x in tensors.items()
-        ],
-        "rows": shown,
-        "padding": float((~batch.visible).double().mean()),
-    }
+    lengths = batch.visible[:rows].sum(1).tolist()
+    for ids, label, length in zip(batch.x[:rows].tolist(), batch.y[:rows, 0].tolist(), lengths, strict=True):
+        text = task.tokenizer.decode(ids[:length])
+        shown.append(BatchRow(text, CLASSES[label], length, len(ids) - length, ids[:8]))
+    return BatchInspection(tensors, shown, float((~batch.visible).double().mean()))
 
 
 def _confusion(judged: Judged) -> list[list[int]]:
-    """Counts: a row a true class, a column what the model says."""
+    """Returns counts: a row a true class, a column what the model says."""
     counts = [[0, 0], [0, 0]]
     for sentence, positive in zip(judged.sentences, judged.positive, strict=True):
         counts[sentence.label][positive > 0.5] += 1
     return counts
 
 
-def _kinds(judged: Mapping[str, Judged]) -> dict[str, Any]:
-    """Accuracy by kind of sentence, for those that were generated."""
-    made: dict[str, Any] = {}
+def _kinds(judged: Mapping[str, Judged]) -> dict[str, dict[str, SentimentScore]]:
+    """Returns the score of each model by kind of sentence, for those that were generated."""
+    scores: dict[str, dict[str, SentimentScore]] = {}
     for name, found in judged.items():
         for kind in KINDS:
             own = [right for right, s in zip(found.right, found.sentences, strict=True) if s.kind == kind]
             if own:
-                low, high = wilson(sum(own), len(own))
-                made.setdefault(kind, {})[name] = {
-                    "accuracy": sum(own) / len(own),
-                    "n": len(own),
-                    "low": low,
-                    "high": high,
-                }
-    return made
+                scores.setdefault(kind, {})[name] = _score(own)
+    return scores
 
 
-def _calibration(judged: Judged) -> dict[str, Any]:
-    """How sure it is against how often it is right."""
+def _calibration(judged: Judged) -> SentimentCalibration:
+    """Returns how sure the model is against how often it is right."""
     found = calibration([max(p, 1 - p) for p in judged.positive], judged.right)
-    return {"bins": [bin._asdict() for bin in found.bins], "error": found.error}
+    return SentimentCalibration([bin._asdict() for bin in found.bins], found.error)
 
 
-def _wrong(judged: Judged, most: int) -> list[dict[str, Any]]:
-    """The sentences whose label the model finds least likely."""
-    likely = [p if s.label else 1 - p for s, p in zip(judged.sentences, judged.positive, strict=True)]
+def _wrong(judged: Judged, most: int) -> list[WrongSentence]:
+    """Returns the sentences whose label the model finds least likely, the worst first."""
+    likely = [_label_probability(s, p) for s, p in zip(judged.sentences, judged.positive, strict=True)]
     worst = sorted((n for n, p in enumerate(likely) if p <= 0.5), key=likely.__getitem__)[:most]
     rows = [(judged.sentences[n], likely[n]) for n in worst]
-    return [{"text": s.text, "label": CLASSES[s.label], "kind": s.kind, "probability": p} for s, p in rows]
+    return [WrongSentence(s.text, CLASSES[s.label], s.kind, p) for s, p in rows]
 
 
-def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The table for a terminal."""
-    columns = [
-        "",
-        "learning rate",
-        "best epoch",
-        *(f"{name}, n = {results['data']['sentences'][name]:,}" for name in SentenceSplit._fields),
-    ]
-    table = []
-    for row in (*results["baselines"], *results["models"]):
-        cells = [f"{row[name]['accuracy']:6.1%}" for name in SentenceSplit._fields]
-        cells[-1] += f"  [{row['test']['low']:.1%}, {row['test']['high']:.1%}]"
-        trained = [f"{row['rate']:g}", f"{row['best_epoch']:.3g}"] if "rate" in row else ["", ""]
-        table.append([row["name"], *trained, *cells])
-    return {"columns": columns, "rows": table}
+def _label_probability(sentence: Sentence, positive: float) -> float:
+    """Returns the probability of a sentence's own label, given that of the positive one."""
+    if sentence.label:
+        return positive
+    return 1 - positive
+
+
+def _outcome(
+    data: SentimentDataSummary, baselines: Sequence[SentimentBaseline], models: Sequence[OptimizerModel]
+) -> OutcomeTable:
+    """Returns the table that a terminal shows."""
+    counts = [f"{name}, n = {data.sentences[name]:,}" for name in SentenceSplit._fields]
+    rows = [[row.name, "", "", *_accuracy_cells(row)] for row in baselines]
+    rows += [[row.name, f"{row.rate:g}", f"{row.best_epoch:.3g}", *_accuracy_cells(row)] for row in models]
+    return OutcomeTable(["", "learning rate", "best epoch", *counts], rows)
+
+
+def _accuracy_cells(row: SentimentBaseline) -> list[str]:
+    *others, test = (f"{score.accuracy:6.1%}" for score in row.scores.values())
+    return [*others, f"{test}  [{row.test.low:.1%}, {row.test.high:.1%}]"]
