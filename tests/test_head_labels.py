@@ -15,9 +15,9 @@ from regard.errors import OptionError
 from regard.lens.heads.ablation import ablate
 from regard.lens.heads.annotations import Mentions, Parsed, read_conllu, read_mentions
 from regard.lens.heads.examine import default_texts, examine, repeated_tokens
-from regard.lens.heads.labels import MIXED, Score, _interval, chosen, label_heads
+from regard.lens.heads.labels import MIXED, Score, _interval, choose_label, label_heads
 from regard.lens.heads.linguistics import follow_mentions, follow_syntax
-from regard.lens.heads.redundancy import redundant
+from regard.lens.heads.redundancy import redundant_pairs
 from regard.lens.heads.scores import ABOUT
 from regard.lens.models import RecordableModel
 from regard.lens.recording.hub_models import hub_card
@@ -116,11 +116,11 @@ def sets(tokens):
     return made
 
 
-def toward(chosen, amount):
-    """Weights that give `amount` to the chosen keys, and are even otherwise."""
-    T = chosen.shape[0]
-    share = chosen / chosen.sum(-1, keepdim=True).clamp(min=1)
-    some = (chosen.sum(-1, keepdim=True) > 0).float() * amount
+def toward(choose_label, amount):
+    """Weights that give `amount` to the choose_label keys, and are even otherwise."""
+    T = choose_label.shape[0]
+    share = choose_label / choose_label.sum(-1, keepdim=True).clamp(min=1)
+    some = (choose_label.sum(-1, keepdim=True) > 0).float() * amount
     return some * share + (1 - some) / T
 
 
@@ -179,13 +179,13 @@ def test_the_wide_yields_to_the_narrow_and_a_resting_place_to_work():
     def score(effect):
         return Score(0.2 + effect, 0.2, effect - 0.02, effect + 0.02, 40)
 
-    assert chosen({"local": score(0.5), "previous": score(0.3)}) == "previous"
-    assert chosen({"local": score(0.5), "previous": score(0.2)}) == "local"
-    assert chosen({"first": score(0.6), "same word": score(0.4)}) == "same word"
-    assert chosen({"first": score(0.6), "broadcast": score(0.6)}) == "first"
-    assert chosen({"first": score(0.09)}) == MIXED
-    assert chosen({"first": Score(0.5, 0.2, -0.01, 0.6, 40)}) == MIXED
-    assert chosen({"first": Score(0.5, 0.2, 0.1, 0.6, 3)}) == MIXED
+    assert choose_label({"local": score(0.5), "previous": score(0.3)}) == "previous"
+    assert choose_label({"local": score(0.5), "previous": score(0.2)}) == "local"
+    assert choose_label({"first": score(0.6), "same word": score(0.4)}) == "same word"
+    assert choose_label({"first": score(0.6), "broadcast": score(0.6)}) == "first"
+    assert choose_label({"first": score(0.09)}) == MIXED
+    assert choose_label({"first": Score(0.5, 0.2, -0.01, 0.6, 40)}) == MIXED
+    assert choose_label({"first": Score(0.5, 0.2, 0.1, 0.6, 3)}) == MIXED
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
@@ -273,7 +273,7 @@ def test_redundant_heads_are_those_that_are_alike_and_not_just_even():
     other = (torch.randn(20, 20) * 3).softmax(-1)
     even = torch.full((20, 20), 1 / 20)
     nearly = sharp * 0.98 + even * 0.02
-    found = redundant([mapped(torch.stack([sharp, other, even, even, nearly]), tokens)])
+    found = redundant_pairs([mapped(torch.stack([sharp, other, even, even, nearly]), tokens)])
     assert [tuple(x["head"] for x in pair["heads"]) for pair in found] == [(0, 4)]
     assert 0 < found[0]["divergence"] < 0.02
 

@@ -317,7 +317,7 @@ def test_a_port_in_use_and_a_missing_extra_are_told(desk, monkeypatch):
             server.serve(desk, taken.getsockname()[1], lambda address: None)
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     with pytest.raises(ExtraMissingError, match=r"regard\[serve\]"):
-        server.required()
+        server.require_server_packages()
 
 
 @pytest.mark.browser

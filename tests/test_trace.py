@@ -327,7 +327,7 @@ def test_rules_are_recognised_from_what_may_be_seen(T, causal, window, visible):
     sequence = Tokens("text", "", ["x"] * T, visible=seen)
     rules = Rules(causal, window)
     allowed = rules.seen(sequence, sequence, torch.arange(T))
-    found = infer_rules(allowed, sequence, sequence, crossing=False)
+    found = infer_rules(allowed, sequence, sequence, cross=False)
     rows = sequence.seen.nonzero()[:, 0]
     assert torch.equal(found.seen(sequence, sequence, rows), allowed[rows])
     assert found.hidden is None

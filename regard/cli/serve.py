@@ -11,7 +11,7 @@ from regard.cli.models import HELP
 from regard.cli.show import console
 from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
-from regard.lens.pages.server import ModelServer, required
+from regard.lens.pages.server import ModelServer, require_server_packages
 from regard.lens.pages.server import serve as run
 from regard.lens.small_model import shipped, shipped_text
 
@@ -29,7 +29,7 @@ def serve(
     download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
 ) -> None:
     """Show a model on a local page: type a text and see it, let it go on and watch where it looks."""
-    required()
+    require_server_packages()
     with console(stderr=True).status("loading"):
         subject = open_recordable(model or shipped(), device or "cpu", seed=seed, download=download)
         found = default_labels(subject, seed) if labels else None

@@ -17,16 +17,16 @@ class ShippedError(RegardError, OSError):
 
 
 def shipped() -> Path:
-    """The folder of the small model, whose files are as they were when it was pack."""
+    """Returns the folder of the small model, whose files are as they were when it was pack."""
     folder = Path(str(files("regard.lens").joinpath("small-model")))
     repair = "install regard again, or make the model with `regard train lens`"
     try:
         lines = (folder / SUMS).read_text("ascii").splitlines()
         for line in lines:
-            wanted, name = line.split()
-            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            if found != wanted:
-                raise ShippedError(f"{folder / name} is not what came with regard (SHA-256 {found[:12]}…); {repair}")
+            expected, name = line.split()
+            actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            if actual != expected:
+                raise ShippedError(f"{folder / name} is not what came with regard (SHA-256 {actual[:12]}…); {repair}")
     except (OSError, ValueError) as error:
         if isinstance(error, ShippedError):
             raise
@@ -35,5 +35,5 @@ def shipped() -> Path:
 
 
 def shipped_text() -> str:
-    """A text that shows what its heads do: someone the model has never read of, said twice."""
+    """Returns a text that shows what its heads do: someone the model has never read of, said twice."""
     return TEXT

@@ -31,23 +31,25 @@ class Mentions:
 
 
 def read_conllu(path: str | Path) -> list[Parsed]:
-    """The sentences of a CoNLL-U file. Words of a contraction stand for the same characters."""
+    """Returns the sentences of a CoNLL-U file. Words of a contraction stand for the same characters."""
     lines = read_lines(path, "sentences in CoNLL-U")
-    found, start = [], 0
+    annotated = []
+    start = 0
     for end in range(len(lines) + 1):
         if end == len(lines) or not lines[end].strip():
             rows = [(n + 1, lines[n]) for n in range(start, end) if not lines[n].startswith("#")]
             if rows:
-                found.append(_sentence(str(path), rows))
+                annotated.append(_sentence(str(path), rows))
             start = end + 1
-    if not found:
+    if not annotated:
         raise DataError(
             f"{path} holds no sentence; expected CoNLL-U: ten columns with tabs between, a blank line after each"
         )
-    return found
+    return annotated
 
 
 def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
+    """Returns one sentence from the numbered lines of its words."""
     text = ""
     words: list[Span] = []
     heads: list[int] = []
@@ -57,17 +59,19 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
         cells = row.split("\t")
         if len(cells) != 10:
             raise DataError(f"{path}, line {line}: {len(cells)} columns, expected 10 with tabs between (CoNLL-U)")
-        number, form, space = cells[0], cells[1], "" if "SpaceAfter=No" in cells[9].split("|") else " "
+        number = cells[0]
+        form = cells[1]
+        space = "" if "SpaceAfter=No" in cells[9].split("|") else " "
         if "." in number:
             continue  # an empty node has no characters
         if "-" in number:
-            first, last = (_whole(path, line, x) for x in number.split("-", 1))
+            first, last = (_number(path, line, x) for x in number.split("-", 1))
             if last < first:
                 raise DataError(f"{path}, line {line}: words {number}, expected the first before the last")
             shared = (last, (len(text), len(text) + len(form)))
             text += form + space
             continue
-        here = _whole(path, line, number)
+        here = _number(path, line, number)
         if here != len(words) + 1:
             raise DataError(f"{path}, line {line}: word {here}, expected {len(words) + 1}")
         if here <= shared[0]:
@@ -75,7 +79,7 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
         else:
             words.append((len(text), len(text) + len(form)))
             text += form + space
-        heads.append(_whole(path, line, cells[6]) - 1)
+        heads.append(_number(path, line, cells[6]) - 1)
         relations.append(cells[7].split(":")[0])
     wrong = next((n for n, head in enumerate(heads) if head >= len(words)), None)
     if wrong is not None:
@@ -85,22 +89,27 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
     return Parsed(text.rstrip(), tuple(words), tuple(heads), tuple(relations))
 
 
-def _whole(path: str, line: int, text: str) -> int:
+def _number(path: str, line: int, text: str) -> int:
+    """Returns a number of a word, or says where there is none."""
     if not text.isdecimal():
         raise DataError(f"{path}, line {line}: {text!r}, expected the number of a word")
     return int(text)
 
 
 def read_mentions(path: str | Path) -> list[Mentions]:
-    """Texts of a JSONL file, one a line: {"text": …, "clusters": [[[start, end], …], …]}, characters, end excluded."""
-    found = []
+    """Returns the texts of a JSONL file, one a line: {"text": …, "clusters": [[[start, end], …], …]}.
+
+    Spans are in characters, their ends excluded.
+    """
+    annotated = []
     for number, line in enumerate(read_lines(path, "one JSON object a line"), 1):
         if not line.strip():
             continue
         place = f"{path}, line {number}"
         try:
-            given = json.loads(line)
-            text, clusters = given["text"], given["clusters"]
+            entry = json.loads(line)
+            text = entry["text"]
+            clusters = entry["clusters"]
             spans = [(int(a), int(b), n) for n, cluster in enumerate(clusters) for a, b in cluster]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
@@ -112,5 +121,5 @@ def read_mentions(path: str | Path) -> list[Mentions]:
             if not 0 <= a < b <= len(text):
                 raise DataError(f"{place}: characters {a} to {b} of a text of {len(text)}")
         spans.sort()
-        found.append(Mentions(text, tuple((a, b) for a, b, _ in spans), tuple(n for _, _, n in spans)))
-    return found
+        annotated.append(Mentions(text, tuple((a, b) for a, b, _ in spans), tuple(n for _, _, n in spans)))
+    return annotated

@@ -14,12 +14,13 @@ import torch
 from regard.data.tokenizers import TextError
 from regard.errors import LengthError, OptionError
 from regard.lens.heads.labels import MIXED, HeadLabel, label_heads
-from regard.lens.heads.redundancy import redundant
+from regard.lens.heads.redundancy import redundant_pairs
 from regard.lens.models import RecordableModel
 from regard.lens.trace.trace import Recording
 from regard.models import Model
 
-COPIES, PART = 4, 24  # sequences that repeat themselves, and how many tokens they repeat
+COPIES = 4  # sequences that repeat themselves
+PART = 24  # tokens that they repeat
 Progress = Callable[[str, int, int], None]  # what is being done, which one, and of how many
 
 
@@ -78,7 +79,7 @@ def summary(subject: RecordableModel, recordings: Sequence[Recording], labels: S
         "heads": [label.as_dict() for label in labels],
         "counts": dict(Counter(x.label for x in labels).most_common()),
         "specialised": len(special) / len(labels) if labels else 0.0,
-        "redundant": redundant(recordings),
+        "redundant": redundant_pairs(recordings),
         "layers": layers(recordings),
     }
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.lens.heads.scores import ABOUT, REPEATS, BlockSums, measure, rarity
+from regard.lens.heads.scores import ABOUT, REPEATS, BlockSums, measure, word_counts
 from regard.lens.trace.trace import Recording
 
 EFFECT = 0.1  # the least difference that counts
@@ -74,16 +74,18 @@ class HeadLabel:
     @property
     def effect(self) -> float:
         """How far the label's score is above its baseline; of a mixed head that of its best."""
-        known = [s.effect for s in self.scores.values()] or [0.0]
-        return self.scores[self.label].effect if self.label in self.scores else max(known)
+        if self.label in self.scores:
+            return self.scores[self.label].effect
+        return max((score.effect for score in self.scores.values()), default=0.0)
 
     @property
     def also(self) -> list[str]:
         """What else stands out, most first; nothing wide that something narrow explains."""
-        good = standing(self.scores, _WIDE)
+        good = significant_scores(self.scores, _WIDE)
         return sorted(good.keys() - {self.label}, key=lambda name: -good[name].effect)
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the label as `Recording.labels` and `regard heads --json` have it."""
         own = self.scores.get(self.label)
         return {
             "attention": self.attention,
@@ -100,38 +102,38 @@ class HeadLabel:
 
 
 def label_heads(recordings: Sequence[Recording], repeats: Sequence[Recording] = (), seed: int = 0) -> list[HeadLabel]:
-    """Labels of all heads of self-attention, from recordings of one model over several texts.
+    """Returns the labels of all heads of self-attention, from recordings of one model over several texts.
 
     `repeats`: recordings of sequences that repeat themselves, which are looked at for repetition alone.
     """
     if not recordings:
         raise OptionError("labels need at least one text")
-    common = rarity(tokens for r in recordings for tokens in r.sequences)
-    found = []
+    common = word_counts(tokens for r in recordings for tokens in r.sequences)
+    labels = []
     for number, attended in enumerate(recordings[0].attentions):
         if attended.kind != "self":
             continue
         sums = {name: BlockSums() for name in ABOUT}
         for recording in recordings:
             measure(recording, recording.attentions[number], common, sums)
-        again = {name: sums[name] for name in REPEATS}
+        repetition = {name: sums[name] for name in REPEATS}
         for recording in repeats:
-            measure(recording, recording.attentions[number], common, again)
-        scored = {name: _scored(s, attended.heads, seed) for name, s in sums.items()}
+            measure(recording, recording.attentions[number], common, repetition)
+        scored = {name: _score_heads(s, attended.heads, seed) for name, s in sums.items()}
         for head in range(attended.heads):
             scores = {name: per_head[head] for name, per_head in scored.items() if per_head}
-            found.append(HeadLabel(number, attended.layer, attended.side, head, chosen(scores), scores))
-    return found
+            labels.append(HeadLabel(number, attended.layer, attended.side, head, choose_label(scores), scores))
+    return labels
 
 
-def chosen(scores: dict[str, Score]) -> str:
-    """The label that the scores of one head earn."""
-    good = standing(scores, _YIELDS)
+def choose_label(scores: dict[str, Score]) -> str:
+    """Returns the label that the scores of one head earn."""
+    good = significant_scores(scores, _YIELDS)
     return max(good, key=lambda name: good[name].effect, default=MIXED)
 
 
-def standing(scores: dict[str, Score], yields: Mapping[str, Sequence[str]]) -> dict[str, Score]:
-    """The scores that stand out, without those that yield to another."""
+def significant_scores(scores: dict[str, Score], yields: Mapping[str, Sequence[str]]) -> dict[str, Score]:
+    """Returns the scores that stand out, without those that yield to another."""
     good = {name: score for name, score in scores.items() if score.stands_out}
     for name, others in yields.items():
         mine = good.get(name)
@@ -140,21 +142,24 @@ def standing(scores: dict[str, Score], yields: Mapping[str, Sequence[str]]) -> d
     return good
 
 
-def _scored(sums: BlockSums, heads: int, seed: int) -> list[Score]:
-    """The scores of all heads, with intervals from drawing blocks of queries again."""
+def _score_heads(sums: BlockSums, heads: int, seed: int) -> list[Score]:
+    """Returns the scores of all heads, with intervals from drawing blocks of queries again."""
     if not sums.count:
         return []
-    count, score, baseline = torch.cat(sums.count), torch.cat(sums.score, 1), torch.cat(sums.baseline, 1)
+    count = torch.cat(sums.count)
+    score = torch.cat(sums.score, 1)
+    baseline = torch.cat(sums.baseline, 1)
     low, high = _interval(score - baseline, count, seed)
     total = count.sum()
-    means, even = (score.sum(1) / total).tolist(), (baseline.sum(1) / total).tolist()
+    means = (score.sum(1) / total).tolist()
+    even = (baseline.sum(1) / total).tolist()
     return [Score(means[h], even[h], float(low[h]), float(high[h]), len(count)) for h in range(heads)]
 
 
 def _interval(
     effect: Float[Tensor, "H N"], count: Float[Tensor, " N"], seed: int
 ) -> tuple[Float[Tensor, " H"], Float[Tensor, " H"]]:
-    """95% of the means when blocks are drawn with replacement."""
+    """Returns the bounds of 95% of the means when blocks are drawn with replacement."""
     draw = torch.Generator().manual_seed(seed)
     N = len(count)
     times = torch.zeros(DRAWS, N, dtype=torch.float64)

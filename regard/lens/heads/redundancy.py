@@ -21,8 +21,8 @@ LEAST = 0.02  # nats from even, at least
 ROWS = 48  # queries of each text that are looked at
 
 
-def redundant(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """Pairs of heads of self-attention that hardly differ, most alike first."""
+def redundant_pairs(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
+    """Returns pairs of heads of self-attention that hardly differ, most alike first."""
     names, even, apart = divergences(recordings)
     near = torch.minimum(even[:, None], even[None, :])
     alike = (apart <= SHARE * near) & (near >= LEAST)
@@ -41,7 +41,7 @@ def redundant(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 def divergences(
     recordings: Sequence[Recording],
 ) -> tuple[list[dict[str, Any]], Float[Tensor, " N"], Float[Tensor, "N N"]]:
-    """The heads; how far each is from even; how far each pair is apart; in nats, means over queries and texts.
+    """Returns the heads, how far each is from even, and how far each pair is apart, in nats over queries and texts.
 
     Heads of sequences of different length, as of an encoder and a decoder, are never alike: their distance is ln 2.
     """
@@ -52,7 +52,9 @@ def divergences(
         for h in range(a.heads)
     ]
     N = len(names)
-    even, apart, counted = torch.zeros(N), torch.zeros(N, N), 0
+    even = torch.zeros(N)
+    apart = torch.zeros(N, N)
+    counted = 0
     sides = torch.tensor([recordings[0].attentions[x["attention"]].queries for x in names])
     for recording in recordings:
         for side in sides.unique().tolist():
@@ -67,7 +69,7 @@ def divergences(
 
 
 def _rows(recording: Recording, side: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights [N,R,S] of all heads over one sequence, without their signs, and an even spread [1,R,S]."""
+    """Returns the weights [N,R,S] of all heads over one sequence, without their signs, and an even spread [1,R,S]."""
     found = []
     seen = torch.zeros(0)
     for attended in recording.attentions:
@@ -79,8 +81,9 @@ def _rows(recording: Recording, side: int, rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def _apart(p: Float[Tensor, "N R S"], q: Float[Tensor, "M R S"]) -> Float[Tensor, "N M"]:
-    """Divergence of each of p from each of q, a mean over rows."""
-    own_p, own_q = _entropy(p), _entropy(q)
+    """Returns the divergence of each of p from each of q, a mean over rows."""
+    own_p = _entropy(p)
+    own_q = _entropy(q)
     return torch.stack(
         [(_entropy((x[None] + q) / 2) - (h[None] + own_q) / 2).mean(-1) for x, h in zip(p, own_p, strict=True)]
     )

@@ -72,8 +72,8 @@ class BlockSums:
         self.count.append(count[kept])
 
 
-def rarity(sequences: Iterable[Tokens]) -> dict[str, int]:
-    """How often each word occurs."""
+def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
+    """Returns how often each word occurs."""
     return Counter(word for tokens in sequences for word in _words(tokens) if word)
 
 
@@ -81,7 +81,9 @@ def measure(recording: Recording, attended: Attended, common: dict[str, int], in
     """Adds one text to the sums of one attention: all scores, or those alone that `into` has keys for."""
     queries, keys = recording.read(attended)
     sets = {name: make for name, make in _sets(queries, keys, common).items() if name in into}
-    column = _broadcast_columns(recording, attended) if "broadcast" in into else None
+    column = None
+    if "broadcast" in into:
+        column = _broadcast_columns(recording, attended)
     for rows, weights in recording.tiles(attended):
         seen = attended.rules.seen(queries, keys, rows)
         counted = queries.seen[rows] & seen.any(1) & (weights.abs().sum(-1) > 0).any(0)
@@ -97,10 +99,10 @@ def measure(recording: Recording, attended: Attended, common: dict[str, int], in
 
 
 def _sets(queries: Tokens, keys: Tokens, common: dict[str, int]) -> dict[str, Callable[[Tensor], Bool[Tensor, "R S"]]]:
-    """For each score the keys that it is about, for some queries."""
+    """Returns for each score the keys that it is about, for some queries."""
     p = keys.places
     ids = _numbers(_words(keys))
-    same_token = _numbers([str(i) for i in keys.ids] if keys.ids is not None else keys.tokens)
+    same_token = _numbers(keys.tokens if keys.ids is None else [str(i) for i in keys.ids])
     special = torch.tensor(keys.special, dtype=torch.bool)
     first = torch.zeros(len(keys), dtype=torch.bool)
     first[int(keys.seen.int().argmax())] = True
@@ -140,8 +142,10 @@ def _sets(queries: Tokens, keys: Tokens, common: dict[str, int]) -> dict[str, Ca
 
 
 def _broadcast_columns(recording: Recording, attended: Attended) -> tuple[Tensor, Tensor]:
-    """For each head the key that even queries look at most, and the one that odd queries do. Each half is then
-    measured on the other's choice: a key chosen on the same queries would look good by chance."""
+    """Returns for each head the key that even queries look at most, and the one that odd queries do.
+
+    Each half is then measured on the other's choice: a key chosen on the same queries would look good by chance.
+    """
     S = len(recording.sequences[attended.keys])
     totals = torch.zeros(2, attended.heads, S)
     for rows, weights in recording.tiles(attended):
@@ -153,18 +157,18 @@ def _broadcast_columns(recording: Recording, attended: Attended) -> tuple[Tensor
 def _broadcast(
     sums: BlockSums, weights: Tensor, seen: Tensor, rows: Tensor, column: tuple[Tensor, Tensor], counted: Tensor
 ) -> None:
+    """Adds the share of the key that the other half of the queries looks at most."""
     even, odd = column
     chosen = torch.where((rows % 2 == 0)[None], odd[:, None], even[:, None])  # [H,R]: what the other half chose
     share = weights.gather(2, chosen[..., None])[..., 0]
     visible = seen[torch.arange(len(rows))[None], chosen]
     baseline = visible / seen.sum(1).clamp(min=1)
-    sums.add(
-        share, baseline.float(), counted, size=len(rows)
-    )  # all queries of a text share its key: they are one block
+    # All queries of a text share its key, so they are one block.
+    sums.add(share, baseline.float(), counted, size=len(rows))
 
 
 def _broad(sums: BlockSums, attended: Attended, weights: Tensor, seen: Tensor, rows: Tensor, counted: Tensor) -> None:
-    """Entropy over ln of what is seen, beside that of scores drawn at random for vectors as long as these."""
+    """Adds the entropy over ln of what is seen, beside that of scores drawn at random for vectors as long as these."""
     formula = attended.formula
     assert isinstance(formula, SoftmaxFormula) and attended.q is not None and attended.k is not None
     q = attended.q[:, rows].norm(dim=-1)
@@ -186,7 +190,7 @@ def _entropy(weights: Tensor) -> Tensor:
 
 
 def _words(tokens: Tokens) -> list[str]:
-    """The word that each token belongs to, in lower case; "" for none. Without a text, the token itself."""
+    """Returns the word that each token belongs to, in lower case; "" for none. Without a text, the token itself."""
     if not tokens.text:
         return [t if not s else "" for t, s in zip(tokens.tokens, tokens.special, strict=True)]
     parts: dict[int, tuple[int, int]] = {}
@@ -198,7 +202,7 @@ def _words(tokens: Tokens) -> list[str]:
 
 
 def _numbers(words: Sequence[str]) -> Tensor:
-    """Equal words have equal numbers; −1 for none."""
+    """Returns a number for each word; equal words have equal numbers, and no word has −1."""
     known: dict[str, int] = {}
     return torch.tensor([-1 if not w else known.setdefault(w, len(known)) for w in words])
 
@@ -209,7 +213,7 @@ def _is_mark(token: str) -> bool:
 
 
 def _rare(common: dict[str, int]) -> set[str]:
-    """Words that occur once, where there are enough words to tell."""
+    """Returns the words that occur once, where there are enough words to tell."""
     words = {w for w in common if any(c.isalpha() for c in w)}
     if sum(common[w] for w in words) < 50:
         return set()

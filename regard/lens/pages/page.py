@@ -26,7 +26,7 @@ AROUND = (
 
 
 def page(encoded: Encoded, title: str) -> Iterator[str]:
-    """The document, some of it at a time: a long text has hundreds of megabytes."""
+    """Yields the document, some of it at a time: a long text has hundreds of megabytes."""
     script = _static("lens.js") + _START
     style = AROUND + _static("lens.css")
     header, overviews, *blocks = encoded.elements()
@@ -47,7 +47,7 @@ def page(encoded: Encoded, title: str) -> Iterator[str]:
 
 
 def policy(script: str, style: str) -> str:
-    """What the browser may do: run this script, apply this style, show pictures made on the spot; nothing else."""
+    """Returns what the browser may do: run this script, apply this style, show pictures that the script makes."""
     return (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"

@@ -85,7 +85,7 @@ class ModelServer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The model, for one pass."""
+        """Takes the model for one pass, or says that it is busy."""
         if not self._lock.acquire(timeout=PATIENCE):
             raise _Refused(503, "the model is busy with other requests; try again")
         try:
@@ -194,7 +194,7 @@ def _quantised(weights: list[Tensor]) -> dict[str, Any]:
 
 
 def document(server: ModelServer) -> tuple[str, str]:
-    """The page, and the policy that lets a browser run its one script and reach this server alone."""
+    """Returns the page, and the policy that lets a browser run its one script and reach this server alone."""
     static = files("regard.lens").joinpath("static")
     script = static.joinpath("lens.js").read_text("utf-8") + _START
     style = AROUND + static.joinpath("lens.css").read_text("utf-8")
@@ -216,8 +216,8 @@ def document(server: ModelServer) -> tuple[str, str]:
 
 
 def create(server: ModelServer, port: int, token: str) -> Any:
-    """The app: who may ask, then what is asked."""
-    required()
+    """Returns the app: it checks who asks, and then answers."""
+    require_server_packages()
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
@@ -290,7 +290,8 @@ class Gate:
         given: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             given.setdefault(name, []).append(value)
-        host, origin = given.get(b"host", []), given.get(b"origin", [])
+        host = given.get(b"host", [])
+        origin = given.get(b"origin", [])
         if len(host) != 1 or host[0].lower() not in self.hosts:
             return 421, "this server answers only for this machine: open the address that regard serve printed"
         if any(page.lower() != b"http://" + host[0].lower() for page in origin):
@@ -305,8 +306,11 @@ class Gate:
 
 
 async def _answer(receive: Any, send: Any, status: int, message: str) -> None:
-    """An answer at the door. What was sent is taken in first, within limits: a connection that is closed with bytes
-    unread is reset, and the answer may be lost."""
+    """Sends an answer before the app is reached.
+
+    What was sent is taken in first, within limits: a connection that is closed with bytes unread is reset, and the
+    answer may be lost.
+    """
     taken = 0
     more = True
     with suppress(TimeoutError):
@@ -328,7 +332,7 @@ async def _answer(receive: Any, send: Any, status: int, message: str) -> None:
 
 
 async def _body(request: Any) -> dict[str, Any]:
-    """The JSON of a request: of limited size, and sent in limited time."""
+    """Returns the JSON of a request: of limited size, and sent in limited time."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise _Refused(415, "expected application/json")
     raw = bytearray()
@@ -351,11 +355,11 @@ async def _body(request: Any) -> dict[str, Any]:
 
 def serve(server: ModelServer, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
     """Serves until interrupted. `port` 0: any that is free. `ready` is told the address once it can be opened."""
-    required()
+    require_server_packages()
     import uvicorn
 
     token = token or secrets.token_urlsafe(24)
-    with _bound(port) as bound:
+    with _bind(port) as bound:
         port = bound.getsockname()[1]
         config = uvicorn.Config(
             create(server, port, token),
@@ -372,7 +376,7 @@ def serve(server: ModelServer, port: int, ready: Callable[[str], None], token: s
         uvicorn.Server(config).run(sockets=[bound])
 
 
-def _bound(port: int) -> socket.socket:
+def _bind(port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -388,7 +392,7 @@ def _bound(port: int) -> socket.socket:
     return made
 
 
-def required() -> None:
-    """Says how to get what serving needs, where it is missing."""
+def require_server_packages() -> None:
+    """Raises an error that says how to get what serving needs, where it is missing."""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise ExtraMissingError('serving needs `starlette` and `uvicorn`: pip install "regard[serve]"')

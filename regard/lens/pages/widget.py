@@ -51,17 +51,18 @@ class Frame:
     """A trace as a sandboxed frame: what a notebook shows, also when it is saved, exported or offline."""
 
     def __init__(self, trace: Trace, height: int = 720) -> None:
-        self.trace, self.height = trace, height
+        self.trace = trace
+        self.height = height
 
     def _repr_html_(self) -> str:
-        return framed(self.trace, self.height)
+        return frame_html(self.trace, self.height)
 
     def __repr__(self) -> str:
         return repr(self.trace)
 
 
-def framed(trace: Trace, height: int) -> str:
-    """An iframe element that holds the whole page of a trace."""
+def frame_html(trace: Trace, height: int) -> str:
+    """Returns an iframe element that holds the whole page of a trace."""
     encoded = encode(trace)
     if encoded.page_size > LARGEST:
         raise OptionError(
@@ -76,7 +77,7 @@ def framed(trace: Trace, height: int) -> str:
 
 
 def show(trace: Trace, *, height: int = 720, linked: bool = False) -> Any:
-    """A trace to look at in a notebook.
+    """Returns a trace to look at in a notebook.
 
     `linked=True` gives a widget (extra `notebook`) whose `selected` is what is looked at: recording, layer, head, and
     the query and key that were clicked, −1 for none. Otherwise a frame, which saved notebooks keep.
@@ -85,12 +86,12 @@ def show(trace: Trace, *, height: int = 720, linked: bool = False) -> Any:
         return Frame(trace, height)
     if find_spec("anywidget") is None:
         raise ExtraMissingError('a linked widget needs `anywidget`: pip install "regard[notebook]"')
-    return _widget()(trace=to_bytes(encode(trace)), height=height, _html=framed(trace, height))
+    return _widget()(trace=to_bytes(encode(trace)), height=height, _html=frame_html(trace, height))
 
 
 @cache
 def _widget() -> type[Any]:
-    """The widget's class; made on request, since its base is an extra."""
+    """Returns the widget's class; made on request, since its base is an extra."""
     import anywidget
     import traitlets
 
@@ -108,9 +109,10 @@ def _widget() -> type[Any]:
         _html = traitlets.Unicode()
 
         def _repr_mimebundle_(self, **named: Any) -> Any:
-            found = super()._repr_mimebundle_(**named)
-            data, *more = found if isinstance(found, tuple) else (found,)
-            data = {**(data or {}), "text/html": self._html}  # for those who know no widgets
-            return (data, *more) if more else data
+            bundle = super()._repr_mimebundle_(**named)
+            if not isinstance(bundle, tuple):  # older versions give the data alone, newer ones metadata besides
+                return {**(bundle or {}), "text/html": self._html}
+            data, *metadata = bundle
+            return ({**(data or {}), "text/html": self._html}, *metadata)  # for those who know no widgets
 
     return LensWidget

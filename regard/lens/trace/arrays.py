@@ -30,7 +30,7 @@ class TraceError(RegardError, ValueError):
 
 
 def pack(x: Tensor, kind: str) -> bytes:
-    """The bytes of an array of a type that docs/trace-format.md lists."""
+    """Returns the bytes of an array of a type that docs/trace-format.md lists."""
     if kind == "step":
         return pack_steps(x, steps(x))
     if kind == "bit":
@@ -39,7 +39,7 @@ def pack(x: Tensor, kind: str) -> bytes:
 
 
 def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
-    """The bytes of an array of type step with given steps, which are such as `steps` or `coarser` make.
+    """Returns the bytes of an array of type step with given steps, which lie on the grid (see `on_grid`).
 
     A whole number is cut in two. Its low bits are noise and stand as they are, bit behind bit; what is left is small,
     and Huffman coding does nearly all that can be done.
@@ -55,7 +55,7 @@ def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
 
 
 def _low(whole: np.ndarray) -> int:
-    """How many low bits are best kept apart: so many that the rest and they take fewest bits together."""
+    """Returns how many low bits are best kept apart: so many that the rest and they take fewest bits together."""
     sample = whole.reshape(-1)[:: -(-whole.size // SAMPLE) or 1]
     most = max(0, int(np.abs(sample).max(initial=0)).bit_length() - 7)
     least = max(0, int(np.abs(whole).max(initial=0)).bit_length() - 15)  # what is left has 16 bits
@@ -63,46 +63,52 @@ def _low(whole: np.ndarray) -> int:
 
 
 def _entropy(x: np.ndarray) -> float:
-    """Bits a number, coded one by one."""
+    """Returns the bits that a number takes when numbers are coded one by one."""
     share = np.unique(x, return_counts=True)[1] / max(1, x.size)
     return float(-(share * np.log2(share)).sum())
 
 
 def unpack(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array") -> Tensor:
-    """What `pack` was given, as far as its type keeps it; an error names the place where bytes are missing."""
+    """Returns what `pack` was given, as far as its type keeps it; an error names the place where bytes are missing."""
     if kind not in (*TYPES, "step", "bit") or min(shape, default=0) < 0:
         raise TraceError(f"{place}: type {kind!r} and shape {list(shape)} are no array; record the trace again")
-    size, columns = math.prod(shape), shape[-1] if shape else 1
+    size = math.prod(shape)
+    columns = shape[-1] if shape else 1
+    low = 0  # bits of each whole number that stand by themselves
     try:
         coder = zlib.decompressobj()
-        low = coder.decompress(raw, 1)[0] if kind == "step" else 0
-        want = {"step": 2 * columns + 2 * size - (-size * low // 8), "bit": size // max(columns, 1) * -(-columns // 8)}
-        bytes_ = want[kind] if kind in want else size * np.dtype(TYPES[kind]).itemsize
-        data = coder.decompress(coder.unconsumed_tail or raw, bytes_ + 1)  # never more than was announced
+        if kind == "step":
+            low = coder.decompress(raw, 1)[0]
+            expected = 2 * columns + 2 * size - (-size * low // 8)
+        elif kind == "bit":
+            expected = size // max(columns, 1) * -(-columns // 8)
+        else:
+            expected = size * np.dtype(TYPES[kind]).itemsize
+        data = coder.decompress(coder.unconsumed_tail or raw, expected + 1)  # never more than was announced
     except (zlib.error, IndexError) as error:
         raise TraceError(f"{place} is damaged ({error}); copy or record the trace again") from None
-    if len(data) != bytes_:
-        raise TraceError(f"{place}: {len(data)} bytes of type {kind!r}, expected {bytes_} for shape {list(shape)}")
+    if len(data) != expected:
+        raise TraceError(f"{place}: {len(data)} bytes of type {kind!r}, expected {expected} for shape {list(shape)}")
     if kind == "bit":
         bits = np.frombuffer(data, "u1").reshape(*shape[:-1], -1)
         return torch.from_numpy(np.unpackbits(bits, axis=-1, count=columns, bitorder="little").astype(bool))
     if kind == "step":
-        exponent = _ordered(data[: 2 * columns], "<i2", (columns,))
-        upper = _ordered(data[2 * columns : 2 * (columns + size)], "<i2", shape).astype("<i4") - MIDDLE
+        exponent = _join_planes(data[: 2 * columns], "<i2", (columns,))
+        upper = _join_planes(data[2 * columns : 2 * (columns + size)], "<i2", shape).astype("<i4") - MIDDLE
         bits = np.unpackbits(np.frombuffer(data[2 * (columns + size) :], "u1"), count=size * low, bitorder="little")
         noise = bits.reshape(*shape, low) @ (1 << np.arange(low, dtype="<i4"))
         whole = torch.from_numpy((upper << low) + noise.astype("<i4"))
         return whole.float() * grid(torch.from_numpy(exponent))
-    return torch.from_numpy(_ordered(data, TYPES[kind], shape))
+    return torch.from_numpy(_join_planes(data, TYPES[kind], shape))
 
 
 def round_to_steps(x: Tensor, step: Tensor) -> Tensor:
-    """An array as it reads when it was written with these steps."""
+    """Returns an array as it reads when it was written with these steps."""
     return (x / step).round() * step
 
 
 def steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
-    """A step a column: a part of its root mean square, and no smaller than can be counted."""
+    """Returns a step for each column: a part of its root mean square, and no smaller than can be counted."""
     x = x.detach().float()
     if x.shape[-2] == 0:
         return torch.ones_like(x.sum(-2))
@@ -110,30 +116,33 @@ def steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
 
 
 def on_grid(step: Tensor) -> Tensor:
-    """The next smaller steps that can be stored; 1 where a column is nothing but zeros."""
+    """Returns the next smaller steps that can be stored; 1 where a column is nothing but zeros."""
     exponent = (step.double().log2() * FINE).floor()
     return grid(exponent.masked_fill(step <= 0, 0).clamp(-120 * FINE, 120 * FINE))
 
 
 def grid(exponent: Tensor) -> Tensor:
-    """Steps by their exponents."""
+    """Returns steps by their exponents."""
     return torch.exp2(exponent.double() / FINE).float()
 
 
 def _planes(x: np.ndarray) -> list[bytes]:
-    """The lowest bytes of all numbers, the second ones, and so on."""
+    """Returns the lowest bytes of all numbers, the second ones, and so on."""
     x = np.ascontiguousarray(x)
-    return [plane.tobytes() for plane in x.view("u1").reshape(x.size, x.itemsize).T] if x.size else []
+    if not x.size:
+        return []
+    return [plane.tobytes() for plane in x.view("u1").reshape(x.size, x.itemsize).T]
 
 
-def _ordered(data: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
+def _join_planes(data: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
+    """Returns the array that `_planes` took apart."""
     size = np.dtype(dtype).itemsize
     planes = np.frombuffer(data, "u1").reshape(size, -1)
     return np.ascontiguousarray(planes.T).view(dtype).reshape(shape).copy()
 
 
 def _deflated(*parts: bytes) -> bytes:
-    """A zlib stream in which each part has a code of its own."""
+    """Returns a zlib stream in which each part has a code of its own."""
     coder = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
     coded = [coder.compress(part) + coder.flush(zlib.Z_BLOCK) for part in parts if part]
     return b"".join([*coded, coder.flush()])

@@ -16,12 +16,12 @@ _TOGETHER = ALIGN << 16
 
 
 def encode_base91(raw: bytes) -> str:
-    """The letters of some bytes, which zeros fill up to a multiple of 13."""
+    """Returns the letters of some bytes, which zeros fill up to a multiple of 13."""
     return "".join(_encode_parts(raw))
 
 
 def length(size: int) -> int:
-    """How many letters so many bytes take."""
+    """Returns how many letters so many bytes take."""
     return -(-size // ALIGN) * 16
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from regard.data.files import atomic_write
 from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
 from regard.lens.trace.base91 import ALIGN, encode_base91, length
-from regard.lens.trace.formulas import MAPS, Dense, Feature, OneHot, SoftmaxFormula
-from regard.lens.trace.precision import kept
+from regard.lens.trace.formulas import MAPS, Dense, Feature, Formula, OneHot, SoftmaxFormula
+from regard.lens.trace.precision import choose_precision
 from regard.lens.trace.rules import Rules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording, Trace
@@ -24,6 +24,7 @@ from regard.version import __version__
 
 MAGIC = b"REGARD\x01\n"
 VERSION = 1
+LARGEST_HALF = 6e4  # that is surely finite in half precision
 _PLAIN = {"n": "f32", "sign": "f32", "choice": "i32", "w": "f32", "cq": "f32", "ck": "f32", "slopes": "f32"}
 _PLAIN |= {"offsets": "f32"}
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -64,7 +65,7 @@ class Encoded:
         yield from self.blocks
 
     def elements(self) -> Iterator[str]:
-        """The inert script elements of a page."""
+        """Yields the inert script elements of a page."""
         yield self._head()
         for number, block in enumerate(self.blocks):
             yield _block(number, encode_base91(block))
@@ -79,12 +80,12 @@ def _block(number: int, text: str) -> str:
 
 
 def to_bytes(encoded: Encoded) -> bytes:
-    """The bytes of a .trace file."""
+    """Returns the bytes of a .trace file."""
     return b"".join(encoded._parts())
 
 
 def encode(trace: Trace) -> Encoded:
-    """Header and blocks: one with all overviews, then one for each attention."""
+    """Returns header and blocks: one with all overviews, then one for each attention."""
     blocks = [bytearray()]
     cards = list(dict.fromkeys(recording.model for recording in trace.recordings))
     recordings = []
@@ -92,7 +93,7 @@ def encode(trace: Trace) -> Encoded:
         attentions = []
         for attended in recording.attentions:
             blocks.append(bytearray())
-            attentions.append(_attention(recording, attended, blocks))
+            attentions.append(_encode_attention(recording, attended, blocks))
         recordings.append(
             {
                 "name": recording.name,
@@ -120,7 +121,7 @@ def _document(header: dict[str, Any]) -> bytes:
 
 
 def _check(header: dict[str, Any]) -> int:
-    """CRC-32 of a header without its own check."""
+    """Returns the CRC-32 of a header without its own check."""
     return zlib.crc32(_document({name: x for name, x in header.items() if name != "check"}))
 
 
@@ -132,7 +133,7 @@ def save(trace: Trace, path: str | Path) -> int:
 
 
 def load(path: str | Path) -> Trace:
-    """The trace that a file holds."""
+    """Returns the trace that a file holds."""
     path = Path(path)
     try:
         raw = path.read_bytes()
@@ -142,7 +143,7 @@ def load(path: str | Path) -> Trace:
 
 
 def decode(raw: bytes, place: str = "the trace") -> Trace:
-    """The trace that the bytes of a file hold; nothing in them is executed."""
+    """Returns the trace that the bytes of a file hold; nothing in them is executed."""
     if raw[:8] != MAGIC:
         raise TraceError(f"{place} is no trace, or one of another version: expected a file that begins with 'REGARD'")
     start = 16 + int.from_bytes(raw[8:16], "little")
@@ -161,8 +162,8 @@ def decode(raw: bytes, place: str = "the trace") -> Trace:
         for n in lengths:
             blocks.append(raw[start : start + n])
             start += n
-        cards = [_card(card) for card in header["models"]]
-        return Trace([_recording(x, cards, blocks, place) for x in header["recordings"]])
+        cards = [_decode_card(card) for card in header["models"]]
+        return Trace([_decode_recording(x, cards, blocks, place) for x in header["recordings"]])
     except TraceError:
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
@@ -170,27 +171,31 @@ def decode(raw: bytes, place: str = "the trace") -> Trace:
 
 
 def _put(blocks: list[bytearray], number: int, raw: bytes, kind: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Appends bytes to a block and returns where they are."""
     block = blocks[number]
-    block.extend(bytes(-len(block) % ALIGN))
+    block.extend(bytes(-len(block) % ALIGN))  # so that a page can decode an array without the one before
     place = {"block": number, "at": len(block), "bytes": len(raw), "type": kind, "shape": list(shape)}
     block.extend(raw)
     return place
 
 
-def _attention(recording: Recording, attended: Attended, blocks: list[bytearray]) -> dict[str, Any]:
+def _encode_attention(recording: Recording, attended: Attended, blocks: list[bytearray]) -> dict[str, Any]:
+    """Appends the arrays of one attention to the last block and returns its entry of the header."""
     here = len(blocks) - 1
 
     def put(x: Tensor, kind: str, step: Tensor | None = None) -> dict[str, Any]:
-        raw = pack(x, kind) if step is None else pack_steps(x, step)
-        return _put(blocks, here, raw, kind, tuple(x.shape))
+        if step is None:
+            return _put(blocks, here, pack(x, kind), kind, tuple(x.shape))
+        return _put(blocks, here, pack_steps(x, step), kind, tuple(x.shape))
 
     arrays: dict[str, Any] = {}
     error = [0.0] * attended.heads
     if attended.q is not None and attended.k is not None:
-        found = kept(recording, attended)
-        arrays["q"] = [put(x, *way) for x, way in zip(found.q, found.ways_q, strict=True)]
-        arrays["k"] = [put(x, *way) for x, way in zip(found.k, found.ways_k, strict=True)]
-        attended, error = replace(attended, n=found.n), found.error
+        stored = choose_precision(recording, attended)
+        arrays["q"] = [put(x, *storage) for x, storage in zip(stored.q, stored.q_storage, strict=True)]
+        arrays["k"] = [put(x, *storage) for x, storage in zip(stored.k, stored.k_storage, strict=True)]
+        attended = replace(attended, n=stored.n)
+        error = stored.error
     for name, kind in _PLAIN.items():
         if (x := getattr(attended, name)) is not None:
             arrays[name] = put(x, kind)
@@ -200,11 +205,15 @@ def _attention(recording: Recording, attended: Attended, blocks: list[bytearray]
     if attended.rules.hidden is not None:
         arrays["hidden"] = put(attended.rules.hidden, "bit")
     if isinstance(attended.formula, Dense):
-        arrays["tiles"] = _tiles(attended, attended.formula, recording, blocks)
+        arrays["tiles"] = _encode_tiles(attended, attended.formula, recording, blocks)
         error = attended.error or error
     assert attended.overview is not None
     shape = tuple(attended.overview.shape)
-    small = "f16" if float(attended.overview.abs().amax()) < 6e4 else "f32"  # weights of either sign have no bound
+    overview = attended.overview
+    overview_type = "f32"
+    if float(overview.abs().amax()) < LARGEST_HALF:  # weights of either sign have no bound
+        overview = _shorten(overview)
+        overview_type = "f16"
     return {
         **{n: getattr(attended, n) for n in ("layer", "side", "kind", "name", "mechanism", "queries", "keys")},
         **{n: getattr(attended, n) for n in ("heads", "groups", "signed", "figures")},
@@ -212,17 +221,18 @@ def _attention(recording: Recording, attended: Attended, blocks: list[bytearray]
         "mask": attended.rules.as_dict(),
         "bias": [name for name in ("slopes", "offsets") if getattr(attended, name) is not None],
         "arrays": arrays,
-        "overview": _put(blocks, 0, pack(_short(attended.overview), small), small, shape),
+        "overview": _put(blocks, 0, pack(overview, overview_type), overview_type, shape),
         "error": error,
     }
 
 
-def _short(x: Tensor) -> Tensor:
-    """Half precision of which 7 bits of the fraction are kept: a picture has no more shades."""
-    return ((x.half().view(torch.int16) + 4) & -8).view(torch.half) if float(x.abs().amax()) < 6e4 else x
+def _shorten(x: Tensor) -> Tensor:
+    """Returns half precision of which 7 bits of the fraction are kept: a picture has no more shades."""
+    return ((x.half().view(torch.int16) + 4) & -8).view(torch.half)  # rounded: half of 8 is added, and 3 bits cleared
 
 
-def _tiles(attended: Attended, dense: Dense, recording: Recording, blocks: list[bytearray]) -> list[Any]:
+def _encode_tiles(attended: Attended, dense: Dense, recording: Recording, blocks: list[bytearray]) -> list[Any]:
+    """Appends the tiles of all heads and returns where they are."""
     T, S = (len(x) for x in recording.read(attended))
     return [
         [
@@ -233,26 +243,30 @@ def _tiles(attended: Attended, dense: Dense, recording: Recording, blocks: list[
     ]
 
 
-def _card(given: dict[str, Any]) -> Card:
-    known = {"cls" if name == "class" else name: x for name, x in given.items()}
-    return Card(**known | {"mechanisms": tuple(known["mechanisms"])})
+def _decode_card(entry: dict[str, Any]) -> Card:
+    """Returns the card of an entry of the header."""
+    fields = dict(entry)
+    fields["cls"] = fields.pop("class")
+    fields["mechanisms"] = tuple(fields["mechanisms"])
+    return Card(**fields)
 
 
-def _recording(given: dict[str, Any], cards: list[Card], blocks: list[bytes], place: str) -> Recording:
+def _decode_recording(given: dict[str, Any], cards: list[Card], blocks: list[bytes], place: str) -> Recording:
+    """Returns the recording of an entry of the header."""
     sequences = [Tokens(**x) for x in given["sequences"]]
     for tokens in sequences:
         lists = (tokens.starts, tokens.ends, tokens.words, tokens.special, tokens.visible, tokens.positions)
         if any(len(x) != len(tokens) for x in lists):
             raise TraceError(f"{place}: the lists of sequence {tokens.name!r} differ in length; record it again")
-    made = Recording(given["name"], cards[given["model"]], sequences, [], given["loss"], given["labels"])
+    recording = Recording(given["name"], cards[given["model"]], sequences, [], given["loss"], given["labels"])
     for number, x in enumerate(given["attentions"]):
-        made.attentions.append(_attended(x, sequences, blocks, f"{place}, attention {number}"))
-    return made
+        recording.attentions.append(_decode_attended(x, sequences, blocks, f"{place}, attention {number}"))
+    return recording
 
 
-def _attended(given: dict[str, Any], sequences: list[Tokens], blocks: list[bytes], place: str) -> Attended:
-    arrays = given["arrays"]
-    T, S, H = len(sequences[given["queries"]]), len(sequences[given["keys"]]), given["heads"]
+def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: list[bytes], place: str) -> Attended:
+    """Returns the attention of an entry of the header; what does not fit together is damaged."""
+    arrays = entry["arrays"]
 
     def raw(x: dict[str, Any]) -> bytes:
         block = blocks[x["block"]]
@@ -263,39 +277,51 @@ def _attended(given: dict[str, Any], sequences: list[Tokens], blocks: list[bytes
     def read(x: dict[str, Any], name: str) -> Tensor:
         return unpack(raw(x), x["type"], x["shape"], f"{place}, array {name}")
 
-    found: dict[str, Tensor] = {name: read(arrays[name], name) for name in _PLAIN if name in arrays}
+    tensors: dict[str, Tensor] = {name: read(arrays[name], name) for name in _PLAIN if name in arrays}
     for name in ("q", "k", "v", "g"):
         if name in arrays:
-            found[name] = torch.stack([read(x, name) for x in arrays[name]]).float()
-    if "choice" in found:
-        found["choice"] = found["choice"].long()
-    wanted = {"q": (H, T), "g": (H, T), "n": (H, T), "choice": (H, T), "sign": (H, T)}
-    wanted |= {"k": (len(found.get("k", ())), S), "v": (len(found.get("v", ())), S)}
-    for name, shape in wanted.items():
-        if name in found and tuple(found[name].shape[:2]) != shape:
-            raise TraceError(f"{place}: {name} is {list(found[name].shape)}, expected {list(shape)} …")
-    mask = dict(given["mask"])
-    hidden = read(arrays["hidden"], "hidden") if mask.pop("hidden") else None
-    how, kind = given["weights"], given["weights"]["kind"]
-    formula: SoftmaxFormula | Feature | OneHot | Dense
-    if kind == "softmax":
-        formula = SoftmaxFormula(float(how["scale"]), how["softcap"])
-    elif kind == "feature" and how["map"] in MAPS:
-        formula = Feature(how["map"])
-    elif kind == "dense":
-        formula = Dense(int(how["tile"]), [[raw(x) for x in tiles] for tiles in arrays["tiles"]])
-    elif kind == "onehot":
-        formula = OneHot()
-    else:
-        raise TraceError(f"{place}: weights of kind {kind!r} are unknown to this regard; update it")
+            tensors[name] = torch.stack([read(x, name) for x in arrays[name]]).float()
+    if "choice" in tensors:
+        tensors["choice"] = tensors["choice"].long()
+    _check_shapes(tensors, entry, sequences, place)
+    mask = dict(entry["mask"])
+    if mask.pop("hidden"):
+        mask["hidden"] = read(arrays["hidden"], "hidden")
+    tiles = [[raw(x) for x in head] for head in arrays.get("tiles", ())]
     same = ("layer", "side", "kind", "name", "mechanism", "queries", "keys", "heads", "groups", "signed", "figures")
-    made = Attended(
-        **{name: given[name] for name in same},
-        formula=formula,
-        rules=Rules(**mask, hidden=hidden),
-        overview=read(given["overview"], "overview").float(),
-        error=given["error"],
+    attended = Attended(
+        **{name: entry[name] for name in same},
+        formula=_decode_formula(entry["weights"], tiles, place),
+        rules=Rules(**mask),
+        overview=read(entry["overview"], "overview").float(),
+        error=entry["error"],
     )
-    for name, x in found.items():
-        setattr(made, name, x)
-    return made
+    for name, x in tensors.items():
+        setattr(attended, name, x)
+    return attended
+
+
+def _check_shapes(tensors: dict[str, Tensor], entry: dict[str, Any], sequences: list[Tokens], place: str) -> None:
+    """Raises TraceError where an array has not as many heads and tokens as the attention."""
+    T = len(sequences[entry["queries"]])
+    S = len(sequences[entry["keys"]])
+    expected = dict.fromkeys(("q", "g", "n", "choice", "sign"), (entry["heads"], T))
+    for name in ("k", "v"):
+        expected[name] = (len(tensors.get(name, ())), S)
+    for name, shape in expected.items():
+        if name in tensors and tuple(tensors[name].shape[:2]) != shape:
+            raise TraceError(f"{place}: {name} is {list(tensors[name].shape)}, expected {list(shape)} …")
+
+
+def _decode_formula(weights: dict[str, Any], tiles: list[list[bytes]], place: str) -> Formula:
+    """Returns the formula of an entry's weights."""
+    kind = weights["kind"]
+    if kind == "softmax":
+        return SoftmaxFormula(float(weights["scale"]), weights["softcap"])
+    if kind == "feature" and weights["map"] in MAPS:
+        return Feature(weights["map"])
+    if kind == "dense":
+        return Dense(int(weights["tile"]), tiles)
+    if kind == "onehot":
+        return OneHot()
+    raise TraceError(f"{place}: weights of kind {kind!r} are unknown to this regard; update it")

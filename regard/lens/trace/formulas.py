@@ -32,9 +32,11 @@ class SoftmaxFormula:
     softcap: float | None = None
 
     def scores(self, q: Float[Tensor, "H R K"], k: Float[Tensor, "H S K"]) -> Float[Tensor, "H R S"]:
-        """Scores before any bias."""
+        """Returns the scores before any bias."""
         scores = q @ k.mT * self.scale
-        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+        if self.softcap is None:
+            return scores
+        return self.softcap * torch.tanh(scores / self.softcap)
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "scale": self.scale, "softcap": self.softcap}
@@ -48,8 +50,10 @@ class Feature:
     map: str
 
     def similar(self, q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
-        """(a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck), all in float64; c None means 0."""
-        return _MAPS[self.map](q.double(), k.double(), None if w is None else w.double())
+        """Returns (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck), all in float64; c None means 0."""
+        if w is not None:
+            w = w.double()
+        return _MAPS[self.map](q.double(), k.double(), w)
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "map": self.map}
@@ -74,12 +78,13 @@ class Dense:
     tiles: list[list[bytes]]
 
     def rows(self, head: int, start: int, stop: int, T: int, S: int) -> Float[Tensor, "R S"]:
-        """Rows of one head; only tiles that hold some of them are unpacked."""
-        first, last = start // self.tile, max(start, stop - 1) // self.tile
-        found = [
+        """Returns rows of one head; only tiles that hold some of them are unpacked."""
+        first = start // self.tile
+        last = max(start, stop - 1) // self.tile
+        tiles = [
             unpack(self.tiles[head][n], "f16", (min(self.tile, T - n * self.tile), S)) for n in range(first, last + 1)
         ]
-        return torch.cat(found).float()[start - first * self.tile : stop - first * self.tile]
+        return torch.cat(tiles).float()[start - first * self.tile : stop - first * self.tile]
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "tile": self.tile}
@@ -98,11 +103,13 @@ def _quadratic(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
 
 def _performer(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
     assert w is not None
-    (left, cq), (right, ck) = (_positive(x * x.shape[-1] ** -0.25, w) for x in (q, k))
-    return left @ right.mT, cq - math.log(w.shape[0]), ck
+    query_features, cq = _positive(q * q.shape[-1] ** -0.25, w)
+    key_features, ck = _positive(k * k.shape[-1] ** -0.25, w)
+    return query_features @ key_features.mT, cq - math.log(w.shape[0]), ck
 
 
 def _positive(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns exp(w·x − ‖x‖²/2) over its largest entry, and the logarithm of that."""
     b = x @ w.mT - x.square().sum(-1, keepdim=True) / 2
     peak = b.amax(-1, keepdim=True)
     return torch.exp(b - peak), peak[..., 0]

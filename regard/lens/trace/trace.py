@@ -32,11 +32,11 @@ class Attended:
     """One attention of a model, all heads. T queries, S keys, H heads, G key/value heads; float32 on the CPU."""
 
     layer: int
-    side: str
-    kind: str
-    name: str
+    side: str  # "encoder" or "decoder"
+    kind: str  # "self" or "cross"
+    name: str  # of the module
     mechanism: str
-    queries: int
+    queries: int  # the number of the sequence that they are of
     keys: int
     heads: int
     groups: int
@@ -46,18 +46,19 @@ class Attended:
     q: Float[Tensor, "H T K"] | None = None
     k: Float[Tensor, "G S K"] | None = None
     v: Float[Tensor, "G S V"] | None = None
-    n: Float[Tensor, "H T"] | None = None
-    sign: Float[Tensor, "H T"] | None = None
-    choice: Int[Tensor, "H T"] | None = None
-    w: Float[Tensor, "F K"] | None = None
+    n: Float[Tensor, "H T"] | None = None  # logarithm of the normaliser
+    sign: Float[Tensor, "H T"] | None = None  # of the normaliser
+    choice: Int[Tensor, "H T"] | None = None  # the one key of a row; −1 for none
+    w: Float[Tensor, "F K"] | None = None  # of random features
+    # Logarithms that stored features were divided by.
     cq: Float[Tensor, "H T"] | None = None
     ck: Float[Tensor, "G S"] | None = None
     slopes: Float[Tensor, " H"] | None = None
     offsets: Float[Tensor, "H N"] | None = None
-    g: Float[Tensor, "H T V"] | None = None
+    g: Float[Tensor, "H T V"] | None = None  # gradient of the loss with respect to the output
     overview: Float[Tensor, "H r c"] | None = None
     figures: dict[str, list[float] | None] = field(default_factory=dict)
-    error: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)  # of the stored weights of each head, at most
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Card:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the entry of a trace's header."""
         known = asdict(self)
         known["class"] = known.pop("cls")
         return known | {"mechanisms": list(self.mechanisms)}
@@ -97,15 +99,14 @@ class Recording:
     labels: list[dict[str, Any]] | None = None
 
     def attention(self, layer: int, kind: str = "self", side: str | None = None) -> Attended:
-        """The attention of a layer; in an encoder-decoder say which side's."""
+        """Returns the attention of a layer; in an encoder-decoder say which side's."""
         found = [a for a in self.attentions if a.layer == layer and a.kind == kind and side in (None, a.side)]
         if len(found) > 1 and side is None:
             raise OptionError(f"layer {layer} is on both sides: say side='encoder' or side='decoder'")
         if not found:
             there = ", ".join(f"{a.side} {a.kind} {a.layer}" for a in self.attentions)
-            raise OptionError(
-                f"no {kind}-attention of layer {layer}{f' of the {side}' if side else ''}; there is {there}"
-            )
+            of_side = f" of the {side}" if side else ""
+            raise OptionError(f"no {kind}-attention of layer {layer}{of_side}; there is {there}")
         return found[0]
 
     def weights(
@@ -117,14 +118,17 @@ class Recording:
         kind: str = "self",
         side: str | None = None,
     ) -> Float[Tensor, "R S"]:
-        """Weights of some queries, or of all, over all keys."""
+        """Returns the weights of some queries, or of all, over all keys."""
         found = self.attention(layer, kind, side)
         return self.cells(found, [_head(found, head)], self._rows(found, rows))[0]
 
     def gradient(
         self, layer: int, head: int, rows: Iterable[int] | None = None, *, kind: str = "self", side: str | None = None
     ) -> Float[Tensor, "R S"]:
-        """Gradient of the loss with respect to each weight, g_i·v_j, where it was recorded; hidden cells have none."""
+        """Returns the gradient of the loss with respect to each weight, g_i·v_j, where it was recorded.
+
+        Hidden cells have none.
+        """
         found = self.attention(layer, kind, side)
         if found.g is None or found.v is None:
             raise OptionError("no gradient was recorded; ask for it with record(…, gradient=True)")
@@ -134,31 +138,34 @@ class Recording:
         return products * found.rules.seen(*self.read(found), at)
 
     def reason(self, layer: int, i: int, j: int, *, kind: str = "self", side: str | None = None) -> str | None:
-        """Why query i may not see key j, or None where it may."""
+        """Returns why query i may not see key j, or None where it may."""
         found = self.attention(layer, kind, side)
         number = int(found.rules.reasons(*self.read(found), self._rows(found, [i]))[0, j])
         return None if number == 0 else REASONS[number - 1]
 
     def read(self, attended: Attended) -> tuple[Tokens, Tokens]:
-        """The sequence that asks and the one that is asked."""
+        """Returns the sequences of the queries and of the keys."""
         return self.sequences[attended.queries], self.sequences[attended.keys]
 
     def cells(self, attended: Attended, heads: Sequence[int], rows: Int[Tensor, " R"]) -> Float[Tensor, "h R S"]:
-        """Weights of some heads and rows."""
+        """Returns the weights of some heads and rows."""
         queries, keys = self.read(attended)
         return cells(attended, queries, keys, heads, rows)
 
     def tiles(
         self, attended: Attended, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[Int[Tensor, " R"], Float[Tensor, "h R S"]]]:
-        """All weights, some rows at a time. A pass over all heads fills in normalisers that are not known yet."""
-        chosen = list(range(attended.heads)) if heads is None else list(heads)
+        """Yields all weights, some rows at a time.
+
+        A pass over all heads fills in normalisers that are not known yet.
+        """
+        chosen = list(range(attended.heads) if heads is None else heads)
         S = len(self.sequences[attended.keys])
         fills = heads is None and attended.n is None and isinstance(attended.formula, SoftmaxFormula | Feature)
         found: list[tuple[Tensor, Tensor | None]] = []
         for rows in self.spans(attended, len(chosen)):
             if fills:
-                weights, n, sign = weighed(attended, *self.read(attended), chosen, rows)
+                weights, n, sign = weigh(attended, *self.read(attended), chosen, rows)
                 weights = functional.pad(weights, (0, S - weights.shape[2]))
                 found.append((n, sign))
             else:
@@ -166,10 +173,11 @@ class Recording:
             yield rows, weights
         if found:
             attended.n = torch.cat([n for n, _ in found], 1)
-            attended.sign = torch.cat([x for _, x in found if x is not None], 1) if attended.signed else None
+            if attended.signed:
+                attended.sign = torch.cat([x for _, x in found if x is not None], 1)
 
     def spans(self, attended: Attended, heads: int) -> tuple[Int[Tensor, " R"], ...]:
-        """All queries, as many together as may be looked at for so many heads."""
+        """Returns all queries, as many together as may be looked at for so many heads."""
         T, S = (len(x) for x in self.read(attended))
         together: tuple[Tensor, ...] = torch.arange(T).split(max(1, CELLS // max(1, heads * S)))
         return together
@@ -194,7 +202,7 @@ class Trace:
 
     @classmethod
     def joined(cls, *traces: Trace) -> Trace:
-        """One trace of several: models, checkpoints or texts to compare."""
+        """Returns one trace of several: models, checkpoints or texts to compare."""
         return cls([recording for trace in traces for recording in trace.recordings])
 
     def weights(
@@ -207,7 +215,7 @@ class Trace:
         side: str | None = None,
         recording: int = 0,
     ) -> Float[Tensor, "R S"]:
-        """Weights of some queries, or of all, over all keys."""
+        """Returns the weights of some queries, or of all, over all keys."""
         return self.recordings[recording].weights(layer, head, rows, kind=kind, side=side)
 
     def gradient(
@@ -220,7 +228,7 @@ class Trace:
         side: str | None = None,
         recording: int = 0,
     ) -> Float[Tensor, "R S"]:
-        """Gradient of the loss with respect to each weight, where it was recorded."""
+        """Returns the gradient of the loss with respect to each weight, where it was recorded."""
         return self.recordings[recording].gradient(layer, head, rows, kind=kind, side=side)
 
     @property
@@ -245,27 +253,29 @@ class Trace:
 def cells(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> Float[Tensor, "h R S"]:
-    """Weights of some heads and rows of one attention."""
-    T, S = len(queries), len(keys)
+    """Returns the weights of some heads and rows of one attention."""
+    T = len(queries)
+    S = len(keys)
     formula = attended.formula
     if isinstance(formula, Dense):
         if not len(rows):
             return torch.zeros(len(heads), 0, S)
-        low, high = int(rows.min()), int(rows.max()) + 1
+        low = int(rows.min())
+        high = int(rows.max()) + 1
         return torch.stack([formula.rows(h, low, high, T, S)[rows - low] for h in heads])
     if isinstance(formula, OneHot):
         assert attended.choice is not None
         column = attended.choice[list(heads)][:, rows, None]
-        made = torch.zeros(len(heads), len(rows), S).scatter_(2, column.clamp(min=0), 1.0)
-        return made.masked_fill(column < 0, 0)
-    weights = weighed(attended, queries, keys, heads, rows)[0]
+        weights = torch.zeros(len(heads), len(rows), S).scatter_(2, column.clamp(min=0), 1.0)
+        return weights.masked_fill(column < 0, 0)
+    weights = weigh(attended, queries, keys, heads, rows)[0]
     return functional.pad(weights, (0, S - weights.shape[2]))
 
 
-def weighed(
+def weigh(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
-    """Weights of softmax or kernel attention, the logarithm of each row's normaliser, and its sign where it has one.
+    """Returns weights of softmax or kernel attention, the logarithm of each row's normaliser, and its sign if any.
 
     The normaliser is the one that was recorded, or else the sum of the row. Keys behind all that these rows may see are
     left out: s is the reach of the rows.
@@ -274,48 +284,70 @@ def weighed(
     a, e = terms(attended, queries, keys, heads, rows)
     e = e.expand(len(heads), len(rows), len(keys)).masked_fill(~attended.rules.seen(queries, keys, rows), -torch.inf)
     if attended.n is not None:
-        n, sign = (None if x is None else x[list(heads)][:, rows] for x in (attended.n, attended.sign))
-        assert n is not None
-        share = torch.exp((e - n[..., None].to(e.dtype)).masked_fill_(n[..., None] == -torch.inf, -torch.inf))
-        weights = share if a is None else a * share
-        return (weights if sign is None else weights * sign[..., None]).float(), n, sign
+        return _weigh_by_normaliser(attended, a, e, heads, rows)
+    # The largest exponent is taken out, so that exp does not overflow; a row that sees nothing has none.
     peak = e.amax(-1, keepdim=True)
     peak = peak.masked_fill(peak == -torch.inf, 0)
     share = torch.exp(e - peak)
-    share = share if a is None else a * share
+    if a is not None:
+        share = a * share
     total = share.sum(-1)
     n = (total.abs().log() + peak[..., 0]).float()
     weights = (share / total.masked_fill(total == 0, 1)[..., None]).float()
     return weights, n, total.sign().float() if attended.signed else None
 
 
+def _weigh_by_normaliser(
+    attended: Attended, a: Tensor | None, e: Tensor, heads: Sequence[int], rows: Int[Tensor, " R"]
+) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
+    """Returns what `weigh` does where normalisers were recorded."""
+    assert attended.n is not None
+    n = attended.n[list(heads)][:, rows]
+    blind = n[..., None] == -torch.inf
+    weights = torch.exp((e - n[..., None].to(e.dtype)).masked_fill_(blind, -torch.inf))
+    if a is not None:
+        weights = a * weights
+    if attended.sign is None:
+        return weights.float(), n, None
+    sign = attended.sign[list(heads)][:, rows]
+    return (weights * sign[..., None]).float(), n, sign
+
+
 def terms(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Tensor | None, Tensor]:
-    """(a, e) of each cell, hidden or not: a weight is a·exp(e) over the sum of its row. a None means 1."""
+    """Returns (a, e) of each cell, hidden or not: a weight is a·exp(e) over the sum of its row. a None means 1."""
     assert attended.q is not None and attended.k is not None
-    q, k = attended.q[list(heads)][:, rows], of_heads(attended.k, heads, attended.heads)[:, : len(keys)]
+    q = attended.q[list(heads)][:, rows]
+    k = of_heads(attended.k, heads, attended.heads)[:, : len(keys)]
     if isinstance(attended.formula, SoftmaxFormula):
         scores = attended.formula.scores(q, k)
-        return None, scores if plain(attended) else scores + bias(attended, queries, keys, heads, rows)
+        if has_bias(attended):
+            scores = scores + bias(attended, queries, keys, heads, rows)
+        return None, scores
     assert isinstance(attended.formula, Feature)
     a, cq, ck = attended.formula.similar(q, k, attended.w)
-    cq = attended.cq[list(heads)][:, rows].double() if attended.cq is not None else cq
-    ck = of_heads(attended.ck, heads, attended.heads)[:, : len(keys)].double() if attended.ck is not None else ck
+    if attended.cq is not None:
+        cq = attended.cq[list(heads)][:, rows].double()
+    if attended.ck is not None:
+        ck = of_heads(attended.ck, heads, attended.heads)[:, : len(keys)].double()
     e = torch.zeros(len(heads), len(rows), len(keys), dtype=torch.float64)
-    e = e if cq is None else e + cq[:, :, None]
-    return a, e if ck is None else e + ck[:, None, :]
+    if cq is not None:
+        e = e + cq[:, :, None]
+    if ck is not None:
+        e = e + ck[:, None, :]
+    return a, e
 
 
-def plain(attended: Attended) -> bool:
-    """Whether nothing is added to scores."""
-    return attended.slopes is None and attended.offsets is None
+def has_bias(attended: Attended) -> bool:
+    """Returns whether something is added to scores."""
+    return attended.slopes is not None or attended.offsets is not None
 
 
 def bias(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> Float[Tensor, "#h #R #S"]:
-    """What is added to scores."""
+    """Returns what is added to scores: −slope·distance (ALiBi), and an offset for each distance j − i."""
     total = torch.zeros(1, 1, 1)
     if attended.slopes is not None:
         distance = (queries.places[rows][:, None] - keys.places[None]).abs()
@@ -327,8 +359,11 @@ def bias(
 
 
 def of_heads(x: Tensor, heads: Sequence[int], H: int) -> Tensor:
-    """The key/value heads that query heads use."""
-    return x if list(heads) == list(range(x.shape[0])) == list(range(H)) else x[[h * x.shape[0] // H for h in heads]]
+    """Returns those of the key/value heads x [G,…] that query heads use."""
+    G = x.shape[0]
+    if list(heads) == list(range(G)) == list(range(H)):
+        return x  # every head has its own: nothing is copied
+    return x[[h * G // H for h in heads]]
 
 
 def _head(attended: Attended, head: int) -> int:
