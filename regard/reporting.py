@@ -10,7 +10,7 @@ from typing import Any
 from regard.errors import RunError
 from regard.lab.base import EXPERIMENTS, REPORT, RESULTS
 from regard.lab.runs.page import compare_page
-from regard.lab.runs.summary import described
+from regard.lab.runs.summary import summarize_run
 from regard.report.page import Page, ReportError
 from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.train.recipe import flatten
@@ -27,7 +27,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     if not runs:
         raise RunError(f"no runs in {', '.join(map(str, folders))}: expected folders that `regard train` made")
     place = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
-    rows = [described(run) | {"config_differences": changed} for run, changed in _differing(runs)]
+    rows = [summarize_run(run) | {"config_differences": changed} for run, changed in _differing(runs)]
     return compare_page(rows).write(place)
 
 

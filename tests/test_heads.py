@@ -147,9 +147,9 @@ def test_only_reweight_sequence_looks_ahead_and_grows(merge):
     model = small(merge)
     ahead, grown = merging.sees_ahead(model, 40), merging.slope(merging.growth(model, tokens()))
     if merge == "reweight-sequence":
-        assert ahead["broken"] and ahead["error"] > 1e-3 and 0.35 < grown < 0.65
+        assert ahead.broken and ahead.error > 1e-3 and 0.35 < grown < 0.65
     else:
-        assert not ahead["broken"] and ahead["error"] == 0 and abs(grown) < 0.1
+        assert not ahead.broken and ahead.error == 0 and abs(grown) < 0.1
 
 
 def test_slope_is_the_exponent():

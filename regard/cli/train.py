@@ -20,7 +20,7 @@ from regard.hub.classifier import Classifier
 from regard.lab import experiment
 from regard.lab.base import EXPERIMENTS, RunOptions, Shown, find_experiment
 from regard.lab.knowledge.answers import answer, score
-from regard.lab.runs.summary import described
+from regard.lab.runs.summary import summarize_run
 from regard.models import Decoder, load
 from regard.models.locate import model_folder
 from regard.reporting import write_report
@@ -105,7 +105,7 @@ def train(
         done = stage.train(made, out or timestamped_path(name), device or "cpu", shown(name))
     if not Process.from_environment().is_main:
         return
-    row = described(done)
+    row = summarize_run(done)
     if json:
         print_json(row)
         return
@@ -162,7 +162,7 @@ def runs(
     """List the runs in a folder."""
     if folder != Path("runs") and not folder.is_dir():
         raise RunError(f"{folder} is no folder; expected one with runs in it")
-    rows = [described(run) for run in find_runs(folder)]
+    rows = [summarize_run(run) for run in find_runs(folder)]
     if json:
         print_json(rows)
     elif not rows:

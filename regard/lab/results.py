@@ -12,6 +12,9 @@ from regard.report.page import ReportError
 
 T = TypeVar("T")
 
+# Metadata of a field that has no key in JSON where it is None.
+LEFT_OUT_IF_NONE = types.MappingProxyType({"left_out_if_none": True})
+
 
 @dataclass(frozen=True)
 class OutcomeTable:
@@ -35,7 +38,10 @@ class ResultsHeader:
 def to_json(value: Any) -> Any:
     """Returns a value as JSON has it: dataclasses as objects, tuples as arrays."""
     if is_dataclass(value):
-        return {_key(field): to_json(getattr(value, field.name)) for field in fields(value)}
+        present = [
+            f for f in fields(value) if not ("left_out_if_none" in f.metadata and getattr(value, f.name) is None)
+        ]
+        return {_key(f): to_json(getattr(value, f.name)) for f in present}
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -47,29 +53,29 @@ def read_results(kind: type[T], document: Mapping[str, Any]) -> T:
     """Returns the typed results of a document that was read from results.json; what it lacks is a ReportError."""
     parts = {}
     hints = get_type_hints(kind)
-    for field in fields(typing.cast("Any", kind)):
-        key = _key(field)
-        if key not in document and _has_default(field):
+    for f in fields(typing.cast("Any", kind)):
+        key = _key(f)
+        if key not in document and _has_default(f):
             continue
         if key not in document:
             raise ReportError(f"the results lack the part '{key}' (KeyError); expected those of `regard run`")
         try:
-            parts[field.name] = _from_json(hints[field.name], document[key])
+            parts[f.name] = _from_json(hints[f.name], document[key])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ReportError(
                 f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
-                f"{kind.__module__} describes it"
+                f"{kind.__module__} describes it; expected those of `regard run`"
             ) from error
     return kind(**parts)
 
 
-def _key(field: Field[Any]) -> str:
+def _key(f: Field[Any]) -> str:
     """Returns the key of a field in JSON; one that is a word of Python's has an underscore behind it in Python."""
-    return field.name.removesuffix("_")
+    return f.name.removesuffix("_")
 
 
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING or field.default_factory is not MISSING
+def _has_default(f: Field[Any]) -> bool:
+    return f.default is not MISSING or f.default_factory is not MISSING
 
 
 def _from_json(kind: Any, value: Any) -> Any:
@@ -80,9 +86,9 @@ def _from_json(kind: Any, value: Any) -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         known = {}
-        for field in fields(kind):
-            if _key(field) in value or not _has_default(field):
-                known[field.name] = _from_json(hints[field.name], value[_key(field)])
+        for f in fields(kind):
+            if _key(f) in value or not _has_default(f):
+                known[f.name] = _from_json(hints[f.name], value[_key(f)])
         return kind(**known)  # type: ignore[operator]
     origin = get_origin(kind)
     arguments = get_args(kind)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.checking.models import ModelSubject, looks_ahead
 from regard.data.batch import Batch
+from regard.lab.heads.results import LookAhead
 from regard.laws.case import difference, worst
 from regard.models import GPT
 from regard.nn.capture import forward_hooks
@@ -20,7 +21,7 @@ DRAWS = 3  # of random tokens for a law
 
 
 def with_merge(model: GPT, merge: str, **options: Any) -> GPT:
-    """The same weights with another merge, or another option of it."""
+    """Returns a model of the same weights with another merge, or another option of it."""
     with torch.random.fork_rng([]):  # building a model draws numbers
         made = GPT(model.config.but(attention={"merge": merge, "merge_options": options}))
     made.to(next(model.parameters()))  # its device and precision
@@ -29,16 +30,16 @@ def with_merge(model: GPT, merge: str, **options: Any) -> GPT:
     return made.eval()
 
 
-def sees_ahead(model: GPT, T: int) -> dict[str, Any]:
-    """The causality law at the length of the windows: how far logits move when only later tokens change, relative to
-    the largest logit."""
+def sees_ahead(model: GPT, T: int) -> LookAhead:
+    """Returns what the causality law says at the length of the windows: how far logits move when only later tokens
+    change, relative to the largest logit."""
     found = worst(looks_ahead(ModelSubject(model, seed, T=T)) for seed in range(DRAWS))
-    return {"error": found.error, "limit": found.limit, "broken": found.broken, "what": found.what}
+    return LookAhead(found.error, found.limit, found.broken, found.what)
 
 
 def straightened(model: GPT) -> GPT:
-    """A model that shifts its heads as one that concatenates them: the row blocks of each output projection moved back
-    by one head, W'_h = W_{h+1}."""
+    """Returns a model that shifts its heads as one that concatenates them: the row blocks of each output projection
+    are moved back by one head, W'_h = W_{h+1}."""
     made = with_merge(model, "concatenate")
     with torch.no_grad():
         for block in made.stack.layers:
@@ -50,14 +51,15 @@ def straightened(model: GPT) -> GPT:
 
 @torch.no_grad()
 def shift_is_concatenate(model: GPT, tokens: Tensor) -> float:
-    """How far the logits of a model that shifts are from those of its straightened twin, relative to the largest."""
+    """Returns how far the logits of a model that shifts are from its straightened twin's, relative to the largest."""
     return difference(straightened(model)(tokens), model(tokens))
 
 
 @torch.no_grad()
 def growth(model: GPT, tokens: Tensor) -> list[dict[str, float]]:
-    """How much longer the merge makes its heads, ‖merged‖ / ‖heads‖ over all layers, against the number of tokens."""
-    T, rows = tokens.shape[1], []
+    """Returns how much longer the merge makes its heads, ‖merged‖ / ‖heads‖ over all layers, by number of tokens."""
+    T = tokens.shape[1]
+    rows = []
     lengths = [n for n in (1 << k for k in range(3, 24)) if n < T] + [T]
     for n in lengths:
         ratios: list[float] = []
@@ -72,15 +74,16 @@ def growth(model: GPT, tokens: Tensor) -> list[dict[str, float]]:
 
 
 def slope(rows: Sequence[Mapping[str, float]]) -> float:
-    """The exponent a of ratio ∝ tokensᵃ, by least squares of the logarithms."""
+    """Returns the exponent a of ratio ∝ tokensᵃ, by least squares of the logarithms."""
     xs, ys = ([math.log(row[key]) for row in rows] for key in ("tokens", "ratio"))
-    x0, y0 = sum(xs) / len(xs), sum(ys) / len(ys)
+    x0 = sum(xs) / len(xs)
+    y0 = sum(ys) / len(ys)
     return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum((x - x0) ** 2 for x in xs)
 
 
 @torch.no_grad()
 def as_it_writes(model: GPT, windows: Batch) -> list[dict[str, float]]:
-    """The loss of the same tokens by how much of their window the model is given, at places spread over the window.
+    """Returns the loss of the same tokens by how much of their window the model is given, at places spread over it.
 
     whole    the window in one pass, as in training; a merge over the sequence then knows of later tokens
     before   nothing but the tokens before: a pass over each prefix, which is how a text has to be written
@@ -106,7 +109,8 @@ def as_it_writes(model: GPT, windows: Batch) -> list[dict[str, float]]:
 
 
 def _token_by_token(model: GPT, tokens: Tensor) -> Tensor:
-    state, out = model.empty(*tokens.shape), []
+    state = model.empty(*tokens.shape)
+    out = []
     for token in tokens.split(1, 1):
         logits, state = model.extend(token, state)
         out.append(logits)

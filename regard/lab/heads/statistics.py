@@ -27,32 +27,36 @@ class Difference(NamedTuple):
 
 
 def paired(differences: Sequence[float]) -> Difference:
-    """Student's test of paired differences."""
-    n, middle = len(differences), mean(differences)
+    """Returns Student's test of paired differences."""
+    n = len(differences)
+    middle = mean(differences)
     if n < 2:
         return Difference(middle, None, None, None)
     error = stdev(differences) / math.sqrt(n)
     half = error * student_limit(0.05, n - 1)
-    p = beyond(abs(middle) / error, n - 1) if error else float(middle == 0)
+    p = float(middle == 0)
+    if error:
+        p = beyond(abs(middle) / error, n - 1)
     return Difference(middle, middle - half, middle + half, p)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """The p-values corrected for being many, in the order given."""
-    order, worst, made = sorted(range(len(ps)), key=ps.__getitem__), 0.0, [0.0] * len(ps)
-    for rank, n in enumerate(order):
+    """Returns the p-values corrected for being many, in the order given."""
+    corrected = [0.0] * len(ps)
+    worst = 0.0
+    for rank, n in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         worst = max(worst, min(1.0, (len(ps) - rank) * ps[n]))
-        made[n] = worst
-    return made
+        corrected[n] = worst
+    return corrected
 
 
 def detectable(n: int, tests: int, level: float = 0.05) -> float:
-    """How many standard deviations of the paired differences a mean of n must exceed to count among so many tests."""
+    """Returns how many standard deviations a mean of n paired differences must exceed to count among so many tests."""
     return student_limit(level / tests, n - 1) / math.sqrt(n)
 
 
 def beyond(t: float, degrees: int) -> float:
-    """The chance of a Student-distributed number beyond ±t, by the finite sums for whole degrees of freedom."""
+    """Returns the chance of a Student-distributed number beyond ±t, by the finite sums for whole degrees of freedom."""
     angle = math.atan2(t, math.sqrt(degrees))
     cos2, odd = math.cos(angle) ** 2, degrees % 2
     term = math.cos(angle) if odd else 1.0
@@ -65,11 +69,14 @@ def beyond(t: float, degrees: int) -> float:
 
 
 def student_limit(level: float, degrees: int) -> float:
-    """The t beyond which, on either side, a Student-distributed number falls with chance `level`."""
+    """Returns the t beyond which, on either side, a Student-distributed number falls with chance `level`."""
     low, high = 0.0, 1.0
     while beyond(high, degrees) > level:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if beyond(middle, degrees) > level else (low, middle)
+        if beyond(middle, degrees) > level:
+            low = middle
+        else:
+            high = middle
     return high

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.lab.experiment import read_log
+from regard.lab.experiment import TrainingLog, read_log
 from regard.train.progress import format_metrics
 from regard.train.recipe import resolve_model
 from regard.train.run import Run
 
 
-def described(run: Run) -> dict[str, Any]:
-    """What a run is, how far it is, and what was measured."""
-    log, config = read_log(run), run.config
-    curve, measured = log.curve, log.evaluations
-    best = next((row for row in measured if row["step"] == run.best), None)
-    last = curve[-1] if curve else {}
-    shown = best or ({"loss": last["loss"]} if last else {})
+def summarize_run(run: Run) -> dict[str, Any]:
+    """Returns what a run is, how far it is, and what was measured."""
+    log = read_log(run)
+    config = run.config
+    best = next((row for row in log.evaluations if row["step"] == run.best), None)
+    last = {}
+    if log.curve:
+        last = log.curve[-1]
+    shown = best or {key: last[key] for key in ("loss",) if key in last}
+    metrics = dict(last)
+    if log.evaluations:
+        metrics |= log.evaluations[-1]
     return {
         "name": run.path.name,
         "path": str(run.path),
         "recipe": config.get("recipe", ""),
         "mechanism": resolve_model(config.get("model", {}))[1].mechanism,
-        "status": "finished" if run.finished else "stopped" if curve else "begun",
+        "status": _status(run, log),
         "steps": log.steps,
-        "seconds": last.get("seconds", 0.0),
-        "tokens": last.get("tokens", 0),
-        "metrics": {**last, **(measured[-1] if measured else {})},
+        "seconds": log.seconds,
+        "tokens": log.tokens,
+        "metrics": metrics,
         "best": best,
         "measured": format_metrics({key: value for key, value in shown.items() if key != "step"}),
-        "curve": curve,
-        "evaluations": measured,
+        "curve": log.curve,
+        "evaluations": log.evaluations,
     }
+
+
+def _status(run: Run, log: TrainingLog) -> str:
+    if run.finished:
+        return "finished"
+    if log.curve:
+        return "stopped"
+    return "begun"
