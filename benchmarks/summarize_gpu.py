@@ -19,7 +19,8 @@ import torch
 from regard.data.pairs import read_pairs
 from regard.data.rouge import lead
 from regard.generate import Settings
-from regard.lab.summarize.summaries import scored, summaries, writer
+from regard.lab.results import to_json
+from regard.lab.summarize.summaries import score_summaries, summaries, writer
 from regard.models import load
 from regard.models.locate import MODEL
 from regard.train import recipe, train
@@ -77,7 +78,7 @@ def scoring(folder: Path, out: Path) -> dict[str, Any]:
         pairs = read_pairs(folder / f"{key}.jsonl")
         texts = {f"first {LEAD} words": [lead(pair.article, LEAD) for pair in pairs]}
         texts |= {run["name"]: run["predictions"][key] for run in trained if key in run["predictions"]}
-        found["scores"][key] = scored(pairs, texts)
+        found["scores"][key] = to_json(score_summaries(pairs, texts))
     found["runs"] = [{k: v for k, v in run.items() if k != "predictions"} for run in trained]
     return found
 

@@ -23,7 +23,7 @@ from regard.data.splits import split_by_hash
 from regard.data.tokenizers import BPE
 from regard.generate import Settings
 from regard.lab import experiment
-from regard.lab.summarize.summaries import judged, scored, summaries
+from regard.lab.summarize.summaries import count_facts, score_summaries, summaries
 from regard.lens import attention_maps
 from regard.models import token_loss
 from regard.report.masks import hidden_reasons
@@ -160,9 +160,9 @@ def test_facts_are_judged_by_where_they_stand():
     assert judge("Ada Bell (born 1901), poet", article, facts) == (3, 0, 0, 1)
     assert judge("Ada Bell was a poet", article, facts) is None
     pair = Pair(article, notice(facts), facts)
-    found = judged([pair, pair], {"m": ["Ada Bell (1901–1950), poet from Oakport", "no"]})["m"]
-    assert (found["confused"], found["odd"], found["untold"], found["claimed"], found["perfect"]) == (1, 1, 2, 1, 0)
-    assert judged([Pair("a", "b")], {"m": ["b"]}) == {}
+    found = count_facts([pair, pair], {"m": ["Ada Bell (1901–1950), poet from Oakport", "no"]})["m"]
+    assert (found.confused, found.odd, found.untold, found.claimed, found.perfect) == (1, 1, 2, 1, 0)
+    assert count_facts([Pair("a", "b")], {"m": ["b"]}) == {}
 
 
 # Scores
@@ -198,10 +198,10 @@ def test_copying_counts_every_occurrence():
 
 def test_differences_are_paired():
     pairs = [Pair(f"word{n} and more", f"word{n} and") for n in range(20)]
-    found = scored(pairs, {"base": ["and"] * 20, "m": [p.summary for p in pairs]})
-    assert found["m"]["above"]["rouge1"] == pytest.approx([1 / 3, 1 / 3, 1 / 3])  # each article by the same amount
-    assert found["base"]["above"]["rouge1"] == [0, 0, 0] and found["reference"]["rouge"] is None
-    assert found["m"]["words"] == 2 and found["m"]["copied"]["1"] == 1
+    found = score_summaries(pairs, {"base": ["and"] * 20, "m": [p.summary for p in pairs]})
+    assert found["m"].above["rouge1"] == pytest.approx([1 / 3, 1 / 3, 1 / 3])  # each article by the same amount
+    assert found["base"].above["rouge1"] == (0, 0, 0) and found["reference"].rouge is None
+    assert found["m"].words == 2 and found["m"].copied["1"] == 1
 
 
 # The task

@@ -21,14 +21,26 @@ from regard.data.pairs import Pair, PairSplit, write_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.generate import Settings
 from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
+from regard.lab.results import OutcomeTable
 from regard.lab.summarize.page import summarize_page
-from regard.lab.summarize.summaries import judged, scored, summaries, writer
+from regard.lab.summarize.results import (
+    CrossAttention,
+    CrossHead,
+    PairMasks,
+    PairsSummary,
+    SummarizeResults,
+    SummarizerTraining,
+    SummaryExample,
+    SummaryScore,
+    WrittenSummaries,
+)
+from regard.lab.summarize.summaries import Summaries, count_facts, score_summaries, summaries, writer
 from regard.lens.recording.maps import attention_maps
 from regard.models import Seq2Seq, load
 from regard.models.locate import MODEL
 from regard.shapes import Mask
 from regard.train.recipe import COMPARE, Recipe, resolve_model
-from regard.train.run import Run, versions
+from regard.train.run import Run
 from regard.train.tasks.summarize import (
     TOKENIZER,
     SummarizeData,
@@ -129,13 +141,47 @@ def _refuse_contradictions(session: Session) -> None:
 
 
 @experiment("summarize", plan, summarize_page, stages=(BARE, RANDOM), files=FILES, compares=True)
-def measure(session: Session, plan: SummarizePlan, runs: Mapping[str, Run]) -> dict[str, Any]:
+def measure(session: Session, plan: SummarizePlan, runs: Mapping[str, Run]) -> SummarizeResults:
     """One line about an article: softmax against performer, judged by ROUGE, copying and invented facts."""
-    return _results(session, plan.compare, plan.pairs, plan.trials, runs)
+    compare = plan.compare
+    judging = {"dev": plan.pairs.dev, "test": plan.pairs.test}
+    test = plan.pairs.test
+    first = plan.trials[0].training.recipe
+    trainings = [_describe_training(trial, runs[trial.training.title]) for trial in plan.trials]
+    best = _best_of_each(trainings)
+    k = max(1, round(rouge.mean_words(pair.summary or "" for pair in plan.pairs.train)))
+    baseline = f"first {k} words"
+    texts = {baseline: {key: [rouge.lead(p.article, k) for p in part] for key, part in judging.items()}}
+    models: dict[str, Seq2Seq] = {}
+    for row in best:
+        session.shown.say(f"Summaries by {row.name} …")
+        models[row.name] = writer(load(session.out / row.run / MODEL, session.device), row.run)
+        texts[row.name] = _write_summaries(models[row.name], judging, compare, session.out / "predictions" / row.run)
+    model = models[best[0].name]
+    scores = {
+        key: score_summaries(part, {name: said[key] for name, said in texts.items()}) for key, part in judging.items()
+    }
+    names = [row.name for row in best]
+    return SummarizeResults(
+        run=best[0].run,
+        seed=first.train.seed,
+        data=_describe_pairs(first, plan.pairs, k),
+        compare=compare.as_dict(),
+        models=trainings,
+        best=names,
+        baseline=baseline,
+        scores=scores,
+        facts=count_facts(test, {name: texts[name]["test"] for name in names}),
+        model={"summary": str(model.summary(model.config.decoder.length, model.config.encoder.length))},
+        examples=_examples(compare, test, texts[baseline]["test"], models),
+        masks=_masks(model, test),
+        attention=_attention(model, test, texts[best[0].name]["test"]),
+        outcome=_outcome(trainings, [baseline, *names], scores),
+    )
 
 
 def _files(data: SummarizeData, pairs: PairSplit, out: Path) -> dict[str, Any]:
-    """Where the data of every training are. All share one tokenizer, so that their losses can be compared."""
+    """Returns where the data of every training are. All share one tokenizer, so that their losses can be compared."""
     named = {key: getattr(data, key) for key in FILES if getattr(data, key)}
     if not data.train:
         named |= {name: str((out / "data" / f"{name}.jsonl").resolve()) for name in pairs._fields}
@@ -151,7 +197,9 @@ def _trials(session: Session, compare: SummaryComparison, files: Mapping[str, An
     """Returns every training, checked before the first begins."""
     trials = []
     for features in (None, *compare.features):
-        stage = BARE if features is None else RANDOM
+        stage = RANDOM
+        if features is None:
+            stage = BARE
         rates = compare.rates
         if session.asks("train.lr", stage):
             rates = (session.asked[stage]["train"]["lr"],)
@@ -160,6 +208,7 @@ def _trials(session: Session, compare: SummaryComparison, files: Mapping[str, An
 
 
 def _trial(session: Session, stage: str, features: int | None, rate: float, files: Mapping[str, Any]) -> ComparedModel:
+    """Returns the training of one mechanism with one learning rate."""
     settings: dict[str, Any] = {"data": dict(files), "train": {"lr": rate}}
     if features is not None:
         part = {"mechanism": RANDOM, "options": {"features": features}}
@@ -175,132 +224,90 @@ def _trial(session: Session, stage: str, features: int | None, rate: float, file
     return ComparedModel(Training(stage, f"{kind}, lr {rate:g}", folder, recipe), features)
 
 
-def _results(
-    session: Session,
-    compare: SummaryComparison,
-    pairs: PairSplit,
-    trials: Sequence[ComparedModel],
-    runs: Mapping[str, Run],
-) -> dict[str, Any]:
-    k = max(1, round(rouge.mean_words(pair.summary or "" for pair in pairs.train)))
-    rows = [_row(trial, runs[trial.training.title]) for trial in trials]
-    best = [_best(rows, base) for base in (True, False) if any(row["base"] is base for row in rows)]
-    texts: dict[str, dict[str, list[str]]] = {
-        f"first {k} words": {key: [rouge.lead(p.article, k) for p in part] for key, part in _judging(pairs).items()}
-    }
-    models: dict[str, Seq2Seq] = {}
-    for row in best:
-        session.shown.say(f"Summaries by {row['name']} …")
-        models[row["name"]] = writer(load(session.out / row["run"] / MODEL, session.device), row["run"])
-        texts[row["name"]] = {
-            key: [s.text for s in summaries(models[row["name"]], [p.article for p in part], compare.search)]
-            for key, part in _judging(pairs).items()
-        }
-        for key, part in _judging(pairs).items():
-            said = [Pair(p.article, text) for p, text in zip(part, texts[row["name"]][key], strict=True)]
-            write_pairs(session.out / "predictions" / f"{row['run']}.{key}.jsonl", said)
-    baseline = next(iter(texts))
-    results: dict[str, Any] = {
-        "experiment": session.name,
-        "run": best[0]["run"],
-        "command": session.command,
-        "device": session.machine,
-        "versions": versions(),
-        "seed": trials[0].training.recipe.train.seed,
-        "data": _data(trials[0].training.recipe, pairs, k),
-        "compare": compare.as_dict(),
-        "models": rows,
-        "best": [row["name"] for row in best],
-        "baseline": baseline,
-        "scores": {key: scored(part, {n: t[key] for n, t in texts.items()}) for key, part in _judging(pairs).items()},
-        "facts": judged(pairs.test, {n: t["test"] for n, t in texts.items() if n != baseline}),
-    }
-    model = models[best[0]["name"]]
-    results["model"] = {"summary": str(model.summary(model.config.decoder.length, model.config.encoder.length))}
-    results["examples"] = _examples(compare, pairs.test, texts, models)
-    results["masks"] = _masks(model, pairs.test)
-    results["attention"] = _attention(model, pairs.test, texts[best[0]["name"]]["test"])
-    results["outcome"] = _outcome(results)
-    return results
+def _write_summaries(
+    model: Seq2Seq, judging: Mapping[str, Sequence[Pair]], compare: SummaryComparison, place: Path
+) -> dict[str, list[str]]:
+    """Returns a model's summaries of the articles of each split, and writes them to PLACE.SPLIT.jsonl."""
+    texts = {}
+    for key, pairs in judging.items():
+        texts[key] = [s.text for s in summaries(model, [p.article for p in pairs], compare.search)]
+        said = [Pair(p.article, text) for p, text in zip(pairs, texts[key], strict=True)]
+        write_pairs(place.with_name(f"{place.name}.{key}.jsonl"), said)
+    return texts
 
 
-def _judging(pairs: PairSplit) -> dict[str, list[Pair]]:
-    return {"dev": pairs.dev, "test": pairs.test}
-
-
-def _row(trial: ComparedModel, run: Run) -> dict[str, Any]:
+def _describe_training(trial: ComparedModel, run: Run) -> SummarizerTraining:
     log = read_log(run)
     best = next(row for row in log.evaluations if row["step"] == run.best)
     model = load(run.path / MODEL)
-    return {
-        "name": trial.training.title,
-        "run": run.path.name,
-        "base": trial.features is None,
-        "mechanism": model.config.mechanism,
-        "features": trial.features,
-        "rate": trial.training.recipe.train.lr,
-        "parameters": model.summary().total.parameters,
-        "steps": log.steps,
-        "seconds": log.seconds,
-        "best_step": run.best,
-        "dev": {key.removeprefix("dev/"): value for key, value in best.items() if key.startswith("dev/")},
-        "curve": log.curve,
-        "evaluations": log.evaluations,
-    }
+    return SummarizerTraining(
+        name=trial.training.title,
+        run=run.path.name,
+        base=trial.features is None,
+        mechanism=model.config.mechanism,
+        features=trial.features,
+        rate=trial.training.recipe.train.lr,
+        parameters=model.summary().total.parameters,
+        steps=log.steps,
+        seconds=log.seconds,
+        best_step=run.best,
+        dev={key.removeprefix("dev/"): value for key, value in best.items() if key.startswith("dev/")},
+        curve=log.curve,
+        evaluations=log.evaluations,
+    )
 
 
-def _best(rows: Sequence[dict[str, Any]], base: bool) -> dict[str, Any]:
-    return min((row for row in rows if row["base"] is base), key=lambda row: row["dev"]["loss"])
+def _best_of_each(trainings: Sequence[SummarizerTraining]) -> list[SummarizerTraining]:
+    """Returns the best base model by dev loss, and the best performer where there is one."""
+    kinds = ([row for row in trainings if row.base], [row for row in trainings if not row.base])
+    return [min(rows, key=lambda row: row.loss) for rows in kinds if rows]
 
 
-def _data(recipe: Recipe, pairs: PairSplit, k: int) -> dict[str, Any]:
+def _describe_pairs(recipe: Recipe, pairs: PairSplit, k: int) -> PairsSummary:
     data = recipe.data
     assert isinstance(data, SummarizeData)
     tokenizer = build_tokenizer(data, pairs.train)
-    rows = encode_pairs(tokenizer, pairs.train, data.source, data.target)
-    return {
-        "generated": all(pair.truth is not None for pair in pairs.test),
-        "pairs": {name: len(part) for name, part in pairs._asdict().items()},
-        "words": {
+    articles, summaries = encode_pairs(tokenizer, pairs.train, data.source, data.target).cut
+    return PairsSummary(
+        generated=all(pair.truth is not None for pair in pairs.test),
+        pairs={name: len(part) for name, part in pairs._asdict().items()},
+        words={
             "articles": rouge.mean_words(pair.article for pair in pairs.train),
             "summaries": rouge.mean_words(pair.summary or "" for pair in pairs.train),
         },
-        "k": k,
-        "vocabulary": tokenizer.size,
-        "source": data.source,
-        "target": data.target,
-        "cut": list(rows.cut),
-        "examples": [[pair.article, pair.summary] for pair in pairs.train[:4]],
-    }
+        k=k,
+        vocabulary=tokenizer.size,
+        source=data.source,
+        target=data.target,
+        cut=(articles, summaries),
+        examples=[[pair.article, pair.summary or ""] for pair in pairs.train[:4]],
+    )
 
 
 def _examples(
-    compare: SummaryComparison,
-    pairs: Sequence[Pair],
-    texts: Mapping[str, Mapping[str, Sequence[str]]],
-    models: Mapping[str, Seq2Seq],
-) -> list[dict[str, Any]]:
-    """Some articles with their reference, the baseline, and several summaries by each model: beams and samples."""
-    places = [n * len(pairs) // min(compare.examples, len(pairs)) for n in range(min(compare.examples, len(pairs)))]
+    compare: SummaryComparison, pairs: Sequence[Pair], leads: Sequence[str], models: Mapping[str, Seq2Seq]
+) -> list[SummaryExample]:
+    """Returns some articles with their reference, their first words, and several summaries by each model."""
+    count = min(compare.examples, len(pairs))
+    places = [n * len(pairs) // count for n in range(count)]
     articles = [pairs[n].article for n in places]
-    lead = next(iter(texts))
-    made: list[dict[str, Any]] = [
-        {"article": pairs[n].article, "reference": pairs[n].summary, "lead": texts[lead]["test"][n], "by": {}}
-        for n in places
-    ]
+    written: list[dict[str, WrittenSummaries]] = [{} for _ in places]
     for name, model in models.items():
         beams = summaries(model, articles, compare.search.but(n=compare.n))
         drawn = summaries(model, articles, SAMPLED.but(n=compare.n))
-        for row, found, others in zip(made, beams, drawn, strict=True):
-            row["by"][name] = {
-                "beams": [[c.text, c.score] for c in found.choices],
-                "samples": [[c.text, c.score] for c in others.choices],
-            }
-    return made
+        for by, likeliest, others in zip(written, beams, drawn, strict=True):
+            by[name] = WrittenSummaries(_with_scores(likeliest), _with_scores(others))
+    return [
+        SummaryExample(pairs[n].article, pairs[n].summary, leads[n], by) for n, by in zip(places, written, strict=True)
+    ]
 
 
-def _masks(model: Seq2Seq, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Two articles and summaries of unequal length side by side, and who may see whom for the shorter ones."""
+def _with_scores(found: Summaries) -> list[tuple[str, float]]:
+    return [(choice.text or "", choice.score) for choice in found.choices]
+
+
+def _masks(model: Seq2Seq, pairs: Sequence[Pair]) -> PairMasks:
+    """Returns who may see whom for the shorter of two pairs of unequal length that stand in one batch."""
     assert model.tokenizer is not None
     short = sorted(pairs, key=lambda pair: len(pair.article))[: max(2, len(pairs) // 4)]
     chosen = [short[0], max(short[1:], key=lambda pair: len(pair.summary or ""))]
@@ -308,35 +315,35 @@ def _masks(model: Seq2Seq, pairs: Sequence[Pair]) -> dict[str, Any]:
     batch = trim_padding(make_batch(rows, torch.arange(2), model.config.start))
     assert batch.visible is not None and batch.source is not None and batch.source_visible is not None
     place = int(batch.source_visible.sum(1).argmin())
-    S, T = batch.source.shape[1], batch.x.shape[1]
-    read, written = Mask(visible=batch.source_visible), Mask(causal=True, visible=batch.visible)
-    matrices = {
-        "encoder": read.allowed(S, S, batch.x.device),
-        "causal": Mask(causal=True).allowed(T, T, batch.x.device),
-        "decoder": written.allowed(T, T, batch.x.device),
-        "cross": read.allowed(T, S, batch.x.device),
+    S = batch.source.shape[1]
+    T = batch.x.shape[1]
+    read = Mask(visible=batch.source_visible)
+    written = Mask(causal=True, visible=batch.visible)
+    masks = {
+        "encoder": (read, S, S),
+        "causal": (Mask(causal=True), T, T),
+        "decoder": (written, T, T),
+        "cross": (read, T, S),
     }
-    shapes = {"encoder": (S, S), "causal": (T, T), "decoder": (T, T), "cross": (T, S)}
-    made = {}
-    for name, allowed in matrices.items():
+    matrices = {}
+    for name, (mask, queries, keys) in masks.items():
+        allowed = mask.allowed(queries, keys, batch.x.device)
         assert allowed is not None
-        whole = allowed.expand(len(allowed), 1, *shapes[name])
-        made[name] = whole[place if len(allowed) > 1 else 0, 0].int().tolist()
-    return {
-        "matrices": made,
-        "source": [int(n) for n in batch.source_visible[place]],
-        "target": [int(n) for n in batch.visible[place]],
-    }
+        whole = allowed.expand(len(batch.x), 1, queries, keys)  # a causal mask is the same for both pairs
+        matrices[name] = whole[place, 0].int().tolist()
+    source = [int(n) for n in batch.source_visible[place]]
+    return PairMasks(matrices, source, [int(n) for n in batch.visible[place]])
 
 
-def _attention(model: Seq2Seq, pairs: Sequence[Pair], said: Sequence[str]) -> dict[str, Any]:
-    """Where the decoder looks in the article while it writes its own summary: the sharpest head of each layer. The
-    weights of a word's tokens are added up."""
+def _attention(model: Seq2Seq, pairs: Sequence[Pair], said: Sequence[str]) -> CrossAttention:
+    """Returns where the decoder looks in the article while it writes its own summary: the sharpest head of each layer.
+    The weights of a word's tokens are added up."""
     assert model.tokenizer is not None
     scores = rouge.rouge(said, [pair.summary or "" for pair in pairs])["rougeL"]
     fits = [n for n, pair in enumerate(pairs) if len(pair.article.split()) <= 45 and said[n]] or [0]
     n = max(fits, key=lambda n: scores[n])
-    rows = encode_pairs(model.tokenizer, [Pair(pairs[n].article, said[n])], *(c.length for c in _stacks(model)))
+    lengths = (model.config.encoder.length, model.config.decoder.length)
+    rows = encode_pairs(model.tokenizer, [Pair(pairs[n].article, said[n])], *lengths)
     batch = make_batch(rows, torch.tensor([0]), model.config.start)
     assert batch.source is not None
     maps = attention_maps(model, batch.x.to(model.device), source=batch.source.to(model.device), cross=True)
@@ -345,13 +352,13 @@ def _attention(model: Seq2Seq, pairs: Sequence[Pair], said: Sequence[str]) -> di
     for number, layer in enumerate(maps):
         own = layer[0].float().cpu()
         head = int(own.amax(-1).mean(-1).argmax())
-        heads.append({"layer": number, "head": head, "weights": (own[head] @ begins).tolist()})
+        heads.append(CrossHead(number, head, (own[head] @ begins).tolist()))
     written = [model.tokenizer.decode([i]) for i in rows.target[0].tolist()]
-    return {"read": read, "written": written, "heads": heads, "article": pairs[n].article, "summary": said[n]}
+    return CrossAttention(read, written, heads, pairs[n].article, said[n])
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], Tensor]:
-    """The words that tokens make up, and which token is in which: [tokens, words]."""
+    """Returns the words that tokens make up, and which token is in which: [tokens, words]."""
     words: list[str] = []
     places = []
     for piece in (tokenizer.decode([i]) for i in ids):
@@ -362,18 +369,16 @@ def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], Tensor]
     return words, torch.nn.functional.one_hot(torch.tensor(places), len(words)).float()
 
 
-def _stacks(model: Seq2Seq) -> tuple[Any, Any]:
-    return model.config.encoder, model.config.decoder
-
-
-def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The table that a terminal shows."""
+def _outcome(
+    trainings: Sequence[SummarizerTraining], judged: Sequence[str], scores: Mapping[str, Mapping[str, SummaryScore]]
+) -> OutcomeTable:
+    """Returns the table that a terminal shows: the writers that were judged first, then the other trainings."""
     columns = ["", "dev loss", *(f"{key} {name}" for key in ("dev", "test") for name in ("ROUGE-1", "ROUGE-L"))]
-    losses = {row["name"]: f"{row['dev']['loss']:.3f}" for row in results["models"]}
+    losses = {row.name: f"{row.loss:.3f}" for row in trainings}
     rows = []
-    for name in (results["baseline"], *results["best"]):
-        cells = [results["scores"][key][name]["rouge"][m] for key in ("dev", "test") for m in ("rouge1", "rougeL")]
-        shown = [f"{100 * mean:4.1f} [{100 * low:.1f}, {100 * high:.1f}]" for mean, low, high in cells]
-        rows.append([name, losses.get(name, "–"), *shown])
-    rows += [[name, loss, "–", "–", "–", "–"] for name, loss in losses.items() if name not in results["best"]]
-    return {"columns": columns, "rows": rows}
+    for name in judged:
+        estimates = [scores[key][name].on(m) for key in ("dev", "test") for m in ("rouge1", "rougeL")]
+        cells = [f"{100 * mean:4.1f} [{100 * low:.1f}, {100 * high:.1f}]" for mean, low, high in estimates]
+        rows.append([name, losses.get(name, "–"), *cells])
+    rows += [[name, loss, "–", "–", "–", "–"] for name, loss in losses.items() if name not in judged]
+    return OutcomeTable(columns, rows)

@@ -11,6 +11,7 @@ from regard.data.pairs import Pair, normalize_spaces
 from regard.data.rouge import bootstrap, copied_share, mean_words, rouge
 from regard.errors import OptionError
 from regard.generate import Choice, Settings, generate
+from regard.lab.summarize.results import FactCounts, MeanInterval, SummaryScore
 from regard.models import Model, Seq2Seq
 
 PART = 128  # articles at a time
@@ -19,8 +20,7 @@ REFERENCE = "reference"
 
 
 class Summaries(NamedTuple):
-    """What a model writes about one article, best first, each in one line; `cut`: how many tokens of the article it did
-    not read."""
+    """What a model writes about one article, best first, each in one line; `cut` tokens of it were not read."""
 
     choices: tuple[Choice, ...]
     cut: int
@@ -28,11 +28,13 @@ class Summaries(NamedTuple):
     @property
     def text(self) -> str:
         """The first of them; nothing where there was nothing to read."""
-        return self.choices[0].text or "" if self.choices else ""
+        if not self.choices:
+            return ""
+        return self.choices[0].text or ""
 
 
 def writer(model: Model[Any], name: str) -> Seq2Seq:
-    """The model, where it can summarise."""
+    """Returns the model, where it can summarise."""
     if not isinstance(model, Seq2Seq):
         raise OptionError(
             f"{name} is a {type(model).__name__}, which does not summarise; expected an encoder-decoder, as "
@@ -44,12 +46,16 @@ def writer(model: Model[Any], name: str) -> Seq2Seq:
 
 
 def summaries(model: Seq2Seq, articles: Sequence[str], settings: Settings) -> list[Summaries]:
-    """Summaries of each article, in order. Of a long one the model reads as many tokens as it was trained on; an empty
-    one has no summaries."""
+    """Returns the summaries of each article, in order.
+
+    Of a long article the model reads as many tokens as it was trained on; an empty one has no summaries.
+    """
     assert model.tokenizer is not None
     ids = [model.tokenizer.encode(normalize_spaces(article)) for article in articles]
     most = model.config.encoder.length
-    room = model.config.decoder.length if model.limit is None else model.limit
+    room = model.limit
+    if room is None:
+        room = model.config.decoder.length
     settings = settings.but(max_tokens=min(settings.max_tokens, room))
     order = sorted((n for n, own in enumerate(ids) if own), key=lambda n: len(ids[n]))  # alike: little padding
     found: dict[int, Summaries] = {}
@@ -62,57 +68,65 @@ def summaries(model: Seq2Seq, articles: Sequence[str], settings: Settings) -> li
     return [found.get(n, Summaries((), 0)) for n in range(len(articles))]
 
 
-def scored(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """By who wrote them: ROUGE with intervals, how far it is above the first of them (paired, article by article), how
-    much is copied, and how long summaries are. The references come last, without ROUGE."""
-    references, articles = [pair.summary or "" for pair in pairs], [pair.article for pair in pairs]
+def score_summaries(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[str, SummaryScore]:
+    """Returns what summaries are worth, by who wrote them: ROUGE with intervals, how far it is above the first of them
+    (paired, article by article), how much is copied, and how long they are. The references come last, without ROUGE."""
+    references = [pair.summary or "" for pair in pairs]
+    articles = [pair.article for pair in pairs]
     values = {name: rouge(said, references) for name, said in texts.items()}
     first = next(iter(values.values()))
-    found: dict[str, Any] = {}
+    scores = {}
     for name, said in [*texts.items(), (REFERENCE, references)]:
-        row: dict[str, Any] = {"n": len(pairs), "words": mean_words(said)}
-        row["copied"] = {str(n): copied_share(said, articles, n) for n in GRAMS}
+        estimates = None
+        above = None
         if name in values:
-            row["rouge"] = {key: list(bootstrap(x)) for key, x in values[name].items()}
-            row["above"] = {
-                key: list(bootstrap([a - b for a, b in zip(x, first[key], strict=True)]))
+            estimates = {key: _mean_interval(x) for key, x in values[name].items()}
+            above = {
+                key: _mean_interval([a - b for a, b in zip(x, first[key], strict=True)])
                 for key, x in values[name].items()
             }
-            found[name] = row
-        else:
-            found[name] = row | {"rouge": None, "above": None}
-    return found
+        copied = {str(n): copied_share(said, articles, n) for n in GRAMS}
+        scores[name] = SummaryScore(len(pairs), mean_words(said), copied, estimates, above)
+    return scores
 
 
-def judged(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """By model, of generated pairs: how many facts are right, confused, invented and missing; nothing for others."""
+def _mean_interval(values: Sequence[float]) -> MeanInterval:
+    mean, low, high = bootstrap(values)
+    return mean, low, high
+
+
+def count_facts(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[str, FactCounts]:
+    """Returns by model how many facts of generated pairs are right, confused, invented and missing; nothing for pairs
+    whose facts are not known."""
     if any(pair.truth is None or set(pair.truth) != set(FACTS) for pair in pairs):
         return {}
-    made: dict[str, Any] = {}
-    for name, said in texts.items():
-        counts = dict.fromkeys(Judgement._fields, 0)
-        odd = perfect = untold = claimed = 0
-        wrong = []
-        for pair, text in zip(pairs, said, strict=True):
-            assert pair.truth is not None
-            verdict = judge(text, pair.article, pair.truth)
-            if pair.truth["place"] is None:
-                untold += 1
-                claimed += bool(verdict is not None and (parse_notice(text) or {}).get("place"))
-            if verdict is None:
-                odd += 1
-                continue
-            counts = {key: counts[key] + getattr(verdict, key) for key in counts}
-            perfect += text == pair.summary
-            if verdict.confused or verdict.invented:
-                wrong.append([pair.article, pair.summary, text])
-        made[name] = counts | {
-            "n": len(pairs),
-            "facts": sum(value is not None for pair in pairs for value in (pair.truth or {}).values()),
-            "perfect": perfect,
-            "odd": odd,
-            "untold": untold,
-            "claimed": claimed,
-            "wrong": wrong[:5],
-        }
-    return made
+    return {name: _count_facts(pairs, said) for name, said in texts.items()}
+
+
+def _count_facts(pairs: Sequence[Pair], said: Sequence[str]) -> FactCounts:
+    counts = dict.fromkeys(Judgement._fields, 0)
+    odd = perfect = untold = claimed = 0
+    wrong = []
+    for pair, text in zip(pairs, said, strict=True):
+        assert pair.truth is not None
+        verdict = judge(text, pair.article, pair.truth)
+        if pair.truth["place"] is None:
+            untold += 1
+            claimed += bool(verdict is not None and (parse_notice(text) or {}).get("place"))
+        if verdict is None:
+            odd += 1
+            continue
+        counts = {key: counts[key] + getattr(verdict, key) for key in counts}
+        perfect += text == pair.summary
+        if verdict.confused or verdict.invented:
+            wrong.append([pair.article, pair.summary or "", text])
+    return FactCounts(
+        **counts,
+        n=len(pairs),
+        facts=sum(value is not None for pair in pairs for value in (pair.truth or {}).values()),
+        perfect=perfect,
+        odd=odd,
+        untold=untold,
+        claimed=claimed,
+        wrong=wrong[:5],
+    )
