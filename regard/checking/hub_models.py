@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, allowed
+from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, rounding_limit
 from regard.errors import HubError, OptionError
 from regard.hub.attention import recording_attention, replacement_in
 from regard.hub.calls import AttentionReplacement, Call
@@ -17,7 +17,7 @@ from regard.hub.replacement import places
 from regard.kernels import plain
 from regard.laws import DoesNotApply, Finding
 from regard.laws.case import difference, worst
-from regard.mechanisms import Softmax
+from regard.mechanisms import Mechanism, Softmax
 from regard.registry import accepts
 
 _COPIES: WeakKeyDictionary[Any, dict[torch.dtype, Any]] = WeakKeyDictionary()
@@ -29,87 +29,112 @@ class HubSubject(Trial):
     def __init__(self, model: Any, seed: int = 0, dtype: torch.dtype = torch.float32, B: int = 3, T: int = 11):
         if getattr(model, "main_input_name", "input_ids") != "input_ids":
             raise OptionError(f"{type(model).__name__} reads {model.main_input_name}; the laws are asked with tokens")
-        self.model, self.draw = _converted(model, dtype), torch.Generator().manual_seed(seed)
-        self.config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        self.model = _convert(model, dtype)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.config = model.config
+        if hasattr(model.config, "get_text_config"):
+            self.config = model.config.get_text_config()
         self.two_sided = bool(getattr(model.config, "is_encoder_decoder", False))
         parts = {p.part for p in places(model)}
-        self.writes = self.two_sided or ("decoder" in parts if parts else model.can_generate())
+        self.is_decoder = self.two_sided or "decoder" in parts
+        if not parts and not self.two_sided:  # its attention cannot be seen from outside
+            self.is_decoder = model.can_generate()
         self.takes_positions = accepts(model.forward, "position_ids")
         # Some count positions from the ids themselves; of the rest, those that cannot be told them know one side only.
         self.counts = any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())
-        self.sides = ("left", "right") if self.counts or self.takes_positions else ("right",)
+        self.padding_sides = ("right",)
+        if self.counts or self.takes_positions:
+            self.padding_sides = ("left", "right")
         self.T = T
-        self.tokens = self.random(B, T)
-        self.source = self.random(B, T + 2) if self.two_sided else None
-        self.limit = max(allowed(dtype), allowed(torch.float32))  # many compute norms and softmax in float32 anyway
+        self.tokens = self.draw_tokens(B, T)
+        self.source = None
+        if self.two_sided:
+            self.source = self.draw_tokens(B, T + 2)
+        # Many compute norms and softmax in float32 anyway.
+        self.limit = max(rounding_limit(dtype), rounding_limit(torch.float32))
 
-    def finding(self, got: Tensor, want: Tensor, what: str) -> Finding:
-        """Its depth is not known: before more than usual is called wrong, rounding is measured."""
+    def compare(self, got: Tensor, want: Tensor, what: str) -> Finding:
+        """Returns how far two outputs are apart, and how far they may be.
+
+        The depth of the model is not known: before more than usual is called wrong, rounding is measured.
+        """
         error = difference(got, want)
         if error > self.limit:
-            self.limit = max(self.limit, 10 * self.sensitivity())
+            self.limit = max(self.limit, 10 * self.measure_sensitivity())
         return Finding(error, self.limit, what)
 
-    def random(self, *shape: int, source: bool = False) -> Tensor:
+    def draw_tokens(self, *shape: int, source: bool = False) -> Tensor:
         special = {x for n in ("pad", "bos", "eos", "mask") for x in _ids(getattr(self.config, f"{n}_token_id", None))}
         known = [i for i in range(min(int(self.config.vocab_size), 4096)) if i not in special]
-        picked = torch.randint(0, len(known), shape, generator=self.draw)
+        picked = torch.randint(0, len(known), shape, generator=self.generator)
         return torch.tensor(known)[picked].to(self.model.device)
 
-    def padding(self, *shape: int, source: bool = False) -> Tensor:
-        blank = _ids(getattr(self.config, "pad_token_id", None))
-        return torch.full(shape, blank[0] if blank else 0, device=self.model.device)
+    def draw_padding(self, *shape: int, source: bool = False) -> Tensor:
+        blank = [*_ids(getattr(self.config, "pad_token_id", None)), 0]
+        return torch.full(shape, blank[0], device=self.model.device)
 
     @torch.no_grad()
-    def whole(self, tokens: Tensor, visible: Tensor | None = None, rows: Tensor | slice = slice(None)) -> Tensor:
+    def run_whole(self, tokens: Tensor, visible: Tensor | None = None, rows: Tensor | slice = slice(None)) -> Tensor:
         if self.source is not None:
             return self._run(self.source[rows], decoder_input_ids=tokens, **_seen(visible, "decoder_attention_mask"))
         return self._run(tokens, **_seen(visible), **self._positions(tokens, visible))
 
     @torch.no_grad()
-    def pieces(self, tokens: Tensor, sizes: list[int], visible: Tensor | None = None) -> Tensor:
-        self.must_write()
+    def run_pieces(self, tokens: Tensor, sizes: list[int], visible: Tensor | None = None) -> Tensor:
+        self.require_decoder()
         if self.source is not None:
-            return self._written(tokens, sizes, visible, *self._read(self.source, None))
-        return self._written(tokens, sizes, visible)
+            return self._run_cached(tokens, sizes, visible, *self._encode(self.source, None))
+        return self._run_cached(tokens, sizes, visible)
 
     @torch.no_grad()
-    def continued(self, prompt: Tensor, visible: Tensor | None, new: Tensor) -> Tensor:
+    def run_continuation(self, prompt: Tensor, visible: Tensor | None, new: Tensor) -> Tensor:
         if self.two_sided:
             start = getattr(self.config, "decoder_start_token_id", None) or 0
             tokens = torch.cat([torch.full_like(new[:, :1], start), new], 1)
-            return self._written(tokens, [1] * tokens.shape[1], None, *self._read(prompt, visible))
-        shown = None if visible is None else torch.cat([visible, torch.ones_like(new).bool()], 1)
-        if shown is not None and "left" not in self.sides:
-            raise DoesNotApply("it cannot be told positions, so prompts cannot be padded on the left")
+            return self._run_cached(tokens, [1] * tokens.shape[1], None, *self._encode(prompt, visible))
+        shown = None
+        if visible is not None:
+            if "left" not in self.padding_sides:
+                raise DoesNotApply("it cannot be told positions, so prompts cannot be padded on the left")
+            shown = torch.cat([visible, torch.ones_like(new).bool()], 1)
         tokens = torch.cat([prompt, new], 1)
-        out = self._written(tokens, [prompt.shape[1]] + [1] * new.shape[1], shown)
+        out = self._run_cached(tokens, [prompt.shape[1]] + [1] * new.shape[1], shown)
         return out[:, prompt.shape[1] - 1 :]
 
-    def _written(
+    def _run_cached(
         self, tokens: Tensor, sizes: list[int], visible: Tensor | None, source: Any = None, seen: Any = None
     ) -> Tensor:
-        """The vectors of some tokens, piece by piece through the model's cache."""
+        """Returns the vectors of some tokens, piece by piece through the model's cache.
+
+        `source` is what the encoder made of an encoder-decoder's source, `seen` the mask of that source.
+        """
         out: list[Tensor] = []
-        cache, start = None, 0
-        name = "attention_mask" if source is None else "decoder_attention_mask"
+        cache = None
+        start = 0
+        positions = self._positions(tokens, visible)
         for part in tokens.split(sizes, 1):
             stop = start + part.shape[1]
-            more: dict[str, Any] = _seen(None if visible is None else visible[:, :stop], name)
+            so_far = None
+            if visible is not None:
+                so_far = visible[:, :stop]
             if source is None:
-                more |= {n: x[:, start:stop] for n, x in self._positions(tokens, visible).items()} | {"input_ids": part}
+                options = _seen(so_far) | {n: x[:, start:stop] for n, x in positions.items()} | {"input_ids": part}
             else:
-                more |= {"encoder_outputs": source, "decoder_input_ids": part} | (seen or {})
-            found = self.model(**more, past_key_values=cache, use_cache=True)
-            cache, start = found.past_key_values, stop
+                options = _seen(so_far, "decoder_attention_mask") | (seen or {})
+                options |= {"encoder_outputs": source, "decoder_input_ids": part}
+            found = self.model(**options, past_key_values=cache, use_cache=True)
+            cache = found.past_key_values
+            start = stop
             out.append(_vectors(found))
         return torch.cat(out, 1)
 
-    def _read(self, source: Tensor, visible: Tensor | None) -> tuple[Any, dict[str, Any]]:
+    def _encode(self, source: Tensor, visible: Tensor | None) -> tuple[Any, dict[str, Any]]:
+        """Returns what the encoder makes of a source, and the mask of that source as an option."""
         seen = _seen(visible)
         return self.model.get_encoder()(source, **seen), seen
 
     def _run(self, tokens: Tensor, **more: Any) -> Tensor:
+        """Returns one vector for each token that was asked for, from a whole pass."""
         found = self.model(input_ids=tokens, **more)
         out = _vectors(found)
         asked = more.get("decoder_input_ids", tokens)
@@ -118,26 +143,28 @@ class HubSubject(Trial):
         return _vectors(self.model.base_model(input_ids=tokens, **more))  # one answer for a text: look beneath it
 
     def _positions(self, tokens: Tensor, visible: Tensor | None) -> dict[str, Tensor]:
+        """Returns the positions of padded tokens, counted from the first visible one, for a model that takes them."""
         if self.counts or visible is None or not self.takes_positions:
             return {}
         return {"position_ids": (visible.long().cumsum(1) - 1).clamp(min=0)}
 
     @torch.no_grad()
-    def heard(self) -> list[tuple[str, Finding, Finding]]:
-        """For each attention layer: how far its output is from the reference, and its rows' sums from one."""
-        ear = _Comparing(self.limit)
-        with recording_attention(self.model, ear):
-            self.whole(self.tokens)
-        if not ear.found:
+    def compare_layers(self) -> list[tuple[str, Finding, Finding]]:
+        """Returns, for each attention layer, how far its output is from the reference, and its rows' sums from one."""
+        recorder = _LayerComparison(self.limit)
+        with recording_attention(self.model, recorder):
+            self.run_whole(self.tokens)
+        if not recorder.found:
             raise DoesNotApply(f"{type(self.model).__name__} makes its attention itself: nothing can be heard")
-        return ear.found
+        return recorder.found
 
 
-class _Comparing:
+class _LayerComparison:
     """A recorder that compares each call with regard's own mechanism on the same q, k and v."""
 
     def __init__(self, limit: float) -> None:
-        self.limit, self.sums = limit, 0.0
+        self.limit = limit
+        self.sums = 0.0
         self.found: list[tuple[str, Finding, Finding]] = []
 
     def begin(self, call: Call) -> None:
@@ -149,7 +176,10 @@ class _Comparing:
 
     def end(self, call: Call, out: Tensor) -> Tensor:
         own = replacement_in(call.module)
-        reference = plain(Softmax() if own is None else copy.deepcopy(own.mechanism))
+        mechanism: Mechanism = Softmax()
+        if own is not None:
+            mechanism = copy.deepcopy(own.mechanism)
+        reference = plain(mechanism)
         try:
             want, _ = AttentionReplacement(reference, call.name, call.cross)(call)
         except HubError as reason:
@@ -159,29 +189,29 @@ class _Comparing:
         return out
 
 
-def layers_are_the_reference(subject: Trial) -> Finding:
+def layers_are_the_reference(trial: Trial) -> Finding:
     """each attention layer = regard's reference on the q, k and v that the layer was given"""
-    assert isinstance(subject, HubSubject)
-    return worst(found for _, found, _ in subject.heard())
+    assert isinstance(trial, HubSubject)
+    return worst(found for _, found, _ in trial.compare_layers())
 
 
-def rows_sum_to_one(subject: Trial) -> Finding:
+def rows_sum_to_one(trial: Trial) -> Finding:
     """the weights of every query sum to one over the keys"""
-    assert isinstance(subject, HubSubject)
-    return worst(found for _, _, found in subject.heard())
+    assert isinstance(trial, HubSubject)
+    return worst(found for _, _, found in trial.compare_layers())
 
 
 HUB_LAWS: dict[str, ModelLaw] = {**MODEL_LAWS, "reference": layers_are_the_reference, "rows": rows_sum_to_one}
 
 
 def from_transformers(thing: Any) -> bool:
-    """Whether something is a model of transformers, without importing it."""
+    """Returns whether something is a model of transformers, without importing it."""
     known = "transformers.modeling_utils.PreTrainedModel"
     return any(f"{c.__module__}.{c.__name__}" == known for c in type(thing).__mro__)
 
 
-def _converted(model: Any, dtype: torch.dtype) -> Any:
-    """The model in that precision; a copy is made once and kept as long as the model is."""
+def _convert(model: Any, dtype: torch.dtype) -> Any:
+    """Returns the model in that precision; a copy is made once and kept as long as the model is."""
     if model.dtype == dtype and not model.training:
         return model
     copies = _COPIES.setdefault(model, {})
@@ -191,13 +221,25 @@ def _converted(model: Any, dtype: torch.dtype) -> Any:
 
 
 def _seen(visible: Tensor | None, name: str = "attention_mask") -> dict[str, Any]:
-    return {} if visible is None else {name: visible.long()}
+    """Returns a mask as the option that transformers' models take, or no option."""
+    if visible is None:
+        return {}
+    return {name: visible.long()}
 
 
 def _vectors(found: Any) -> Tensor:
-    out: Tensor = found.logits if getattr(found, "logits", None) is not None else found.last_hidden_state
-    return out
+    """Returns the logits of a model's output, or its last vectors where it has none."""
+    logits: Tensor | None = getattr(found, "logits", None)
+    if logits is not None:
+        return logits
+    vectors: Tensor = found.last_hidden_state
+    return vectors
 
 
 def _ids(x: Any) -> list[int]:
-    return [] if x is None else [int(i) for i in x] if isinstance(x, list | tuple) else [int(x)]
+    """Returns the token ids of a config's field, which holds none, one, or several."""
+    if x is None:
+        return []
+    if isinstance(x, list | tuple):
+        return [int(i) for i in x]
+    return [int(x)]
