@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from regard.convert.run import ConvertConfig, begin, measure, teach
+from regard.convert.results import measure_conversion
+from regard.convert.run import start_conversion, train_stages
+from regard.convert.settings import ConvertConfig
 from regard.data.questions import read_questions
 from regard.lab.knowledge.answers import answer, score
 from regard.models import GPT, load
@@ -79,8 +81,8 @@ class Bench:
         out = self.folder / name.replace(" ", "-")
         rare = ["train.saving.every=0", "train.evaluation.every=0"]
         rare += [f"{part}.train.lr={self.asked.lr}" for part in ("uptrain", "control") if self.asked.lr]
-        begin(load(self.read / "model", self.asked.device), self.read, out, config, rare, self.asked.device)
-        taught = teach(out)
+        start_conversion(load(self.read / "model", self.asked.device), self.read, out, config, rare, self.asked.device)
+        taught = train_stages(out)
         steps = {"distillation": taught.config.steps, "uptraining": int(taught.config.uptrain or 0)}
         self.spent = sum(steps.values())
         found: dict[str, Any] = {"steps": steps}
@@ -95,8 +97,8 @@ class Bench:
         config = ConvertConfig(kv_heads=1, steps=min(300, self.steps), uptrain=0.1, seed=self.seed)
         changes = ["data.mix=4", "train.batch=64", "train.lr=2e-3", "train.saving.every=0"]
         model = load(self.answering / "model", self.asked.device)
-        begin(model, self.answering, out, config, changes, self.asked.device)
-        results = measure(out, teach(out))
+        start_conversion(model, self.answering, out, config, changes, self.asked.device)
+        results = measure_conversion(out, train_stages(out))
         path = Path(self.asked.out).with_suffix(f".direct-{self.seed}.json")
         path.write_text(json.dumps(results, indent=1, ensure_ascii=False), encoding="utf-8")
         self.note("direct", {row["name"]: row["answers"] | {"steps": row["steps"]} for row in results["stages"]})

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli.app import app
-from regard.convert.distil import Distil, DistilData, counted, head_errors, layer_errors
+from regard.convert.distil import Distil, DistilData, head_errors, layer_errors, scored_positions
 from regard.convert.page import convert_page
-from regard.convert.run import ConvertConfig, begin, convert, resume, teach
-from regard.convert.surgery import changed_layers, converted, layers_of
+from regard.convert.run import convert, resume, start_conversion, train_stages
+from regard.convert.settings import ConvertConfig
+from regard.convert.surgery import attention_layers, changed_layers, converted
 from regard.data import Batch, write_lines
 from regard.data.batch import IGNORE
 from regard.data.tokenizers import Bytes
@@ -38,7 +39,7 @@ QUICK = ["train.batch=4", "train.evaluation.every=0.5", "train.saving.every=0.5"
 def louder(model):
     """Larger weights of attention than at the start of training, so that heads differ."""
     with torch.no_grad():
-        for attention in layers_of(model):
+        for attention in attention_layers(model):
             attention.project.weight.mul_(12)
             attention.project.bias.normal_(std=0.3)
     model.tokenizer = Bytes()
@@ -67,7 +68,7 @@ def difference(a, b):
 def alike(model, groups):
     """The model with the keys and values of each group of heads made the same."""
     with torch.no_grad():
-        for attention in layers_of(model):
+        for attention in attention_layers(model):
             for part in attention.project.parameters():
                 for heads in part.split_with_sizes(attention.widths)[1:]:
                     each = heads.view(groups, attention.size.G // groups, -1)
@@ -91,7 +92,7 @@ def test_pooling_heads_that_are_alike_changes_nothing(sizes, mechanism, qk_norm)
 def test_a_pooled_head_is_the_mean_of_those_that_served_the_same_queries():
     model = gpt()
     made = converted(model, kv_heads=2)
-    for old, new in zip(layers_of(model), layers_of(made), strict=True):
+    for old, new in zip(attention_layers(model), attention_layers(made), strict=True):
         before = dict(zip("qkv", old.project.weight.split_with_sizes(old.widths), strict=True))
         after = dict(zip("qkv", new.project.weight.split_with_sizes(new.widths), strict=True))
         assert torch.equal(before["q"], after["q"])
@@ -124,7 +125,7 @@ def test_the_quadratic_kernel_begins_as_softmax_to_the_first_order():
     for scale in (0.2, 0.1):
         model = gpt().double()
         with torch.no_grad():
-            for attention in layers_of(model):
+            for attention in attention_layers(model):
                 for part in attention.project.parameters():
                     part[: sum(attention.widths[:2])] *= scale
         made = converted(model, mechanism="quadratic")
@@ -136,7 +137,7 @@ def test_norms_of_queries_and_keys_carry_the_scale():
     model = gpt(qk_norm=True).double()
     made, unscaled = (converted(model, mechanism="quadratic") for _ in range(2))
     with torch.no_grad():
-        for attention in layers_of(unscaled):
+        for attention in attention_layers(unscaled):
             attention.query_norm.weight.fill_(1.0)
             attention.key_norm.weight.fill_(1.0)
         good, bad = (float(layer_errors(model, m, rows()).mean()) for m in (made, unscaled))
@@ -188,7 +189,7 @@ def test_errors_are_zero_for_what_computes_the_same_and_name_the_head_that_does_
     made = converted(model, kv_heads=2)
     assert max(error for heads in head_errors(model, made, [rows()]).values() for error in heads) < 1e-5
     with torch.no_grad():
-        layers_of(made)[1].project.weight[2 * 6 : 3 * 6] *= 2  # queries of head 2
+        attention_layers(made)[1].project.weight[2 * 6 : 3 * 6] *= 2  # queries of head 2
     found = head_errors(model, made, [rows(), rows(seed=2)])
     assert [(n, h) for n, heads in found.items() for h, error in enumerate(heads) if error > 1e-5] == [(1, 2)]
 
@@ -200,7 +201,7 @@ def test_padding_after_the_last_target_does_not_count():
     y[:, 9:] = IGNORE
     other = batch.x.clone()
     other[:, 9:] = 7
-    assert counted(Batch(batch.x, y)).sum() == 3 * 9
+    assert scored_positions(Batch(batch.x, y)).sum() == 3 * 9
     same = [layer_errors(model, made, Batch(x, y)) for x in (batch.x, other)]
     assert torch.allclose(*same, rtol=1e-5)
     assert not torch.allclose(layer_errors(model, made, batch), same[0], rtol=1e-3)
@@ -233,7 +234,7 @@ def test_distillation_lessens_the_error_and_learns_nothing_but_what_it_should(tm
         if layer is None:
             assert torch.equal(x, before[name]) != (".attention.out." in name and "out" in learned), name
             continue
-        attention = layers_of(student)[layer]
+        attention = attention_layers(student)[layer]
         for kind, old, new in zip(
             "qkv", *(t.split_with_sizes(attention.widths) for t in (before[name], x)), strict=True
         ):
@@ -300,9 +301,11 @@ def test_the_report_is_drawn_again_from_its_results(pooled, tmp_path):
 
 def test_a_conversion_that_was_stopped_goes_on_to_the_same_bits(pooled, lm, tmp_path):
     whole, results = pooled
-    begin(regard.load(lm / "model"), lm, tmp_path, ConvertConfig(kv_heads=1, steps=12, uptrain=0.2), QUICK)
+    start_conversion(regard.load(lm / "model"), lm, tmp_path, ConvertConfig(kv_heads=1, steps=12, uptrain=0.2), QUICK)
     with pytest.raises(Interrupted):
-        teach(tmp_path, shown=Shown(progress=lambda name: StopAt(3, CTRL_C) if name == "uptraining" else Progress()))
+        train_stages(
+            tmp_path, shown=Shown(progress=lambda name: StopAt(3, CTRL_C) if name == "uptraining" else Progress())
+        )
     assert not (tmp_path / "results.json").exists()
     again = resume(tmp_path)
     for name in ("distillation", "uptraining", "control"):
@@ -407,7 +410,7 @@ def test_one_key_value_head_keeps_what_was_learned_after_a_quarter_of_the_steps(
     original = stage.train(made, tmp_path / "run").path
     model = regard.load(original / "model")
     config = ConvertConfig(kv_heads=1, steps=120, uptrain=0.25, control=False)
-    taught = teach(begin(model, original, tmp_path / "out", config, rare))
+    taught = train_stages(start_conversion(model, original, tmp_path / "out", config, rare))
     right = {name: born(one, facts) for name, one in taught.models.items()}
     assert right["original"] > 0.8 and right["surgery"] < 0.4 * right["original"]
     assert right["uptraining"] >= 0.95 * right["original"]

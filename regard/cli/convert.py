@@ -9,9 +9,9 @@ import typer
 
 from regard.cli.progress import shown
 from regard.cli.show import console, print_json, table
-from regard.convert.run import ConvertConfig
 from regard.convert.run import convert as run
 from regard.convert.run import resume as go_on
+from regard.convert.settings import ConvertConfig
 from regard.errors import OptionError
 from regard.hub.opening import load_regard_model
 from regard.lab.base import Shown

@@ -11,7 +11,7 @@ values and the output projection too; nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +22,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.config import ConfigError, Section
-from regard.convert.surgery import changed_layers, layers_of
+from regard.convert.surgery import attention_layers, changed_layers
 from regard.data.batch import IGNORE, Batch
 from regard.data.tokenizers import Tokenizer
+from regard.errors import did_you_mean
 from regard.models import GPT, Encoder, Model, load
 from regard.nn import Attention, Rotation
 from regard.nn.capture import forward_hooks
@@ -32,9 +33,11 @@ from regard.train.tasks.base import TASKS, Task, task
 from regard.train.tasks.lm import LanguageModel, evaluation_windows
 from regard.train.tasks.questions import Questions
 
-PROBE = 1 << 20  # a step that no training reaches: its batch is what a task without dev data is measured on
-ROWS = 64  # rows that errors are measured on
-MOST = 1 << 13  # tokens of them
+NAME = "distil"  # of the task, in recipes
+UNREACHED_STEP = 1 << 20  # no training goes so far: a task without dev data is measured on the batch of this step
+MAX_ROWS = 64  # rows that errors are measured on
+MAX_TOKENS = 1 << 13  # tokens of them
+TINY = 1e-30  # keeps the relative error of an output that is zero finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +53,13 @@ class DistilData(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task not in TASKS or self.task == NAME:
-            raise ConfigError(f"data.task = {self.task!r}: expected one of {', '.join(sorted(set(TASKS) - {NAME}))}")
-
-
-NAME = "distil"
+            known = set(TASKS) - {NAME}
+            raise ConfigError(f"data.task = {self.task!r}: no such task to distil on.{did_you_mean(self.task, known)}")
 
 
 @task(NAME)
 class Distil(Task):
-    """The batches of another task; the loss is how far converted attention is from the original's."""
+    """A task that reads the batches of another; its loss is how far converted attention is from the original's."""
 
     Config = DistilData
     metric = "error"
@@ -72,46 +73,50 @@ class Distil(Task):
             raise ConfigError("data.teacher is missing: the run or model folder to learn from")
         cls = TASKS[config.task]
         self.inner: Task = cls(cls.Config().but(**config.data), seed, device, folder, tokenizer)
-        self.tokenizer, self.rows, self.length = self.inner.tokenizer, self.inner.rows, self.inner.length
+        self.tokenizer = self.inner.tokenizer
+        self.rows = self.inner.rows
+        self.length = self.inner.length
         self.period = self.inner.period
         self.teacher = load(config.teacher, device).requires_grad_(False)
-        self.probe = held_out(self.inner)
+        self.probe = held_out_batches(self.inner)
 
     def batch(self, step: int, size: int) -> Batch:
         return self.inner.batch(step, size)
 
     def prepare(self, model: Model[Any]) -> None:
-        """Leaves only what is learned of converted layers to be learned."""
+        """Freezes all but what is learned in converted layers."""
         model.requires_grad_(False)
         for n in changed_layers(self.teacher, model):
-            attention, old = layers_of(model)[n], layers_of(self.teacher)[n]
+            attention = attention_layers(model)[n]
             for part in (attention.mechanism, attention.query_norm, attention.key_norm):
                 if part is not None:
                     part.requires_grad_(True)
-            *scores, values = attention.widths
-            pooled = attention.size.G != old.size.G
+            pooled = attention.size.G != attention_layers(self.teacher)[n].size.G
             attention.out.requires_grad_(pooled)
-            learned = sum(scores) + (values if pooled else 0)
-            for rows in attention.project.parameters():
-                rows.requires_grad_(True)
-                rows.register_hook(_only(learned))
+            widths = attention.widths
+            if not pooled:
+                widths = widths[:-1]  # the values come last in the fused projection, and stay as they were
+            for parameter in attention.project.parameters():
+                parameter.requires_grad_(True)
+                parameter.register_hook(_keep_gradient_of(sum(widths)))
 
     def loss(self, model: Model[Any], batch: Batch, smoothing: float = 0.0) -> Tensor:
-        """The mean relative squared error of converted layers, times the tokens, as a trainer weighs it."""
-        found = layer_errors(self.teacher, model, batch)
-        return found.mean() * self.targets(batch)
+        """Returns the mean relative squared error of converted layers, times the tokens, as a trainer weighs it."""
+        return layer_errors(self.teacher, model, batch).mean() * self.targets(batch)
 
     def targets(self, batch: Batch) -> Tensor:
-        return counted(batch).sum()
+        return scored_positions(batch).sum()
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """The root of the mean relative squared error on text that is not learned from, and the ordinary loss there."""
-        measured = {} if isinstance(model, Encoder) else {"loss": probe_loss(self.inner, model, self.probe)}
-        return {"error": mean_error(self.teacher, model, self.probe), **measured}
+        """Returns the error on text that is not learned from (see `mean_error`), and a GPT's ordinary loss there."""
+        metrics = {"error": mean_error(self.teacher, model, self.probe)}
+        if not isinstance(model, Encoder):
+            metrics["loss"] = probe_loss(self.inner, model, self.probe)
+        return metrics
 
 
-class Heard(NamedTuple):
-    """What went into an attention layer, what each head made of it, and what came out after the output projection."""
+class AttentionActivations(NamedTuple):
+    """What one attention layer computed: its input, the output of each head, and the output after the projection."""
 
     x: Float[Tensor, "B T D"]
     rotation: Rotation | None
@@ -120,90 +125,104 @@ class Heard(NamedTuple):
 
 
 @torch.no_grad()
-def heard(model: Model[Any], batch: Batch) -> list[Heard]:
-    """A pass over a batch, and what the attention of each layer did in it."""
-    found: list[Heard] = []
+def capture_activations(model: Model[Any], batch: Batch) -> list[AttentionActivations]:
+    """Runs a model over a batch and returns what the attention of each layer computed."""
+    activations: list[AttentionActivations] = []
     assert isinstance(model, GPT | Encoder)
-    with _heads(layers_of(model)) as heads:
+    with _capture_heads(attention_layers(model)) as heads:
 
-        def note(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Tensor) -> None:
-            found.append(Heard(given[0], named.get("rotation"), heads.pop(), out))
+        def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], out: Tensor) -> None:
+            # The heads of this layer were merged a moment ago, so they are the last in the list.
+            activations.append(AttentionActivations(inputs[0], named.get("rotation"), heads.pop(), out))
 
-        with forward_hooks(layers_of(model), note, with_kwargs=True):
+        with forward_hooks(attention_layers(model), hook, with_kwargs=True):
             if isinstance(model, Encoder):
                 model.vectors(batch.x, batch.visible)
             else:
+                # Without the logits, which nobody looks at here.
                 model.stack(model.embedding(batch.x), batch.visible)
-    return found
+    return activations
 
 
 def layer_errors(teacher: Model[Any], model: Model[Any], batch: Batch) -> Float[Tensor, " L"]:
-    """‖A'(x) − A(x)‖² / ‖A(x)‖² of each converted layer, given what the original's layer was given."""
-    said, seen = heard(teacher, batch), counted(batch)
+    """Returns ‖A'(x) − A(x)‖² / ‖A(x)‖² of each converted layer, for the x that the original's layer read."""
+    originals = capture_activations(teacher, batch)
+    scored = scored_positions(batch)
     errors = []
     for n in changed_layers(teacher, model):
-        attention = layers_of(model)[n].eval()  # without dropout: what is learned is a function
-        out = attention(said[n].x, batch.visible, rotation=said[n].rotation)
-        errors.append(_relative(out, said[n].out, seen))
+        attention = attention_layers(model)[n].eval()  # without dropout: what is learned is a function
+        out = attention(originals[n].x, batch.visible, rotation=originals[n].rotation)
+        errors.append(_relative_squared_error(out, originals[n].out, scored))
     return torch.stack(errors)
 
 
 @torch.no_grad()
 def mean_error(teacher: Model[Any], model: Model[Any], parts: Sequence[Batch]) -> float:
-    """The root of the mean of `layer_errors` over layers and parts."""
+    """Returns the root of the mean of `layer_errors` over layers and parts."""
     return float(torch.stack([layer_errors(teacher, model, part).mean() for part in parts]).mean().sqrt())
 
 
 @torch.no_grad()
 def head_errors(teacher: Model[Any], model: Model[Any], parts: Sequence[Batch]) -> dict[int, list[float]]:
-    """‖a'_h − a_h‖ / ‖a_h‖ of what each head of each converted layer adds to the stream, a_h, through its part of the
-    output projection, given what the original's layer was given."""
+    """Returns ‖a'_h − a_h‖ / ‖a_h‖ of each head, by the number of its converted layer.
+
+    a_h is what a head adds to the stream through its part of the output projection, for the x that the original's
+    layer read.
+    """
     changed = changed_layers(teacher, model)
-    sums = {n: torch.zeros(2, layers_of(model)[n].size.H, dtype=torch.float64) for n in changed}
+    # By layer [2,H]: squared norms of the difference, and of the original.
+    sums = {n: torch.zeros(2, attention_layers(model)[n].size.H, dtype=torch.float64) for n in changed}
     for batch in parts:
-        said, seen = heard(teacher, batch), counted(batch)
+        originals = capture_activations(teacher, batch)
+        scored = scored_positions(batch)
         for n in changed:
-            attention = layers_of(model)[n].eval()
-            with _heads([attention]) as heads:
-                attention(said[n].x, batch.visible, rotation=said[n].rotation)
-            pairs = zip(_added(attention, heads.pop()), _added(layers_of(teacher)[n], said[n].heads), strict=True)
-            for h, (found, wanted) in enumerate(pairs):
-                wrong, whole = ((x.double() * seen[..., None]).square().sum() for x in (found - wanted, wanted))
-                sums[n][:, h] += torch.stack([wrong, whole]).cpu()
-    return {n: (wrong / whole.clamp(min=1e-30)).sqrt().tolist() for n, (wrong, whole) in sums.items()}
+            attention = attention_layers(model)[n].eval()
+            with _capture_heads([attention]) as heads:
+                attention(originals[n].x, batch.visible, rotation=originals[n].rotation)
+            found = _head_contributions(attention, heads.pop())
+            wanted = _head_contributions(attention_layers(teacher)[n], originals[n].heads)
+            for h, (a, b) in enumerate(zip(found, wanted, strict=True)):
+                norms = [(x.double() * scored[..., None]).square().sum() for x in (a - b, b)]
+                sums[n][:, h] += torch.stack(norms).cpu()
+    return {n: (wrong / whole.clamp(min=TINY)).sqrt().tolist() for n, (wrong, whole) in sums.items()}
 
 
 @torch.no_grad()
 def probe_loss(inner: Task, model: Model[Any], parts: Sequence[Batch]) -> float:
-    """The mean loss of a model on text that is not learned from."""
+    """Returns the mean loss of a model over the targets of text that is not learned from."""
+    # A task's loss is a sum over targets, so parts of different sizes weigh by their targets.
     losses = [(float(inner.loss(model, part)), float(inner.targets(part))) for part in parts]
     return sum(loss for loss, _ in losses) / sum(weight for _, weight in losses)
 
 
-def held_out(inner: Task) -> list[Batch]:
-    """Rows that a task does not learn from; where it has none, those of steps that no training reaches."""
+def held_out_batches(inner: Task) -> list[Batch]:
+    """Returns rows that a task does not learn from; where it has none, those of steps that no training reaches."""
     if isinstance(inner, LanguageModel):
-        return [part.to(inner.device) for part in evaluation_windows(inner.dev.tokens, inner.length, MOST)]
+        return [part.to(inner.device) for part in evaluation_windows(inner.dev.tokens, inner.length, MAX_TOKENS)]
     if isinstance(inner, Questions) and inner.dev is not None:
-        return [inner.dev.rows(0, ROWS)]
-    return [inner.batch(PROBE * inner.period + n, -(-ROWS // inner.period)) for n in range(inner.period)]
+        return [inner.dev.rows(0, MAX_ROWS)]
+    size = -(-MAX_ROWS // inner.period)  # rounded up
+    return [inner.batch(UNREACHED_STEP * inner.period + n, size) for n in range(inner.period)]
 
 
-def counted(batch: Batch) -> Bool[Tensor, "B T"]:
-    """The places up to the last target of a row: what comes after is padding."""
-    seen = (batch.y != IGNORE).long().flip(1).cumsum(1).flip(1) > 0
-    return seen if batch.visible is None else seen & batch.visible
+def scored_positions(batch: Batch) -> Bool[Tensor, "B T"]:
+    """Returns which places count: those up to the last target of a row; what comes after is padding."""
+    scored = (batch.y != IGNORE).long().flip(1).cumsum(1).flip(1) > 0
+    if batch.visible is None:
+        return scored
+    return scored & batch.visible
 
 
-def _relative(found: Tensor, wanted: Tensor, seen: Tensor) -> Tensor:
-    """‖found − wanted‖² / ‖wanted‖² over the places that count; shapes do not depend on which these are, so that a step
-    can be one CUDA graph."""
-    found, wanted = (x.float() * seen[..., None] for x in (found, wanted))
-    return (found - wanted).square().sum() / wanted.square().sum().clamp(min=1e-30)
+def _relative_squared_error(found: Tensor, wanted: Tensor, scored: Tensor) -> Tensor:
+    """Returns ‖found − wanted‖² / ‖wanted‖² over the places that count."""
+    # Multiplying instead of selecting: shapes do not depend on the places, so that a step can be one CUDA graph.
+    found = found.float() * scored[..., None]
+    wanted = wanted.float() * scored[..., None]
+    return (found - wanted).square().sum() / wanted.square().sum().clamp(min=TINY)
 
 
-def _only(rows: int) -> Any:
-    """A hook that leaves the gradient of the first rows alone."""
+def _keep_gradient_of(rows: int) -> Callable[[Tensor], Tensor]:
+    """Returns a hook that sets the gradient of all but the first rows to zero."""
 
     def hook(gradient: Tensor) -> Tensor:
         kept = gradient.clone()
@@ -213,8 +232,8 @@ def _only(rows: int) -> Any:
     return hook
 
 
-def _added(attention: Attention, heads: Float[Tensor, "B H T V"]) -> Iterator[Float[Tensor, "B T D"]]:
-    """What each head alone adds to the stream."""
+def _head_contributions(attention: Attention, heads: Float[Tensor, "B H T V"]) -> Iterator[Float[Tensor, "B T D"]]:
+    """Yields what each head alone adds to the stream: the layer's output with all other heads set to zero."""
     for h in range(heads.shape[1]):
         alone = torch.zeros_like(heads)
         alone[:, h] = heads[:, h]
@@ -222,12 +241,12 @@ def _added(attention: Attention, heads: Float[Tensor, "B H T V"]) -> Iterator[Fl
 
 
 @contextmanager
-def _heads(attentions: Sequence[Attention]) -> Iterator[list[Tensor]]:
-    """The outputs of heads, one tensor a layer, as each is about to be merged."""
-    found: list[Tensor] = []
+def _capture_heads(attentions: Sequence[Attention]) -> Iterator[list[Tensor]]:
+    """Yields a list that fills with the outputs of heads [B,H,T,V], one tensor a layer, before they are merged."""
+    heads: list[Tensor] = []
 
-    def note(_: nn.Module, given: tuple[Any, ...], merged: Tensor) -> None:
-        found.append(given[0])
+    def hook(_: nn.Module, inputs: tuple[Any, ...], merged: Tensor) -> None:
+        heads.append(inputs[0])
 
-    with forward_hooks((attention.merge for attention in attentions), note):
-        yield found
+    with forward_hooks((attention.merge for attention in attentions), hook):
+        yield heads

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from regard.convert.distil import counted, probe_loss
+from regard.convert.distil import probe_loss, scored_positions
 from regard.cost.timing import time_interleaved
 from regard.data.batch import Batch
 from regard.data.questions import read_questions
@@ -23,91 +23,105 @@ from regard.models import GPT, Encoder, Model
 from regard.train.tasks.base import Task
 from regard.train.tasks.corruption import KnowledgeData, data_files
 
-LENGTHS = (128, 1024, 8192)  # tokens at which a state is weighed
-ROWS, TOKENS = 8, 64  # sequences that are continued at a time, and by how many tokens
+STATE_LENGTHS = (128, 1024, 8192)  # tokens after which the bytes of a state are counted
+TIMED_SEQUENCES = 8  # sequences that are continued together when generation is timed
+TIMED_TOKENS = 64  # tokens that each is continued by
 ROUNDS = 7
-SHOWN = 96  # tokens of the text on the lens's page
+LENS_TOKENS = 96  # tokens of the text on the lens's page
+MAX_EXPONENT = 700.0  # e^709 is the most that a float holds
 
 
-def measured(task: Task, probe: Sequence[Batch], teacher: Model[Any], model: Model[Any]) -> dict[str, Any]:
-    """Loss and perplexity on text that is not learned from; of an encoder, how far its vectors have moved."""
+def measure_loss(task: Task, probe: Sequence[Batch], teacher: Model[Any], model: Model[Any]) -> dict[str, Any]:
+    """Returns loss and perplexity on text that is not learned from; of an encoder, how far its vectors have moved."""
     if isinstance(model, Encoder):
         assert isinstance(teacher, Encoder)
-        return {"change": _change(probe, teacher, model)}
+        return {"change": _vector_change(probe, teacher, model)}
     loss = probe_loss(task, model, probe)
-    return {"loss": loss, "perplexity": exp(min(loss, 700.0))}
+    return {"loss": loss, "perplexity": exp(min(loss, MAX_EXPONENT))}
 
 
 @torch.no_grad()
-def _change(probe: Sequence[Batch], teacher: Encoder, model: Encoder) -> float:
-    """‖y' − y‖ / ‖y‖ of the last vectors."""
+def _vector_change(probe: Sequence[Batch], teacher: Encoder, model: Encoder) -> float:
+    """Returns ‖y' − y‖ / ‖y‖ of the last layer's vectors."""
     sums = torch.zeros(2, dtype=torch.float64)
     for part in probe:
-        seen = counted(part)
-        found, wanted = (m.vectors(part.x, part.visible)[seen].double() for m in (model, teacher))
+        scored = scored_positions(part)
+        found = model.vectors(part.x, part.visible)[scored].double()
+        wanted = teacher.vectors(part.x, part.visible)[scored].double()
         sums += torch.stack([(found - wanted).square().sum(), wanted.square().sum()]).cpu()
     return float((sums[0] / sums[1]).sqrt())
 
 
-def answered(config: KnowledgeData, folder: Path, model: Model[Any]) -> dict[str, Any]:
-    """Right answers to the questions of dev and test, as written token by token."""
+def score_answers(config: KnowledgeData, folder: Path, model: Model[Any]) -> dict[str, Any]:
+    """Returns the scores of a model's answers, written token by token, to the questions of dev and test."""
     assert isinstance(model, GPT)
-    found = {}
+    scores = {}
     files = data_files(config, folder)
     for name, path in {"dev": files.dev, "test": files.test}.items():
-        questions = None if path is None else read_questions(path)
-        if questions and all(q.answer is not None for q in questions):
-            found[name] = score([a.text for a in answer(model, questions)], questions)
-    return found
+        if path is None:
+            continue
+        questions = read_questions(path)
+        if questions and all(question.answer is not None for question in questions):
+            scores[name] = score([given.text for given in answer(model, questions)], questions)
+    return scores
 
 
-def states(before: Model[Any], after: Model[Any]) -> list[dict[str, Any]]:
-    """Bytes of the state of one sequence after so many tokens, and by how many it grows with a token."""
+def measure_states(before: Model[Any], after: Model[Any]) -> list[dict[str, Any]]:
+    """Returns the bytes of one sequence's state after so many tokens, and by how many it grows with a token."""
     if isinstance(before, Encoder):
         return []
-    limit = min((m.limit for m in (before, after) if isinstance(m, GPT) and m.limit is not None), default=LENGTHS[-1])
-    lengths = [n for n in LENGTHS if n <= limit] or [limit]
+    limit = _shortest_limit(before, after, default=STATE_LENGTHS[-1])
     rows = []
-    for n in lengths:
-        row: dict[str, Any] = {"tokens": n}
+    for length in [n for n in STATE_LENGTHS if n <= limit] or [limit]:
+        row: dict[str, Any] = {"tokens": length}
         for name, model in (("before", before), ("after", after)):
-            one, more = (model.summary(T=T).total.state for T in (n, n + 1))
-            row[name] = {"bytes": one, "each": more - one}
+            size = model.summary(T=length).total.state
+            row[name] = {"bytes": size, "each": model.summary(T=length + 1).total.state - size}
         rows.append(row)
     return rows
 
 
-def speeds(before: Model[Any], after: Model[Any], probe: Sequence[Batch]) -> dict[str, Any] | None:
-    """Tokens a second of generating, the two in turn: each round's, and the ratio's median, least and most."""
+def measure_speed(before: Model[Any], after: Model[Any], probe: Sequence[Batch]) -> dict[str, Any] | None:
+    """Returns tokens a second of generation: of each round, and the median, least and most of the models' ratio.
+
+    The two models take turns, so that a slow moment of the machine hits both. None where they cannot generate.
+    """
     if not isinstance(before, GPT) or not isinstance(after, GPT):
         return None
-    limit = min((m.limit for m in (before, after) if m.limit is not None), default=1 << 30)
+    limit = _shortest_limit(before, after, default=1 << 30)
+    # A quarter of what fits is the prompt, so that most of the time goes into generating.
     length = max(1, min(probe[0].x.shape[1], limit) // 4)
-    few = min(TOKENS, limit - length)
-    rows = torch.cat([part.x[:, :length] for part in probe if part.x.shape[1] >= length])
-    prompts = [row.tolist() for row in rows[:ROWS]]
-    if few < 1:
+    tokens = min(TIMED_TOKENS, limit - length)
+    if tokens < 1:
         return None
-    runs = [lambda m=m: generate(m, prompts, max_tokens=few) for m in (before, after)]
+    rows = torch.cat([part.x[:, :length] for part in probe if part.x.shape[1] >= length])
+    prompts = [row.tolist() for row in rows[:TIMED_SEQUENCES]]
+    runs = [lambda m=m: generate(m, prompts, max_tokens=tokens) for m in (before, after)]
     times = time_interleaved(runs, before.device, seconds=1.0, rounds=ROUNDS)
-    rates = [[len(prompts) * few / t for t in one] for one in times]
-    ratios = [b / a for a, b in zip(*rates, strict=True)]
+    rates = [[len(prompts) * tokens / seconds for seconds in rounds] for rounds in times]
+    ratios = [new / old for old, new in zip(*rates, strict=True)]
     return {
         "sequences": len(prompts),
         "prompt": length,
-        "tokens": few,
+        "tokens": tokens,
         "before": rates[0],
         "after": rates[1],
         "ratio": {"median": median(ratios), "low": min(ratios), "high": max(ratios)},
     }
 
 
-def lens_page(
+def _shortest_limit(*models: Model[Any], default: int) -> int:
+    """Returns how many tokens all models can read; the default where none has a limit."""
+    limits = [model.limit for model in models if isinstance(model, GPT) and model.limit is not None]
+    return min(limits, default=default)
+
+
+def write_lens_page(
     path: Path, pair: Mapping[str, Model[Any]], probe: Sequence[Batch], errors: Mapping[int, Sequence[float]]
 ) -> None:
-    """Original and converted model side by side over one text; each converted head says how far off it is."""
+    """Writes a page with original and converted model over one text; each converted head carries its error."""
     longest = max(probe, key=lambda part: part.x.shape[1])
-    row = longest.x[0][counted(longest)[0]][:SHOWN]
+    row = longest.x[0][scored_positions(longest)[0]][:LENS_TOKENS]
     traces = [record(model, row, card=regard_card(model, name, True)) for name, model in pair.items()]
     labels = [
         {"attention": a, "side": "", "layer": layer, "head": head, "label": "error", "effect": error}
@@ -115,5 +129,6 @@ def lens_page(
         for a, (layer, heads) in enumerate(errors.items())
         for head, error in enumerate(heads)
     ]
+    # The converted model is the last of the pair; the original has no errors to show.
     traces[-1].recordings[0].labels = labels
     write_page(Trace.joined(*traces), path)

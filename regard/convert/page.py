@@ -21,6 +21,7 @@ from regard.report.palette import INK, SERIES, Style, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# What the page calls each stage; in the order of their colours.
 NAMES = {
     "original": "original",
     "surgery": "right after surgery",
@@ -31,73 +32,93 @@ NAMES = {
 
 
 def convert_page(results: Row) -> Page:
-    """The page; parts that were not done are left out."""
+    """Returns the page of a conversion; parts that were not done are left out."""
     parts = [("Outcome", _outcome), ("Which heads are off?", _heads)]
     if any(row["steps"] for row in results["stages"]):
         parts.append(("Learning", _learning))
     if results["states"]:
-        parts.append(("What it saves", _saves))
-    return build_page(f"Converted: {_kind(results['change'])}", _lead, parts, results)
+        parts.append(("What it saves", _savings))
+    return build_page(f"Converted: {_describe_change(results['change'])}", _lead, parts, results)
 
 
-def _kind(change: Row) -> str:
-    """The change in a few words."""
-    said = []
+def _describe_change(change: Row) -> str:
+    """Returns the change in a few words: 4 → 1 key/value head, softmax → performer."""
+    texts = []
     before, after = change["kv_heads"]
     if before != after:
-        said.append(f"{before} → {count_noun(after, 'key/value head')}")
+        texts.append(f"{before} → {count_noun(after, 'key/value head')}")
     old, new = change["mechanisms"]
     names = list(dict.fromkeys(b for a, b in zip(old, new, strict=True) if a != b))
     if names:
-        said.append(f"{old[change['layers'][0]]} → {', '.join(names)}")
-    return ", ".join(said) or "new options"
+        texts.append(f"{old[change['layers'][0]]} → {', '.join(names)}")
+    return ", ".join(texts) or "new options"
 
 
-def _where(change: Row) -> str:
-    layers, of_all = change["layers"], change["of"]
-    if len(layers) == of_all:
-        return f"all {of_all} layers" if of_all > 1 else "its one layer"
-    return f"{'layer' if len(layers) == 1 else 'layers'} {', '.join(map(str, layers))} of {of_all}"
+def _describe_layers(change: Row) -> str:
+    """Returns which layers were converted, in words."""
+    layers = change["layers"]
+    total = change["of"]
+    if total == len(layers) == 1:
+        return "its one layer"
+    if len(layers) == total:
+        return f"all {total} layers"
+    noun = "layer"
+    if len(layers) != 1:
+        noun = "layers"
+    return f"{noun} {', '.join(map(str, layers))} of {total}"
 
 
-def _row(results: Row, name: str) -> Row | None:
+def _find_stage(results: Row, name: str) -> Row | None:
+    """Returns the row of a stage, or None where it was not done."""
     return next(iter(select_rows(results["stages"], name=name)), None)
 
 
-def _last(results: Row) -> Row:
+def _last_stage(results: Row) -> Row:
+    """Returns the row of the stage whose model is the one that came out."""
     return select_rows(results["stages"], name=results["run"])[0]
 
 
 def _styles() -> dict[str, Style]:
+    """Returns the colour and marker of each stage, the same on every page."""
     return {name: style(n) for n, name in enumerate(NAMES)}
 
 
 def _lead(results: Row) -> Markup:
-    change, stages = results["change"], results["stages"]
-    said: list[object] = [f"{results['source']}, {_where(change)}: ", strong(_kind(change)), ". "]
+    """Returns the paragraph at the top: what was converted, what it scores, and what its state weighs."""
+    change = results["change"]
+    stages = results["stages"]
+    parts: list[object] = [f"{results['source']}, {_describe_layers(change)}: ", strong(_describe_change(change)), ". "]
     if "perplexity" in stages[0]:
-        told = [f"{NAMES[row['name']]} {number(row['perplexity'])}" for row in stages]
-        said += ["Perplexity: ", strong(", ".join(told)), ". "]
+        values = [f"{NAMES[row['name']]} {number(row['perplexity'])}" for row in stages]
+        parts += ["Perplexity: ", strong(", ".join(values)), ". "]
     else:
-        told = [f"{NAMES[row['name']]} {percent(row['change'])}" for row in stages[1:]]
-        said += ["Its vectors are off by: ", strong(", ".join(told)), ". "]
-    for key, first in stages[0].get("answers", {}).items():
-        last = _last(results)["answers"][key]
-        kept = last["accuracy"] / first["accuracy"] if first["accuracy"] else math.nan
-        said += [f"Right answers ({key}): {percent(first['accuracy'])} before, {percent(last['accuracy'])} after: "]
-        said += [strong(f"{percent(kept)} kept"), ". "]
+        values = [f"{NAMES[row['name']]} {percent(row['change'])}" for row in stages[1:]]
+        parts += ["Its vectors are off by: ", strong(", ".join(values)), ". "]
+    for split, first in stages[0].get("answers", {}).items():
+        last = _last_stage(results)["answers"][split]
+        kept = math.nan
+        if first["accuracy"]:
+            kept = last["accuracy"] / first["accuracy"]
+        parts += [f"Right answers ({split}): {percent(first['accuracy'])} before, {percent(last['accuracy'])} after: "]
+        parts += [strong(f"{percent(kept)} kept"), ". "]
     if results["states"]:
-        row = results["states"][-1]
-        before, after = row["before"]["bytes"], row["after"]["bytes"]
-        said += [
-            f"After {row['tokens']:,} tokens its state has {_bytes(after)} instead of {_bytes(before)} (",
-            strong(f"{before / after:.3g} times less" if before >= after else f"{after / before:.3g} times more"),
-            ").",
-        ]
-    return join(*said)
+        parts += _compare_states(results["states"][-1])
+    return join(*parts)
 
 
-def _bytes(n: float) -> str:
+def _compare_states(row: Row) -> list[object]:
+    """Returns the sentence about the bytes of a state before and after, in parts for `join`."""
+    before = row["before"]["bytes"]
+    after = row["after"]["bytes"]
+    ratio = f"{before / after:.3g} times less"
+    if before < after:
+        ratio = f"{after / before:.3g} times more"
+    text = f"After {row['tokens']:,} tokens its state has {_format_bytes(after)} instead of {_format_bytes(before)} ("
+    return [text, strong(ratio), ")."]
+
+
+def _format_bytes(n: float) -> str:
+    """Formats a number of bytes with three digits: 1.54 MB."""
     for unit in ("B", "kB", "MB"):
         if n < 1000:
             return f"{n:.3g} {unit}"
@@ -106,78 +127,94 @@ def _bytes(n: float) -> str:
 
 
 def _outcome(results: Row) -> Iterable[Markup]:
-    stages, task = results["stages"], results["task"]
-    control = _row(results, "control")
-    text = (
-        f"Measured on {results['measured']['tokens']:,} tokens that are not learned from, the same for all."
-        if task == "lm"
-        else f"Measured by the loss of the model's own task, {task}, on the same rows for all."
-    )
+    """Yields the table of the stages, and pictures of their losses and right answers."""
+    stages = results["stages"]
+    yield paragraph(_describe_measuring(results))
+    yield _stage_table(results)
+    if "loss" in stages[0]:
+        lanes = [_loss_lane(row, stages[0]) for row in stages]
+        note = "The loss is the logarithm of the perplexity."
+        yield figure(dot_plot(lanes, "loss a token", width=6.0), note, "Loss by stage")
+    styles = {NAMES[name]: stage_style for name, stage_style in _styles().items()}
+    pictures = []
+    for split in stages[0].get("answers", {}):
+        bars = [_answer_bar(NAMES[row["name"]], row["answers"][split]) for row in stages]
+        pictures.append(figure(plots.bars(bars, styles=styles), "Lines: 95% intervals.", f"Right answers, {split}"))
+    if pictures:
+        yield figures(*pictures)
+
+
+def _describe_measuring(results: Row) -> str:
+    """Returns what the stages are measured on, what the control is, and what converting took."""
+    task = results["task"]
+    text = f"Measured by the loss of the model's own task, {task}, on the same rows for all."
+    if task == "lm":
+        text = f"Measured on {results['measured']['tokens']:,} tokens that are not learned from, the same for all."
+    control = _find_stage(results, "control")
     if control is not None:
         text += (
             f" The control starts right after surgery as well, and spends the {control['steps']:,} steps of "
             "distillation and uptraining together on the ordinary loss alone."
         )
     if results["trained"]:
-        share = sum(row["steps"] for row in stages if row["name"] != "control") / results["trained"]
+        share = sum(row["steps"] for row in results["stages"] if row["name"] != "control") / results["trained"]
         text += (
             f" The model itself was trained for {results['trained']:,} steps: converting took {percent(share)} of that."
         )
-    yield paragraph(text)
-    yield _stages(results)
-    if "loss" in stages[0]:
-        lanes = [_lane(row, stages[0]) for row in stages]
-        note = "The loss is the logarithm of the perplexity."
-        yield figure(dot_plot(lanes, "loss a token", width=6.0), note, "Loss by stage")
-    named = {NAMES[name]: one for name, one in _styles().items()}
-    drawn = []
-    for key in stages[0].get("answers", {}):
-        bars = [_bar(NAMES[row["name"]], row["answers"][key]) for row in stages]
-        drawn.append(figure(plots.bars(bars, styles=named), "Lines: 95% intervals.", f"Right answers, {key}"))
-    if drawn:
-        yield figures(*drawn)
+    return text
 
 
-def _bar(name: str, found: Row) -> tuple[str, float, float, float, int]:
-    return name, found["accuracy"], found["low"], found["high"], found["n"]
+def _answer_bar(name: str, score: Row) -> tuple[str, float, float, float, int]:
+    """Returns a bar of right answers with its interval, as `plots.bars` takes it."""
+    return name, score["accuracy"], score["low"], score["high"], score["n"]
 
 
-def _lane(row: Row, first: Row) -> Lane:
-    more = "" if row is first else f", ×{number(math.exp(min(row['loss'] - first['loss'], 700)))}"
-    note = f"perplexity {number(row['perplexity'])}{more}"
+def _loss_lane(row: Row, first: Row) -> Lane:
+    """Returns the dot of a stage's loss, with its perplexity, and by what that was multiplied since the original."""
+    note = f"perplexity {number(row['perplexity'])}"
+    if row is not first:
+        note += f", ×{number(math.exp(min(row['loss'] - first['loss'], 700)))}"  # e^709 is the most that a float holds
     return Lane(NAMES[row["name"]], [], _styles()[row["name"]], row["loss"], note=note)
 
 
-def _stages(results: Row) -> Markup:
+def _stage_table(results: Row) -> Markup:
+    """Returns the table with a row for each stage; a dash stands for what a stage does not have."""
     stages = results["stages"]
-    asked = list(stages[0].get("answers", {}))
-    measure = "perplexity" if "perplexity" in stages[0] else "change of the vectors"
+    splits = list(stages[0].get("answers", {}))
+    measure = "change of the vectors"
+    if "perplexity" in stages[0]:
+        measure = "perplexity"
     columns = [
         "",
         "steps",
         measure,
-        *(f"right answers, {key}" for key in asked),
+        *(f"right answers, {split}" for split in splits),
         "error of attention",
         "time",
     ]
-    rows = []
-    for row in stages:
-        value = number(row["perplexity"]) if "perplexity" in row else percent(row["change"])
-        cells: list[object] = [NAMES[row["name"]], number(row["steps"]) if row["steps"] else "–", value]
-        for key in asked:
-            found = row["answers"][key]
-            cells.append(f"{percent(found['accuracy'])} ({percent(found['low'], 0)} to {percent(found['high'], 0)})")
-        seconds = f"{row['seconds']:.0f} s" if row["steps"] else "–"
-        rows.append([*cells, percent(row["error"], 0) if "error" in row else "–", seconds])
     best = [n for n, row in enumerate(stages) if row["name"] == results["run"]]
+    rows = [_stage_cells(row, splits) for row in stages]
     return table(rows, columns, "Shaded: the model that came out.", highlight=best)
 
 
-def _errors(row: Row) -> list[float]:
-    return [error for heads in row.get("heads", {}).values() for error in heads]
+def _stage_cells(row: Row, splits: Iterable[str]) -> list[object]:
+    """Returns the cells of one stage in the order of `_stage_table`'s columns."""
+    steps = seconds = error = "–"
+    value = number(row["perplexity"]) if "perplexity" in row else percent(row["change"])
+    if row["steps"]:
+        steps = number(row["steps"])
+        seconds = f"{row['seconds']:.0f} s"
+    if "error" in row:
+        error = percent(row["error"], 0)
+    cells: list[object] = [NAMES[row["name"]], steps, value]
+    for split in splits:
+        score = row["answers"][split]
+        cells.append(f"{percent(score['accuracy'])} ({percent(score['low'], 0)} to {percent(score['high'], 0)})")
+    return [*cells, error, seconds]
 
 
 def _heads(results: Row) -> Iterable[Markup]:
+    """Yields what the error of a head is, and a map of the errors for each stage that was taught."""
     rows = [row for row in results["stages"] if "heads" in row]
     yield paragraph(
         "Each converted layer was given what the same layer of the original was given. The error of a head is "
@@ -189,98 +226,123 @@ def _heads(results: Row) -> Iterable[Markup]:
             "Heads that were pooled share keys and values, so that none can be what it was, and they divide the work "
             "anew. What is taught is their sum: its error is that of attention in the table above."
         )
-    most = max(max(_errors(row)) for row in rows)
-    drawn = [figure(_map(row["heads"], most), _worst(row["heads"]), NAMES[row["name"]].capitalize()) for row in rows]
-    yield figures(*drawn)
+    # One scale of shades for all stages, so that they can be compared.
+    most = max(error for row in rows for layer in row["heads"].values() for error in layer)
+    maps = [
+        figure(_draw_errors(row["heads"], most), _worst_head(row["heads"]), NAMES[row["name"]].capitalize())
+        for row in rows
+    ]
+    yield figures(*maps)
     yield paragraph(
         tag("a", "Both models over one text", href="lens.html"),
         ": choose Compare on the page to see the weights of a head side by side, and as a difference.",
     )
 
 
-def _worst(heads: Row) -> str:
+def _worst_head(heads: Row) -> str:
+    """Returns a sentence that names the head with the largest error."""
     error, layer, head = max((error, layer, n) for layer, row in heads.items() for n, error in enumerate(row))
     return f"Furthest off: layer {layer}, head {head}, by {percent(error, 0)}."
 
 
-def _map(heads: Row, most: float) -> Markup:
-    """A cell for each head, the darker the further off, with its error in percent."""
+def _draw_errors(heads: Row, most: float) -> Markup:
+    """Returns a picture with a cell for each head, the darker the further off, with its error in percent."""
     from matplotlib.colors import to_rgb
 
-    layers, values = list(heads), np.array(list(heads.values()), dtype=float)
-    across, down = values.shape[1], values.shape[0]
+    layers = list(heads)
+    errors = np.array(list(heads.values()), dtype=float)
+    down, across = errors.shape
+    # In inches; 0.9 of the width are labels.
     width = min(max(2.6, 0.42 * across + 0.9), 7.6)
     side = (width - 0.9) / across
-    fits = side > 0.24
+    numbered = side > 0.24
 
-    def paint(made: Figure) -> None:
-        ax = made.add_subplot()
-        pixels = np.empty((*values.shape, 4))
+    def paint(canvas: Figure) -> None:
+        ax = canvas.add_subplot()
+        pixels = np.empty((*errors.shape, 4))
         pixels[..., :3] = to_rgb(SERIES[1].light)
-        pixels[..., 3] = 0.85 * values / max(most, 1e-12)
+        pixels[..., 3] = 0.85 * errors / max(most, 1e-12)
         ax.imshow(pixels, interpolation="none", aspect="auto")
         ax.grid(False)
         for spine in ax.spines.values():
             spine.set(visible=True, linewidth=0.5)
-        if fits:
-            for (y, x), value in np.ndenumerate(values):
-                ax.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=0.85 * SIZE, color=INK.light)
+        label = "head"
+        if numbered:
+            label = "head, error in %"
+            for (y, x), error in np.ndenumerate(errors):
+                ax.text(x, y, f"{100 * error:.0f}", ha="center", va="center", fontsize=0.85 * SIZE, color=INK.light)
         every = max(1, round(0.3 / side))
         ax.set_xticks(range(0, across, every), [str(n) for n in range(0, across, every)])
         ax.set_yticks(range(down), layers)
-        ax.set(xlabel="head" + (", error in %" if fits else ""), ylabel="layer")
+        ax.set(xlabel=label, ylabel="layer")
 
-    said = "; ".join(f"layer {n}: {', '.join(percent(x, 0) for x in row)}" for n, row in heads.items())
-    return draw(paint, f"Error of each head. {said}", width, 0.3 * down + 0.75)
+    description = "; ".join(f"layer {n}: {', '.join(percent(x, 0) for x in row)}" for n, row in heads.items())
+    return draw(paint, f"Error of each head. {description}", width, 0.3 * down + 0.75)
 
 
 def _learning(results: Row) -> Iterable[Markup]:
-    drawn, styles = [], _styles()
-    taught = _row(results, "distillation")
-    if taught is not None:
-        begun = select_rows(results["stages"], name="surgery")[0]["error"]
-        line = Series("error", [(0, begun), *map(tuple, taught["errors"])], styles["distillation"])
-        svg = chart([line], Axis("step"), Axis("relative error", shares=True, span=(0, None)), values=True)
-        note = (
-            "Of what attention adds to the stream, after the output projection: the root of the mean over converted "
-            "layers of ‖A′ − A‖² / ‖A‖², on text that is not learned from."
-        )
-        drawn.append(figure(svg, note, "Distillation"))
+    """Yields the curves of distillation, uptraining and the control."""
+    pictures = []
     lines = []
-    for name, shift in (("uptraining", taught["steps"] if taught is not None else 0), ("control", 0)):
-        row = _row(results, name)
+    distilled = _find_stage(results, "distillation")
+    offset = 0
+    if distilled is not None:
+        offset = distilled["steps"]
+        pictures.append(_draw_distillation(results, distilled))
+    # The control starts where distillation did, uptraining where it ended.
+    for name, shift in (("uptraining", offset), ("control", 0)):
+        row = _find_stage(results, name)
         if row is not None:
             points = [(step + shift, loss) for step, loss in row["curve"]]
-            lines.append(Series(NAMES[name], points, styles[name], marked=False))
+            lines.append(Series(NAMES[name], points, _styles()[name], marked=False))
     if lines:
         svg = chart(lines, Axis("step, distillation counted in"), Axis("loss in training", log=True), values=True)
-        drawn.append(figure(svg, "The ordinary loss of batches as they are learned from.", "Uptraining"))
-    yield figures(*drawn)
+        pictures.append(figure(svg, "The ordinary loss of batches as they are learned from.", "Uptraining"))
+    yield figures(*pictures)
 
 
-def _saves(results: Row) -> Iterable[Markup]:
+def _draw_distillation(results: Row, distilled: Row) -> Markup:
+    """Returns the curve of the error of attention, from right after surgery on."""
+    begin = select_rows(results["stages"], name="surgery")[0]["error"]
+    line = Series("error", [(0, begin), *map(tuple, distilled["errors"])], _styles()["distillation"])
+    svg = chart([line], Axis("step"), Axis("relative error", shares=True, span=(0, None)), values=True)
+    note = (
+        "Of what attention adds to the stream, after the output projection: the root of the mean over converted "
+        "layers of ‖A′ − A‖² / ‖A‖², on text that is not learned from."
+    )
+    return figure(svg, note, "Distillation")
+
+
+def _savings(results: Row) -> Iterable[Markup]:
+    """Yields bytes of the state, parameters and speed, before and after."""
     rows = []
     for row in results["states"]:
-        before, after = row["before"], row["after"]
-        cells = [_bytes(before["bytes"]), _bytes(after["bytes"]), f"{before['bytes'] / after['bytes']:.3g}×"]
-        rows.append([number(row["tokens"]), *cells, _bytes(before["each"]), _bytes(after["each"])])
+        before = row["before"]
+        after = row["after"]
+        ratio = f"{before['bytes'] / after['bytes']:.3g}×"
+        sizes = [before["bytes"], after["bytes"], before["each"], after["each"]]
+        old, new, old_growth, new_growth = map(_format_bytes, sizes)
+        rows.append([number(row["tokens"]), old, new, ratio, old_growth, new_growth])
     columns = ["tokens", "before", "after", "ratio", "with each token: before", "after"]
     yield table(
         rows, columns, "Bytes of the state that one sequence keeps while it is generated, all layers, as declared."
     )
     count = results["parameters"]
     yield paragraph(f"Parameters: {number(count['before'])} before, {number(count['after'])} after.")
-    speed = results["speed"]
-    if speed is None:
-        return
+    if results["speed"] is not None:
+        yield _draw_speed(results["speed"])
+
+
+def _draw_speed(speed: Row) -> Markup:
+    """Returns a picture of the tokens a second of each round, and the ratio of the two models."""
     ratio = speed["ratio"]
-    lanes = [
-        Lane(name, speed[key], style(n), median(speed[key]), note=f"{number(round(median(speed[key])))} tokens/s")
-        for n, (name, key) in enumerate((("original", "before"), ("converted", "after")))
-    ]
+    lanes = []
+    for n, (name, key) in enumerate({"original": "before", "converted": "after"}.items()):
+        middle = median(speed[key])
+        lanes.append(Lane(name, speed[key], style(n), middle, note=f"{number(round(middle))} tokens/s"))
     note = (
         f"{speed['sequences']} sequences of {speed['prompt']} tokens continued by {speed['tokens']} each, both models "
         f"in turn. Converted against original: {ratio['median']:.2f}× (of {len(speed['after'])} rounds: "
         f"{ratio['low']:.2f} to {ratio['high']:.2f})."
     )
-    yield figure(dot_plot(lanes, "tokens a second"), note, "Speed of generating")
+    return figure(dot_plot(lanes, "tokens a second"), note, "Speed of generating")

@@ -1,4 +1,4 @@
-"""A trained model with fewer key/value heads or another mechanism, and the old weights wherever they have a place.
+"""Building a trained model anew with fewer key/value heads or another mechanism, and the old weights where they fit.
 
 Pooling: key/value head g of the new model is the mean of the old ones that served the same queries,
     W'_g = mean of W_h over h // (G/G') = g, biases alike.
@@ -23,11 +23,11 @@ from regard.nn import Attention
 from regard.registry import accepts
 
 # What queries and keys of softmax are multiplied by before another mechanism takes them, for key width K.
-SCALES: dict[str, Callable[[int], float]] = {"quadratic": lambda K: (2 * math.sqrt(K)) ** -0.5}
+QUERY_KEY_SCALES: dict[str, Callable[[int], float]] = {"quadratic": lambda K: (2 * math.sqrt(K)) ** -0.5}
 
 
 class ConvertError(OptionError):
-    """A conversion that cannot be."""
+    """A conversion that is not possible."""
 
 
 def converted(
@@ -38,7 +38,7 @@ def converted(
     layers: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> GPT | Encoder:
-    """A new model with `kv_heads` key/value heads, and with another `mechanism` in some `layers` (all unless said).
+    """Returns a new model with `kv_heads` key/value heads, and with another `mechanism` in some `layers` (default all).
 
     The model given stays as it is. `options` are those of the mechanism.
     """
@@ -52,131 +52,158 @@ def converted(
     config = model.config
     changes: dict[str, Any] = {}
     if kv_heads is not None:
-        _check_heads(config, kv_heads)
+        _check_kv_heads(config, kv_heads)
         changes["attention"] = {"groups": kv_heads}
-    chosen = _chosen(config, mechanism, layers, options or {})
+    chosen = _choose_layers(config, mechanism, layers, options or {})
     if mechanism is not None:
-        changes |= _mechanisms(config, mechanism, chosen, options or {})
-    with torch.random.fork_rng([]):  # building a model draws numbers
-        made: GPT | Encoder = type(model)(config.but(**changes))  # type: ignore[arg-type]
+        changes |= _change_mechanism(config, mechanism, chosen, options or {})
+    # Building a model draws random weights; the caller's random state must not notice.
+    with torch.random.fork_rng([]):
+        student: GPT | Encoder = type(model)(config.but(**changes))  # type: ignore[arg-type]
     like = next(model.parameters())
-    made.to(like.device, like.dtype).load_state_dict(_weights(model, made, chosen))
-    made.tokenizer = model.tokenizer
-    return made.eval()
+    student.to(like.device, like.dtype).load_state_dict(_convert_weights(model, student, chosen))
+    student.tokenizer = model.tokenizer
+    return student.eval()
 
 
 def changed_layers(before: Model[Any], after: Model[Any]) -> list[int]:
-    """The layers whose attention a conversion changed."""
-    pairs = zip(layers_of(before), layers_of(after), strict=True)
-    return [n for n, (a, b) in enumerate(pairs) if _kind(a) != _kind(b)]
+    """Returns the numbers of the layers whose attention a conversion changed."""
+    pairs = zip(attention_layers(before), attention_layers(after), strict=True)
+    return [n for n, (old, new) in enumerate(pairs) if _signature(old) != _signature(new)]
 
 
-def layers_of(model: Model[Any]) -> list[Attention]:
-    """The attention of each layer."""
+def attention_layers(model: Model[Any]) -> list[Attention]:
+    """Returns the attention module of each layer."""
     assert isinstance(model, GPT | Encoder)
     return [block.attention for block in model.stack.layers]
 
 
-def _kind(attention: Attention) -> tuple[Any, ...]:
-    buffers = [(n, tuple(x.shape)) for n, x in attention.mechanism.state_dict().items()]
-    return attention.mechanism.name, attention.size.G, buffers
+def _signature(attention: Attention) -> tuple[Any, ...]:
+    """Returns what a conversion may change of a layer: its mechanism, its key/value heads, and the mechanism's shapes.
+
+    The shapes tell apart two layers of one mechanism with different options, e.g. numbers of random features.
+    """
+    shapes = [(name, tuple(x.shape)) for name, x in attention.mechanism.state_dict().items()]
+    return attention.mechanism.name, attention.size.G, shapes
 
 
-def pooled(rows: Tensor, before: int, after: int) -> Tensor:
-    """Rows of `before` heads as the means of neighbours, `after` heads."""
-    made: Tensor = rows.unflatten(0, (after, before // after, -1)).mean(1).flatten(0, 1)
-    return made
+def pool_heads(rows: Tensor, before: int, after: int) -> Tensor:
+    """Returns the mean of neighbouring heads, `after` of them: [before·K,…] → [after·K,…]."""
+    pooled: Tensor = rows.unflatten(0, (after, before // after, -1)).mean(1).flatten(0, 1)
+    return pooled
 
 
-def _check_heads(config: StackConfig, asked: int) -> None:
-    own = config.attention.groups or config.attention.heads
-    fitting = [n for n in range(1, own) if own % n == 0]
-    if not fitting:
+def _check_kv_heads(config: StackConfig, kv_heads: int) -> None:
+    """Raises unless a smaller number of key/value heads divides those of the model."""
+    present = config.attention.groups or config.attention.heads
+    divisors = [n for n in range(1, present) if present % n == 0]
+    if not divisors:
         raise ConvertError("--kv-heads: the model has one key/value head already, and fewer cannot be")
-    if asked not in fitting:
+    if kv_heads not in divisors:
         raise ConvertError(
-            f"--kv-heads {asked}: expected one of {', '.join(map(str, fitting))}, which divide the model's {own} "
-            "key/value heads"
+            f"--kv-heads {kv_heads}: expected one of {', '.join(map(str, divisors))}, which divide the model's "
+            f"{present} key/value heads"
         )
 
 
-def _chosen(
+def _choose_layers(
     config: StackConfig, mechanism: str | None, layers: Sequence[int] | None, options: Mapping[str, Any]
 ) -> list[int]:
-    """The layers that get the mechanism."""
+    """Returns the layers that get the mechanism, in order."""
     if mechanism is None:
-        for given, name in ((layers, "--layers"), (options, "--option")):
-            if given:
+        for value, name in ((layers, "--layers"), (options, "--option")):
+            if value:
                 raise ConvertError(f"{name} belongs to a --mechanism; key/value heads are pooled in every layer")
         return []
-    wrong = [n for n in layers or () if not 0 <= n < config.layers]
+    if layers is None:
+        return list(range(config.layers))
+    wrong = [n for n in layers if not 0 <= n < config.layers]
     if wrong:
         raise ConvertError(f"--layers: no layer {wrong[0]}; the model has layers 0 to {config.layers - 1}")
-    return sorted(set(layers)) if layers is not None else list(range(config.layers))
+    return sorted(set(layers))
 
 
-def _mechanisms(config: StackConfig, name: str, chosen: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes to a config: a mechanism in some layers, its options beside those that others still take."""
+def _change_mechanism(
+    config: StackConfig, name: str, chosen: Sequence[int], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the changes to a config that put a mechanism into some layers.
+
+    Its options stand beside those that mechanisms of other layers still take.
+    """
     if not chosen:
         raise ConvertError("--layers names no layer; expected numbers such as 2,3")
-    _check_needs(name, "has no queries and keys to inherit: its scores are learned, not products. Train a new model")
+    _require_qkv(name, "has no queries and keys to inherit: its scores are learned, not products. Train a new model")
     for n in chosen:
-        what = "it has no queries and keys that another mechanism could inherit"
-        _check_needs(config.per_layer[n], f"is what layer {n} has: {what}")
-    names = [name if n in chosen else old for n, old in enumerate(config.per_layer)]
-    kept = {n: x for n, x in config.options.items() if any(accepts(lookup(old), n) for old in names)}
-    others = {old for n, old in enumerate(config.per_layer) if n not in chosen}
-    for option, value in options.items():
-        shared = [old for old in others if accepts(lookup(old), option) and config.options.get(option) != value]
-        if shared:
-            raise ConvertError(
-                f"--option {option}={value}: '{shared[0]}' of a layer that stays has that option too, and a model "
-                "has one value of it; convert that layer as well, or leave the option out"
-            )
+        problem = "it has no queries and keys that another mechanism could inherit"
+        _require_qkv(config.per_layer[n], f"is what layer {n} has: {problem}")
+    names = list(config.per_layer)
+    for n in chosen:
+        names[n] = name
+    # An option that no mechanism of the new model takes would be refused.
+    kept = {key: value for key, value in config.options.items() if any(accepts(lookup(one), key) for one in names)}
+    _check_shared_options(config, chosen, options)
     if tuple(names) == config.per_layer and {**kept, **options} == config.options:
         raise ConvertError(f"nothing to convert: these layers have '{name}' already")
-    made: Any = names[0] if len(set(names)) == 1 else names
-    return {"mechanism": made, "options": {**kept, **options}}
+    mechanism: Any = names
+    if len(set(names)) == 1:
+        mechanism = names[0]
+    return {"mechanism": mechanism, "options": {**kept, **options}}
 
 
-def _check_needs(name: str, why: str) -> None:
+def _check_shared_options(config: StackConfig, chosen: Sequence[int], options: Mapping[str, Any]) -> None:
+    """Raises where an option would also change the mechanism of a layer that stays."""
+    staying = {name for n, name in enumerate(config.per_layer) if n not in chosen}
+    for option, value in options.items():
+        sharing = [name for name in staying if accepts(lookup(name), option) and config.options.get(option) != value]
+        if sharing:
+            raise ConvertError(
+                f"--option {option}={value}: '{sharing[0]}' of a layer that stays has that option too, and a model "
+                "has one value of it; convert that layer as well, or leave the option out"
+            )
+
+
+def _require_qkv(name: str, why: str) -> None:
+    """Raises unless a mechanism computes its scores from queries and keys."""
     if lookup(name).needs != "qkv":
         raise ConvertError(f"'{name}' {why}")
 
 
-def _weights(model: GPT | Encoder, made: GPT | Encoder, chosen: Sequence[int]) -> dict[str, Tensor]:
-    """The weights of the new model: those of the old one, with heads pooled and queries and keys scaled."""
-    state = {n: x.detach().clone() for n, x in model.state_dict().items()}
-    fresh = made.state_dict()
-    for n, (old, new) in enumerate(zip(layers_of(model), layers_of(made), strict=True)):
-        place = f"stack.blocks.{n}.attention."
-        if n in chosen:  # directions of random features and the like are the new mechanism's own
-            own = f"{place}mechanism."
+def _convert_weights(model: GPT | Encoder, student: GPT | Encoder, chosen: Sequence[int]) -> dict[str, Tensor]:
+    """Returns the state of the new model: that of the old one, with heads pooled and queries and keys scaled."""
+    state = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    fresh = student.state_dict()
+    for n, (old, new) in enumerate(zip(attention_layers(model), attention_layers(student), strict=True)):
+        prefix = f"stack.blocks.{n}.attention."
+        if n in chosen:
+            # Directions of random features and the like are the new mechanism's own.
+            own = f"{prefix}mechanism."
             state = {key: x for key, x in state.items() if not key.startswith(own)}
             state |= {key: x for key, x in fresh.items() if key.startswith(own)}
         for kind in ("weight", "bias"):
-            if f"{place}project.{kind}" in state:
-                state[f"{place}project.{kind}"] = _pooled_rows(old, new, state[f"{place}project.{kind}"])
-        if n in chosen and old.mechanism.name == "softmax" and new.mechanism.name in SCALES:
-            _scale(state, place, new, SCALES[new.mechanism.name](new.size.K))
+            key = f"{prefix}project.{kind}"
+            if key in state:
+                state[key] = _pool_projection(old, new, state[key])
+        if n in chosen and old.mechanism.name == "softmax" and new.mechanism.name in QUERY_KEY_SCALES:
+            _scale_queries_and_keys(state, prefix, new, QUERY_KEY_SCALES[new.mechanism.name](new.size.K))
     return state
 
 
-def _pooled_rows(old: Attention, new: Attention, rows: Tensor) -> Tensor:
-    """Weights or biases of the fused projection, keys and values with their heads pooled."""
+def _pool_projection(old: Attention, new: Attention, rows: Tensor) -> Tensor:
+    """Returns the weights or biases of the fused q, k, v projection with the heads of keys and values pooled."""
     parts = dict(zip(old.needs, rows.split_with_sizes(old.widths), strict=True))
-    pool = {name: pooled(part, old.size.G, new.size.G) for name, part in parts.items() if name != "q"}
-    return torch.cat([pool.get(name, part) for name, part in parts.items()])
+    pooled = {name: pool_heads(part, old.size.G, new.size.G) for name, part in parts.items() if name != "q"}
+    return torch.cat([pooled.get(name, part) for name, part in parts.items()])
 
 
-def _scale(state: dict[str, Tensor], place: str, new: Attention, scale: float) -> None:
-    """Queries and keys times a number: in their norms where they have such, which would undo it before."""
+def _scale_queries_and_keys(state: dict[str, Tensor], prefix: str, new: Attention, scale: float) -> None:
+    """Multiplies the weights of queries and keys by a number, in place."""
     if new.query_norm is not None:
+        # A norm would undo a scale of its input, so the scale goes into the norm's own weights.
         for name in ("query_norm", "key_norm"):
             for kind in ("weight", "bias"):
-                if f"{place}{name}.{kind}" in state:
-                    state[f"{place}{name}.{kind}"] *= scale
+                if f"{prefix}{name}.{kind}" in state:
+                    state[f"{prefix}{name}.{kind}"] *= scale
         return
     for kind in ("weight", "bias"):
-        if f"{place}project.{kind}" in state:
-            state[f"{place}project.{kind}"][: sum(new.widths[:2])] *= scale
+        if f"{prefix}project.{kind}" in state:
+            state[f"{prefix}project.{kind}"][: sum(new.widths[:2])] *= scale
