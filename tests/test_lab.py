@@ -297,3 +297,15 @@ def test_experiments_are_known_by_their_folders_and_imported_when_looked_up():
         "EXPERIMENTS['knowledge']; assert 'regard.lab.knowledge.run' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_median_of_an_even_count_is_the_mean_of_the_two_in_the_middle(monkeypatch):
+    """Six queries have six errors of the output, of which torch.median would take the third."""
+    seen = []
+    monkeypatch.setattr(approximate, "quartiles", lambda x: seen.append(x.clone()) or quartiles(x))
+    config = approximate.Approximate().but(**SMALL["approximate"])
+    (measured, *_) = approximate._measure_errors(config, "performer", "1/K", 4)
+    draws = [x for x in seen if len(x) == 6][:3]
+    expected = [float(x.sort().values[2:4].mean()) for x in draws]
+    assert measured.medians[1].tolist() == pytest.approx(expected, rel=1e-12)
+    assert measured.medians[1].tolist() != pytest.approx([float(x.median()) for x in draws], rel=1e-12)

@@ -141,7 +141,10 @@ def _measure_errors(config: Approximate, name: str, variance: str, K: int) -> li
             predicted=quartiles(torch.cat(expected[F]))[1],
             output=quartiles(torch.cat(output[F])),
         )
-        medians = torch.stack([torch.stack([x.median() for x in errors[F]]) for errors in (kernel, output)])
+        # torch.median of an even count is the lower of the two in the middle, not their mean.
+        medians = torch.tensor(
+            [[quartiles(x)[1] for x in errors[F]] for errors in (kernel, output)], dtype=torch.float64
+        )
         measured.append(MeasuredErrors(row, medians))
     return measured
 

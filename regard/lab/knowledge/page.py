@@ -132,7 +132,8 @@ def _read_bars(bars: Sequence[tuple[str, float, float, float, int]]) -> str:
     if len(bars) < 2:
         return first
     better, accuracy, low, *_ = bars[0]
-    other, lesser, _, high, _ = bars[1]
+    other, lesser, *_ = bars[1]
+    high = bars[1][3]
     if low <= high:
         return f"{first} The intervals meet: so few questions do not tell {better} from {other}."
     times = "more often than"

@@ -26,7 +26,9 @@ def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
     if not runs:
         raise ReportError("no runs to compare; name at least one run folder")
     names = _names(runs)
-    title = title or (names[0] if len(runs) == 1 else f"{count_noun(len(runs), 'run')} compared")
+    if title is None and len(runs) == 1:
+        title = names[0]
+    title = title or (f"{count_noun(len(runs), 'run')} compared")
     page = Page(title, _lead(runs, names), heading("Results"), _results(runs, names))
     if len(runs) > 1:
         page.add(heading("What differs"), _differences(runs, names))
@@ -53,12 +55,16 @@ def direction(metric: str) -> plots.Best:
     last = metric.rsplit("/", 1)[-1].lower()
     if any(word in last for word in _LOWER):
         return "min"
-    return "max" if any(word in last for word in _HIGHER) else None
+    if any(word in last for word in _HIGHER):
+        return "max"
+    return None
 
 
 def _shown(metric: str, value: Any) -> str:
     is_share = any(word in metric.rsplit("/", 1)[-1].lower() for word in _SHARES)
-    return percent(value) if is_share and isinstance(value, int | float) else number(value)
+    if is_share and isinstance(value, int | float):
+        return percent(value)
+    return number(value)
 
 
 def _values(run: Run) -> dict[str, float]:
@@ -75,21 +81,23 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
 
 def _winner(runs: Sequence[Run], metric: str) -> int | None:
     """The place of the best run by a metric, where at least two have it and one is best."""
-    which, scored = (
-        direction(metric),
-        [(_values(run)[metric], n) for n, run in enumerate(runs) if metric in _values(run)],
-    )
+    which = direction(metric)
+    scored = [(_values(run)[metric], n) for n, run in enumerate(runs) if metric in _values(run)]
     scored = [(value, n) for value, n in scored if value == value]
     if which is None or len(scored) < 2:
         return None
     best = (max if which == "max" else min)(value for value, _ in scored)
     holders = [n for value, n in scored if value == best]
-    return holders[0] if len(holders) == 1 else None
+    if len(holders) != 1:
+        return None
+    return holders[0]
 
 
 def _lead(runs: Sequence[Run], names: Sequence[str]) -> Markup:
     recipes = list(dict.fromkeys(str(run["recipe"]) for run in runs if run.get("recipe")))
-    of = f" of {', '.join(recipes)}" if recipes else ""
+    of = ""
+    if recipes:
+        of = f" of {', '.join(recipes)}"
     unfinished = [n for n, run in zip(names, runs, strict=True) if run.get("status") not in (None, "done", "finished")]
     parts: list[object] = [f"{count_noun(len(runs), 'run')}{of}"]
     judged = _metrics(runs)
