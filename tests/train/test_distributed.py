@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_sentiment import SMALL as SENTENCES
-from test_sentiment import tiny
-from test_summarize import TINY as SUMMARIES
+from small_models import tiny
 from torch import nn
-from training import MODEL, WORLD, Toy, bits, gpt, timeless, trainer
+from training import MODEL, SENTENCES, SUMMARIES, WORLD, Toy, bits, gpt, timeless, trainer
 
 from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.train import Run, checkpoint
 from regard.train.distributed import Process, _uses_all_parameters
 from regard.train.graph import resolve_compile
+
+for extra in ("matplotlib", "rouge_score", "tokenizers", "transformers"):
+    pytest.importorskip(extra)
 
 # Answers of unequal length, so that the processes have unequal shares of the targets; and no dropout.
 SMALL = [*MODEL, *WORLD, "model.dropout=0", "model.attention.dropout=0", "train.optimizer=sgd", "train.lr=0.5"]
@@ -262,7 +263,7 @@ os._exit(0)
 @pytest.mark.slow
 def test_what_no_loss_depends_on_stays_as_it_is(tmp_path, monkeypatch):
     """As in one process: it does not even decay."""
-    monkeypatch.setitem(ALONE, "PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setitem(ALONE, "PYTHONPATH", str(Path(__file__).parents[1] / "helpers"))
     (tmp_path / "spare.py").write_text(SPARE)
     torchrun(str(tmp_path / "spare.py"), str(tmp_path / "run"))
 

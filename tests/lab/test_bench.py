@@ -93,7 +93,7 @@ def test_peers_that_cannot_run_here_are_named_with_the_reason(found: dict[str, A
 
 
 def test_who_breaks_a_law_does_not_start() -> None:
-    leaky = plugin(str(Path(__file__).parents[1] / "examples" / "leaky_performer.py"))
+    leaky = plugin(str(Path(__file__).parents[2] / "examples" / "leaky_performer.py"))
     found = measured(Race(**SMALL | {"passes": ("forward",), "draws": 6}), plugins=[leaky])
     assert not found["rows"]
     assert "'looks-ahead'" in found["absent"][0]["why"]

@@ -22,6 +22,18 @@ MODEL = ["model.width=16", "model.layers=1", "model.attention.heads=2", "model.p
 WORLD = ["data.world.people=12", "data.world.asked=8", "data.world.held_out=2", "data.world.places=40"]
 TINY = [*MODEL, *WORLD, "train.batch=8", "train.lr=0.01"]
 TINY += ["train.saving.every=0.5", "train.evaluation.every=0.5"]
+SENTENCES = ["data.reviews.sentences=60", "data.reviews.held_out=20", "data.length=32"]
+SENTENCES += ["train.batch=8", "train.lr=1e-2"]
+NOTICES = [
+    "data.notices.people=60",
+    "data.notices.held_out=10",
+    "data.vocabulary=400",
+    "data.source=200",
+    "data.target=48",
+]
+WIDTHS = [f"model.{part}.{key}" for part in ("encoder", "decoder") for key in ("width=16", "attention.heads=2")]
+SUMMARIES = [*NOTICES, *WIDTHS, "model.decoder.block.hidden=16", "train.batch=4", "train.saving.every=5"]
+SUMMARIES += ["train.evaluation.every=6", "train.steps=12"]
 SHORT = {"steps": 8, "batch": 4, "lr": 0.01, "saving": {"every": 0}, "evaluation": {"every": 0}}
 CPU = torch.device("cpu")
 TIMES = ("seconds", "tokens_per_second", "mfu")

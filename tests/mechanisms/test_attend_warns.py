@@ -188,7 +188,7 @@ def test_it_warns_where_the_error_is_large_and_not_where_it_is_small(name, K, F,
 
 
 def test_the_table_shown_is_what_is_measured_and_bold_where_it_warns(monkeypatch):
-    text = (Path(__file__).parent.parent / "docs" / "mechanisms.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text()
     sizes = [float(x) for x in re.findall(r"σ = ([\d.]+)", re.search(r"^\| \| F \|.*$", text, re.M)[0])]
     rows = re.findall(r"^\| `(\w+)`, K = (\d+) \| ([\d,]+) \| (.*) \|$", text, re.M)
     assert len(rows) == 12

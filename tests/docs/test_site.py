@@ -15,7 +15,7 @@ import pytest
 
 import regard
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 pytest.importorskip("latex2mathml")
 pytest.importorskip("mkdocs")

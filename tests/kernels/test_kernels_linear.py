@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,8 +263,8 @@ MANY = [
 
 def interpreted(program):
     pytest.importorskip("triton")
-    here = os.path.dirname(__file__)
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": here}
+    helpers = str(Path(__file__).parents[1] / "helpers")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": helpers}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.stdout == "same\n", done.stderr
 

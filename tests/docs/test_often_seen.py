@@ -17,13 +17,13 @@ from regard.data.batch import IGNORE, Batch
 from regard.nn import Attention, shift_matrix, sinusoids
 from regard.train.tasks.lm import LanguageModel, LMData
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
 ENTRIES = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 
 
 def named(text):
-    return re.findall(r"`(tests/[a-z_]+\.py)::(\w+)`", text)
+    return re.findall(r"`(tests/[a-z_/]+\.py)::(\w+)`", text)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

@@ -27,8 +27,8 @@ from regard.lens.trace.format import encode
 from regard.lens.trace.rules import Rules
 from regard.report.palette import SHADES
 
-STATIC = Path(__file__).parent.parent / "regard/lens/static"
-WEB = Path(__file__).parent.parent / "web"
+STATIC = Path(__file__).parents[2] / "regard/lens/static"
+WEB = Path(__file__).parents[2] / "web"
 ALL = ("softmax", "elu", "quadratic", "performer", "fourier", "argmax", "synthesizer", "synthesizer-random")
 VIEWS = ("heads", "head", "vectors", "compare", "masks", "positions", "layers")
 TEXT, OTHER = "The dog ran to the red dog.", "The cat ran to the red cat!"

@@ -31,7 +31,7 @@ from regard.nn import Attention
 NAMES = list(regard.mechanisms())
 LINEAR = ("elu", "quadratic", "linear", "performer", "fourier")
 OPTIONS = {"performer": {"features": 29}, "fourier": {"features": 29}, "synthesizer-random": {"rank": 3}}
-DOCS = Path(__file__).parent.parent / "docs" / "cost.md"
+DOCS = Path(__file__).parents[2] / "docs" / "cost.md"
 
 
 def built(name, size, **more):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import FAMILIES, GPT2, T5, stirred, words
 
 from regard.data.tokenizers import BPE, Bytes, Characters
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
@@ -20,14 +21,8 @@ from regard.mechanisms.pairwise import scores
 from regard.models import GPT, Encoder, Seq2Seq
 from regard.shapes import Mask
 
+WRITES = ["gpt2", "llama", "mistral", "gemma2", "gpt-oss", "t5", "bart"]
 SENTENCE = "The dog ran because it was scared."
-
-
-def stirred(model, size=0.3):
-    torch.manual_seed(1)
-    for p in model.parameters():
-        p.data = torch.randn_like(p) * size
-    return model.eval()
 
 
 def nano(mechanism="softmax", cls=GPT, **changes):
@@ -208,51 +203,6 @@ def test_tokens_stand_for_characters():
     assert tokens_of(None, [5, 6]).tokens == ["5", "6"]
 
 
-BASE = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-}
-GROUPED = BASE | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
-BART = {
-    **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("layers", 2), ("attention_heads", 4))},
-    **{"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 61, "d_model": 24, "max_position_embeddings": 64},
-    **{"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2},
-    "forced_eos_token_id": None,
-}
-T5 = {
-    **{"vocab_size": 61, "d_model": 24, "d_kv": 6, "num_heads": 4, "num_layers": 2, "d_ff": 32},
-    **{"decoder_start_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10},
-}
-GPT2 = {"vocab_size": 61, "n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}
-GPT2 |= {"bos_token_id": None, "eos_token_id": None}
-VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
-FAMILIES = {
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
-    "bert": ("BertForMaskedLM", "BertConfig", BASE),
-    "roberta": ("RobertaModel", "RobertaConfig", BASE),
-    "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
-    "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED | {"sliding_window": 5}),
-    "gemma2": (
-        "Gemma2ForCausalLM",
-        "Gemma2Config",
-        GROUPED | {"head_dim": 8, "sliding_window": 6, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
-    ),
-    "gpt-oss": (
-        "GptOssForCausalLM",
-        "GptOssConfig",
-        GROUPED | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6},
-    ),
-    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
-    "bart": ("BartForConditionalGeneration", "BartConfig", BART),
-    "vit": ("ViTModel", "ViTConfig", VIT | {"image_size": 32, "patch_size": 8}),
-}
-WRITES = ["gpt2", "llama", "mistral", "gemma2", "gpt-oss", "t5", "bart"]
-
-
 def family(name):
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
@@ -337,21 +287,6 @@ def test_generate_is_stitched_into_one_matrix(name):
         for layer, maps in enumerate(layers):
             for head in range(4):
                 close(trace.weights(layer, head, kind=kind, side=side), maps[0, head], 5e-6)
-
-
-def words(special=("[PAD]", "[MASK]", "[CLS]")):
-    """A tokenizer of 61 words, the first of them special."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    names = [*special, *(f"w{n}" for n in range(61 - len(special)))]
-    made = Tokenizer(WordLevel({name: n for n, name in enumerate(names)}, unk_token=names[-1]))
-    made.pre_tokenizer = Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]", unk_token=names[-1]
-    )
 
 
 def check_gradients(recording, maps, loss):

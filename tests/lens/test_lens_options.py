@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from test_record import FAMILIES, stirred, words
+from small_models import FAMILIES, stirred, words
 from typer.testing import CliRunner
 
 from regard.cli.app import app

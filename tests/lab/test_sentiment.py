@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training import Crash, StopAt, bits
+from small_models import tiny
+from training import SENTENCES, Crash, StopAt, bits
 
 from regard.cli import main
 from regard.config import ConfigError
@@ -34,34 +35,7 @@ pytest.importorskip("matplotlib")  # reports draw
 pytest.importorskip("transformers")
 
 CPU = torch.device("cpu")
-SMALL = ["data.reviews.sentences=60", "data.reviews.held_out=20", "data.length=32", "train.batch=8", "train.lr=1e-2"]
-TOY = [*SMALL, "train.epochs=2", "train.saving.every=5"]
-
-
-def tiny(folder, cls="RobertaForSequenceClassification", **changes):
-    """A random RoBERTa, or another, with a tokenizer of words, as transformers saves them."""
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-
-    words = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    made = reviews(ReviewsConfig(sentences=400))
-    words.train_from_iterator((s.text for s in made.train), trainers.WordLevelTrainer(special_tokens=special))
-    words.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
-    kind = getattr(transformers, cls)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    sizes |= {"vocab_size": len(tokenizer), "max_position_embeddings": 50, "pad_token_id": 1} | changes
-    torch.manual_seed(0)
-    model = kind(kind.config_class(**sizes))
-    log = transformers.utils.logging
-    log.disable_progress_bar()
-    model.save_pretrained(folder)
-    log.enable_progress_bar()
-    tokenizer.save_pretrained(folder)
-    return folder
+TOY = [*SENTENCES, "train.epochs=2", "train.saving.every=5"]
 
 
 @pytest.fixture(scope="session")
@@ -376,7 +350,7 @@ def test_the_default_encoder_is_found():
 def test_what_is_wrong_is_told(change, words, roberta, tmp_path):
     with pytest.raises(ConfigError, match=words):
         stage.train(
-            recipe.load("sentiment", [f"model.name={roberta}", *SMALL, change][change == "model.class=GPT" :]),
+            recipe.load("sentiment", [f"model.name={roberta}", *SENTENCES, change][change == "model.class=GPT" :]),
             tmp_path / "a",
         )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training import Crash, StopAt, bits
+from training import NOTICES, SUMMARIES, Crash, StopAt, bits
 
 import regard
 from regard.cli import main
@@ -46,17 +46,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("rouge_score")
 
 CPU = torch.device("cpu")
-PEOPLE = [
-    "data.notices.people=60",
-    "data.notices.held_out=10",
-    "data.vocabulary=400",
-    "data.source=200",
-    "data.target=48",
-]
-WIDTHS = [f"model.{part}.{key}" for part in ("encoder", "decoder") for key in ("width=16", "attention.heads=2")]
-TINY = [*PEOPLE, *WIDTHS, "model.decoder.block.hidden=16", "train.batch=4", "train.saving.every=5"]
-TINY += ["train.evaluation.every=6", "train.steps=12"]
-TOY = [*TINY, "compare.rates=[1e-2]", "compare.features=[8]", "compare.examples=2"]
+TOY = [*SUMMARIES, "compare.rates=[1e-2]", "compare.features=[8]", "compare.examples=2"]
 
 
 # Pairs in files
@@ -208,7 +198,7 @@ def test_differences_are_paired():
 
 
 def task(folder, *changes, seed=0):
-    made = recipe.load("summarize", [*TINY, *changes])
+    made = recipe.load("summarize", [*SUMMARIES, *changes])
     return Summarize(made.data, seed, CPU, folder, None)
 
 
@@ -291,7 +281,7 @@ def test_label_smoothing_is_the_formula_and_nothing_that_is_measured_has_it(plai
 
 @pytest.mark.parametrize("changes", [[], ["model.encoder.mechanism=performer", "model.cross=elu"]])
 def test_a_stopped_training_goes_on_to_the_same_bits(changes, tmp_path):
-    made = recipe.load("summarize", [*TINY, "model.encoder.dropout=0.1", "train.seed=3", *changes])
+    made = recipe.load("summarize", [*SUMMARIES, "model.encoder.dropout=0.1", "train.seed=3", *changes])
     whole = stage.train(made, tmp_path / "whole")
     with pytest.raises(Crash):
         stage.train(made, tmp_path / "parts", progress=StopAt(8))
@@ -301,7 +291,7 @@ def test_a_stopped_training_goes_on_to_the_same_bits(changes, tmp_path):
 def test_encoder_and_decoder_may_differ_in_everything(tmp_path):
     asked = ["model.shared=false", "model.encoder.width=24", "model.encoder.layers=2", "model.encoder.mechanism=elu"]
     asked += ["model.encoder.attention.heads=3", "model.cross=performer", "model.cross_options.features=8"]
-    run = stage.train(recipe.load("summarize", [*TINY, *asked, "train.steps=1"]), tmp_path / "run")
+    run = stage.train(recipe.load("summarize", [*SUMMARIES, *asked, "train.steps=1"]), tmp_path / "run")
     model = regard.load(run.path / "model")
     assert model.config.encoder.width == 24 and model.config.decoder.width == 16
     assert model.config.mechanism == "encoder elu, decoder softmax, cross performer"
@@ -414,7 +404,7 @@ def test_the_experiment_goes_on_after_a_crash(whole, tmp_path):
 
 def test_a_rate_that_was_asked_for_is_the_only_one(tmp_path):
     with pytest.raises(ConfigError, match=r"compare.rates = \[-1\]"):
-        experiment.run("summarize", tmp_path / "x", [*PEOPLE, "train.lr=-1"])
+        experiment.run("summarize", tmp_path / "x", [*NOTICES, "train.lr=-1"])
 
 
 # The command

@@ -16,9 +16,9 @@ from regard.cli.app import app
 from regard.errors import OptionError, PluginError, RegardError, UnknownNameError
 from regard.laws import LAWS, Case
 
-HERE = Path(__file__).parent
-MUTANTS = HERE / "mutants.py"
-LEAKY = HERE.parent / "examples" / "leaky_performer.py"
+ROOT = Path(__file__).parents[2]
+MUTANTS = ROOT / "tests" / "helpers" / "mutants.py"
+LEAKY = ROOT / "examples" / "leaky_performer.py"
 
 BROKEN_BY = {
     "RawScores": "rows",

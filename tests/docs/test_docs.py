@@ -29,7 +29,7 @@ from regard.train.optimizer import OPTIMIZERS, SCHEDULES
 from regard.train.run import Run
 from regard.train.settings import COMPILES, PRECISIONS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 TAG = re.compile(r"run|gpu|shown: .+")
 
