@@ -15,7 +15,7 @@ from regard.checking.models import MODEL_LAWS, ModelLaw, ModelSubject, Trial
 from regard.checking.shrinking import reproducer, shrink
 from regard.checking.verdicts import Status, Verdict, Verdicts
 from regard.devices import DTYPES, resolve_device, resolve_dtype
-from regard.errors import OptionError, UnknownNameError, did_you_mean
+from regard.errors import OptionError
 from regard.laws import (
     LAWS,
     Case,
@@ -33,6 +33,7 @@ from regard.laws import (
 from regard.laws.subjects import explain_exception
 from regard.mechanisms import mechanisms
 from regard.models import Model
+from regard.registry import Registry
 
 DRAWS = 24
 
@@ -47,7 +48,7 @@ class ModelKind:
 
     fits: Callable[[Any], bool]
     trial: Callable[..., Trial]
-    laws: dict[str, ModelLaw]
+    laws: Registry[ModelLaw]
     names: tuple[str, str, str]
     draws_per_trial: int = 4
     precisions: tuple[str, ...] = ("float64", "float32")
@@ -107,17 +108,18 @@ def check(
     if thing is None:
         things = list(mechanisms())
     subjects = [subject(t, causal=causal, length=length, width=width, **options) for t in things]
-    laws: dict[str, Any] = dict(LAWS)
+    laws: Registry[Any] = Registry("law")
+    laws.update(LAWS)
     if like is not None:
         laws["same"] = _same_as(like, subjects, causal)
-    laws = _choose_laws(only, laws)
+    chosen = _choose_laws(only, laws)
     device = resolve_device(device)
     precisions = ["float64", "float32"]
     if dtype is not None:
         precisions = [resolve_dtype(dtype)]
     verdicts = []
     for s in subjects:
-        for name, law in laws.items():
+        for name, law in chosen.items():
             if progress is not None:
                 progress(s.label, name)
             cases = [draw_case(seed + i, precisions[i % len(precisions)], device) for i in range(draws)]
@@ -230,12 +232,10 @@ def _try_model(
         return Unasked("could not be asked", str(explain_exception(error, type(model).__name__)))
 
 
-def _choose_laws(only: Sequence[str], laws: dict[str, Any]) -> dict[str, Any]:
+def _choose_laws(only: Sequence[str], laws: Registry[Any]) -> dict[str, Any]:
     """Returns the laws of some names, or all."""
-    for name in only:
-        if name not in laws:
-            raise UnknownNameError(f"no law is called '{name}'.{did_you_mean(name, laws)}")
-    return {n: law for n, law in laws.items() if not only or n in only}
+    asked = {laws.find(name) for name in only}
+    return {name: law for name, law in laws.items() if not only or law in asked}
 
 
 def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:

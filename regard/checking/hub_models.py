@@ -18,7 +18,7 @@ from regard.kernels import plain
 from regard.laws import DoesNotApply, Finding
 from regard.laws.case import difference, worst
 from regard.mechanisms import Mechanism, Softmax
-from regard.registry import accepts
+from regard.registry import Registry, accepts
 
 _COPIES: WeakKeyDictionary[Any, dict[torch.dtype, Any]] = WeakKeyDictionary()
 
@@ -201,7 +201,8 @@ def rows_sum_to_one(trial: Trial) -> Finding:
     return worst(found for _, _, found in trial.compare_layers())
 
 
-HUB_LAWS: dict[str, ModelLaw] = {**MODEL_LAWS, "reference": layers_are_the_reference, "rows": rows_sum_to_one}
+HUB_LAWS: Registry[ModelLaw] = Registry("law")
+HUB_LAWS.update({**MODEL_LAWS, "reference": layers_are_the_reference, "rows": rows_sum_to_one})
 
 
 def from_transformers(thing: Any) -> bool:

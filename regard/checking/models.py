@@ -24,6 +24,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.seq2seq import Seq2Seq
 from regard.nn import LooksAheadError
+from regard.registry import Registry
 
 
 class Trial(ABC):
@@ -271,10 +272,13 @@ def prompts_of_unequal_length(trial: Trial) -> Finding:
 
 
 ModelLaw = Callable[[Trial], Finding]
-MODEL_LAWS: dict[str, ModelLaw] = {
-    "looks-ahead": looks_ahead,
-    "cache": cache_is_whole_pass,
-    "padding": padding_does_not_matter,
-    "batch": batch_does_not_matter,
-    "prompts": prompts_of_unequal_length,
-}
+MODEL_LAWS: Registry[ModelLaw] = Registry("law")
+MODEL_LAWS.update(
+    {
+        "looks-ahead": looks_ahead,
+        "cache": cache_is_whole_pass,
+        "padding": padding_does_not_matter,
+        "batch": batch_does_not_matter,
+        "prompts": prompts_of_unequal_length,
+    }
+)

@@ -31,6 +31,7 @@ from regard.laws.outside import (
 from regard.laws.padding import blind_rows_are_zero, hidden_keys_are_inert
 from regard.laws.same import SameAs
 from regard.laws.subjects import Subject, explain_exception, subject
+from regard.registry import Registry
 
 __all__ = [
     "LAWS",
@@ -48,20 +49,23 @@ __all__ = [
 ]
 
 Law = Callable[[Subject, Case], Finding]
-LAWS: dict[str, Law] = {
-    "weights": parallel_is_weights,
-    "recurrent": recurrent_is_parallel,
-    "rows": rows_sum_to_one,
-    "looks-ahead": looks_ahead,
-    "cross": written_is_cross,
-    "hidden": hidden_keys_are_inert,
-    "blind": blind_rows_are_zero,
-    "flops": flops_as_declared,
-    "kernel": kernel_is_reference,
-    "batch": batch_does_not_matter,
-    "gradients": gradients_are_right,
-    "heads": heads_and_shapes,
-}
+LAWS: Registry[Law] = Registry("law")
+LAWS.update(
+    {
+        "weights": parallel_is_weights,
+        "recurrent": recurrent_is_parallel,
+        "rows": rows_sum_to_one,
+        "looks-ahead": looks_ahead,
+        "cross": written_is_cross,
+        "hidden": hidden_keys_are_inert,
+        "blind": blind_rows_are_zero,
+        "flops": flops_as_declared,
+        "kernel": kernel_is_reference,
+        "batch": batch_does_not_matter,
+        "gradients": gradients_are_right,
+        "heads": heads_and_shapes,
+    }
+)
 
 
 def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:

@@ -1,4 +1,4 @@
-"""Around the mechanism: the attention layer, positions, merges of heads, and the block they form."""
+"""What stands around a mechanism: the attention layer, positions, merges of heads, and the block they form."""
 
 from regard.nn.attention import Attention
 from regard.nn.block import MLPS, Block, BlockState
