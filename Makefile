@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow gpu-test lint web bench-cpu docs course wheel clean
+.PHONY: help demo test test-slow test-laws gpu-test lint web bench-cpu docs course wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -24,6 +24,9 @@ test: .venv/.dev ## run the tests, except the slow ones
 
 test-slow: .venv/.dev ## run the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 1800 $(PYTEST_FLAGS)
+
+test-laws: .venv/.dev ## ask every law of every mechanism in 2,000 draws (an hour)
+	LAW_DRAWS=2000 $(PYTEST) -m slow tests/laws/test_laws.py --timeout 7200 $(PYTEST_FLAGS)
 
 gpu-test: .venv/.dev ## run the tests that need a CUDA device; without one they fail
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m gpu tests/gpu $(PYTEST_FLAGS)

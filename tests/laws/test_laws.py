@@ -1,5 +1,7 @@
 """Every law for every mechanism, over cases that hypothesis draws."""
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +57,6 @@ def test_laws(thing, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("thing", SUBJECTS, ids=lambda s: s.label)
 @given(case=cases())
-@settings(max_examples=2000)
+@settings(max_examples=int(os.environ.get("LAW_DRAWS", "300")))
 def test_laws_over_many_draws(thing, case):
     all_laws_hold(thing, case)
