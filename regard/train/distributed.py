@@ -1,8 +1,9 @@
 """Training in several processes that torchrun started, with DDP (`ReplicatedModel`) or FSDP2 (`ShardedModel`).
 
-Every process draws the whole batch of a step, computes the loss of its own rows of it, and takes part in the exchange
-of gradients. So the number of processes changes nothing but the order of sums, and which dropout a row gets. Rank 0
-alone writes files and prints.
+Every process draws the whole batch of a step, computes the loss of its own rows of it, and takes part in the reduction
+of gradients. Results do not depend on the number of processes, except for the order of sums and for dropout masks: the
+training loop divides each loss by the targets of the whole batch, so shards of different sizes count correctly. Only
+rank 0 writes files and prints.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ Loss = Callable[[Batch], Tensor]
 
 
 class ProcessError(RegardError, RuntimeError):
-    """A collective that failed because another process has ended."""
+    """Raised when a collective fails because another process has ended."""
 
 
 @dataclass(frozen=True)
 class Process:
     """This process among the `world_size` that train together, with the collectives that training uses.
 
-    Alone, every collective returns its own value at once, and no process group is needed.
+    With `world_size` 1 every collective returns its input unchanged and needs no process group.
     """
 
     rank: int = 0
@@ -47,7 +48,7 @@ class Process:
 
     @classmethod
     def from_environment(cls) -> Process:
-        """Reads the environment variables that torchrun sets; without them the process is alone."""
+        """Returns the process that torchrun's environment variables describe; without them `world_size` is 1."""
         return cls(
             rank=int(os.environ.get("RANK", 0)),
             world_size=int(os.environ.get("WORLD_SIZE", 1)),
@@ -56,28 +57,30 @@ class Process:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which alone writes files and prints."""
+        """Whether this is rank 0, the only one that writes files and prints."""
         return self.rank == 0
 
     def device(self, name: str) -> str:
-        """Returns the name of the device to use: one of several processes has a GPU of its own."""
+        """Returns the device for this process: with several processes, `cuda` becomes `cuda:<local_rank>`, one GPU
+        each."""
         if name == "cuda" and self.world_size > 1:
             return f"cuda:{self.local_rank}"
         return name
 
     def init_group(self, device: torch.device) -> None:
-        """Initialises the process group, unless it is there. It is never destroyed: torchrun's processes cannot meet a
-        second time."""
+        """Initialises the process group unless it already is. It is never destroyed: processes that torchrun started
+        cannot rendezvous a second time."""
         if self.world_size == 1 or dist.is_initialized():
             return
         backend = "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            backend = "cpu:gloo,cuda:nccl"  # flags and measured values are exchanged on the CPU
+            backend = "cpu:gloo,cuda:nccl"  # gloo reduces and broadcasts flags and metrics on the CPU
         try:
             dist.init_process_group(backend)
         except (ValueError, RuntimeError) as error:
-            raise ConfigError(f"{self.world_size} processes cannot meet: {error}. Start them with torchrun") from error
+            reason = f"{self.world_size} processes cannot rendezvous: {error}. Start them with torchrun"
+            raise ConfigError(reason) from error
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replaces `x` in place by its sum over all processes, and returns it."""
@@ -87,19 +90,19 @@ class Process:
         return x
 
     def any_rank(self, flag: bool) -> bool:
-        """Returns whether the flag is set in any process. All wait for the last of them."""
+        """Returns whether the flag is set in any process. Every process waits until all have called this."""
         if self.world_size == 1:
             return flag
         return bool(self.all_reduce(torch.tensor(float(flag))))
 
     def barrier(self) -> None:
-        """Waits until every process is here."""
+        """Waits until every process has called this."""
         self.any_rank(False)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Runs the body in rank 0 before it runs in the others, which then find the files that rank 0 wrote."""
-        # Without try/finally: where rank 0 fails, the others must not go on, and learn of it when its process ends.
+        """Runs the body in rank 0 before it runs in the others, so that they find the files that rank 0 wrote."""
+        # No try/finally: if rank 0 fails, the others must not go on. Their collective fails when its process ends.
         if not self.is_main:
             self.barrier()
         yield
@@ -107,29 +110,29 @@ class Process:
             self.barrier()
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Replaces `x` in place by rank 0's, and returns it."""
+        """Replaces the contents of `x` in place by those of rank 0's `x`, and returns it."""
         if self.world_size > 1:
             with _peer_errors():
                 dist.broadcast(x, 0)
         return x
 
     def broadcast_values(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the values that rank 0 has under the same names: what is decided by them is the same everywhere."""
+        """Returns rank 0's values for these names, so that decisions based on them agree on all ranks."""
         if self.world_size == 1:
             return dict(values)
         main_values = self.broadcast(torch.tensor([*values.values()], dtype=torch.float64))
         return dict(zip(values, main_values.tolist(), strict=True))
 
     def broadcast_path(self, path: str | Path) -> Path:
-        """Returns the path that rank 0 has."""
+        """Returns rank 0's path."""
         encoded = os.fsencode(path)
         size = int(self.broadcast(torch.tensor(len(encoded))))
-        # The others receive into a buffer of rank 0's size; what they put into it does not matter.
+        # The others receive into a buffer of rank 0's size; its contents before that do not matter.
         buffer = torch.tensor(list(encoded[:size].ljust(size, b"\0")), dtype=torch.uint8)
         return Path(os.fsdecode(bytes(self.broadcast(buffer).tolist())))
 
     def shard(self, batch: Batch) -> Batch:
-        """Returns this process's rows of a batch: every `world_size`-th, beginning with its rank."""
+        """Returns this process's rows of a batch: every `world_size`-th row, beginning with row `rank`."""
         if self.world_size == 1:
             return batch
         if len(batch.x) < self.world_size:
@@ -140,7 +143,7 @@ class Process:
 
 @contextmanager
 def _peer_errors() -> Iterator[None]:
-    """Turns the error of a collective that waited in vain for another process into one that says so."""
+    """Turns the RuntimeError of a collective into a `ProcessError`, which says that another process has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -148,33 +151,34 @@ def _peer_errors() -> Iterator[None]:
 
 
 class ParallelModel(ABC):
-    """A model that all processes train together. `loss` is what to call instead of the loss that it was built with.
+    """A model that all processes train together; gradients are averaged over the processes.
 
-    Gradients are averaged over the processes.
+    `loss`: what training calls instead of the loss that was passed to the constructor, because DDP has to wrap it.
     """
 
     loss: Loss
 
     @abstractmethod
     def sync_gradients(self, enabled: bool) -> AbstractContextManager[None]:
-        """Returns a context for one micro-batch: its backward pass exchanges gradients, or only accumulates them."""
+        """Returns a context manager for one micro-batch. If `enabled`, its backward pass reduces gradients over the
+        processes; otherwise it only accumulates them in this process."""
 
     @abstractmethod
     def full_model(self, device: str | torch.device = "cpu") -> AbstractContextManager[Model[Any]]:
-        """Returns a context with the model whose weights are whole. All processes must enter it.
+        """Returns a context manager that yields the model with full (unsharded) weights. All ranks must enter it.
 
-        `device`: where it is put together, if it has to be.
+        `device`: where the gathered copy of a sharded model is moved; ignored if nothing is sharded.
         """
 
     @abstractmethod
     def load_weights(self, folder: Path) -> None:
-        """Loads the weights of a model folder."""
+        """Loads the weights of a model folder into this process's copy or shards."""
 
 
 class ReplicatedModel(ParallelModel):
-    """A model of which every process has a copy (DDP); in a single process the model as it is.
+    """A model of which every process has a copy (DDP); in a single process, the model without a wrapper.
 
-    `example` returns a batch of one row: DDP has to know whether its loss depends on every parameter.
+    `example` returns a batch of one row, for finding out whether the loss depends on every parameter: DDP has to know.
     """
 
     def __init__(self, model: Model[Any], loss: Loss, process: Process, example: Callable[[], Batch]) -> None:
@@ -182,7 +186,7 @@ class ReplicatedModel(ParallelModel):
         self.loss = loss
         self.ddp: DDP | None = None
         if process.world_size > 1:
-            # torch 2.13 renames broadcast_buffers. Buffers are the same everywhere: nothing in training writes them.
+            # torch 2.13 renames broadcast_buffers. Buffers need no sync: nothing in training writes them.
             renamed = accepts(DDP, "forward_sync_buffers")
             options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
             options["find_unused_parameters"] = not _uses_all_parameters(model, loss, example())
@@ -203,7 +207,8 @@ class ReplicatedModel(ParallelModel):
 
 
 class _LossModule(nn.Module):
-    """A loss as a module: DDP hooks into `forward`, and a task may call its model more than once, or in parts."""
+    """A loss as a module. DDP hooks into `forward`, and a task's loss may call its model more than once, or only parts
+    of it; so DDP wraps the loss instead of the model."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -215,19 +220,20 @@ class _LossModule(nn.Module):
 
 
 def _uses_all_parameters(model: nn.Module, loss: Loss, batch: Batch) -> bool:
-    """Returns whether a loss depends on every parameter that is learned. DDP could look for unused ones in each step,
-    which costs time, and waits for ever for their gradients if it does not look."""
+    """Returns whether the loss depends on every trainable parameter. If it does not, DDP needs
+    find_unused_parameters=True, which traverses the graph in each step; without that option the reduction would wait
+    for gradients that never come."""
     learned = [p for p in model.parameters() if p.requires_grad]
     devices = [p.device for p in learned[:1] if p.device.type == "cuda"]
-    with torch.random.fork_rng(devices):  # dropout draws numbers
+    with torch.random.fork_rng(devices):  # dropout draws from the generator
         gradients = torch.autograd.grad(loss(batch), learned, allow_unused=True)
     return all(gradient is not None for gradient in gradients)
 
 
 class ShardedModel(ParallelModel):
-    """A model of which every process has a shard of each weight, of its gradient and of its optimiser state (FSDP2).
+    """A model of which every process has a shard of each weight, its gradient and its optimiser state (FSDP2).
 
-    To evaluate and to save, the weights are gathered into a whole copy of the model, which is kept on the CPU.
+    To evaluate and to save, the weights are gathered into a full copy of the model, which is kept on the CPU.
     """
 
     def __init__(self, model: Model[Any], loss: Loss, process: Process, example: Callable[[], Batch]) -> None:
@@ -235,10 +241,10 @@ class ShardedModel(ParallelModel):
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         self.model = model
-        self.loss = loss  # it calls the model, whose hooks do the rest
-        self.copy = deepcopy(model).cpu()
+        self.loss = loss  # it calls the model, whose FSDP hooks gather and reduce
+        self.full_copy = deepcopy(model).cpu()
         mesh = init_device_mesh(model.device.type, (process.world_size,))
-        # Each block is gathered when it is computed. Blocks first: the model then takes the parameters that are left.
+        # Each block is gathered when it is computed. Blocks come first: the model then shards the rest.
         for blocks in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
             for block in blocks:
                 fully_shard(block, mesh=mesh)
@@ -253,25 +259,25 @@ class ShardedModel(ParallelModel):
     @contextmanager
     def full_model(self, device: str | torch.device = "cpu") -> Iterator[Model[Any]]:
         shards = self.model.state_dict()
-        for name, weight in self.copy.state_dict().items():  # one after the other: all of them may not fit
+        for name, weight in self.full_copy.state_dict().items():  # one at a time: together they may not fit into memory
             weight.copy_(full_tensor(shards[name]))
-        yield self.copy.train(self.model.training).to(device)
-        self.copy.cpu()
+        yield self.full_copy.train(self.model.training).to(device)
+        self.full_copy.cpu()
 
     def load_weights(self, folder: Path) -> None:
-        self.copy.restore(folder)
-        weights = self.copy.state_dict()
+        self.full_copy.restore(folder)
+        weights = self.full_copy.state_dict()
         shards = {name: shard_like(weights[name], like) for name, like in self.model.state_dict().items()}
         self.model.load_state_dict(shards)
 
 
 def is_sharded(x: Tensor) -> bool:
-    """Returns whether `x` is a DTensor, of which every process has a part."""
+    """Returns whether `x` is a DTensor, which means that every process has a part of it."""
     return hasattr(x, "full_tensor")
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """Returns the whole of a sharded tensor, which all processes must ask for; a plain tensor as it is."""
+    """Returns a sharded tensor gathered from all processes, which must all call this; a plain tensor unchanged."""
     if not is_sharded(x):
         return x
     whole: Tensor = x.full_tensor()  # type: ignore[attr-defined]
@@ -279,8 +285,9 @@ def full_tensor(x: Tensor) -> Tensor:
 
 
 def shard_like(x: Tensor, like: Tensor) -> Tensor:
-    """Returns this process's shard of a whole tensor, laid out as `like`; `x` itself where `like` is not sharded."""
-    # Of another shape are what an optimiser keeps besides moments, such as its count of steps.
+    """Returns this process's shard of a full tensor, with the device mesh and placements of `like`; `x` itself where
+    `like` is not sharded or has another shape."""
+    # Optimiser state other than moments (the step count, say) has another shape and stays as it is.
     if not is_sharded(like) or x.shape != like.shape:
         return x
     from torch.distributed.tensor import DTensor, distribute_tensor

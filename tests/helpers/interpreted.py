@@ -35,6 +35,6 @@ interpreter.InterpreterBuilder.create_dot = _dot
 interpreter.InterpreterBuilder.cast_impl = _rounded
 np.seterr(all="ignore")
 linear._runs_triton = lambda x: True
-linear._shared_memory = lambda device: 1 << 20
+linear._smem_bytes_per_block = lambda device: 1 << 20
 triton_features.libdevice = SimpleNamespace(fast_sinf=lambda x: tl.sin(x), fast_cosf=lambda x: tl.cos(x))
-plan.processors = lambda device: 2  # several segments even where sequences are short, of more than one chunk
+plan.sm_count = lambda device: 2  # several segments even where sequences are short, of more than one chunk

@@ -208,7 +208,7 @@ with torch.no_grad():
 try:
     torch.ops.regard.linear_attention(q, k, v, None, None, None, None, "elu", True, False, False)
 except KernelError as error:
-    assert "Pass learns=True" in str(error)
+    assert "Pass needs_grad=True" in str(error)
 else:
     raise AssertionError("a gradient that was not announced")
 print("same")
@@ -313,7 +313,7 @@ def test_a_size_beyond_the_limits_runs_the_reference_and_says_so_once(monkeypatc
 
 def test_quadratic_attention_refuses_what_its_programs_cannot_take(monkeypatch):
     monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
-    monkeypatch.setattr(linear, "_shared_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(linear, "_smem_bytes_per_block", lambda device: 1 << 20)
     whole, documents = Mask(causal=True), Mask(causal=True, documents=torch.zeros(1, 3, dtype=torch.long))
     for m, dtype, width, mask, says in (
         (Quadratic(), torch.float32, 4, whole, "torch.float32, K = 4, V = 4 exceed its limits"),
@@ -364,9 +364,9 @@ def test_wide_heads_run_the_reference_where_shared_memory_is_small(monkeypatch):
     monkeypatch.setattr(linear, "_runs_triton", lambda x: True)
     narrow, wide = (torch.randn(1, 1, 4, n, dtype=torch.bfloat16) for n in (64, 65))
     for bytes_, refused in ((99 << 10, True), (163 << 10, False)):
-        monkeypatch.setattr(linear, "_shared_memory", lambda device, n=bytes_: n)
-        assert linear._when_forward(Elu(), narrow, narrow, narrow, Mask(causal=True)) is None
-        why = linear._when_forward(Elu(), wide, wide, wide, Mask(causal=True))
+        monkeypatch.setattr(linear, "_smem_bytes_per_block", lambda device, n=bytes_: n)
+        assert linear._unsupported_forward(Elu(), narrow, narrow, narrow, Mask(causal=True)) is None
+        why = linear._unsupported_forward(Elu(), wide, wide, wide, Mask(causal=True))
         assert (why is not None and "160 KiB of shared memory" in why) == refused
 
 
@@ -379,9 +379,9 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
     class Program:
         arg_names = (
             "segment_sums",
-            "segment_stats",
+            "segment_scales",
             "segment_S_cast",
-            "running_stats",
+            "running_scales",
             "slots",
             "first",
             "last",
@@ -407,7 +407,7 @@ def test_what_was_compiled_for_one_dtype_is_not_run_for_another(monkeypatch):
         chosen = plan.plan_shapes(x.to(dtype), x.to(dtype), None, "elu")
         segment_sums, stats = torch.zeros(1, 3, 72), torch.zeros(1, 3)
         S_cast = torch.zeros(1, 3, 64, dtype=dtype)
-        sums.scan_segments(chosen, segment_sums, stats, S_cast, stats.clone(), boundary=False, reverse=False)
+        sums.scan_segments(chosen, segment_sums, stats, S_cast, stats.clone(), carry_in=False, reverse=False)
     assert compiled == [torch.float32, torch.bfloat16]
 
 

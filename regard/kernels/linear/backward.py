@@ -1,6 +1,7 @@
-"""Runs the programs of the gradient: ∂q from the sums of forward, then sums from the end, then ∂k and ∂v from those.
+"""Runs the kernels of the backward pass: ∂q from the sums of the forward pass, then sums over queries from the end,
+then ∂k and ∂v from those.
 
-Nothing is added up in an order that could change: the same inputs give the same bits.
+Deterministic: sums use no atomics and are always added in the same order, so results are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from regard.kernels.linear import triton_key_value_grad, triton_query_grad
 from regard.kernels.linear.directions import prepare_directions
 from regard.kernels.linear.launch import launch_planned
 from regard.kernels.linear.plan import CHUNK, Plan, ceil_div, plan_shapes
-from regard.kernels.linear.sums import scan_segments, sum_chunks, unpack_state, write_boundary_state
+from regard.kernels.linear.sums import scan_segments, sum_chunks, unpack_state, write_carry_in
 from regard.kernels.linear.tensors import BackwardSums, SavedTensors, size_if, strides, with_unit_stride
 
 
@@ -25,81 +26,82 @@ class Gradients(NamedTuple):
     q: Tensor  # [B,H,T,K]
     k: Tensor  # [B,G,T,K]
     v: Tensor  # [B,G,T,V]
-    sums: Tensor  # [B,G,F,V+1] of the state that the call started from, if any
+    sums: Tensor  # [B,G,F,V+1], of the initial state if there is one
 
 
 class BackwardCall(NamedTuple):
-    """All that the programs of one gradient share."""
+    """What all kernels of one backward pass share."""
 
     plan: Plan
     saved: SavedTensors
-    directions: Tensor  # w as the programs take it
+    directions: Tensor  # w as `prepare_directions` returns it
     d_out: Tensor  # [B,H,T,V]
-    d_state: Tensor | None  # [B,G,F,V+1], of the final state
+    d_final: Tensor | None  # gradient of the final state, [B,G,F,V+1]
     causal: bool
-    started: bool  # whether the call started from a state
+    has_initial_state: bool
 
     @property
-    def separate(self) -> Plan:
-        """The plan for the programs of ∂q and of ∂k and ∂v. Their products wait for others anyway, so projecting on the
-        identity does not pay."""
+    def plan_without_identity(self) -> Plan:
+        """The plan for `query_grad_kernel` and `key_value_grad_kernel`, which load vectors without projecting them on
+        the identity: their products depend on each other's results, so one more product in that chain costs more than
+        it saves."""
         if self.plan.projects_identity:
             return self.plan._replace(w_parts=0)
         return self.plan
 
     @property
     def visible(self) -> Tensor:
-        """The mask, or values in its place: something has to be passed."""
+        """The mask, or v as a placeholder if there is none: a kernel takes a tensor in any case."""
         if self.saved.visible is None:
             return self.saved.v
         return self.saved.visible
 
     @property
     def group(self) -> int:
-        """Query heads of a key head."""
+        """The number of query heads per key head."""
         return self.plan.H // self.plan.G
 
 
 def run_backward(
-    d_out: Tensor, d_state: Tensor | None, saved: SavedTensors, map: str, causal: bool, started: bool
+    d_out: Tensor, d_final: Tensor | None, saved: SavedTensors, map: str, causal: bool, has_initial_state: bool
 ) -> Gradients:
-    """Returns the gradients of q, k, v and, where the call started from a state, of its sums."""
-    call = _prepare(d_out, d_state, saved, map, causal, started)
+    """Returns the gradients of q, k, v and, where the call had an initial state, of its sums."""
+    call = _prepare(d_out, d_final, saved, map, causal, has_initial_state)
     plan = call.plan
     saved = call.saved
     B, H, T = saved.q.shape[:3]
-    gradients = allocate_gradients(plan, saved.q, saved.k, saved.v, started)
-    d_q = _allocate_shares(plan.blocks_v, gradients.q)
-    d_k = _allocate_shares(plan.blocks_v * call.group, gradients.k)
-    d_v = _allocate_shares(call.group, gradients.v)
+    gradients = allocate_gradients(plan, saved.q, saved.k, saved.v, has_initial_state)
+    d_q = _allocate_partials(plan.blocks_v, gradients.q)
+    d_k = _allocate_partials(plan.blocks_v * call.group, gradients.k)
+    d_v = _allocate_partials(call.group, gradients.v)
     delta = saved.inv_norm.new_empty(plan.blocks_v, B, H, T)
     back_shift = saved.inv_norm.new_empty(B, H, size_if(plan.stabilised, T))
     back_chunk_max = saved.inv_norm.new_empty(B * H, size_if(plan.stabilised, ceil_div(T, CHUNK)))
     _run_query_grad(call, d_q, delta, back_shift, back_chunk_max)
-    whole_delta = delta[0]
+    full_delta = delta[0]
     if plan.blocks_v > 1:
-        whole_delta = delta.sum(0)
-    back = _sum_backward(call, back_shift, back_chunk_max, whole_delta)
-    _run_key_value_grad(call, back, whole_delta, d_k, d_v)
-    for shares, whole in ((d_q, gradients.q), (d_k, gradients.k), (d_v, gradients.v)):
-        if shares.shape[0] > 1:
-            whole.copy_(shares.sum(0))
-    if started:
-        _write_state_gradient(call, back, gradients.sums)
+        full_delta = delta.sum(0)
+    back = _sum_backward(call, back_shift, back_chunk_max, full_delta)
+    _run_key_value_grad(call, back, full_delta, d_k, d_v)
+    for partials, gradient in ((d_q, gradients.q), (d_k, gradients.k), (d_v, gradients.v)):
+        if partials.shape[0] > 1:
+            gradient.copy_(partials.sum(0))
+    if has_initial_state:
+        _write_initial_state_grad(call, back, gradients.sums)
     return gradients
 
 
-def allocate_gradients(plan: Plan, q: Tensor, k: Tensor, v: Tensor, started: bool) -> Gradients:
-    """Returns uninitialised gradients, laid out as the inputs are: PyTorch would copy others."""
+def allocate_gradients(plan: Plan, q: Tensor, k: Tensor, v: Tensor, has_initial_state: bool) -> Gradients:
+    """Returns uninitialised gradients with the strides of the inputs: with others PyTorch would copy them."""
     dq, dk, dv = (torch.empty_like(with_unit_stride(x)) for x in (q, k, v))
-    shape = (q.shape[0], plan.G, size_if(started, plan.F), plan.V + 1)
+    shape = (q.shape[0], plan.G, size_if(has_initial_state, plan.F), plan.V + 1)
     return Gradients(dq, dk, dv, torch.empty(shape, dtype=torch.float32, device=q.device))
 
 
 def _prepare(
-    d_out: Tensor, d_state: Tensor | None, saved: SavedTensors, map: str, causal: bool, started: bool
+    d_out: Tensor, d_final: Tensor | None, saved: SavedTensors, map: str, causal: bool, has_initial_state: bool
 ) -> BackwardCall:
-    """Returns the call with tensors laid out as the programs read them, and its plan."""
+    """Returns the call with its plan, and with tensors laid out as the kernels read them."""
     q, k, v, d_out = (with_unit_stride(x) for x in (saved.q, saved.k, saved.v, d_out))
     plan = plan_shapes(q, v, saved.w, map)
     plan, directions = prepare_directions(plan, saved.w, v)
@@ -107,11 +109,12 @@ def _prepare(
     if visible is not None:
         visible = visible.contiguous()
     saved = saved._replace(q=q, k=k, v=v, visible=visible)
-    return BackwardCall(plan, saved, directions, d_out, d_state, causal, started)
+    return BackwardCall(plan, saved, directions, d_out, d_final, causal, has_initial_state)
 
 
-def _allocate_shares(count: int, gradient: Tensor) -> Tensor:
-    """Returns room [count,·] for several programs' shares of a gradient; the gradient itself where there is one."""
+def _allocate_partials(count: int, gradient: Tensor) -> Tensor:
+    """Returns a tensor [count,·] for partial sums of a gradient that several programs write; if count is 1, the
+    gradient itself."""
     if count == 1:
         return gradient[None]
     return torch.empty(count, *gradient.shape, dtype=torch.float32, device=gradient.device)
@@ -120,75 +123,78 @@ def _allocate_shares(count: int, gradient: Tensor) -> Tensor:
 def _run_query_grad(
     call: BackwardCall, d_q: Tensor, delta: Tensor, back_shift: Tensor, back_chunk_max: Tensor
 ) -> None:  # fmt: skip
-    """Launches `query_grad_kernel`, which writes all tensors that are passed."""
+    """Launches `query_grad_kernel`, which writes d_q, delta, back_shift and back_chunk_max."""
     plan = call.plan
     saved = call.saved
     q, k, v = saved[:3]
     B, H, T = q.shape[:3]
-    span = plan.keys.span
-    if plan.is_chained(call.causal, call.started, True):
-        span = k.shape[2] + CHUNK  # its chunk sums are of the whole sequence, as if there were one segment
+    span = plan.key_segments.span
+    if plan.is_chained(call.causal, call.has_initial_state, True):
+        span = k.shape[2] + CHUNK  # `chained_kernel` stores chunk sums of the whole sequence, as if it were one segment
+    grid = (B * H * plan.blocks_v * ceil_div(T, CHUNK), 1)
     launch_planned(
-        triton_query_grad.query_grad_kernel, call.separate, (B * H * plan.blocks_v * ceil_div(T, CHUNK), 1),
+        triton_query_grad.query_grad_kernel, call.plan_without_identity, grid,
         (q, k, v, call.directions, call.visible, saved.q_shift, saved.k_shift, saved.stabiliser, saved.chunk_S,
-         saved.chunk_stats, saved.segment_sums, saved.segment_S_cast, saved.segment_stats, saved.out, saved.inv_norm,
-         saved.row_peak, call.d_out, d_q, delta, back_shift, back_chunk_max),
-        (*strides(q, k, v, saved.out, call.d_out), d_q.stride(0), *strides(d_q[0]), T, span, plan.keys.slots, H, B * H,
-         plan.blocks_v),
+         saved.chunk_Z_scales, saved.segment_sums, saved.segment_S_cast, saved.segment_scales, saved.out,
+         saved.inv_norm, saved.query_peak, call.d_out, d_q, delta, back_shift, back_chunk_max),
+        (*strides(q, k, v, saved.out, call.d_out), d_q.stride(0), *strides(d_q[0]), T, span,
+         plan.key_segments.slots, H, B * H, plan.blocks_v),
         GROUP=call.group, MASKED=saved.visible is not None, CAUSAL=call.causal, CHUNK_SUMS=saved.chunk_S.numel() > 0,
         SEGMENT_SUMS=saved.segment_sums.numel() > 0,
     )  # fmt: skip
 
 
 def _sum_backward(call: BackwardCall, back_shift: Tensor, back_chunk_max: Tensor, delta: Tensor) -> BackwardSums:
-    """Returns R and ρ of each query head, summed from the end: running totals over the segments, and at each chunk."""
+    """Returns R and ρ of each query head, summed from the end: running totals over the segments, and sums after each
+    chunk."""
     plan = call.plan
     q = call.saved.q
     H, T = q.shape[1:3]
-    rows = q.shape[0] * H
+    BH = q.shape[0] * H
     slots = 0
-    if plan.queries.slots > 2 or not call.causal or call.d_state is not None or call.started:
-        slots = plan.queries.slots
+    if plan.query_segments.slots > 2 or not call.causal or call.d_final is not None or call.has_initial_state:
+        slots = plan.query_segments.slots
     chunks = 0
-    if call.causal and min(T, plan.queries.span) > CHUNK:
+    if call.causal and min(T, plan.query_segments.span) > CHUNK:
         chunks = ceil_div(T, CHUNK)
-    stats = delta.new_empty(rows, slots, 2)  # before the scan
+    scales = delta.new_empty(BH, slots, 2)  # of the segments, before the scan
     back = BackwardSums(
-        segment_sums=delta.new_empty(rows, slots, plan.state_size),
-        segment_S_cast=q.new_empty(rows, slots, plan.F * plan.V, dtype=plan.backward_sum_dtype),
-        segment_stats=torch.empty_like(stats),
-        chunk_S=q.new_empty(rows, chunks, plan.F * plan.V, dtype=plan.backward_sum_dtype),
-        chunk_stats=delta.new_empty(rows, chunks, plan.F + 2),
+        segment_sums=delta.new_empty(BH, slots, plan.state_size),
+        segment_R_cast=q.new_empty(BH, slots, plan.F * plan.V, dtype=plan.backward_sum_dtype),
+        segment_scales=torch.empty_like(scales),
+        chunk_R=q.new_empty(BH, chunks, plan.F * plan.V, dtype=plan.backward_sum_dtype),
+        chunk_Z_scales=delta.new_empty(BH, chunks, plan.F + 2),
     )
     if not slots and not chunks:
         return back
-    if call.d_state is not None:
-        _write_final_gradient(call, call.d_state, back.segment_sums, stats)
+    if call.d_final is not None:
+        _write_final_state_grad(call, call.d_final, back.segment_sums, scales)
     sum_chunks(
-        plan, plan.queries, rows,
+        plan, plan.query_segments, BH,
         (q, call.d_out, call.directions, q, back_shift, back_chunk_max, back_chunk_max, call.saved.inv_norm, delta,
-         back.chunk_S, back.chunk_stats, back.segment_sums, stats),
-        (*strides(q, call.d_out), T, plan.queries.span, plan.queries.slots, 0, H),
-        REVERSE=True, BOUNDARY=call.d_state is not None, MASKED=False, CHUNK_SUMS=chunks > 0, SEGMENT_SUMS=slots > 0,
+         back.chunk_R, back.chunk_Z_scales, back.segment_sums, scales),
+        (*strides(q, call.d_out), T, plan.query_segments.span, plan.query_segments.slots, 0, H),
+        REVERSE=True, CARRY_IN=call.d_final is not None, MASKED=False, CHUNK_SUMS=chunks > 0, SEGMENT_SUMS=slots > 0,
     )  # fmt: skip
     if slots:
         scan_segments(
-            plan, back.segment_sums, stats, back.segment_S_cast, back.segment_stats,
-            boundary=call.d_state is not None, reverse=True,
+            plan, back.segment_sums, scales, back.segment_R_cast, back.segment_scales,
+            carry_in=call.d_final is not None, reverse=True,
         )  # fmt: skip
     return back
 
 
-def _write_final_gradient(call: BackwardCall, d_state: Tensor, segment_sums: Tensor, stats: Tensor) -> None:
-    """Writes the gradient of the final state [B,G,F,V+1] into the last slot. It is of all heads of a group together, so
-    it counts for the first of them."""
-    by_head = d_state.new_zeros(d_state.shape[0], call.plan.G, call.group, *d_state.shape[2:])
-    by_head[:, :, 0] = d_state
+def _write_final_state_grad(call: BackwardCall, d_final: Tensor, segment_sums: Tensor, scales: Tensor) -> None:
+    """Writes the gradient of the final state [B,G,F,V+1] into the last slot. The state is shared by the query heads
+    of a group, whose R are added later, so its gradient is given to the first head of the group and zeros to the
+    others."""
+    by_head = d_final.new_zeros(d_final.shape[0], call.plan.G, call.group, *d_final.shape[2:])
+    by_head[:, :, 0] = d_final
     peak = None
     if call.plan.stabilised:
-        last = call.saved.segment_stats[:, -1:, 0].expand(-1, call.group)
+        last = call.saved.segment_scales[:, -1:, 0].expand(-1, call.group)
         peak = torch.where(last == -math.inf, last, -last)
-    write_boundary_state(segment_sums, stats, by_head.flatten(1, 2), peak, reverse=True)
+    write_carry_in(segment_sums, scales, by_head.flatten(1, 2), peak, reverse=True)
 
 
 def _run_key_value_grad(call: BackwardCall, back: BackwardSums, delta: Tensor, d_k: Tensor, d_v: Tensor) -> None:
@@ -197,27 +203,28 @@ def _run_key_value_grad(call: BackwardCall, back: BackwardSums, delta: Tensor, d
     saved = call.saved
     q, k, v = saved[:3]
     B, H = q.shape[:2]
-    S = k.shape[2]
+    T_k = k.shape[2]
+    grid = (B * H * plan.blocks_v * ceil_div(T_k, CHUNK), 1)
     launch_planned(
-        triton_key_value_grad.key_value_grad_kernel, call.separate, (B * H * plan.blocks_v * ceil_div(S, CHUNK), 1),
-        (q, k, v, call.directions, call.visible, saved.q_shift, saved.k_shift, saved.stabiliser, back.chunk_S,
-         back.chunk_stats, back.segment_sums, back.segment_S_cast, back.segment_stats, saved.inv_norm, saved.row_peak,
-         call.d_out, delta, d_k, d_v),
-        (*strides(q, k, v, call.d_out), d_k.stride(0), *strides(d_k[0]), d_v.stride(0), *strides(d_v[0]), S,
-         plan.queries.span, plan.queries.slots, H, B * H, plan.blocks_v),
-        GROUP=call.group, MASKED=saved.visible is not None, CAUSAL=call.causal, CHUNK_SUMS=back.chunk_S.numel() > 0,
+        triton_key_value_grad.key_value_grad_kernel, call.plan_without_identity, grid,
+        (q, k, v, call.directions, call.visible, saved.q_shift, saved.k_shift, saved.stabiliser, back.chunk_R,
+         back.chunk_Z_scales, back.segment_sums, back.segment_R_cast, back.segment_scales, saved.inv_norm,
+         saved.query_peak, call.d_out, delta, d_k, d_v),
+        (*strides(q, k, v, call.d_out), d_k.stride(0), *strides(d_k[0]), d_v.stride(0), *strides(d_v[0]), T_k,
+         plan.query_segments.span, plan.query_segments.slots, H, B * H, plan.blocks_v),
+        GROUP=call.group, MASKED=saved.visible is not None, CAUSAL=call.causal, CHUNK_SUMS=back.chunk_R.numel() > 0,
         SEGMENT_SUMS=back.segment_sums.numel() > 0,
     )  # fmt: skip
 
 
-def _write_state_gradient(call: BackwardCall, back: BackwardSums, d_sums: Tensor) -> None:
-    """Writes the gradient [B,G,F,V+1] of the state that the call started from: R and ρ of all queries, summed over the
-    heads of a group, relative to the state's own peak."""
+def _write_initial_state_grad(call: BackwardCall, back: BackwardSums, d_initial: Tensor) -> None:
+    """Writes the gradient of the initial state into d_initial [B,G,F,V+1]: R and ρ of all queries, summed over the
+    query heads of a group and scaled to the state's own peak."""
     plan = call.plan
     B = call.saved.q.shape[0]
     by_head = unpack_state(plan, back.segment_sums[:, 0], B)
-    d_sums.copy_(by_head.unflatten(1, (plan.G, call.group)).sum(2))
+    d_initial.copy_(by_head.unflatten(1, (plan.G, call.group)).sum(2))
     if plan.stabilised and call.saved.peak is not None:
-        # Heads of a group have the same peaks, so the first speaks for all.
-        back_peak = back.segment_stats[:, 0, 0].view(B, plan.G, call.group)[..., 0]
-        d_sums.mul_(torch.exp2(plan.peak_to_log2(call.saved.peak) + back_peak)[..., None, None])
+        # All heads of a group have the same peaks: take those of the first.
+        back_peak = back.segment_scales[:, 0, 0].view(B, plan.G, call.group)[..., 0]
+        d_initial.mul_(torch.exp2(plan.peak_to_log2(call.saved.peak) + back_peak)[..., None, None])

@@ -1,4 +1,4 @@
-"""The random directions w as the Triton programs take them: split into parts of the dtype of the inputs, and kept."""
+"""The random directions w as the kernels take them: split into parts in the dtype of the inputs, and cached."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _IDENTITIES: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def prepare_directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, Tensor]:
-    """Returns the plan with the number of parts, and the parts of w [D,K] one below the other, [W_PARTS·D,K].
+    """Returns the plan with the number of parts, and the parts of w [D,K] stacked below each other, [W_PARTS·D,K].
 
-    Where the map has no directions, that is the identity or, as something has to be passed, x. What was made is kept
-    as long as w is.
+    For maps without directions the second result is the identity, or x as a placeholder if nothing is projected.
+    Results are cached for the lifetime of w.
     """
     if w is None:
         if plan.projects_identity:
@@ -28,9 +28,9 @@ def prepare_directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, T
     if not w.is_inference():  # tensors made in inference mode have no version
         version = w._version
     key = (version, plan.map, x.dtype)
-    kept: tuple[Any, Tensor] | None = _SPLIT.get(w)
-    if kept is not None and kept[0] == key:
-        return plan._replace(w_parts=kept[1].shape[0] // w.shape[0]), kept[1]
+    cached: tuple[Any, Tensor] | None = _SPLIT.get(w)
+    if cached is not None and cached[0] == key:
+        return plan._replace(w_parts=cached[1].shape[0] // w.shape[0]), cached[1]
     parts = _split(plan.map, w.detach(), x.dtype).contiguous()
     if version is not None and not _is_capturing(w):
         _SPLIT[w] = key, parts
@@ -38,8 +38,11 @@ def prepare_directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, T
 
 
 def _split(map: str, w: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns parts of w that sum to it. Beside bfloat16 inputs they are bfloat16: one where w is bfloat16 itself, in a
-    model that is; else two, or three for `fourier`, whose phases need them. Beside others w stays whole, in float32."""
+    """Returns parts that sum to w, stacked below each other.
+
+    For bfloat16 inputs the parts are bfloat16: one part if w is bfloat16 (a bfloat16 model), else two for `performer`
+    or three for `fourier`, whose phases need the additional bits. For other inputs there is one part, w in float32.
+    """
     if dtype != torch.bfloat16:
         return w.float()
     if w.dtype == torch.bfloat16:
@@ -56,7 +59,7 @@ def _split(map: str, w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _identity(K: int, device: torch.device) -> Tensor:
-    """Returns the identity [K,K] in bfloat16: what is projected on it stays as it is."""
+    """Returns the identity [K,K] in bfloat16; projecting on it changes nothing."""
     identity = _IDENTITIES.get((K, device))
     if identity is None:
         identity = torch.eye(K, dtype=torch.bfloat16, device=device)
@@ -66,5 +69,6 @@ def _identity(K: int, device: torch.device) -> Tensor:
 
 
 def _is_capturing(x: Tensor) -> bool:
-    """Returns whether a CUDA graph is being captured: what is made now belongs to the graph, and may not be kept."""
+    """Returns whether a CUDA graph is being captured. Tensors allocated meanwhile belong to the graph and must not be
+    cached."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,6 +1,6 @@
-"""Launches Triton programs: which compiler settings they take, and a faster look-up of what was compiled than Triton's.
+"""Launches Triton kernels: chooses compiler settings, and looks compiled kernels up faster than Triton does.
 
-Imported only where a program runs.
+This module imports Triton, so it is imported only when a kernel runs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from regard.errors import KernelError
 from regard.kernels.linear.plan import BLOCK_F, CHUNK, Plan, tile_side
 
 Tensors = tuple[Tensor, ...]
-CompilerSetting = tuple[int, int | None]  # pipeline stages, and registers of a thread (None: the compiler decides)
+CompilerSetting = tuple[int, int | None]  # pipeline stages; registers per thread (None: the compiler decides)
 
 
 def launch_planned(
-    program: Any, plan: Plan, grid: tuple[int, int], tensors: Tensors, numbers: tuple[int, ...], **flags: Any
+    kernel: Any, plan: Plan, grid: tuple[int, int], tensors: Tensors, scalars: tuple[int, ...], **flags: Any
 ) -> None:
-    """Launches a program of a plan. Each has the plan's constants as parameters, and those of `flags`."""
+    """Launches a kernel with the constexprs of a plan and `flags`. scalars: its arguments that follow the tensors."""
 
     def constants() -> dict[str, Any]:
         return {
@@ -31,41 +31,41 @@ def launch_planned(
             "W_PARTS": plan.w_parts, **flags,
         }  # fmt: skip
 
-    key = (program, plan, tensors[0].device, numbers, *flags.values())
-    launch(key, program, (*grid, 1), tensors, numbers, constants, lambda: compiler_settings(program, plan, flags))
+    key = (kernel, plan, tensors[0].device, scalars, *flags.values())
+    launch(key, kernel, (*grid, 1), tensors, scalars, constants, lambda: compiler_settings(kernel, plan, flags))
 
 
 def launch(
-    key: tuple[Any, ...], program: Any, grid: tuple[int, int, int], tensors: Tensors, numbers: tuple[int, ...],
+    key: tuple[Any, ...], kernel: Any, grid: tuple[int, int, int], tensors: Tensors, scalars: tuple[int, ...],
     constants: Callable[[], dict[str, Any]], settings: Callable[[], list[dict[str, int]]],
 ) -> None:  # fmt: skip
-    """Launches a program with the first compiler settings that fit the device.
+    """Launches a kernel with the first compiler settings that fit the device.
 
-    What was compiled is kept under `key` and the dtypes and alignment of the tensors: Triton's own look-up takes longer
-    than most of these programs run. So `key` holds the program, then all that decides constants and settings; errors
-    show its second entry. `constants` and `settings` are called only where nothing was kept.
+    Compiled kernels are cached under `key` and the dtypes and alignment of the tensors: Triton's own look-up takes
+    longer than most of these kernels run. So `key` has to hold the kernel, then everything that determines constants
+    and settings; error messages show its second entry. `constants` and `settings` are called only if nothing is cached.
     """
     device = tensors[0].device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current one
+    if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current device
         with torch.cuda.device(device):
-            return launch(key, program, grid, tensors, numbers, constants, settings)
+            return launch(key, kernel, grid, tensors, scalars, constants, settings)
     pointers = [x.data_ptr() for x in tensors]
     key = (*key, *[x.dtype for x in tensors], *[n & 15 for n in pointers])
     compiled = _COMPILED.get(key)
     if compiled is not None:
         binary, constant_values = compiled
-        binary[grid](*pointers, *numbers, *constant_values)
+        binary[grid](*pointers, *scalars, *constant_values)
         return
     named = constants()
     reason = None
     for setting in settings():
         try:
-            binary = program[grid](*tensors, *numbers, **named, **setting)
+            binary = kernel[grid](*tensors, *scalars, **named, **setting)
         except (OutOfResources, PTXASError) as error:  # too little shared memory, or too few registers for a product
             reason = error
             continue
-        if binary is not None:  # None where programs are interpreted
-            names = program.arg_names[len(tensors) + len(numbers) :]
+        if binary is not None:  # None where kernels are interpreted
+            names = kernel.arg_names[len(tensors) + len(scalars) :]
             _COMPILED[key] = binary, [(named | setting)[name] for name in names]
         return
     raise KernelError(f"attention in Triton, {key[1]}: it does not fit {device}. Use plain(model).") from reason
@@ -74,9 +74,9 @@ def launch(
 _COMPILED: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
 
-def compiler_settings(program: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int]]:
-    """Returns warps, stages and registers to try: first the best on an H200, then one for smaller devices."""
-    stages, registers = _best_setting(program.__name__, plan, flags)
+def compiler_settings(kernel: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int]]:
+    """Returns warps, stages and registers to try: first the fastest on an H200, then a setting for smaller devices."""
+    stages, registers = _best_setting(kernel.__name__, plan, flags)
     best = {"num_warps": 4, "num_stages": stages}
     if registers is not None:
         best["maxnreg"] = registers
@@ -84,7 +84,7 @@ def compiler_settings(program: Any, plan: Plan, flags: dict[str, Any]) -> list[d
 
 
 def _best_setting(name: str, plan: Plan, flags: dict[str, Any]) -> CompilerSetting:
-    """Returns the best setting of a program, measured on an H200."""
+    """Returns the fastest setting of a kernel, measured on an H200."""
     best: dict[str, CompilerSetting]
     if plan.precision in ("bf16x3", "tf32x3"):
         best = {"output_kernel": (1, None), "key_value_grad_kernel": (1, None)}
@@ -92,7 +92,7 @@ def _best_setting(name: str, plan: Plan, flags: dict[str, Any]) -> CompilerSetti
         best = _best_in_fp16(flags)
     elif plan.stabilised:
         best = _best_with_stabilisers(plan, flags)
-    elif plan.narrow:
+    elif plan.has_spare_registers:
         best = {
             "output_kernel": (2, None),
             "query_grad_kernel": (2, 128),
@@ -107,7 +107,7 @@ def _best_setting(name: str, plan: Plan, flags: dict[str, Any]) -> CompilerSetti
 
 
 def _best_in_fp16(flags: dict[str, Any]) -> dict[str, CompilerSetting]:
-    """Returns the best settings by program for products of float16, which `fourier` takes."""
+    """Returns the fastest settings by kernel for precision fp16, which is that of `fourier`."""
     best: dict[str, CompilerSetting] = {
         "stabiliser_kernel": (1, None),
         "chunk_sums_kernel": (3, None),
@@ -126,18 +126,18 @@ def _best_in_fp16(flags: dict[str, Any]) -> dict[str, CompilerSetting]:
 
 
 def _best_with_stabilisers(plan: Plan, flags: dict[str, Any]) -> dict[str, CompilerSetting]:
-    """Returns the best settings by program for products of bfloat16 with stabilisers, which `performer` takes."""
+    """Returns the fastest settings by kernel for precision bf16 with stabilisers, which is the case of `performer`."""
     best: dict[str, CompilerSetting] = {
         "stabiliser_kernel": (3, 128),
-        "chunk_sums_kernel": (2, 128),  # registers for four programs a processor
+        "chunk_sums_kernel": (2, 128),  # few enough registers for four programs per SM
         "output_kernel": (2, 168),
         "query_grad_kernel": (2, None),
         "key_value_grad_kernel": (2, 168),
     }
-    segments = plan.keys
+    segments = plan.key_segments
     if flags.get("REVERSE"):
-        segments = plan.queries
-    if segments.slots > 2:  # the sequence was cut into as many segments as run at once, three a processor
+        segments = plan.query_segments
+    if segments.slots > 2:  # several segments, as many as run at once: three programs per SM
         best["chunk_sums_kernel"] = (3, 168)
     if flags.get("CAUSAL"):
         best["output_kernel"] = (1, 168)

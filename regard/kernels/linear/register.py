@@ -1,6 +1,6 @@
-"""Registers linear attention in Triton beside `elu`, `performer`, `fourier` and `linear`, and says what it takes.
+"""Registers linear attention in Triton for `elu`, `performer`, `fourier` and `linear`, with the limits of its inputs.
 
-The package's docstring explains the algorithm and the precision of its products. This module imports no Triton.
+The package's docstring explains the algorithm and the precision of its products. This module does not import Triton.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from regard.mechanisms.base import without_autocast
 from regard.shapes import Mask
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MOST_FEATURES = 512
-_WIDEST = 256  # K and V
-_NARROW = 64  # heads as wide need little shared memory
-_SHARED_MEMORY = 160 << 10  # bytes that wider ones need: A100, H100 and later have as much
-_MAPS: dict[type[Linear], str] = {Elu: "elu", Performer: "performer", Fourier: "fourier", AnyFeatures: "given"}
-_SIZES = f"F ≤ {_MOST_FEATURES}, K and V ≤ {_WIDEST}"
+_MAX_FEATURES = 512
+_MAX_HEAD_DIM = 256  # K and V
+_NARROW_HEAD_DIM = 64  # heads up to this width need little shared memory
+_WIDE_HEAD_SMEM_BYTES = 160 << 10  # needed by wider heads; A100, H100 and later have it
+_MAPS: dict[type[Linear], str] = {Elu: "elu", Performer: "performer", Fourier: "fourier", AnyFeatures: "precomputed"}
+_SIZES = f"F ≤ {_MAX_FEATURES}, K and V ≤ {_MAX_HEAD_DIM}"
 _LIMITS: dict[type[Linear], str] = {
     Elu: _SIZES,
     AnyFeatures: _SIZES,
-    Performer: f"{_SIZES}; float32 and float16: K ≤ {_WIDEST // 2}",
+    Performer: f"{_SIZES}; float32 and float16: K ≤ {_MAX_HEAD_DIM // 2}",
     Fourier: f"bfloat16, {_SIZES}",
 }
-_TRITON = find_spec("triton") is not None  # found now: a compiled model cannot look
+_TRITON = find_spec("triton") is not None  # evaluated at import: torch.compile cannot trace find_spec
 
 
-def _shared_memory(device: torch.device) -> int:
-    """Returns the bytes of shared memory that a program may have."""
+def _smem_bytes_per_block(device: torch.device) -> int:
+    """Returns the bytes of shared memory that one program can have on a device."""
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler with regard.
-_shared_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# This is what torch.compiler.assume_constant_result sets; calling it would import the compiler.
+_smem_bytes_per_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _runs_triton(x: Tensor) -> bool:
-    """Returns whether Triton's programs can run where x is."""
+    """Returns whether Triton kernels can run on the device of x."""
     return x.is_cuda and _TRITON
 
 
-def refuse_inputs(
+def unsupported_inputs(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, dtypes: tuple[torch.dtype, ...] = _DTYPES
 ) -> str | None:
-    """Returns why no program can take these inputs, or None. dtypes: those that the program takes."""
+    """Returns why the kernels cannot take these inputs, or None. dtypes: those that the kernel takes."""
     if not _runs_triton(q):
         return "it needs a CUDA device and triton"
     if mechanism.strict:
@@ -62,33 +62,35 @@ def refuse_inputs(
     return None
 
 
-def refuse_wide_heads(K: int, V: int, device: torch.device) -> str | None:
-    """Returns why heads of width K and V do not fit a GPU, or None."""
-    if max(K, V) > _NARROW and _shared_memory(device) < _SHARED_MEMORY:
-        needed = _SHARED_MEMORY >> 10
-        return f"K = {K}, V = {V}: over {_NARROW} it needs {needed} KiB of shared memory, {device} has less"
+def unsupported_widths(K: int, V: int, device: torch.device) -> str | None:
+    """Returns why heads of widths K and V need more shared memory than a GPU has, or None."""
+    if max(K, V) > _NARROW_HEAD_DIM and _smem_bytes_per_block(device) < _WIDE_HEAD_SMEM_BYTES:
+        needed = _WIDE_HEAD_SMEM_BYTES >> 10
+        return f"K = {K}, V = {V}: over {_NARROW_HEAD_DIM} it needs {needed} KiB of shared memory, {device} has less"
     return None
 
 
-def _refuse_sequence(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Returns why the programs for whole sequences cannot run, or None."""
-    reason = refuse_inputs(mechanism, q, k, v)
+def _unsupported_sequence(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Returns why the kernels for whole sequences cannot run, or None."""
+    reason = unsupported_inputs(mechanism, q, k, v)
     if reason is not None:
         return reason
     K = k.shape[3]
     V = v.shape[3]
     F = mechanism.feature_count(K)
-    too_precise = isinstance(mechanism, Fourier) and v.dtype != torch.bfloat16  # features cancel: sums need float64
-    too_wide = isinstance(mechanism, Performer) and v.dtype != torch.bfloat16 and K > _WIDEST // 2
-    if too_precise or too_wide or F > _MOST_FEATURES or max(K, V) > _WIDEST:
+    # Fourier's sums cancel: to be accurate to float32 or float16 they would need float64 accumulators.
+    # Fourier's sums cancel: to be accurate to float32 or float16 they would need float64 accumulators.
+    needs_float64 = isinstance(mechanism, Fourier) and v.dtype != torch.bfloat16
+    too_wide = isinstance(mechanism, Performer) and v.dtype != torch.bfloat16 and K > _MAX_HEAD_DIM // 2
+    if needs_float64 or too_wide or F > _MAX_FEATURES or max(K, V) > _MAX_HEAD_DIM:
         return f"{v.dtype}, F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
-    return refuse_wide_heads(K, V, v.device)
+    return unsupported_widths(K, V, v.device)
 
 
-def _refuse_token(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums) -> str | None:
-    """Returns why the program for a single token cannot run, or None: it needs little room, and is as precise as the
-    sums."""
-    reason = refuse_inputs(mechanism, q, k, v, (*_DTYPES, torch.float64))
+def _unsupported_token(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums) -> str | None:
+    """Returns why the kernel for a single token cannot run, or None. It has fewer limits than those for sequences: it
+    needs little shared memory, and computes in the dtype of the state."""
+    reason = unsupported_inputs(mechanism, q, k, v, (*_DTYPES, torch.float64))
     if reason is not None:
         return reason
     differentiable = (q, k, v, state.sums, *mechanism.parameters())
@@ -97,25 +99,25 @@ def _refuse_token(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sum
     K = k.shape[3]
     V = v.shape[3]
     F = mechanism.feature_count(K)
-    if F > _MOST_FEATURES or max(K, V) > _WIDEST:
+    if F > _MAX_FEATURES or max(K, V) > _MAX_HEAD_DIM:
         return f"F = {F}, K = {K}, V = {V} exceed its limits: {_LIMITS[type(mechanism)]}"
     return None
 
 
-def _when_forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
-    """Returns why `forward` cannot run, or None."""
+def _unsupported_forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
+    """Returns why `forward` cannot run, or None if it can."""
     if mask.documents is not None:
         return "it knows no packed documents"
-    return _refuse_sequence(mechanism, q, k, v)
+    return _unsupported_sequence(mechanism, q, k, v)
 
 
-def _when_extend(
+def _unsupported_extend(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None = None
 ) -> str | None:
-    """Returns why `extend` cannot run, or None."""
+    """Returns why `extend` cannot run, or None if it can."""
     if q.shape[2] == 1:
-        return _refuse_token(mechanism, q, k, v, state)
-    return _refuse_sequence(mechanism, q, k, v)
+        return _unsupported_token(mechanism, q, k, v, state)
+    return _unsupported_sequence(mechanism, q, k, v)
 
 
 def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -126,7 +128,7 @@ def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> T
 def extend(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None = None
 ) -> tuple[Tensor, Sums]:
-    """Returns the outputs [B,H,T,V] of T more tokens after a state, and the state after them."""
+    """Returns the outputs [B,H,T,V] of T more tokens after a state, and the state after these tokens."""
     if q.shape[2] == 1:
         return _attend_token(mechanism, q, k, v, state, visible)
     out, sums, peak = _attend(mechanism, q, k, v, visible, True, state)
@@ -139,13 +141,13 @@ def extend(
 def _attend(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, state: Sums | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the outputs [B,H,T,V]; and sums [B,G,F,V+1] and peak [B,G] after the last token, where there is a state
-    to go on from."""
+    """Returns the outputs [B,H,T,V]; and, if a state was passed, sums [B,G,F,V+1] and peak [B,G] after the last
+    token."""
     from regard.kernels.linear.ops import attend
 
     w = _directions(mechanism, q)
     if isinstance(mechanism, AnyFeatures):
-        q, k = _given_features(mechanism, q, k, v, visible, torch.float32)
+        q, k = _compute_features(mechanism, q, k, v, visible, torch.float32)
         if v.dtype == torch.bfloat16:
             q = q.bfloat16()
             k = k.bfloat16()
@@ -163,26 +165,27 @@ def _attend(
 def _attend_token(
     mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None
 ) -> tuple[Tensor, Sums]:
-    """Returns the outputs [B,H,1,V] of one more token after a state, and the state after it."""
+    """Returns the outputs [B,H,1,V] of one more token after a state, and the state after this token."""
     from regard.kernels.linear.triton_step import decode_step
 
     w = _directions(mechanism, q)
     if isinstance(mechanism, AnyFeatures):
-        q, k = _given_features(mechanism, q, k, v, visible, state.sums.dtype)
+        q, k = _compute_features(mechanism, q, k, v, visible, state.sums.dtype)
     return decode_step(q, k, v, w, visible, state, _MAPS[type(mechanism)])
 
 
 def _directions(mechanism: Linear, q: Tensor) -> Tensor | None:
-    """Returns the directions [D,K] of random features, or None for other maps; in float32 where they are drawn now."""
+    """Returns the directions [D,K] of random features, or None for other maps. A mechanism that was built without a
+    width draws them on its first call, here in float32; otherwise they have the dtype in which the model keeps them."""
     if not isinstance(mechanism, Performer | Fourier):
         return None
     return mechanism.directions(q.new_empty(q.shape[3], dtype=torch.float32))
 
 
-def _given_features(
+def _compute_features(
     mechanism: AnyFeatures, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Returns the features of queries [B,H,T,F] and keys [B,G,T,F] in a dtype, as PyTorch makes them."""
+    """Returns the features of queries [B,H,T,F] and keys [B,G,T,F], computed by PyTorch in `dtype`."""
     with without_autocast(v):
         q_features = mechanism.features(q.to(dtype))[0]
         k_features = mechanism.features(Mask(visible=visible).zero_hidden(k).to(dtype))[0]
@@ -190,5 +193,5 @@ def _given_features(
 
 
 for _cls, _limits in _LIMITS.items():
-    kernel(_cls, "forward", name="triton", when=_when_forward, device="cuda", limits=_limits)(forward)
-    kernel(_cls, "extend", name="triton", when=_when_extend, device="cuda", limits=_limits)(extend)
+    kernel(_cls, "forward", name="triton", when=_unsupported_forward, device="cuda", limits=_limits)(forward)
+    kernel(_cls, "extend", name="triton", when=_unsupported_extend, device="cuda", limits=_limits)(extend)

@@ -1,4 +1,4 @@
-"""Groups of tensors that travel together through a call of linear attention. The package's docstring explains each."""
+"""Groups of tensors that are passed together. The package's docstring explains each tensor."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ class LinearCall(NamedTuple):
     v: Tensor  # [B,G,T,V]
     w: Tensor | None  # directions [D,K] of random features
     visible: Tensor | None  # [B,T]
-    sums: Tensor | None  # a state to start from, [B,G,F,V+1]
+    sums: Tensor | None  # the initial state, [B,G,F,V+1]
     peak: Tensor | None  # its peak, [B,G]
-    map: str  # the feature map: "given" (q and k are features), "elu", "performer", "fourier"
+    map: str  # the feature map: "precomputed" (q and k are features), "elu", "performer", "fourier"
     causal: bool
     final: bool  # whether the state after the last token is wanted
-    learns: bool  # whether a gradient will be
+    needs_grad: bool  # whether the backward pass will run
 
 
 class ForwardResults(NamedTuple):
-    """What forward writes: the output, the state after the last token where it is wanted, and what the gradient needs.
-    Tensors that a call does not need are empty."""
+    """What the forward pass writes: the output, the final state if it is wanted, and the tensors that the backward pass
+    needs. Tensors that a call does not need are empty."""
 
     out: Tensor
     final_sums: Tensor
     final_peak: Tensor
     inv_norm: Tensor
-    row_peak: Tensor
+    query_peak: Tensor
     segment_sums: Tensor
     segment_S_cast: Tensor
-    segment_stats: Tensor
+    segment_scales: Tensor
     chunk_S: Tensor
-    chunk_stats: Tensor
+    chunk_Z_scales: Tensor
     q_shift: Tensor
     k_shift: Tensor
     stabiliser: Tensor
 
 
 class SavedTensors(NamedTuple):
-    """What the gradient reads: inputs of the call, then `ForwardResults` without the final state."""
+    """What the backward pass reads: inputs of the call, then `ForwardResults` without the final state."""
 
     q: Tensor
     k: Tensor
@@ -53,41 +53,43 @@ class SavedTensors(NamedTuple):
     peak: Tensor | None
     out: Tensor
     inv_norm: Tensor
-    row_peak: Tensor
+    query_peak: Tensor
     segment_sums: Tensor
     segment_S_cast: Tensor
-    segment_stats: Tensor
+    segment_scales: Tensor
     chunk_S: Tensor
-    chunk_stats: Tensor
+    chunk_Z_scales: Tensor
     q_shift: Tensor
     k_shift: Tensor
     stabiliser: Tensor
 
     @classmethod
     def of(cls, call: LinearCall, results: ForwardResults) -> SavedTensors:
-        """Returns what the gradient of this call reads."""
+        """Returns the tensors that the backward pass of this call reads."""
         return cls(call.q, call.k, call.v, call.w, call.visible, call.peak, results.out, *results[3:])
 
 
 class BackwardSums(NamedTuple):
-    """R and ρ, summed over the queries of each head from the end. Named as S and Z, whose places they take."""
+    """R and ρ of each query head, summed over the queries from the end. They are stored as S and Z are: the segment
+    sums hold R and ρ, chunk_Z_scales holds ρ."""
 
     segment_sums: Tensor
-    segment_S_cast: Tensor
-    segment_stats: Tensor
-    chunk_S: Tensor
-    chunk_stats: Tensor
+    segment_R_cast: Tensor
+    segment_scales: Tensor
+    chunk_R: Tensor
+    chunk_Z_scales: Tensor
 
 
 def with_unit_stride(x: Tensor) -> Tensor:
-    """Returns x [B,N,T,W] with the numbers of a vector side by side, as the programs read them; copied if need be."""
+    """Returns x [B,N,T,W] with stride 1 in its last dimension, as the kernels read it; a contiguous copy if
+    necessary."""
     if x.stride(3) == 1:
         return x
     return x.contiguous()
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Returns the strides of batch, heads and tokens of each tensor [B,N,T,W], one after the other."""
+    """Returns the strides of batch, heads and tokens of each tensor [B,N,T,W], in one flat tuple."""
     return tuple(n for x in tensors for n in x.stride()[:3])
 
 

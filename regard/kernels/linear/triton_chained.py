@@ -1,8 +1,9 @@
-"""Causal linear attention of narrow heads in one Triton program: each segment of a sequence waits for the sums of the
-one before it, and hands its own on.
+"""Causal linear attention of narrow heads in one Triton kernel: one program per segment waits for the sums of the
+segment before it, and hands its own on.
 
-Keys and values are read twice, and the sums of a segment stay in registers. Programs take numbers as they start, so
-that the one a program waits for has always started. The order in which numbers are added up never changes.
+Keys and values are read twice, and the sums of a segment stay in registers. Each program draws a ticket when it starts,
+which decides its segment; so the program that it waits for has always started. Deterministic: atomics only draw tickets
+and set flags, and sums are always added in the same order.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -29,8 +30,8 @@ def key_features(
 ):  # fmt: skip
     """Returns ψ(k)ᵀ [BF,C] of a chunk of keys, zero for keys that are not seen.
 
-    k_rows: pointer to the first key; stride: from one token to the next; seen [C]: which keys are visible.
-    ws: the identity [BF,BK], as `load_directions` returns it. ff [BF]: the features.
+    k_rows: pointer to the first key; stride: elements from one token to the next; seen [C]: which keys are visible.
+    ws: the identity [BF,BK], as `load_directions` returns it. ff [BF]: the indices of the features.
     """
     shift = tl.where(seen, 0.0, float("inf"))
     p = project_transposed(load_rows(k_rows, stride, seen, ff, K), ws, K, MAP, 1)
@@ -44,7 +45,7 @@ def sum_segment(
 ):  # fmt: skip
     """Returns S = Σ ψ(k) vᵀ [BF,BV] and Z = Σ ψ(k) [BF] over `chunks` chunks from token `begin` of sequence b.
 
-    k_rows, v_rows: pointers to the first key and value; k_t, v_t: from one token to the next.
+    k_rows, v_rows: pointers to the first key and value; k_t, v_t: elements from one token to the next.
     ws: the identity [BF,BK]. visible [B,T]: the mask over keys, if MASKED.
     """
     ff = tl.arange(0, BF)
@@ -61,18 +62,19 @@ def sum_segment(
 
 
 @triton.jit
-def state_pointers(sums, row, ff, vv, K: tl.constexpr, V: tl.constexpr):
-    """Returns the pointers to S [BF,BV] and Z [BF] of one row of a state.
+def state_pointers(sums, bg, ff, vv, K: tl.constexpr, V: tl.constexpr):
+    """Returns the pointers to S [BF,BV] and Z [BF] of one sequence and key head, the bg-th, in a state.
 
-    sums [rows,F,V+1]: the state, S with Z as its last column. ff [BF], vv [BV]: which features and columns.
+    sums [BG,F,V+1]: the state, S with Z as its last column. ff [BF], vv [BV]: which features and columns.
     """
-    feature = sums + row * (K * (V + 1)) + ff * (V + 1)
+    feature = sums + bg * (K * (V + 1)) + ff * (V + 1)
     return feature[:, None] + vv[None, :], feature + V
 
 
 @triton.jit
 def wait_until_ready(flag):
-    """Returns when the flag, a pointer to int32, is no longer zero; what was written before it was set is visible."""
+    """Waits until the flag, a pointer to int32, is no longer zero. Whatever was written before it was set is then
+    visible."""
     ready = tl.atomic_add(flag, 0, sem="acquire")
     while ready == 0:
         ready = tl.atomic_add(flag, 0, sem="acquire")
@@ -80,40 +82,44 @@ def wait_until_ready(flag):
 
 @triton.jit
 def chained_kernel(
-    q, k, v, w, visible, initial_sums, out, inv_norm, chunk_S, chunk_stats, final_sums, handed_over, tickets,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, segments, H, rows,
+    q, k, v, w, visible, initial_sums, out, inv_norm, chunk_S, chunk_Z_scales, final_sums, handed_over,
+    counter_and_flags, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, segments, H, BG,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, STABILISED: tl.constexpr, W_PARTS: tl.constexpr,
-    GROUP: tl.constexpr, MASKED: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, CHUNK_SUMS: tl.constexpr,
+    GROUP: tl.constexpr, MASKED: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr, FINAL: tl.constexpr,
+    CHUNK_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Computes causal outputs. One program instance does one segment of one key head, for all query heads of its group:
+    """Computes causal outputs. One program does one segment of one key head, for all query heads of its group:
 
-        out_i = (ψ(q_i)ᵀ S + Σ_{j≤i in chunk} (ψ(q_i)·ψ(k_j)) v_j) / s_i,     s_i the same with 1 in place of v_j
+        out_i = (ψ(q_i)ᵀ S + Σ_{j≤i in chunk} (ψ(q_i)·ψ(k_j)) v_j) / s_i
+        s_i   =  ψ(q_i)ᵀ Z + Σ_{j≤i in chunk} ψ(q_i)·ψ(k_j)
 
-    chunk by chunk, with S and Z of all keys before the chunk in registers. F = K here, and no stabilisers are needed.
+    It goes chunk by chunk, with S and Z of all keys before the chunk in registers. F = K here, and there are no
+    stabilisers.
 
     Reads:
         q [B,H,T,K], k [B,G,T,K], v [B,G,T,V]: inputs; strides q_b, q_h, q_t and so on.
         w [K,K]: the identity (see `Plan.projects_identity`).
         visible [B,T]: the mask over keys, if MASKED.
-        initial_sums [rows,F,V+1]: the state before the first token, if INITIAL.
+        initial_sums [BG,F,V+1]: the state before the first token, if HAS_INITIAL_STATE.
     Writes:
         out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1 / s_i, or 0 where s_i has underflowed.
-        chunk_S [rows,chunks,F,V], chunk_stats [rows,chunks,F+2]: S and Z of the whole sequence before each chunk but
-            the first, for the gradient; if CHUNK_SUMS.
-        final_sums [rows,F,V+1]: the state after the last token, if FINAL.
+        chunk_S [BG,chunks,F,V], chunk_Z_scales [BG,chunks,F+2]: S and Z of the whole sequence before each chunk but the
+            first, for the backward pass; if CHUNK_SUMS.
+        final_sums [BG,F,V+1]: the state after the last token, if FINAL.
     Reads and writes:
-        handed_over [rows,segments−1,BF·BV+BF]: S and Z after each segment but the last.
-        tickets [1+rows·segments]: zeros before; the next number, then whether each program has handed its sums over.
-    span: tokens of a segment; rows = B·G; GROUP = H / G.
+        handed_over [BG,segments−1,BF·BV+BF]: S and Z after each segment but the last.
+        counter_and_flags [1+BG·segments]: zeros before the launch. [0]: the next ticket; [1 + ticket]: 1 once
+            the program with that ticket has handed its sums over.
+    span: tokens of a segment; BG = B·G; GROUP = H / G.
     """
-    # Segments are numbered in the order in which programs start, the first segments of all rows before the second.
-    number = tl.atomic_add(tickets, 1, sem="relaxed")
-    row = (number % rows).to(tl.int64)
-    segment = number // rows
+    # Tickets are drawn as programs start: first the first segments of all BG heads, then the second ones, and so on.
+    ticket = tl.atomic_add(counter_and_flags, 1, sem="relaxed")
+    bg = (ticket % BG).to(tl.int64)
+    segment = ticket // BG
     G = H // GROUP
-    b = row // G
-    g = row % G
+    b = bg // G
+    g = bg % G
     ff = tl.arange(0, BF)
     vv = tl.arange(0, BV)
     tt = tl.arange(0, C)
@@ -124,32 +130,32 @@ def chained_kernel(
     k_rows = k + b * k_b + g * k_h + begin.to(tl.int64) * k_t
     v_rows = v + b * v_b + g * v_h + begin.to(tl.int64) * v_t
     ws = load_directions(w, 0, K, F, BK, BF, MAP, 1)
-    place = (row * (segments - 1) + segment) * (BF * BV + BF)
+    offset = (bg * (segments - 1) + segment) * (BF * BV + BF)
     is_last = segment + 1 == segments
-    # Sum up this segment, wait for the sums of all before it, and hand on the sums of both.
+    # Sum this segment, wait for the sums of all before it, and hand the total on.
     S = tl.zeros([BF, BV], tl.float32)
     Z = tl.zeros([BF], tl.float32)
-    if not is_last:  # nobody waits for the sums of the last
+    if not is_last:  # no program waits for the sums of the last segment
         S, Z = sum_segment(
             k_rows, v_rows, ws, visible, b, begin, chunks, T, k_t, v_t, K, V, BF, BV, C, MAP, PRECISION, MASKED
         )  # fmt: skip
     S_before = tl.zeros([BF, BV], tl.float32)
     Z_before = tl.zeros([BF], tl.float32)
     if segment > 0:
-        wait_until_ready(tickets + number - rows + 1)
-        previous = place - (BF * BV + BF)
+        wait_until_ready(counter_and_flags + ticket - BG + 1)
+        previous = offset - (BF * BV + BF)
         S_before = tl.load(handed_over + previous + ff[:, None] * BV + vv[None, :], cache_modifier=".cg")
         Z_before = tl.load(handed_over + previous + BF * BV + ff, cache_modifier=".cg")
-    elif INITIAL:
-        S_in, Z_in = state_pointers(initial_sums, row, ff, vv, K, V)
+    elif HAS_INITIAL_STATE:
+        S_in, Z_in = state_pointers(initial_sums, bg, ff, vv, K, V)
         S_before = tl.load(S_in, mask=inside, other=0.0)
         Z_before = tl.load(Z_in, mask=inside_Z, other=0.0)
     if not is_last:
-        tl.store(handed_over + place + ff[:, None] * BV + vv[None, :], S_before + S)
-        tl.store(handed_over + place + BF * BV + ff, Z_before + Z)
-        tl.debug_barrier()  # all of it is written before anyone is told
-        tl.atomic_xchg(tickets + number + 1, 1, sem="release")
-    # Now go through its chunks, from the sums before it.
+        tl.store(handed_over + offset + ff[:, None] * BV + vv[None, :], S_before + S)
+        tl.store(handed_over + offset + BF * BV + ff, Z_before + Z)
+        tl.debug_barrier()  # the whole tile is written before the flag is set
+        tl.atomic_xchg(counter_and_flags + ticket + 1, 1, sem="release")
+    # Now go through the chunks, starting from the sums before the segment.
     S = S_before
     Z = Z_before
     for n in range(chunks):
@@ -161,10 +167,10 @@ def chained_kernel(
         keys = cast_operand(psi, PRECISION)
         S_cast = cast_operand(S, PRECISION)
         if CHUNK_SUMS:
-            chunk_slot = row * tl.cdiv(T, C) + begin // C + n
+            chunk_slot = bg * tl.cdiv(T, C) + begin // C + n
             wanted = begin + n * C > 0
             tl.store(chunk_S + chunk_slot * (F * V) + ff[:, None] * V + vv[None, :], S_cast, mask=inside & wanted)
-            tl.store(chunk_stats + chunk_slot * (F + 2) + ff, Z, mask=inside_Z & wanted)
+            tl.store(chunk_Z_scales + chunk_slot * (F + 2) + ff, Z, mask=inside_Z & wanted)
         for r in range(GROUP):
             h = g * GROUP + r
             token = (begin + n * C).to(tl.int64)
@@ -172,14 +178,14 @@ def chained_kernel(
             p_q = project(qs, ws, K, MAP, 1)
             psi_q = round_operand(feature_map(p_q, 0.0, ff[None, :], K, K, BF, MAP, 0, True)[0], PRECISION)
             # [C,BF] @ [BF,C] -> [C,C]
-            pairs = dot(psi_q, keys, tl.zeros([C, C], tl.float32), PRECISION)
-            pairs = round_operand(tl.where(tt[:, None] >= tt[None, :], pairs, 0.0), PRECISION)
+            scores = dot(psi_q, keys, tl.zeros([C, C], tl.float32), PRECISION)
+            scores = round_operand(tl.where(tt[:, None] >= tt[None, :], scores, 0.0), PRECISION)
             # [C,BF] @ [BF,BV] -> [C,BV]
             result = dot(psi_q, S_cast, tl.zeros([C, BV], tl.float32), PRECISION)
             # [C,C] @ [C,BV] -> [C,BV]
-            result = dot(pairs, values, result, PRECISION)
+            result = dot(scores, values, result, PRECISION)
             # [C,BF] @ [BF] -> [C]
-            norm = tl.sum(psi_q * Z[None, :], 1) + tl.sum(pairs, 1)
+            norm = tl.sum(psi_q * Z[None, :], 1) + tl.sum(scores, 1)
             inverse = tl.where(tl.abs(norm) < SMALLEST_NORM, 0.0, 1 / norm)
             out_rows = out + b * o_b + h * o_h + token * o_t
             store_rows(out_rows, o_t, present, vv, result * inverse[:, None], V)
@@ -188,6 +194,6 @@ def chained_kernel(
         S = dot(keys, values, S, PRECISION)
         Z += tl.sum(psi, 1)
     if FINAL and is_last:
-        S_out, Z_out = state_pointers(final_sums, row, ff, vv, K, V)
+        S_out, Z_out = state_pointers(final_sums, bg, ff, vv, K, V)
         tl.store(S_out, S, mask=inside)
         tl.store(Z_out, Z, mask=inside_Z)

@@ -1,8 +1,9 @@
-"""What the Triton programs share that do one chunk each: where the chunk is, and the sums of all before it.
+"""Code shared by the kernels whose programs handle one chunk each: which chunk that is, and the sums of all tokens
+before it (after it in `key_value_grad_kernel`), which are *carried* into it.
 
-The past of a chunk comes in two terms: `chunk_S`, the sums from the beginning of its segment, and `segment_S_cast`, the
-running totals of all segments before. Each is multiplied by itself: to add two matrices first takes longer than a
-product.
+Carried sums come in two terms: `chunk_S`, the sums from the beginning of the chunk's segment, and `segment_S_cast`, the
+running totals of all earlier segments. Each is multiplied separately: adding the two matrices first takes longer than a
+second product. What is said of S and Z here holds for R and ρ in the backward pass, from the end.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -16,66 +17,67 @@ from regard.kernels.linear.triton_primitives import cast_operand, dot, finite_or
 
 
 @triton.jit
-def locate_chunk(rows, value_blocks):
-    """Returns three scalars, what this program instance does: the number of its chunk, its row (sequence and query
-    head) of `rows`, and its block of values of `value_blocks`."""
-    at = tl.program_id(0)
-    chunk = at // value_blocks // rows
-    row = (at // value_blocks) % rows
-    value_block = at % value_blocks
-    return chunk, row, value_block
+def locate_chunk(BH, value_blocks):
+    """Returns three scalars that say what this program does: the index of its chunk, the index bh of its sequence and
+    query head (below BH), and the index of its block of value columns (below value_blocks)."""
+    pid = tl.program_id(0)
+    chunk = pid // value_blocks // BH
+    bh = (pid // value_blocks) % BH
+    value_block = pid % value_blocks
+    return chunk, bh, value_block
 
 
 @triton.jit
 def load_scales(
-    chunk_stats, segment_stats, chunk_slot, segment_slot, has_chunk_sum, F: tl.constexpr, STABILISED: tl.constexpr,
+    chunk_Z_scales, segment_scales, chunk_slot, segment_slot, has_chunk_sum, F: tl.constexpr, STABILISED: tl.constexpr,
     CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """Returns four scalars about the past of a chunk, all powers of two or exponents of two:
+    """Returns four scalars about the sums that are carried into a chunk:
 
-        peak              the larger of the peaks of both terms, to which their sum is relative
-        exponent          the shared exponent of chunk_S, or of segment_S_cast where there is no chunk_S
-        segment_scale     what Z of the segments before is multiplied by: 2^(its peak − peak)
-        segment_S_scale   the same for S, whose shared exponent is another; zero where nothing came before
+        peak               the larger of the peaks of both terms, to which their sum is relative
+        exponent           the shared exponent of chunk_S, or of segment_S_cast where there is no chunk_S
+        segment_factor     what Z of the earlier segments is multiplied by: 2^(its peak − peak)
+        segment_S_factor   what S of the earlier segments is multiplied by: segment_factor, times a power of two because
+                           its shared exponent is not that of chunk_S; zero if nothing came before
 
-    Both scales are one until the segment has found a higher peak.
+    Unless the chunk's segment has met a higher peak, segment_factor is 1.
 
-    chunk_stats [rows,chunks,F+2]: the last two columns hold peak and exponent of chunk_S; at chunk_slot.
-    segment_stats [rows,slots,2]: peak and exponent of segment_S_cast; at segment_slot.
-    has_chunk_sum: whether the chunk is not the first of its segment.
+    chunk_Z_scales [BH,chunks,F+2]: the last two columns hold peak and exponent of chunk_S; read at chunk_slot.
+    segment_scales [BH,slots,2]: peak and exponent of segment_S_cast; read at segment_slot.
+    has_chunk_sum: whether chunk_S exists: the first chunk of a segment has none.
     """
     peak = tl.full((), float("-inf"), tl.float32)
-    segment_scale = tl.full((), 1.0, tl.float32)
+    segment_factor = tl.full((), 1.0, tl.float32)
     exponent = tl.full((), 0.0, tl.float32)
     if STABILISED:
         segment_peak = peak
         if SEGMENT_SUMS:
-            segment_peak = tl.load(segment_stats + segment_slot * 2)
+            segment_peak = tl.load(segment_scales + segment_slot * 2)
         if CHUNK_SUMS:
-            peak = tl.load(chunk_stats + chunk_slot * (F + 2) + F, mask=has_chunk_sum, other=float("-inf"))
+            peak = tl.load(chunk_Z_scales + chunk_slot * (F + 2) + F, mask=has_chunk_sum, other=float("-inf"))
         peak = tl.maximum(peak, segment_peak)
         if CHUNK_SUMS and SEGMENT_SUMS:
-            segment_scale = tl.exp2(segment_peak - finite_or_zero(peak))
-    segment_S_scale = segment_scale
+            segment_factor = tl.exp2(segment_peak - finite_or_zero(peak))
+    segment_S_factor = segment_factor
     if SHARED_EXPONENT:
         if SEGMENT_SUMS:
-            exponent = tl.load(segment_stats + segment_slot * 2 + 1)
+            exponent = tl.load(segment_scales + segment_slot * 2 + 1)
         if CHUNK_SUMS:
-            chunk_exponent = tl.load(chunk_stats + chunk_slot * (F + 2) + F + 1, mask=has_chunk_sum, other=0.0)
+            chunk_exponent = tl.load(chunk_Z_scales + chunk_slot * (F + 2) + F + 1, mask=has_chunk_sum, other=0.0)
             chunk_exponent = tl.where(has_chunk_sum, chunk_exponent, exponent)
-            segment_S_scale = segment_scale * tl.exp2(exponent - chunk_exponent)
+            segment_S_factor = segment_factor * tl.exp2(exponent - chunk_exponent)
             exponent = chunk_exponent
-    return peak, exponent, segment_scale, segment_S_scale
+    return peak, exponent, segment_factor, segment_S_factor
 
 
 @triton.jit
 def load_S(
     sums, slot, exists, ff, end, value_block, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr
 ):  # fmt: skip
-    """Returns a block [BF,BV] of a matrix S, zeros where it does not exist.
+    """Returns a block [BF,BV] of a matrix S, zeros if it does not exist.
 
-    sums [slots,F,V]: chunk_S or segment_S_cast; slot: which matrix.
-    ff [BF]: its rows, of which those from `end` on are zero. value_block: which columns.
+    sums [slots,F,V]: chunk_S or segment_S_cast; slot: the index of the matrix.
+    ff [BF]: which rows of it; those from `end` on are zero. value_block: which block of its columns.
     """
     vv = value_block * BV + tl.arange(0, BV)
     inside = (ff[:, None] < end) & (vv[None, :] < V) & exists
@@ -83,46 +85,47 @@ def load_S(
 
 
 @triton.jit
-def load_past(
-    chunk_S, chunk_stats, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum, has_segment_sum,
-    segment_scale, ff, value_block, TRIG: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr,
+def load_carried_sums(
+    chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum, has_segment_sum,
+    segment_factor, ff, value_block, TRIG: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, ADD: tl.constexpr = False,
 ):  # fmt: skip
-    """Returns the past of a chunk for the directions ff [BF]: S from its segment [BF,BV], S of the segments before
-    [BF,BV], and Z [BF] of both. With ADD the first is the sum of both, in bfloat16.
+    """Returns the sums that are carried into a chunk, for the directions ff [BF]: S from its segment [BF,BV], S of the
+    earlier segments [BF,BV], and Z [BF] of both together. With ADD the first is the sum of both, in bfloat16.
 
-    chunk_S [rows,chunks,F,V], chunk_stats [rows,chunks,F+2]: S and Z before each chunk; at chunk_slot if has_chunk_sum.
-    segment_sums [rows,slots,F·V+F]: running totals, of which Z is read; at segment_slot.
-    segment_S_cast [rows,slots,F,V]: S of them; at segment_slot if has_segment_sum.
-    segment_scale: of `load_scales`. TRIG: the features' sines or only features (0), or their cosines (1).
+    chunk_S [BH,chunks,F,V], chunk_Z_scales [BH,chunks,F+2]: S and Z before each chunk; read at chunk_slot if
+        has_chunk_sum.
+    segment_sums [BH,slots,F·V+F]: running totals, of which Z is read at segment_slot.
+    segment_S_cast [BH,slots,F,V]: S of the running totals; read at segment_slot if has_segment_sum.
+    segment_factor: from `load_scales`. TRIG: 0 for sines, or for the features of other maps; 1 for cosines.
     """
     D: tl.constexpr = F // features_per_direction(MAP)
-    at = TRIG * D + ff
+    rows = TRIG * D + ff  # of S, which is [F,V]
     end = TRIG * D + D
     S_chunk = 0.0
     S_segment = 0.0
     if CHUNK_SUMS:
-        S_chunk = load_S(chunk_S, chunk_slot, has_chunk_sum, at, end, value_block, V, F, BV)
+        S_chunk = load_S(chunk_S, chunk_slot, has_chunk_sum, rows, end, value_block, V, F, BV)
     if SEGMENT_SUMS:
-        S_segment = load_S(segment_S_cast, segment_slot, has_segment_sum, at, end, value_block, V, F, BV)
+        S_segment = load_S(segment_S_cast, segment_slot, has_segment_sum, rows, end, value_block, V, F, BV)
     if ADD:
-        S_chunk = tl.cast(tl.cast(S_segment, tl.float32) * segment_scale + tl.cast(S_chunk, tl.float32), tl.bfloat16)
+        S_chunk = tl.cast(tl.cast(S_segment, tl.float32) * segment_factor + tl.cast(S_chunk, tl.float32), tl.bfloat16)
     Z = tl.zeros([ff.shape[0]], tl.float32)
     if CHUNK_SUMS:
-        Z = tl.load(chunk_stats + chunk_slot * (F + 2) + at, mask=(at < end) & has_chunk_sum, other=0.0)
+        Z = tl.load(chunk_Z_scales + chunk_slot * (F + 2) + rows, mask=(rows < end) & has_chunk_sum, other=0.0)
     if SEGMENT_SUMS:
-        inside = at < end
-        Z_segment = tl.load(segment_sums + segment_slot * (F * V + F) + F * V + at, mask=inside, other=0.0)
-        Z += Z_segment * segment_scale
+        inside = rows < end
+        Z_segment = tl.load(segment_sums + segment_slot * (F * V + F) + F * V + rows, mask=inside, other=0.0)
+        Z += Z_segment * segment_factor
     return S_chunk, S_segment, Z
 
 
 @triton.jit
 def dot_scaled(a, S, scale, acc, PRECISION: tl.constexpr, SCALED: tl.constexpr):
-    """Returns acc + scale · a S. Without SCALED the scale is one.
+    """Returns acc + scale · a S. Without SCALED the scale is not read, and taken as 1.
 
-    a [m,k], S [k,n], acc [m,n]. scale: a scalar power of two. Mostly it is one, which saves the multiplication; it is
-    zero where nothing came before, which saves the product.
+    a [m,k], S [k,n], acc [m,n]. scale: a scalar power of two. Mostly it is 1, which saves the multiplication; it is 0
+    where nothing came before, which saves the product.
     """
     # [m,k] @ [k,n] -> [m,n]
     if SCALED and (PRECISION == "bf16" or PRECISION == "fp16"):
@@ -138,7 +141,11 @@ def dot_scaled(a, S, scale, acc, PRECISION: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def causal_pairs(seen):
-    """Returns which keys [1,C] each query [C,1] of the same chunk attends to: those not after it that are seen [C]."""
+def causal_mask(seen):
+    """Returns which keys (columns) each query (row) of the same chunk attends to, [C,C]: those not after it that are
+    seen.
+
+    seen [C]: which keys are visible.
+    """
     t = tl.arange(0, seen.shape[0])
     return (t[:, None] >= t[None, :]) & seen[None, :]

@@ -1,6 +1,6 @@
-"""The feature maps ψ of the Triton programs: projections on random directions, and ψ with its derivative.
+"""The feature maps ψ of the Triton kernels: projections on random directions, and ψ with its derivative.
 
-Exponents are powers of two: `performer` computes 2^(p − shift) with p = (w·x) K^(−1/4) log₂e.
+Exponentials are taken to base two: `performer` computes 2^(p − shift) with p = (w·x) K^(−1/4) log₂e.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -26,10 +26,12 @@ def features_per_direction(MAP):
 
 @triton.jit
 def load_vectors(x, stride, present, block, K: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, W_PARTS: tl.constexpr):
-    """Returns what a block of features is made from: whole vectors [C,BK] where they are projected (W_PARTS > 0), or
-    else the columns of the same numbers [C,BF].
+    """Returns the tile from which a block of features is computed. Where vectors are projected (W_PARTS > 0), each
+    feature depends on all of x, so that is whole vectors [C,BK]; otherwise the BF columns with the indices of the
+    block, [C,BF].
 
-    x: pointer to the first token's vector; stride: from one token to the next; present [C]: which tokens to load.
+    x: pointer to the first token's vector; stride: elements from one token to the next; present [C]: which tokens to
+    load.
     """
     if W_PARTS:
         return load_rows(x, stride, present, tl.arange(0, BK), K)
@@ -43,23 +45,23 @@ def load_directions(
     W_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Returns a block of directions as three parts (high, middle, low), each [BF,BK], that sum to w. Parts beyond
-    W_PARTS repeat the first and are not used; with W_PARTS = 0 there are no directions.
+    W_PARTS repeat the first and are not used. With W_PARTS = 0 there are no directions, and it returns three zeros.
 
-    w [W_PARTS·D,K]: the parts one below the other, D = F / features_per_direction. Sines and cosines share directions.
+    w [W_PARTS·D,K]: the parts stacked below each other, D = F / features_per_direction.
     """
     if W_PARTS:
         D: tl.constexpr = F // features_per_direction(MAP)
         ff = block * BF + tl.arange(0, BF)
         kk = tl.arange(0, BK)
-        at = (ff % D)[:, None] * K + kk[None, :]
+        offset = (ff % D)[:, None] * K + kk[None, :]
         inside = kk[None, :] < K
-        high = tl.load(w + at, mask=inside, other=0.0)
+        high = tl.load(w + offset, mask=inside, other=0.0)
         middle = high
         low = high
         if W_PARTS > 1:
-            middle = tl.load(w + D * K + at, mask=inside, other=0.0)
+            middle = tl.load(w + D * K + offset, mask=inside, other=0.0)
         if W_PARTS > 2:
-            low = tl.load(w + 2 * D * K + at, mask=inside, other=0.0)
+            low = tl.load(w + 2 * D * K + offset, mask=inside, other=0.0)
         return high, middle, low
     else:
         return 0.0, 0.0, 0.0
@@ -67,7 +69,8 @@ def load_directions(
 
 @triton.jit
 def to_log2(p, K: tl.constexpr, MAP: tl.constexpr):
-    """Returns projections p as exponents of two for `performer`, whose features are exponentials; else p itself."""
+    """Returns projections p as exponents to base two for `performer`, whose features are exponentials; else p
+    itself."""
     if MAP == "performer":
         return p * (K**-0.25 * LOG2E)
     else:
@@ -94,7 +97,7 @@ def project(x, ws, K: tl.constexpr, MAP: tl.constexpr, W_PARTS: tl.constexpr):
 
 @triton.jit
 def project_transposed(x, ws, K: tl.constexpr, MAP: tl.constexpr, W_PARTS: tl.constexpr):
-    """Returns the projections w xᵀ [BF,C], laid out as a sum over tokens wants them.
+    """Returns the projections w xᵀ [BF,C], transposed because a sum over tokens takes ψᵀ as its first operand.
 
     x [C,BK]; ws: the parts of `load_directions`, each [BF,BK].
     """
@@ -110,10 +113,10 @@ def project_transposed(x, ws, K: tl.constexpr, MAP: tl.constexpr, W_PARTS: tl.co
 
 @triton.jit
 def sin_cos(p, K: tl.constexpr, PRECISE: tl.constexpr):
-    """Returns (sin, cos) of K^(−1/4) p, each of the shape of p: to 2⁻²² by polynomials if PRECISE, else by the device's
-    own instructions, to 2⁻²⁰."""
+    """Returns (sin, cos) of K^(−1/4) p, each of the shape of p. If PRECISE they are computed by polynomials, to 2⁻²²,
+    else by the device's own instructions, to 2⁻²⁰."""
     if PRECISE:
-        # Reduce to r in [−½, ½] half turns; every half turn flips the sign of both, which is the float's top bit.
+        # Reduce to r in [−½, ½] half turns. Every half turn flips the sign, the float's top bit, of sine and cosine.
         half_turns = p * (K**-0.25 / PI)
         whole = half_turns + ROUND_TO_INTEGER
         r = half_turns - (whole - ROUND_TO_INTEGER)
@@ -133,19 +136,20 @@ def feature_map(
     p, shift, ff, K: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, MAP: tl.constexpr, TRIG: tl.constexpr,
     PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Returns (ψ, ∂ψ/∂p), both of the shape of p; ∂ψ lacks the constant factor K^(−1/4) of random features.
+    """Returns (ψ, ∂ψ/∂p), both of the shape of p; ∂ψ/∂p lacks the constant factor K^(−1/4) of random features.
 
-        given      ψ = p
-        elu        ψ = max(p, 0) + 2^(min(p, 0) log₂e − shift), so a shift of inf hides a token whose p is zero
-        performer  ψ = 2^(p − shift)
-        fourier    ψ = sin p (TRIG 0) or cos p (TRIG 1); it is never shifted
+        precomputed  ψ = p
+        elu          ψ = max(p, 0) + 2^(min(p, 0) log₂e − shift);
+                     a shift of inf makes ψ zero for a hidden token, whose p is zero
+        performer    ψ = 2^(p − shift)
+        fourier      ψ = sin p (TRIG 0) or cos p (TRIG 1), of p times K^(−1/4); shift is not used
 
-    p: projections, or the vectors themselves for `given` and `elu`; [C,BF] or [BF,C].
-    shift: exponents that broadcast with p. ff: the direction of each entry of p; ψ of those beyond D is zero.
-    PRECISE: whether sines and cosines are done by polynomials, which normalisers need.
+    p: projections, or the vectors themselves for `precomputed` and `elu`; [C,BF] or [BF,C].
+    shift: exponents that broadcast with p. ff: the direction of each element of p; ψ is zero for those beyond D.
+    PRECISE: whether sines and cosines are computed by polynomials, which normalisers need.
     """
     p = p.to(tl.float32)
-    if MAP == "given":
+    if MAP == "precomputed":
         psi = p
         slope = 1.0
     elif MAP == "elu":

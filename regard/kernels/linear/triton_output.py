@@ -1,4 +1,4 @@
-"""The Triton program of the outputs of linear attention: all chunks at once, from the sums before each of them."""
+"""The Triton kernel that computes the outputs, for all chunks in parallel, from the sums before each of them."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from regard.kernels.linear.triton_chunk import (
-    causal_pairs,
+    causal_mask,
     dot_scaled,
-    load_past,
+    load_carried_sums,
     load_scales,
     locate_chunk,
 )
@@ -35,14 +35,14 @@ from regard.kernels.linear.triton_primitives import (
 
 @triton.jit
 def maximum(a, b):
-    """Returns the larger of a and b, elementwise: the operator of a scan."""
+    """Returns the elementwise maximum of a and b: the combine function of a scan."""
     return tl.maximum(a, b)
 
 
 @triton.constexpr_function
-def pair_precision(MAP, PRECISION):
-    """Returns the precision of ψ(q)·ψ(k) within a chunk. Where weights cancel, the normaliser is a small sum of them,
-    so they need all digits."""
+def score_precision(MAP, PRECISION):
+    """Returns the precision of the scores ψ(q)·ψ(k) within a chunk. Those of `fourier` cancel in the normaliser, which
+    may be far smaller than they are, so they need all digits."""
     if MAP == "fourier":
         return "fp16x3"
     return PRECISION
@@ -50,7 +50,8 @@ def pair_precision(MAP, PRECISION):
 
 @triton.constexpr_function
 def weighted_value_precision(MAP, PRECISION):
-    """Returns the precision of the product of a chunk's weights and values: weights that cancel need more digits."""
+    """Returns the precision of the product of a chunk's weights and values. Weights of `fourier` cancel and need more
+    digits."""
     if MAP == "fourier":
         return "bf16x3"
     return PRECISION
@@ -58,73 +59,73 @@ def weighted_value_precision(MAP, PRECISION):
 
 @triton.jit
 def output_kernel(
-    q, k, v, w, visible, q_shift, k_shift, stabiliser, chunk_S, chunk_stats, segment_sums, segment_S_cast,
-    segment_stats, out, inv_norm, row_peak,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, slots, H, rows, value_blocks,
+    q, k, v, w, visible, q_shift, k_shift, stabiliser, chunk_S, chunk_Z_scales, segment_sums, segment_S_cast,
+    segment_scales, out, inv_norm, query_peak,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, slots, H, BH, value_blocks,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, STABILISED: tl.constexpr, W_PARTS: tl.constexpr,
     GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, CHUNK_SUMS: tl.constexpr,
     SEGMENT_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Computes the outputs. One program instance does the queries of one chunk and one head, and one block of values:
+    """Computes the outputs. One program does the queries of one chunk and one head, and one block of value columns:
 
         out_i = (2^(m − m_i) ψ(q_i)ᵀ S + Σ_{j≤i in chunk} a_ij v_j) / s_i
         s_i   =  2^(m − m_i) ψ(q_i)ᵀ Z + Σ_{j≤i in chunk} a_ij,          a_ij = 2^(c_j − m_i) ψ(q_i)·ψ(k_j)
 
-    with S, Z of all keys before the chunk, relative to their peak m, and m_i = max(m, max_{j≤i} c_j) the peak of row i.
-    Unless CAUSAL, S and Z are of all keys and there are no pairs.
+    S and Z are the sums of all keys before the chunk, relative to their peak m; m_i = max(m, max_{j≤i} c_j) is the peak
+    of the keys that query i sees. Unless CAUSAL, S and Z are the sums of all keys and there are no scores.
 
     Reads:
         q [B,H,T,K], k [B,G,T,K], v [B,G,T,V]: inputs; strides q_b, q_h, q_t and so on. k and v only if CAUSAL.
         w [W_PARTS·D,K]: directions.
         visible [B,T]: the mask over keys, if MASKED.
-        q_shift [B,H,T]: what projections of queries lose; `performer` alone.
-        k_shift, stabiliser [B,G,T]: what projections of keys lose, less c; and c; if STABILISED.
-        chunk_S [B·G,chunks,F,V], chunk_stats [B·G,chunks,F+2]: sums before each chunk in its segment; if CHUNK_SUMS.
-        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], segment_stats [B·G,slots,2]: running totals over
-            the segments; slot n holds all before segment n, the last slot all; if SEGMENT_SUMS.
+        q_shift [B,H,T]: shift of each query; `performer` alone.
+        k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
+        chunk_S [B·G,chunks,F,V], chunk_Z_scales [B·G,chunks,F+2]: sums before each chunk in its segment; if CHUNK_SUMS.
+        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], segment_scales [B·G,slots,2]: running totals
+            over the segments: slot n holds all before segment n, the last slot all; if SEGMENT_SUMS.
     Writes:
         out [B,H,T,V]: outputs; strides o_b, o_h, o_t.
         inv_norm [B,H,T]: 1 / s_i, or 0 where s_i has underflowed.
-        row_peak [B,G,T]: m_i; if STABILISED and CAUSAL.
-    span: tokens of a segment; rows = B·H; GROUP = H / G.
+        query_peak [B,G,T]: m_i; if STABILISED and CAUSAL.
+    span: tokens of a segment; BH = B·H; GROUP = H / G; value_blocks: blocks of value columns.
     """
-    chunk, row, value_block = locate_chunk(rows, value_blocks)
-    row_q = row.to(tl.int64)
-    row_k = (row // GROUP).to(tl.int64)
-    b = row_q // H
-    h = row_q % H
+    chunk, bh_32, value_block = locate_chunk(BH, value_blocks)
+    bh = bh_32.to(tl.int64)
+    bg = (bh_32 // GROUP).to(tl.int64)
+    b = bh // H
+    h = bh % H
     t = chunk * C + tl.arange(0, C)
     vv = value_block * BV + tl.arange(0, BV)
     g = h // GROUP
     token = chunk.to(tl.int64) * C
     present = t < T
-    chunk_slot = row_k * tl.cdiv(T, C) + chunk
+    chunk_slot = bg * tl.cdiv(T, C) + chunk
     has_chunk_sum = (chunk * C) % span > 0
-    segment_slot = row_k * slots + (slots - 1)  # the sums of all keys
+    segment_slot = bg * slots + (slots - 1)  # holds the sums of all keys
     if CAUSAL:
-        segment_slot = row_k * slots + chunk * C // span
+        segment_slot = bg * slots + chunk * C // span
     SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16"
-    m, exponent, segment_scale, segment_S_scale = load_scales(
-        chunk_stats, segment_stats, chunk_slot, segment_slot, has_chunk_sum, F, STABILISED, CHUNK_SUMS, SEGMENT_SUMS,
-        SHARED_EXPONENT,
+    m, exponent, segment_factor, segment_S_factor = load_scales(
+        chunk_Z_scales, segment_scales, chunk_slot, segment_slot, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        SEGMENT_SUMS, SHARED_EXPONENT,
     )  # fmt: skip
-    has_segment_sum = is_positive(segment_S_scale)
+    has_segment_sum = is_positive(segment_S_factor)
     q_rows = q + b * q_b + h * q_h + token * q_t
     k_rows = k + b * k_b + g * k_h + token * k_t
     seen = load_visible(visible, b, t, T, MASKED and CAUSAL)
     shift_q = 0.0
     shift_k = 0.0
     if MAP == "performer":
-        shift_q = tl.load(q_shift + row_q * T + t, mask=present, other=0.0)[:, None]
+        shift_q = tl.load(q_shift + bh * T + t, mask=present, other=0.0)[:, None]
     if MAP == "performer" and CAUSAL:
-        c = tl.load(stabiliser + row_k * T + t, mask=seen, other=float("-inf"))
-        shift_k = (tl.load(k_shift + row_k * T + t, mask=seen, other=0.0) + finite_or_zero(c))[:, None]
-    # Block by block of features: ψ(q)ᵀS, ψ(q)ᵀZ, and the pairs ψ(q)·ψ(k) of the chunk.
+        c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
+        shift_k = (tl.load(k_shift + bg * T + t, mask=seen, other=0.0) + finite_or_zero(c))[:, None]
+    # Block by block of features: ψ(q)ᵀS, ψ(q)ᵀZ, and the scores ψ(q)·ψ(k) within the chunk.
     result = tl.zeros([C, BV], tl.float32)
     norm = tl.zeros([C], tl.float32)
-    pairs = tl.zeros([C, C], tl.float32)
-    PAIR_PRECISION: tl.constexpr = pair_precision(MAP, PRECISION)
+    scores = tl.zeros([C, C], tl.float32)
+    SCORE_PRECISION: tl.constexpr = score_precision(MAP, PRECISION)
     if CAUSAL:
         values = load_rows(v + b * v_b + g * v_h + token * v_t, v_t, seen, vv, V)
     D: tl.constexpr = F // features_per_direction(MAP)
@@ -135,10 +136,10 @@ def output_kernel(
         if CAUSAL:
             ks = load_vectors(k_rows, k_t, seen, block, K, BK, BF, W_PARTS)
         for trig in tl.static_range(features_per_direction(MAP)):
-            # All loads come first: the compiler moves none across a product.
-            S_chunk, S_segment, Z = load_past(
-                chunk_S, chunk_stats, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum,
-                has_segment_sum, segment_scale, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
+            # All loads come first, because the compiler does not move any of them ahead of a product.
+            S_chunk, S_segment, Z = load_carried_sums(
+                chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum,
+                has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
             )  # fmt: skip
             p_q = project(qs, ws, K, MAP, W_PARTS)
             psi_q = feature_map(p_q, shift_q, ff[None, :], K, F, BF, MAP, trig, True)[0]
@@ -148,7 +149,7 @@ def output_kernel(
                 result = dot(psi_q, S_chunk, result, PRECISION)
             if SEGMENT_SUMS:
                 result = dot_scaled(
-                    psi_q, S_segment, segment_S_scale, result, PRECISION, STABILISED and CHUNK_SUMS
+                    psi_q, S_segment, segment_S_factor, result, PRECISION, STABILISED and CHUNK_SUMS
                 )  # fmt: skip
             # [C,BF] @ [BF] -> [C]
             if CHUNK_SUMS or SEGMENT_SUMS:
@@ -157,29 +158,31 @@ def output_kernel(
                 p_k = project(ks, ws, K, MAP, W_PARTS)
                 psi_k = feature_map(p_k, shift_k, ff[None, :], K, F, BF, MAP, trig, True)[0]
                 # [C,BF] @ [BF,C] -> [C,C]
-                pairs = dot(psi_q, tl.trans(cast_operand(psi_k, PAIR_PRECISION)), pairs, PAIR_PRECISION)
-    # Weigh the pairs, bring the past to the peak of each row, and add up both.
+                scores = dot(psi_q, tl.trans(cast_operand(psi_k, SCORE_PRECISION)), scores, SCORE_PRECISION)
+    # Scale and mask the scores, scale the carried sums to the peak of each query, and add both.
     if SHARED_EXPONENT:
         result = result * tl.exp2(exponent)
     if CAUSAL:
-        allowed = causal_pairs(seen)
+        allowed = causal_mask(seen)
         if STABILISED:
-            c = tl.load(stabiliser + row_k * T + t, mask=seen, other=float("-inf"))
-            m_row = tl.maximum(tl.associative_scan(c, 0, maximum), m)
-            if MAP == "fourier":  # its ψ is not shifted, so the weight takes the exponent before it was rounded up
-                c = -tl.load(k_shift + row_k * T + t, mask=seen, other=float("inf"))
-            pairs = pairs * tl.exp2(tl.where(allowed, c[None, :], float("-inf")) - finite_or_zero(m_row)[:, None])
-            past_scale = tl.exp2(m - finite_or_zero(m_row))
-            result = result * past_scale[:, None]
-            norm = norm * past_scale
-            tl.store(row_peak + row_k * T + t, m_row, mask=present & (value_block == 0) & (h % GROUP == 0))
+            c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
+            m_query = tl.maximum(tl.associative_scan(c, 0, maximum), m)
+            weight_exponent = c
+            if MAP == "fourier":  # ψ = sin or cos has no scale: its weight is 2^(−k_shift), not rounded up to 2ᶜ
+                weight_exponent = -tl.load(k_shift + bg * T + t, mask=seen, other=float("inf"))
+            masked_exponent = tl.where(allowed, weight_exponent[None, :], float("-inf"))
+            scores = scores * tl.exp2(masked_exponent - finite_or_zero(m_query)[:, None])
+            carried_scale = tl.exp2(m - finite_or_zero(m_query))
+            result = result * carried_scale[:, None]
+            norm = norm * carried_scale
+            tl.store(query_peak + bg * T + t, m_query, mask=present & (value_block == 0) & (h % GROUP == 0))
         else:
-            pairs = tl.where(allowed, pairs, 0.0)
-        pairs = round_operand(pairs, PRECISION)
+            scores = tl.where(allowed, scores, 0.0)
+        scores = round_operand(scores, PRECISION)
         # [C,C] @ [C,BV] -> [C,BV]
-        result = dot(pairs, values, result, weighted_value_precision(MAP, PRECISION))
-        norm += tl.sum(pairs, 1)
+        result = dot(scores, values, result, weighted_value_precision(MAP, PRECISION))
+        norm += tl.sum(scores, 1)
     inverse = tl.where(tl.abs(norm) < SMALLEST_NORM, 0.0, 1 / norm)
     out_rows = out + b * o_b + h * o_h + token * o_t
     store_rows(out_rows, o_t, present, vv, result * inverse[:, None], V)
-    tl.store(inv_norm + row_q * T + t, inverse, mask=present & (value_block == 0))
+    tl.store(inv_norm + bh * T + t, inverse, mask=present & (value_block == 0))

@@ -1,11 +1,12 @@
-"""Building blocks of the Triton programs: products of a chosen precision, rounding, loading and storing rows.
+"""Building blocks of the Triton kernels: products of a chosen precision, rounding, loading and storing tiles.
 
 PRECISION names how a product of two tiles is done. All of them accumulate in float32:
 
     bf16     one product of bfloat16 (8 bits)
     bf16x3   three products of bfloat16 parts, high·high + high·low + low·high (16 bits)
-    fp16     one product of float16 (11 bits), for operands that share an exponent (`shared_exponent`)
-    fp16x3   three products of float16 parts (22 bits), for operands of at most about one in size
+    fp16     one product of float16 (11 bits), for operands that share an exponent (`shared_exponent`); one product of
+             bfloat16 if neither operand was cast to float16 before (`cast_operand`)
+    fp16x3   three products of float16 parts (22 bits), for operands of magnitude at most about 1
     tf32x3   three products of tf32 parts (21 bits), as Triton does them
 """
 
@@ -16,8 +17,8 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-SMALLEST_BOUND: tl.constexpr = tl.constexpr(2.0**-60)  # of `shared_exponent`: the product of two stays finite
-# A smaller normaliser has lost digits to underflow: tiny / eps of float32.
+SMALLEST_BOUND: tl.constexpr = tl.constexpr(2.0**-60)  # then the product of two inverse scales, 2^120, is finite
+# A smaller normaliser has lost digits to underflow. It is tiny / eps of float32.
 SMALLEST_NORM: tl.constexpr = tl.constexpr(2.0**-103)
 
 
@@ -25,8 +26,8 @@ SMALLEST_NORM: tl.constexpr = tl.constexpr(2.0**-103)
 def dot(a, b, acc, PRECISION: tl.constexpr):
     """Returns acc + a b in float32.
 
-    a [m,k], b [k,n]: operands of any float dtype. What is bfloat16 already needs no low part.
-    acc [m,n]: float32.
+    a [m,k], b [k,n]: operands of any float dtype. In fp16, one of them must be float16 already, or else the product is
+    done in bfloat16. In bf16x3, a bfloat16 operand has no low part, which saves a product. acc [m,n]: float32.
     """
     if PRECISION == "bf16" or (PRECISION == "fp16" and a.dtype != tl.float16 and b.dtype != tl.float16):
         # [m,k] @ [k,n] -> [m,n]
@@ -63,7 +64,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def dot_as_stored(a, b, acc):
-    """Returns acc + a b: one product of bfloat16 where a [m,k] and b [k,n] are bfloat16, else tf32x3."""
+    """Returns acc + a b: one product of bfloat16 if a [m,k] and b [k,n] are stored in bfloat16, else tf32x3."""
     # [m,k] @ [k,n] -> [m,n]
     if a.dtype == tl.bfloat16:
         return dot(a, b, acc, "bf16")
@@ -73,7 +74,7 @@ def dot_as_stored(a, b, acc):
 
 @triton.jit
 def cast_operand(x, PRECISION: tl.constexpr):
-    """Returns x in the dtype in which `dot` takes it. Called where several products share an operand."""
+    """Returns x in the dtype in which `dot` takes it. Call it where several products share an operand."""
     if PRECISION == "bf16":
         return x.to(tl.bfloat16)
     elif PRECISION == "fp16":
@@ -84,11 +85,11 @@ def cast_operand(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def round_operand(x, PRECISION: tl.constexpr):
-    """Returns float32 x rounded to the bits that `dot` takes of it, still as float32.
+    """Returns float32 x rounded to the bits that `dot` keeps of it, still as float32.
 
-    Numerator and normaliser must see the same ψ: what ψ vᵀ has of it, Σ ψ has to have, too. Adding 2¹⁶x and taking it
-    away again rounds to the 8 bits of bfloat16, and is much faster than to convert there and back. 2¹⁶x may not
-    overflow.
+    ψ must be rounded in Z exactly as `dot` rounds it in S, or numerator and normaliser disagree. Adding 2¹⁶x and
+    subtracting it again rounds x to the 8 bits of bfloat16, and is much faster than converting to bfloat16 and back.
+    Requires that 2¹⁶x does not overflow.
     """
     if PRECISION == "bf16":
         return (x + x * 65536.0) - x * 65536.0
@@ -98,29 +99,30 @@ def round_operand(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def shared_exponent(bound):
-    """Returns the exponent e of the smallest power of two with 2ᵉ ≥ bound: numbers up to `bound`, divided by 2ᵉ, are
-    at most one in size, so that float16 neither overflows nor loses digits that matter."""
+    """Returns the exponent e of the smallest power of two with 2ᵉ ≥ bound. Numbers up to `bound`, divided by 2ᵉ, have
+    magnitude at most 1, so that float16 neither overflows nor loses digits that matter."""
     return tl.ceil(tl.log2(tl.maximum(bound, SMALLEST_BOUND)))
 
 
 @triton.jit
 def finite_or_zero(peak):
-    """Returns the peak, or 0 for −inf (no key was seen yet): −inf − peak then stays −inf instead of NaN."""
+    """Returns the peak, or 0 if it is −inf (no key has been seen): then −inf − peak is −inf instead of NaN."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
 @triton.jit
 def is_positive(x):
-    """Returns x > 0 for a scalar. By way of an integer: Triton's interpreter loses a comparison of floats."""
+    """Returns x > 0 for a scalar. The result is cast to an integer and compared again, because Triton's interpreter
+    raises a TypeError where a scalar float comparison is combined with a mask by `&`."""
     return (x > 0).to(tl.int32) > 0
 
 
 @triton.jit
 def load_rows(x, stride, present, columns, W: tl.constexpr):
-    """Returns a tile [C,w] of rows: zeros for tokens that are not present, and for columns beyond W.
+    """Returns a tile [C,w] with one row per token: zeros for tokens that are not present, and for columns beyond W.
 
-    x: pointer to the first token's row; stride: numbers from one token to the next.
-    present [C]: which tokens to load. columns [w]: which columns.
+    x: pointer to the first token's row; stride: elements from one token to the next.
+    present [C]: which tokens to load. columns [w]: the columns to load.
     """
     rows = tl.arange(0, present.shape[0])
     inside = present[:, None] & (columns[None, :] < W)
@@ -128,11 +130,11 @@ def load_rows(x, stride, present, columns, W: tl.constexpr):
 
 
 @triton.jit
-def store_rows(x, stride, present, columns, values, W: tl.constexpr):
-    """Writes the tile `values` [C,w] where `load_rows` would read it."""
+def store_rows(x, stride, present, columns, tile, W: tl.constexpr):
+    """Writes `tile` [C,w], with one row per token, to the addresses from which `load_rows` would read it."""
     rows = tl.arange(0, present.shape[0])
     inside = present[:, None] & (columns[None, :] < W)
-    tl.store(x + rows[:, None] * stride + columns[None, :], values, mask=inside)
+    tl.store(x + rows[:, None] * stride + columns[None, :], tile, mask=inside)
 
 
 @triton.jit

@@ -1,10 +1,11 @@
-"""The Triton program of ∂q, all chunks at once.
+"""The Triton kernel that computes ∂q, for all chunks in parallel.
 
-With s_i the normaliser of row i, δ_i = −∂out_i·out_i and all sums relative to their peaks:
+With s_i the normaliser of query i, δ_i = −∂out_i·out_i and all sums relative to their peaks:
 
     ∂ψ(q_i) = Σ_{j≤i} ψ(k_j) (∂out_i·v_j + δ_i) / s_i
 
-Keys of the same chunk are done as pairs; all before it through the S and Z of forward, as S ∂out_i + Z δ_i.
+Keys of the same chunk contribute through the gradients of explicit scores [C,C]; all earlier keys through S and Z of
+the forward pass, as S ∂out_i + Z δ_i.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.linear.triton_chunk import causal_pairs, dot_scaled, load_past, load_scales, locate_chunk
+from regard.kernels.linear.triton_chunk import causal_mask, dot_scaled, load_carried_sums, load_scales, locate_chunk
 from regard.kernels.linear.triton_features import (
     feature_map,
     features_per_direction,
@@ -34,16 +35,16 @@ from regard.kernels.linear.triton_primitives import (
 
 
 @triton.constexpr_function
-def unproject_precision(PRECISION):
-    """Returns the precision of a product with directions in bfloat16, which need no low part."""
+def project_backward_precision(PRECISION):
+    """Returns the precision of a product with directions in bfloat16, which have no low part."""
     if PRECISION == "bf16x3":
         return "bf16x3"
     return "bf16"
 
 
 @triton.jit
-def unproject(d_p, ws, acc, PRECISION: tl.constexpr):
-    """Returns acc + ∂p w [C,BK]: the gradient of the vectors that were projected, less the factor K^(−1/4).
+def project_backward(d_p, ws, acc, PRECISION: tl.constexpr):
+    """Returns acc + ∂p w [C,BK]: the gradient of the vectors that were projected, without the factor K^(−1/4).
 
     d_p [C,BF]: the gradient of projections. ws: the parts of `load_directions`, [BF,BK], of which the first is used.
     """
@@ -51,143 +52,146 @@ def unproject(d_p, ws, acc, PRECISION: tl.constexpr):
     if ws[0].dtype != tl.bfloat16:
         return dot(d_p, ws[0], acc, "tf32x3")
     else:
-        return dot(d_p, ws[0], acc, unproject_precision(PRECISION))
+        return dot(d_p, ws[0], acc, project_backward_precision(PRECISION))
 
 
 @triton.jit
-def store_back_scales(back_shift, back_chunk_max, m_row, shift_q, inverse, present, value_block):
+def store_back_scales(back_shift, back_chunk_max, m_query, shift_q, inverse, present, value_block):
     """Writes the exponents with which `chunk_sums_kernel` (REVERSE) sums over queries, for one chunk.
 
-    back_shift: pointer to C numbers, log₂ of what ψ(q) is divided by: shift_q + m_row − log₂|1/s|; inf for 1/s = 0.
-    back_chunk_max: pointer to one number, the largest −m_row of the chunk.
-    m_row, shift_q, inverse, present [C]: of each query, its peak, shift, 1/s, and whether it exists.
+    back_shift: pointers [C]. Written is log₂ of what ψ(q) is divided by, shift_q + m_query − log₂|1/s|; inf where 1/s =
+    0. back_chunk_max: pointer to a scalar. Written is the largest −m_query of the chunk. m_query, shift_q, inverse,
+    present [C]: of each query, its peak, its shift, 1/s, and whether it exists.
     """
-    shift = tl.where(inverse == 0, float("inf"), shift_q + finite_or_zero(m_row) - tl.log2(tl.abs(inverse)))
+    shift = tl.where(inverse == 0, float("inf"), shift_q + finite_or_zero(m_query) - tl.log2(tl.abs(inverse)))
     tl.store(back_shift, shift, mask=present & (value_block == 0))
-    tl.store(back_chunk_max, tl.max(tl.where(m_row == float("-inf"), m_row, -m_row), 0), mask=value_block == 0)
+    tl.store(back_chunk_max, tl.max(tl.where(m_query == float("-inf"), m_query, -m_query), 0), mask=value_block == 0)
 
 
 @triton.jit
 def query_grad_kernel(
-    q, k, v, w, visible, q_shift, k_shift, stabiliser, chunk_S, chunk_stats, segment_sums, segment_S_cast,
-    segment_stats, out, inv_norm, row_peak, d_out, d_q, delta, back_shift, back_chunk_max,
+    q, k, v, w, visible, q_shift, k_shift, stabiliser, chunk_S, chunk_Z_scales, segment_sums, segment_S_cast,
+    segment_scales, out, inv_norm, query_peak, d_out, d_q, delta, back_shift, back_chunk_max,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, d_b, d_h, d_t, dq_p, dq_b, dq_h, dq_t,
-    T, span, slots, H, rows, value_blocks,
+    T, span, slots, H, BH, value_blocks,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, STABILISED: tl.constexpr, W_PARTS: tl.constexpr,
     GROUP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, CHUNK_SUMS: tl.constexpr,
     SEGMENT_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Computes ∂q. One program instance does the queries of one chunk and one head, from one block of values:
+    """Computes ∂q. One program does the queries of one chunk and one head, from one block of value columns:
 
         ∂ψ(q_i) = (2^(m − m_i) (S ∂out_i + Z δ_i) + Σ_{j≤i in chunk} 2^(c_j − m_i) ψ(k_j) (∂out_i·v_j + δ_i)) / s_i
 
-    and ∂q_i from it through ψ's derivative and the directions. Both ∂out_i·v and δ_i are this block's share.
+    ∂q_i follows through ψ's derivative and the directions. The dot products ∂out_i·v_j and δ_i = −∂out_i·out_i are sums
+    over this block's columns only, so that ∂q is the sum of what all blocks write.
 
     Reads:
         q [B,H,T,K], k [B,G,T,K], v [B,G,T,V]: inputs; strides q_b, q_h, q_t and so on. k and v only if CAUSAL.
         w [W_PARTS·D,K]: directions.
         visible [B,T]: the mask over keys, if MASKED.
-        q_shift [B,H,T]: what projections of queries lose; `performer` alone.
-        k_shift, stabiliser [B,G,T]: what projections of keys lose, less c; and c; if STABILISED.
-        chunk_S [B·G,chunks,F,V], chunk_stats [B·G,chunks,F+2]: forward's sums before each chunk; if CHUNK_SUMS.
-        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], segment_stats [B·G,slots,2]: forward's running
-            totals over the segments; if SEGMENT_SUMS.
-        out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1/s. row_peak [B,G,T]: m_i.
+        q_shift [B,H,T]: shift of each query; `performer` alone.
+        k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
+        chunk_S [B·G,chunks,F,V], chunk_Z_scales [B·G,chunks,F+2]: sums before each chunk, from the forward pass; if
+            CHUNK_SUMS.
+        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], segment_scales [B·G,slots,2]: running totals
+            over the segments, from the forward pass; if SEGMENT_SUMS.
+        out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1/s. query_peak [B,G,T]: m_i.
         d_out [B,H,T,V]: ∂out; strides d_b, d_h, d_t.
     Writes:
-        d_q [value_blocks,B,H,T,K]: the shares of ∂q; strides dq_p, dq_b, dq_h, dq_t.
-        delta [value_blocks,B,H,T]: the shares of δ.
+        d_q [value_blocks,B,H,T,K]: partial sums of ∂q; strides dq_p, dq_b, dq_h, dq_t.
+        delta [value_blocks,B,H,T]: partial sums of δ.
         back_shift [B,H,T], back_chunk_max [B·H,chunks]: exponents for the sums over queries; if STABILISED.
-    span: tokens of a segment; rows = B·H; GROUP = H / G.
+    span: tokens of a segment; BH = B·H; GROUP = H / G; value_blocks: blocks of value columns.
     """
-    chunk, row, value_block = locate_chunk(rows, value_blocks)
-    row_q = row.to(tl.int64)
-    row_k = (row // GROUP).to(tl.int64)
-    b = row_q // H
-    h = row_q % H
+    chunk, bh_32, value_block = locate_chunk(BH, value_blocks)
+    bh = bh_32.to(tl.int64)
+    bg = (bh_32 // GROUP).to(tl.int64)
+    b = bh // H
+    h = bh % H
     t = chunk * C + tl.arange(0, C)
     vv = value_block * BV + tl.arange(0, BV)
     g = h // GROUP
     token = chunk.to(tl.int64) * C
     present = t < T
-    chunk_slot = row_k * tl.cdiv(T, C) + chunk
+    chunk_slot = bg * tl.cdiv(T, C) + chunk
     has_chunk_sum = (chunk * C) % span > 0
-    segment_slot = row_k * slots + (slots - 1)  # the sums of all keys
+    segment_slot = bg * slots + (slots - 1)  # holds the sums of all keys
     if CAUSAL:
-        segment_slot = row_k * slots + chunk * C // span
+        segment_slot = bg * slots + chunk * C // span
     SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16"
-    m, exponent, segment_scale, segment_S_scale = load_scales(
-        chunk_stats, segment_stats, chunk_slot, segment_slot, has_chunk_sum, F, STABILISED, CHUNK_SUMS, SEGMENT_SUMS,
-        SHARED_EXPONENT,
+    m, exponent, segment_factor, segment_S_factor = load_scales(
+        chunk_Z_scales, segment_scales, chunk_slot, segment_slot, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        SEGMENT_SUMS, SHARED_EXPONENT,
     )  # fmt: skip
-    has_segment_sum = is_positive(segment_S_scale)
+    has_segment_sum = is_positive(segment_S_factor)
     q_rows = q + b * q_b + h * q_h + token * q_t
     k_rows = k + b * k_b + g * k_h + token * k_t
     dq_rows = d_q + value_block.to(tl.int64) * dq_p + b * dq_b + h * dq_h + token * dq_t
     shift_q = tl.zeros([C], tl.float32)
     if MAP == "performer":
-        shift_q = tl.load(q_shift + row_q * T + t, mask=present, other=0.0)
-    inverse = tl.load(inv_norm + row_q * T + t, mask=present, other=0.0)
+        shift_q = tl.load(q_shift + bh * T + t, mask=present, other=0.0)
+    inverse = tl.load(inv_norm + bh * T + t, mask=present, other=0.0)
     grad = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V).to(tl.float32)
     outputs = load_rows(out + b * o_b + h * o_h + token * o_t, o_t, present, vv, V).to(tl.float32)
     # [C,BV] · [C,BV] -> [C]
-    delta_row = -tl.sum(grad * outputs, 1)
-    tl.store(delta + value_block.to(tl.int64) * rows * T + row_q * T + t, delta_row, mask=present)
+    delta_query = -tl.sum(grad * outputs, 1)
+    tl.store(delta + value_block.to(tl.int64) * BH * T + bh * T + t, delta_query, mask=present)
     if STABILISED:
-        m_row = m + tl.zeros_like(inverse)
+        m_query = m + tl.zeros_like(inverse)
         if CAUSAL:
-            m_row = tl.load(row_peak + row_k * T + t, mask=present, other=float("-inf"))
+            m_query = tl.load(query_peak + bg * T + t, mask=present, other=float("-inf"))
         store_back_scales(
-            back_shift + row_q * T + t, back_chunk_max + row_q * tl.cdiv(T, C) + chunk, m_row, shift_q, inverse,
+            back_shift + bh * T + t, back_chunk_max + bh * tl.cdiv(T, C) + chunk, m_query, shift_q, inverse,
             present, value_block,
         )  # fmt: skip
-    # The gradients of the pairs of the chunk, keys in columns: weight · (∂out·v + δ), still to be divided by s.
+    # The gradients of the scores of the chunk, keys in columns: weight · (∂out·v + δ), still to be divided by s.
     seen = present
     shift_k = 0.0
-    past_scale = tl.full([C], 1.0, tl.float32)
+    carried_scale = tl.full([C], 1.0, tl.float32)
     if CAUSAL:
         seen = load_visible(visible, b, t, T, MASKED)
         values = load_rows(v + b * v_b + g * v_h + token * v_t, v_t, seen, vv, V)
         # [C,BV] @ [BV,C] -> [C,C]
-        d_pairs = dot(grad, tl.trans(values), tl.zeros([C, C], tl.float32) + delta_row[:, None], PRECISION)
-        allowed = causal_pairs(seen)
+        d_scores = dot(grad, tl.trans(values), tl.zeros([C, C], tl.float32) + delta_query[:, None], PRECISION)
+        allowed = causal_mask(seen)
         if STABILISED:
-            c = tl.load(stabiliser + row_k * T + t, mask=seen, other=float("-inf"))
-            if MAP == "fourier":  # its ψ is not shifted, so the weight takes the exponent before it was rounded up
-                c = -tl.load(k_shift + row_k * T + t, mask=seen, other=float("inf"))
+            c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
+            weight_exponent = c
+            if MAP == "fourier":  # ψ = sin or cos has no scale: its weight is 2^(−k_shift), not rounded up to 2ᶜ
+                weight_exponent = -tl.load(k_shift + bg * T + t, mask=seen, other=float("inf"))
             else:
-                shift_k = (tl.load(k_shift + row_k * T + t, mask=seen, other=0.0) + finite_or_zero(c))[:, None]
-            weight_exponent = tl.where(allowed, c[None, :], float("-inf"))
-            d_pairs *= tl.exp2(weight_exponent - (finite_or_zero(m_row) + exponent)[:, None])
-            past_scale = tl.exp2(m - finite_or_zero(m_row))
-            delta_row *= past_scale
+                shift_k = (tl.load(k_shift + bg * T + t, mask=seen, other=0.0) + finite_or_zero(c))[:, None]
+            masked_exponent = tl.where(allowed, weight_exponent[None, :], float("-inf"))
+            d_scores *= tl.exp2(masked_exponent - (finite_or_zero(m_query) + exponent)[:, None])
+            carried_scale = tl.exp2(m - finite_or_zero(m_query))
+            delta_query *= carried_scale
         else:
-            d_pairs = tl.where(allowed, d_pairs, 0.0)
-    if SHARED_EXPONENT:  # each row of ∂pairs and ∂out has an exponent of its own, too
-        largest = tl.max(tl.abs(grad), 1) * past_scale
-        delta_row = delta_row * tl.exp2(-exponent)
+            d_scores = tl.where(allowed, d_scores, 0.0)
+    if SHARED_EXPONENT:  # each query's row of d_scores and ∂out gets an exponent of its own, besides that of S
+        largest = tl.max(tl.abs(grad), 1) * carried_scale
+        delta_query = delta_query * tl.exp2(-exponent)
         if CAUSAL:
-            largest = tl.maximum(largest, tl.max(tl.abs(d_pairs), 1))
+            largest = tl.maximum(largest, tl.max(tl.abs(d_scores), 1))
         inv_scale = tl.exp2(-shared_exponent(largest))
-        past_scale = past_scale * inv_scale
-        delta_row = delta_row * inv_scale
+        carried_scale = carried_scale * inv_scale
+        delta_query = delta_query * inv_scale
         inverse = inverse * tl.exp2(shared_exponent(largest) + exponent)
         if CAUSAL:
-            d_pairs = d_pairs * inv_scale[:, None]
+            d_scores = d_scores * inv_scale[:, None]
     if CAUSAL:
-        d_pairs = cast_operand(d_pairs, PRECISION)
+        d_scores = cast_operand(d_scores, PRECISION)
     if STABILISED:
-        grad = grad * past_scale[:, None]
-    grad = cast_operand(grad, PRECISION)  # exact: it is ∂out times a power of two; 1/s comes at the very end
-    # Block by block of features: ∂ψ(q) from the past and from the pairs, then through ψ and the directions.
+        grad = grad * carried_scale[:, None]
+    grad = cast_operand(grad, PRECISION)  # exact: it is ∂out times a power of two; the factor 1/s comes last
+    # Block by block of features: ∂ψ(q) from carried sums and from d_scores, then back through ψ and the directions.
     d_x = tl.zeros([C, BK], tl.float32)
     D: tl.constexpr = F // features_per_direction(MAP)
     for block in range((D + BF - 1) // BF):
         ff = block * BF + tl.arange(0, BF)
         ws = load_directions(w, block, K, F, BK, BF, MAP, W_PARTS)
-        # The parts of split vectors do not fit beside all else. This zero, which depends on the block, keeps the
-        # compiler from making them before the loop.
+        # In bf16x3 and tf32x3 the high and low parts of q and k would take too many registers if the compiler hoisted
+        # them out of the loop. This zero depends on the loop variable, which prevents that.
         zero = 0
         if W_PARTS and (PRECISION == "bf16x3" or PRECISION == "tf32x3"):
             zero = block >> 20
@@ -196,28 +200,28 @@ def query_grad_kernel(
         qs = load_vectors(q_rows + zero, q_t, present, block, K, BK, BF, W_PARTS)
         d_p = tl.zeros([C, BF], tl.float32)
         for trig in tl.static_range(features_per_direction(MAP)):
-            S_chunk, S_segment, Z = load_past(
-                chunk_S, chunk_stats, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum,
-                has_segment_sum, segment_scale, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
+            S_chunk, S_segment, Z = load_carried_sums(
+                chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum,
+                has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
             )  # fmt: skip
             # [C,1] · [1,BF] -> [C,BF]
-            d_psi = delta_row[:, None] * Z[None, :]
+            d_psi = delta_query[:, None] * Z[None, :]
             # [C,BV] @ [BV,BF] -> [C,BF]
             if CHUNK_SUMS:
                 d_psi = dot(grad, tl.trans(S_chunk), d_psi, PRECISION)
             if SEGMENT_SUMS:
                 d_psi = dot_scaled(
-                    grad, tl.trans(S_segment), segment_S_scale, d_psi, PRECISION, STABILISED and CHUNK_SUMS
+                    grad, tl.trans(S_segment), segment_S_factor, d_psi, PRECISION, STABILISED and CHUNK_SUMS
                 )  # fmt: skip
             if CAUSAL:
                 p_k = project(ks, ws, K, MAP, W_PARTS)
                 psi_k = feature_map(p_k, shift_k, ff[None, :], K, F, BF, MAP, trig, False)[0]
                 # [C,C] @ [C,BF] -> [C,BF]
-                d_psi = dot(d_pairs, psi_k, d_psi, PRECISION)
+                d_psi = dot(d_scores, psi_k, d_psi, PRECISION)
             p_q = project(qs, ws, K, MAP, W_PARTS)
             d_p += d_psi * feature_map(p_q, shift_q[:, None], ff[None, :], K, F, BF, MAP, trig, False)[1]
         if STABILISED:
-            d_x = unproject(d_p, ws, d_x, PRECISION)
+            d_x = project_backward(d_p, ws, d_x, PRECISION)
         else:
             store_rows(dq_rows, dq_t, present, ff, d_p * inverse[:, None], K)
     if STABILISED:  # ‖q‖² cancels in the ratio, and has no gradient

@@ -1,4 +1,4 @@
-"""The Triton program that finds the stabiliser of each vector, for `performer` and `fourier`."""
+"""The Triton kernel that computes the stabiliser and the shift of each vector, for `performer` and `fourier`."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
@@ -12,8 +12,8 @@ from regard.kernels.linear.triton_primitives import LOG2E, dot_as_stored, finite
 
 @triton.jit
 def max_projection(x, w, block, K: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, MAP: tl.constexpr):
-    """Returns the largest projection [C] of each vector on a block of directions, as an exponent of two. A few bits
-    are enough, because it is rounded up.
+    """Returns the largest projection [C] of each vector on a block of directions, to base two. Low precision is enough,
+    because the stabiliser is rounded up.
 
     x [C,BK]: vectors. w [BF,BK]: the high part of the directions of the block.
     """
@@ -26,19 +26,19 @@ def max_projection(x, w, block, K: tl.constexpr, F: tl.constexpr, BF: tl.constex
 
 @triton.jit
 def stabiliser_kernel(
-    x, w, visible, v, shift, stabiliser, chunk_max, chunk_bound, x_b, x_h, x_t, v_b, v_h, v_t, T, heads, rows, programs,
+    x, w, visible, v, shift, stabiliser, chunk_max, chunk_bound, x_b, x_h, x_t, v_b, v_h, v_t, T, heads, BH, programs,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, STABILISED: tl.constexpr, W_PARTS: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Computes the exponents that keep ψ and the sums in range. One program instance does the chunks program_id(0),
-    program_id(0) + programs, … with the same directions.
+    """Computes the exponents that keep ψ and the sums in range. One program does the chunks program_id(0),
+    program_id(0) + programs, … of all heads, so that it loads directions only once.
 
         performer, keys      shift = ‖k‖² log₂e / 2√K,      c = ⌈max_f p_f − shift⌉     (log₂ φ_f = p_f − shift)
         performer, queries   shift = max_f p_f              (‖q‖² cancels in the ratio)
         fourier, keys        shift = −‖k‖² log₂e / 2√K,     c = ⌈−shift⌉                (|φ_f| ≤ 2^−shift)
 
-    c is a whole number, so that scaling by 2ᶜ is exact.
+    c is an integer, so that scaling by 2ᶜ is exact.
 
     Reads:
         x [B,heads,T,K]: keys if KEYS, else queries; strides x_b, x_h, x_t of batch, heads, tokens.
@@ -48,22 +48,22 @@ def stabiliser_kernel(
     Writes:
         shift [B,heads,T]: as above.
         stabiliser [B,heads,T]: c of each key; if KEYS.
-        chunk_max [rows,chunks]: the largest c of each chunk; if KEYS.
-        chunk_bound [rows,chunks]: Σ_j 2^(−shift_j − chunk_max) max_v |v_j|, a bound for what a chunk adds to an entry
+        chunk_max [BH,chunks]: the largest c of each chunk; if KEYS.
+        chunk_bound [BH,chunks]: Σ_j 2^(−shift_j − chunk_max) max_v |v_j|, a bound for what a chunk adds to an element
             of S, relative to 2^chunk_max; if KEYS and PRECISION is fp16.
-    rows = B·heads; programs: how many there are.
+    BH = B·heads; programs: the number of programs.
     """
     chunks = tl.cdiv(T, C)
     # The first two blocks of directions stay in registers over all chunks.
     w_first = load_directions(w, 0, K, F, BK, BF, MAP, 1)[0]
     w_second = load_directions(w, 1, K, F, BK, BF, MAP, 1)[0]
-    for at in range(tl.program_id(0), chunks * rows, programs):
-        row = (at // chunks).to(tl.int64)
-        chunk = at % chunks
+    for bh_chunk in range(tl.program_id(0), chunks * BH, programs):
+        bh = (bh_chunk // chunks).to(tl.int64)
+        chunk = bh_chunk % chunks
         token = chunk.to(tl.int64) * C
         t = chunk * C + tl.arange(0, C)
-        seen = load_visible(visible, row // heads, t, T, MASKED)
-        x_rows = x + (row // heads) * x_b + (row % heads) * x_h + token * x_t
+        seen = load_visible(visible, bh // heads, t, T, MASKED)
+        x_rows = x + (bh // heads) * x_b + (bh % heads) * x_h + token * x_t
         xs = load_rows(x_rows, x_t, seen, tl.arange(0, BK), K)
         c = tl.zeros([C], tl.float32)
         if MAP == "performer":
@@ -76,22 +76,22 @@ def stabiliser_kernel(
         if KEYS:
             xs_float = xs.to(tl.float32)
             # [C,BK] · [C,BK] -> [C]
-            norm = tl.sum(xs_float * xs_float, 1) * (0.5 * K**-0.5 * LOG2E)
+            key_shift = tl.sum(xs_float * xs_float, 1) * (0.5 * K**-0.5 * LOG2E)
             if MAP != "performer":
-                norm = -norm
-            c = tl.ceil(c - norm)
-            tl.store(shift + row * T + t, norm, mask=seen)
-            tl.store(stabiliser + row * T + t, c, mask=seen)
+                key_shift = -key_shift
+            c = tl.ceil(c - key_shift)
+            tl.store(shift + bh * T + t, key_shift, mask=seen)
+            tl.store(stabiliser + bh * T + t, c, mask=seen)
             largest = tl.max(tl.where(seen, c, float("-inf")), 0)
-            tl.store(chunk_max + row * chunks + chunk, largest)
+            tl.store(chunk_max + bh * chunks + chunk, largest)
             if PRECISION == "fp16":
                 bound = tl.zeros([C], tl.float32)
                 for value_block in range((V + BV - 1) // BV):
                     vv = value_block * BV + tl.arange(0, BV)
-                    v_rows = v + (row // heads) * v_b + (row % heads) * v_h + token * v_t
+                    v_rows = v + (bh // heads) * v_b + (bh % heads) * v_h + token * v_t
                     values = load_rows(v_rows, v_t, seen, vv, V)
                     bound = tl.maximum(bound, tl.max(tl.abs(values.to(tl.float32)), 1))
-                bound = tl.where(seen, bound * tl.exp2(-norm - finite_or_zero(largest)), 0.0)
-                tl.store(chunk_bound + row * chunks + chunk, tl.sum(bound, 0))
+                bound = tl.where(seen, bound * tl.exp2(-key_shift - finite_or_zero(largest)), 0.0)
+                tl.store(chunk_bound + bh * chunks + chunk, tl.sum(bound, 0))
         else:
-            tl.store(shift + row * T + t, c, mask=seen)
+            tl.store(shift + bh * T + t, c, mask=seen)

@@ -1,7 +1,8 @@
-"""One decoding step of linear attention in one launch: features of the new token, its place in the sums, the outputs.
+"""One decoding step of linear attention in one launch: computes the new token's features, adds it to the sums, and
+computes the outputs.
 
-Everything is computed as precisely as the sums are kept. They are written anew, so the state before the step stays what
-it was. Exponents are natural here, as in `regard.mechanisms`: φ = eᶜ ψ.
+Everything is computed in the dtype of the sums. The step is out of place: the old state is not modified. Exponents are
+to base e here, as in `regard.mechanisms`: φ = eᶜ ψ.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -17,21 +18,21 @@ from regard.kernels.linear.triton_features import features_per_direction
 from regard.kernels.linear.triton_primitives import finite_or_zero
 from regard.mechanisms import Sums
 
-REGISTER_BYTES = 1 << 16  # that the sums of one program, or the directions it holds at once, may take
-FEW_ROWS = 128  # with fewer key heads in a batch, several programs share one, so that no processor is idle
+REGISTER_BYTES = 1 << 16  # limit for the tile of sums of a program, and for its tile of directions
+FEW_HEADS = 128  # with fewer key heads in a batch, several programs share a head, so that no SM is idle
 
 
 @triton.jit
 def _feature_map(
     x, w, exists, ff, K: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, MAP: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """Returns (ψ [BF], c) of one vector with φ = eᶜ ψ, in DTYPE; ψ is zero where the vector does not exist.
+    """Returns (ψ [BF], c) of one vector with φ = eᶜ ψ, in DTYPE; ψ is zero if `exists` is false.
 
-    x: pointer to the vector [K]. w [D,K]: directions of random features. ff [BF]: the features. BK: columns of w that
-    are held at once.
+    x: pointer to the vector [K]. w [D,K]: directions of random features. ff [BF]: the indices of the features. BK:
+    columns of w in a tile.
     """
     c = tl.full([], 0.0, DTYPE)
-    if MAP == "given" or MAP == "elu":
+    if MAP == "precomputed" or MAP == "elu":
         psi = tl.load(x + ff, mask=exists & (ff < F), other=0.0).to(DTYPE)
         if MAP == "elu":
             psi = tl.where(psi > 0, psi + 1, tl.exp(tl.minimum(psi, 0.0)))
@@ -41,9 +42,9 @@ def _feature_map(
         for start in range(0, K, BK):
             kk = start + tl.arange(0, BK)
             part = tl.load(x + kk, mask=exists & (kk < K), other=0.0).to(DTYPE) * K**-0.25
-            at = (ff % D)[:, None] * K + kk[None, :]
+            offset = (ff % D)[:, None] * K + kk[None, :]
             # [BF,BK] @ [BK] -> [BF]
-            p += tl.sum(tl.load(w + at, mask=kk[None, :] < K, other=0.0).to(DTYPE) * part[None, :], 1)
+            p += tl.sum(tl.load(w + offset, mask=kk[None, :] < K, other=0.0).to(DTYPE) * part[None, :], 1)
             # [BK] · [BK] -> scalar
             c += tl.sum(part * part, 0) / 2
         if MAP == "performer":
@@ -62,25 +63,26 @@ def decode_step_kernel(
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, MAP: tl.constexpr, MASKED: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
-    """Adds one token to a state and attends to it. One program instance does one key head, BV columns of its values,
-    and all query heads of its group:
+    """Adds one token to a state and computes its outputs. One program does one key head, BV columns of its values, and
+    all query heads of its group:
 
         m' = max(m, c),     [S, Z]' = e^(m − m') [S, Z] + e^(c − m') ψ(k) [v, 1]ᵀ,     out = ψ(q)ᵀS' / ψ(q)ᵀZ'
 
     Reads:
         q [B,H,1,K], k [B,G,1,K], v [B,G,1,V]: the token; strides q_b, q_h, k_b, k_g, v_b, v_g of batch and heads.
         w [D,K]: directions of random features.
-        visible [B,1]: whether the token is visible, if MASKED; a hidden one changes nothing but is answered.
-        sums [B,G,F,V+1]: S, and Z as the last column. peak [B,G]: m. tokens [B]: visible tokens so far.
+        visible [B,1]: whether the token is visible, if MASKED; a hidden token leaves the state unchanged, but still
+            gets an output.
+        sums [B,G,F,V+1]: S, and Z as the last column. peak [B,G]: m. tokens [B]: the number of visible tokens so far.
     Writes:
         out [B,1,H,V]: outputs.
         new_sums, new_peak, new_tokens: the state after the token, of the same shapes.
-    BF: F padded to a power of two; a normaliser below TINY has underflowed, and its output is zero.
+    BF: F padded to a power of two. TINY: a smaller normaliser has underflowed, and the output is zero.
     """
-    row = tl.program_id(0)
+    bg = tl.program_id(0)
     block = tl.program_id(1)
-    b = row // G
-    g = row % G
+    b = bg // G
+    g = bg % G
     DTYPE: tl.constexpr = sums.dtype.element_ty
     ff = tl.arange(0, BF)
     vv = block * BV + tl.arange(0, BV)
@@ -89,25 +91,25 @@ def decode_step_kernel(
         seen = tl.load(visible + b) != 0
     psi, c = _feature_map(k + b * k_b + g * k_g, w, seen, ff, K, F, BK, MAP, DTYPE)
     value = tl.load(v + b * v_b + g * v_g + vv, mask=seen & (vv < V), other=0.0).to(DTYPE)
-    at = row.to(tl.int64) * F * (V + 1) + ff * (V + 1)
+    offset = bg.to(tl.int64) * F * (V + 1) + ff * (V + 1)
     inside = (ff < F)[:, None] & (vv < V)[None, :]
-    S = tl.load(sums + at[:, None] + vv[None, :], mask=inside, other=0.0)
-    Z = tl.load(sums + at + V, mask=ff < F, other=0.0)
-    m = tl.load(peak + row)
+    S = tl.load(sums + offset[:, None] + vv[None, :], mask=inside, other=0.0)
+    Z = tl.load(sums + offset + V, mask=ff < F, other=0.0)
+    m = tl.load(peak + bg)
     if MAP == "performer" or MAP == "fourier":
         m_before = m
         m = tl.maximum(m, tl.where(seen, c, float("-inf")))
-        fade = tl.exp(m_before - finite_or_zero(m))
+        rescale = tl.exp(m_before - finite_or_zero(m))
         psi *= tl.exp(tl.where(seen, c, 0.0) - finite_or_zero(m))
-        S = S * fade
-        Z = Z * fade
+        S = S * rescale
+        Z = Z * rescale
     # [BF,1] · [1,BV] -> [BF,BV]
     S += psi[:, None] * value[None, :]
     Z += psi
-    tl.store(new_sums + at[:, None] + vv[None, :], S, mask=inside)
+    tl.store(new_sums + offset[:, None] + vv[None, :], S, mask=inside)
     if block == 0:
-        tl.store(new_sums + at + V, Z, mask=ff < F)
-        tl.store(new_peak + row, m)
+        tl.store(new_sums + offset + V, Z, mask=ff < F)
+        tl.store(new_peak + bg, m)
         if g == 0:
             tl.store(new_tokens + b, tl.load(tokens + b) + seen.to(tl.int64))
     for r in range(GROUP):
@@ -119,14 +121,14 @@ def decode_step_kernel(
         # [BF] @ [BF,BV] -> [BV]
         result = tl.where(is_zero, 0.0, tl.sum(psi[:, None] * S, 0) / tl.where(is_zero, 1.0, norm))
         if out.dtype.element_ty != tl.float64:
-            result = result.to(tl.float32)  # Triton cannot round from float64 to bfloat16 at once
+            result = result.to(tl.float32)  # Triton cannot round from float64 to bfloat16 directly
         tl.store(out + (b * H + h) * V + vv, result, mask=vv < V)
 
 
 def decode_step(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None, state: Sums, map: str
 ) -> tuple[Tensor, Sums]:
-    """Returns the outputs [B,H,1,V] of one more token, and the state with it.
+    """Returns the outputs [B,H,1,V] of one more token, and the state after it.
 
     q [B,H,1,K], k [B,G,1,K], v [B,G,1,V]; w: directions of random features; visible [B,1]; map: the feature map.
     """
@@ -134,29 +136,30 @@ def decode_step(
     G, V = v.shape[1::2]
     F = state.sums.shape[2]
     q, k, v = (with_unit_stride(x) for x in (q, k, v))
-    # Heads side by side, as the layer merges them: its transpose back costs nothing.
+    # Laid out as [B,T,H,V], so that the layer merges heads without a copy.
     out = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
     sums = state.sums.contiguous()
     peak = state.peak.contiguous()
-    directions = sums  # stands in where the map has none
+    directions = sums  # a placeholder if the map has none
     if w is not None:
         directions = w.contiguous()
     if visible is not None:
         visible = visible.contiguous()
     after = Sums(torch.empty_like(sums), torch.empty_like(peak), torch.empty_like(state.tokens))
     features = max(16, triton.next_power_of_2(F))
-    room = REGISTER_BYTES // (features * sums.element_size())
+    # The columns of S, and of w, that fit into the registers of a program.
+    max_columns = REGISTER_BYTES // (features * sums.element_size())
     widest = 64
-    if B * G < FEW_ROWS:
+    if B * G < FEW_HEADS:
         widest = 16
-    block = min(triton.next_power_of_2(V), widest, room)
+    block = min(triton.next_power_of_2(V), widest, max_columns)
     warps = 4
-    if 4 * block > room:
+    if 4 * block > max_columns:  # S takes over a quarter of the limit: spread it over more threads
         warps = 8
     decode_step_kernel[(B * G, triton.cdiv(V, block))](
         q, k, v, directions, visible, sums, peak, state.tokens, out, *after,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), H, G,
-        K=K, V=V, F=F, BF=features, BK=min(32, room, triton.next_power_of_2(K)), BV=block, GROUP=H // G,
+        K=K, V=V, F=F, BF=features, BK=min(32, max_columns, triton.next_power_of_2(K)), BV=block, GROUP=H // G,
         MAP=map, MASKED=visible is not None, TINY=torch.finfo(sums.dtype).tiny / torch.finfo(sums.dtype).eps,
         num_warps=warps,
     )  # fmt: skip

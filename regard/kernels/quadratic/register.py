@@ -21,7 +21,7 @@ _LIMITS = "bfloat16 with K and V ≤ 256, float16 with ≤ 128"
 
 def _when(mechanism: Quadratic, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
     """Returns why the kernel cannot run, or None."""
-    reason = linear.refuse_inputs(mechanism, q, k, v)
+    reason = linear.unsupported_inputs(mechanism, q, k, v)
     if reason is not None:
         return reason
     if mask.documents is not None:
@@ -30,7 +30,7 @@ def _when(mechanism: Quadratic, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> 
     V = v.shape[3]
     if max(K, V) > _WIDEST.get(v.dtype, 0):
         return f"{v.dtype}, K = {K}, V = {V} exceed its limits: {_LIMITS}"
-    return linear.refuse_wide_heads(K, V, v.device)
+    return linear.unsupported_widths(K, V, v.device)
 
 
 @kernel(Quadratic, "forward", name="triton", when=_when, device="cuda", limits=_LIMITS)
