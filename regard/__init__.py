@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard import cost, hub, kernels, lens, nn
 from regard.checking import Verdict, Verdicts, check, plugin
 from regard.errors import RegardError
-from regard.functional import attend
+from regard.functional import attend, weights_of
 from regard.laws import subject
 from regard.lens import record
 from regard.mechanisms import Mechanism, fork, mechanism, register
@@ -50,10 +50,11 @@ __all__ = [
     "record",
     "register",
     "subject",
+    "weights_of",
 ]
 
 # Packages that are imported when they are first named: they need time, or libraries that not everyone has.
-_ON_DEMAND = ("convert", "data", "lab", "report", "sweep", "train")
+_ON_DEMAND = ("convert", "data", "lab", "report", "sweep", "testing", "train")
 
 
 def __getattr__(name: str) -> Any:

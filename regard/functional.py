@@ -1,16 +1,18 @@
-"""Attention in one call."""
+"""Attention in one call, and the weights of anybody's attention."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import OptionError
+from regard.errors import OptionError, ShapeError
 from regard.mechanisms import Mechanism, fitted
 from regard.mechanisms.reach import warn_if_inaccurate
-from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, check_sizes
+from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, Weights, check_sizes
 
 
 def attend(
@@ -45,3 +47,25 @@ def attend(
     out: Tensor = mechanism(q, k, v, mask)
     warn_if_inaccurate(mechanism, q, k, visible)
     return out
+
+
+def weights_of(f: Callable[..., Any], q: Queries, k: Keys, *, width: int | None = None, **options: Any) -> Weights:
+    """Returns the attention weights [B,H,T,S] of anybody's f(q, k, v, **options), which need not show them.
+
+    Attention is linear in its values, so one-hot values give back the weights, exactly. `width` is how many columns a
+    value may have; as many as a key has unless said, since not all implementations take others.
+    """
+    B, G, S, K = k.shape
+    width = width or K
+    columns = []
+    for start in range(0, S, width):
+        values = torch.zeros(S, width, dtype=k.dtype, device=k.device)
+        stop = min(S, start + width)
+        values[start:stop, : stop - start] = torch.eye(stop - start, dtype=k.dtype, device=k.device)
+        out = f(q, k, values.expand(B, G, S, width), **options)
+        if isinstance(out, tuple | list):
+            out = out[0]
+        if out.shape != (*q.shape[:3], width):
+            raise ShapeError(f"f gave {list(out.shape)}, expected [B,H,T,V] = {[*q.shape[:3], width]}")
+        columns.append(out[..., : stop - start])
+    return torch.cat(columns, -1)

@@ -505,3 +505,30 @@ def test_like_on_the_command_line_and_what_is_not_asked_without_it():
     assert without.exit_code == 0 and "--like softmax" in without.output
     result = run("--plugin", unscaled, "--like", "softmax", "--only", "same")
     assert result.exit_code == 1 and "is the factor 1/√K missing?" in " ".join(result.output.split())
+
+
+def test_the_weights_of_anybodys_attention_are_seen_through_one_hot_values():
+    q, k = torch.randn(2, 4, 9, 6), torch.randn(2, 2, 9, 6)
+    exact = regard.mechanism("softmax").weights(q, k, regard.Mask(causal=True))
+
+    def grouped(q, k, v, causal):
+        times = q.shape[1] // k.shape[1]
+        return softmax_in_float32(q, k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), causal)
+
+    assert torch.allclose(regard.weights_of(grouped, q, k, causal=True), exact, atol=1e-6)
+    assert torch.allclose(regard.weights_of(regard.attend, q, k, causal=True), exact, atol=1e-6)
+    with pytest.raises(RegardError, match=r"f gave \[2, 9, 24\]"):
+        regard.weights_of(lambda q, k, v: regard.attend(q, k, v).transpose(1, 2).flatten(2), q, k)
+
+
+def test_the_laws_are_adopted_in_one_line():
+    from regard.testing import assert_lawful
+
+    assert_lawful(softmax_in_float32, like="softmax", draws=4)
+    with pytest.raises(AssertionError) as failure:
+        assert_lawful(regard.plugin(f"{MUTANTS}:sees_next"), only=["looks-ahead"])
+    assert "breaks 'looks-ahead'" in str(failure.value) and "print(LAWS['looks-ahead'](thing, case))" in str(
+        failure.value
+    )
+    with pytest.raises(AssertionError, match="raised"):
+        assert_lawful(lambda q, k, v: q @ k)

@@ -1,0 +1,29 @@
+"""The laws of attention for other projects' tests: one line in a file that pytest reads.
+
+def test_my_attention():
+    regard.testing.assert_lawful(my_attention, like="softmax")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.checking import check
+
+__all__ = ["assert_lawful"]
+
+
+def assert_lawful(thing: Any, *, like: Any = None, **options: Any) -> None:
+    """Raises an AssertionError where a law is broken or none could be asked; its text has the shrunk reproducer.
+
+    `thing`, `like` and the options are those of `regard.check`.
+    """
+    __tracebackhide__ = True  # pytest then points at the caller's line
+    verdicts = check(thing, like=like, **options)
+    if verdicts.ok and verdicts.asked:
+        return
+    lines = [str(verdicts)]
+    for verdict in verdicts.broken:
+        if verdict.reproducer is not None:
+            lines.append(f"\nTo see '{verdict.law}' again:\n\n{verdict.reproducer}")
+    raise AssertionError("\n".join(lines))
