@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-_LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+# From here on a number rounds up to the next unit: 999.5 is 1.00 k and not 1,000.
+_ROUNDS_UP = 0.9995
 
 
-def amount(x: float) -> str:
-    """1,234,567 as '1.23 M', so that a unit can follow."""
-    for size, prefix in _LARGE:
-        if abs(x) >= 0.9995 * size:
-            return f"{_three(x / size)} {prefix}"
-    return f"{x:g} " if x == int(x) else f"{_three(x)} "
+def format_amount(x: float) -> str:
+    """Formats 1,234,567 as '1.23 M', so that a unit can follow."""
+    for size, prefix in _PREFIXES:
+        if abs(x) >= _ROUNDS_UP * size:
+            return f"{_three_digits(x / size)} {prefix}"
+    if x == int(x):
+        return f"{x:g} "
+    return f"{_three_digits(x)} "
 
 
-def bytes_of(x: float) -> str:
-    """Bytes with their unit."""
-    return f"{amount(x)}B"
+def format_bytes(x: float) -> str:
+    """Formats bytes with their unit."""
+    return f"{format_amount(x)}B"
 
 
-def seconds(x: float) -> str:
-    """A time in seconds, ms, µs or ns."""
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if x >= 0.9995 * size:
-            return f"{_three(x / size)} {unit}"
-    return f"{_three(x * 1e9)} ns"
+def format_seconds(x: float) -> str:
+    """Formats a time in s, ms, µs or ns."""
+    for size, unit in _TIMES:
+        if x >= _ROUNDS_UP * size:
+            return f"{_three_digits(x / size)} {unit}"
+    return f"{_three_digits(x * 1e9)} ns"
 
 
-def _three(x: float) -> str:
-    """Three digits that count, the whole ones always."""
-    return f"{x:.{max(0, 2 - len(str(int(abs(x)))) + 1)}f}" if x < 1000 else f"{x:,.0f}"
+def _three_digits(x: float) -> str:
+    """Formats a number with three significant digits, and all of those before the point."""
+    if x >= 1000:
+        return f"{x:,.0f}"
+    whole = len(str(int(abs(x))))
+    return f"{x:.{max(0, 3 - whole)}f}"

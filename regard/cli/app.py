@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ from regard.cli import (
     train,
     view,
 )
-from regard.cli.show import console, error_line, warning_line
+from regard.cli.show import console, print_error, print_warning
 from regard.errors import OptionError, RegardError
 from regard.train import Interrupted
 from regard.train.distributed import Process
@@ -50,7 +50,7 @@ app.command("evaluate")(train.evaluate)
 app.command("predict")(train.predict)
 app.command("generate")(generate.generate)
 app.command("summarize")(summarize.summarize)
-app.command("sweep", cls=sweep.Spread)(sweep.sweep)
+app.command("sweep", cls=sweep.PairListCommand)(sweep.sweep)
 app.command("runs")(train.runs)
 app.command("report")(train.report)
 app.command("world")(data.world)
@@ -69,8 +69,9 @@ app.add_typer(plot.plot, name="plot")
 app.command("doctor")(doctor.doctor)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    """Prints the version and ends, where --version was given."""
+    if wanted:
         print(f"regard {__version__}")
         raise typer.Exit
 
@@ -79,10 +80,10 @@ def _version(asked: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options before any command."""
+    """Takes the options before any command, and refuses commands that are not for several processes."""
     processes = Process.from_environment().world_size
     if processes > 1 and context.invoked_subcommand != "train":
         raise OptionError(
@@ -91,10 +92,17 @@ def _options(
         )
 
 
+def _drop_warning(*place: Any, **named: Any) -> None:
+    """Takes the place of `warnings.showwarning` and prints nothing."""
+
+
 def main() -> None:
     """Runs the command line and turns errors and warnings into one line, and errors into an exit code."""
     process = Process.from_environment()
-    warnings.showwarning = warning_line if process.is_main else lambda *_, **__: None
+    warnings.showwarning = print_warning
+    if not process.is_main:
+        # Every process warns of the same; one line of it is enough.
+        warnings.showwarning = _drop_warning
     try:
         code = app(standalone_mode=False)
     except Interrupted as stopped:
@@ -102,18 +110,23 @@ def main() -> None:
             console(stderr=True).print(str(stopped), soft_wrap=True)
         code = 130
     except RegardError as error:
-        error_line(str(error) if process.is_main else f"process {process.rank}: {error}")
+        message = str(error)
+        if not process.is_main:
+            message = f"process {process.rank}: {error}"
+        print_error(message)
         code = 2
     except KeyboardInterrupt:
-        error_line("interrupted")
+        print_error("interrupted")
         code = 130
     except Exception as error:
-        show = getattr(error, "show", None)  # a usage error of the parser knows how to show itself
+        # A usage error of the parser knows how to show itself; anything else is a bug, and wants its traceback.
+        show = getattr(error, "show", None)
         if show is None:
             raise
         show()
         code = getattr(error, "exit_code", 2)
-    if process.world_size > 1:  # gloo's threads may still hold tensors, and Python's end would abort with them
+    if process.world_size > 1:
+        # gloo's threads may still hold tensors, and Python's own way to end would abort with them.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)

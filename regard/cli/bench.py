@@ -6,7 +6,7 @@ import json as json_format
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,19 +14,21 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.table import Table
 
 from regard.checking import plugin as plugged
-from regard.cli.show import console, print_json, table
+from regard.cli.show import align_right, console, print_json, table
 from regard.data.files import atomic_write
 from regard.errors import OptionError
 from regard.lab.base import RESULTS
-from regard.lab.bench import page as shown
+from regard.lab.bench import page as pages
 from regard.lab.bench.peers import PEERS
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import PASSES, Race, race
 from regard.report.canvas import require_matplotlib
 
-NAMES = [peer.name for peer in PEERS]
+PEER_NAMES = [peer.name for peer in PEERS]
+ON_GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768}
 QUICK: dict[str, Any] = {"tokens": (128, 512, 2048), "seconds": 0.05, "patience": 0.5, "draws": 1}
 
 
@@ -52,43 +54,75 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Race mechanisms on this machine: time, memory, FLOP/s and bytes/s over length, beside the floor."""
-    require_matplotlib()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = device.startswith("cuda")
-    asked: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768} if gpu else {}
-    heads = heads or (16 if gpu else 8)
-    asked |= QUICK if quick else {}
-    asked |= {"passes": tuple(passes.split(",")), "device": device, "dtype": dtype or ("bf16" if gpu else "fp32")}
-    asked |= {"batch": batch, "heads": heads, "groups": kv_heads or heads, "width": width, "features": features}
-    asked |= {"causal": not not_causal, "seed": seed}
-    asked |= {"tokens": _numbers(tokens)} if tokens else {}
-    asked |= {"total": total} if total else {}
-    asked |= {"patience": patience} if patience is not None else {}
-    config = Race(**asked)
-    folder = _folder(out)
+    require_matplotlib()  # an error about a missing library comes before minutes of racing
+    device = device or _default_device()
+    settings: dict[str, Any] = {}
+    default_heads = 8
+    default_dtype = "fp32"
+    if device.startswith("cuda"):
+        settings |= ON_GPU
+        default_heads = 16
+        default_dtype = "bf16"
+    if quick:
+        settings |= QUICK
+    # What was said on the command line overrides what stands for a GPU or a quick race.
+    if tokens:
+        settings["tokens"] = _parse_tokens(tokens)
+    if total:
+        settings["total"] = total
+    if patience is not None:
+        settings["patience"] = patience
+    heads = heads or default_heads
+    config = Race(
+        passes=tuple(passes.split(",")),
+        device=device,
+        dtype=dtype or default_dtype,
+        batch=batch,
+        heads=heads,
+        groups=kv_heads or heads,
+        width=width,
+        features=features,
+        causal=not not_causal,
+        seed=seed,
+        **settings,
+    )
+    folder = _new_folder(out)
     head = {"lab": "bench", "command": f"regard {shlex.join(sys.argv[1:])}"}
+    peer_names: Sequence[str] = ()
+    if peers:
+        peer_names = PEER_NAMES
     with _progress() as say:
         strangers = [plugged(file) for file in plugin or ()]
-        keep = partial(_keep, folder, head)
-        results = race(config, mechanisms or (), strangers, NAMES if peers else (), say, keep)
-    _write(results, folder, head)
+        save = partial(_write_results, folder, head)
+        results = race(config, mechanisms or (), strangers, peer_names, say, save)
+    _write_files(results, folder, head)
     if json:
         print_json(head | results.as_dict())
     else:
-        _print(results, folder)
+        _print_results(results, folder)
     if results.interrupted:
         raise typer.Exit(130)
-    raise typer.Exit(0 if results.rows else 1)
+    if not results.rows:
+        raise typer.Exit(1)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _default_device() -> str:
+    """Returns cuda where there is a GPU, else cpu."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "cpu"
+
+
+def _parse_tokens(text: str) -> tuple[int, ...]:
+    """Returns the lengths that --tokens lists."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise OptionError(f"--tokens {text!r}: expected whole numbers with commas between, such as 256,1024") from None
 
 
-def _folder(out: Path | None) -> Path:
+def _new_folder(out: Path | None) -> Path:
+    """Makes the folder for the results, which are never written over."""
     folder = out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     if (folder / RESULTS).exists():
         raise OptionError(f"{folder} holds results already ({RESULTS}); choose another --out")
@@ -96,54 +130,72 @@ def _folder(out: Path | None) -> Path:
     return folder
 
 
-def _keep(folder: Path, head: dict[str, Any], results: RaceResults) -> None:
-    """Writes results.json."""
+def _write_results(folder: Path, head: dict[str, Any], results: RaceResults) -> None:
+    """Writes results.json; the race does it after each size, so that little is lost when it is killed."""
     with atomic_write(folder / RESULTS) as file:
         file.write(json_format.dumps(head | results.as_dict(), indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def _write(results: RaceResults, folder: Path, head: dict[str, Any]) -> None:
+def _write_files(results: RaceResults, folder: Path, head: dict[str, Any]) -> None:
     """Writes results.json, the page and the pictures."""
-    _keep(folder, head, results)
+    _write_results(folder, head, results)
     if results.rows:
-        shown.bench_page(head | results.as_dict()).write(folder / "bench.html")
+        pages.bench_page(head | results.as_dict()).write(folder / "bench.html")
         for ending in ("png", "svg"):
-            shown.picture([results], folder / f"bench.{ending}")
+            pages.picture([results], folder / f"bench.{ending}")
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
+    """Shows a status line while a race runs, and yields what changes it."""
     with console(stderr=True).status("racing") as status:
         yield status.update
 
 
-def _print(results: RaceResults, folder: Path) -> None:
+def _print_results(results: RaceResults, folder: Path) -> None:
     """Prints the tables of a race and where its files are."""
     out = console()
-    device = results.device
-    peak = f"{device.flops / 1e9:,.0f} GFLOP/s, " if device.flops else ""
-    source = "measured here" if device.measured else "as stated by the maker"
-    out.print(f"{device.name}: {peak}{device.bandwidth / 1e9:,.0f} GB/s ({source})")
-    for passing, title in shown.PASSES.items():
-        rows = [[str(cell) for cell in row] for row in shown.pass_table(results, passing)]
-        if not rows:
-            continue
-        made = table(*shown.COLUMNS, title=f"\n{title}")
-        for column in made.columns[1:]:
-            column.justify = "right"
-        last = rows[0][0]
-        for row in sorted(rows, key=lambda row: [r[0] for r in rows].index(row[0])):
-            if row[0] != last:
-                made.add_section()
-            made.add_row("" if row[0] == last and made.row_count else row[0], *row[1:])
-            last = row[0]
-        out.print(made)
+    out.print(_describe_device(results))
+    for passing, title in pages.PASSES.items():
+        rows = [[str(cell) for cell in row] for row in pages.pass_table(results, passing)]
+        if rows:
+            out.print(_pass_table(rows, f"\n{title}"))
     if results.absent:
         out.print("\nLeft out:", style="bold")
         for absence in results.absent:
-            where = f", {absence.passing} from {absence.N:,} tokens on" if absence.N is not None else ""
+            where = ""
+            if absence.N is not None:
+                where = f", {absence.passing} from {absence.N:,} tokens on"
             out.print(f"  {absence.what}{where}: {absence.why}", soft_wrap=True)
     if results.interrupted:
         out.print("\nInterrupted: this is what was measured until then.", style="bold")
     if results.rows:
         out.print(f"\n{folder / 'bench.html'} (and bench.png, bench.svg, {RESULTS})", soft_wrap=True)
+
+
+def _describe_device(results: RaceResults) -> str:
+    """Returns the name of the device with its peak and bandwidth, and who says so."""
+    device = results.device
+    peak = ""
+    if device.flops:
+        peak = f"{device.flops / 1e9:,.0f} GFLOP/s, "
+    source = "as stated by the maker"
+    if device.measured:
+        source = "measured here"
+    return f"{device.name}: {peak}{device.bandwidth / 1e9:,.0f} GB/s ({source})"
+
+
+def _pass_table(rows: list[list[str]], title: str) -> Table:
+    """Returns the table of one pass: rows of one name together, the name in the first of them only."""
+    made = align_right(table(*pages.COLUMNS, title=title), 1)
+    # Rows come by length; a reader compares the lengths of one name.
+    groups: dict[str, list[list[str]]] = {}
+    for name, *cells in rows:
+        groups.setdefault(name, []).append(cells)
+    for name, members in groups.items():
+        made.add_section()
+        first, *others = members
+        made.add_row(name, *first)
+        for cells in others:
+            made.add_row("", *cells)
+    return made

@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.progress import shown
-from regard.cli.show import console, print_json, table
+from regard.cli.progress import experiment_progress
+from regard.cli.show import console, is_given, print_json, print_outcome
 from regard.convert.run import convert as run
 from regard.convert.run import resume as go_on
 from regard.convert.settings import ConvertConfig
 from regard.errors import OptionError
 from regard.hub.opening import load_regard_model
-from regard.lab.base import Shown
 from regard.models.locate import model_folder
 from regard.train import Interrupted
 from regard.train.recipe import parse
@@ -52,24 +51,23 @@ def convert(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Convert a trained model: pool its key/value heads, or give it another mechanism, and teach it what it was."""
-    screen = console(stderr=True)
-    how = Shown(lambda said: screen.print(said, soft_wrap=True), shown)
+    progress = experiment_progress()
     folder = resume or out or timestamped_path("convert")
     try:
         if resume is not None:
-            given = (model, overrides, kv_heads, mechanism, layers, option, text, out, uptrain)
-            if any(x is not None and x != [] for x in given):
+            others = (model, overrides, kv_heads, mechanism, layers, option, text, out, uptrain)
+            if any(map(is_given, others)):
                 raise OptionError("--resume goes on with what was asked for: give nothing beside it but --device")
-            results = go_on(resume, device, how)
+            results = go_on(resume, device, progress)
         else:
             if model is None:
                 raise OptionError("which model? E.g. regard convert runs/lm-… --kv-heads 1")
             config = ConvertConfig(
                 kv_heads=kv_heads,
                 mechanism=mechanism,
-                only=_numbers(layers),
+                only=_parse_layers(layers),
                 options=parse(option or (), sections=False),
-                text="" if text is None else str(text),
+                text=str(text or ""),
                 steps=steps,
                 uptrain=uptrain,
                 control=control,
@@ -77,21 +75,20 @@ def convert(
             )
             where = device or "cpu"
             original = load_regard_model(model, where, download=download)
-            results = run(original, model, folder, config, overrides or (), where, how)
+            results = run(original, model, folder, config, overrides or (), where, progress)
+    # Ctrl-C during a training is Interrupted; during surgery or measuring it is Python's own.
     except (Interrupted, KeyboardInterrupt):
         raise Interrupted(f"stopped; what was done is saved. Go on with: regard convert --resume {folder}") from None
     if json:
         print_json(results)
         return
-    made = table(*results["outcome"]["columns"])
-    for row in results["outcome"]["rows"]:
-        made.add_row(*row)
-    console().print(made)
+    print_outcome(results)
     console().print(f"\nModel: {model_folder(folder).resolve()}", soft_wrap=True)
     console().print(f"Report: {(folder / 'report.html').resolve()}", soft_wrap=True)
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
+def _parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """Returns the numbers of layers that --layers lists; None where it was not given."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

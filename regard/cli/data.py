@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -16,6 +17,7 @@ from regard.data.corruption import corrupt, longest_cut
 from regard.data.questions import (
     MARK,
     PAD,
+    Question,
     pack_documents,
     question_batch,
     read_documents,
@@ -25,7 +27,7 @@ from regard.data.questions import (
 )
 from regard.data.tokenizers import Tokenizer
 from regard.data.tokens import write_tokens
-from regard.data.world import WorldConfig, make_world
+from regard.data.world import World, WorldConfig, make_world
 from regard.errors import OptionError, UnknownNameError, did_you_mean
 from regard.hub.classifier import Classifier
 from regard.lab.results import to_json
@@ -33,7 +35,7 @@ from regard.lab.sentiment.run import inspect_batch
 from regard.train.tasks.sentiment import Sentiment, SentimentData
 
 DEFAULT = WorldConfig()
-SHOWN = {"names": "question⁇answer⁇, loss on the answer", "corruption": "prefix⁇suffix⁇span, loss on all of it"}
+MEANINGS = {"names": "question⁇answer⁇, loss on the answer", "corruption": "prefix⁇suffix⁇span, loss on all of it"}
 SENTIMENT = "sentiment"
 NO_LOSS = "·"
 
@@ -80,24 +82,29 @@ def world(
         unwritten=unwritten,
         seed=seed,
     )
-    made = make_world(config)
-    made.write(out)
-    strangers = [q for form in made.unwritten.values() for q in form]
-    files = {
-        "documents.txt": (len(made.documents), made.documents[0]),
-        **{f"{k}.tsv": (len(q), f"{q[0].text} {q[0].answer}") for k, q in made.questions.items()},
-        "test_inputs.tsv": (len(made.test), made.test[0].text),
-        "unwritten.tsv": (len(strangers), strangers[0].text if strangers else ""),
-        "people.jsonl": (len(made.people), made.people[0].name),
-    }
+    invented = make_world(config)
+    invented.write(out)
+    files = _world_files(invented)
     if json:
-        print_json({"folder": str(out), "config": config.as_dict(), "lines": {n: k for n, (k, _) in files.items()}})
+        lines = {name: len(texts) for name, texts in files.items()}
+        print_json({"folder": str(out), "config": config.as_dict(), "lines": lines})
         return
-    listed = table("file", "lines", "the first")
-    for name, (lines, first) in files.items():
-        listed.add_row(name, f"{lines:,}", first)
+    made = table("file", "lines", "the first")
+    for name, texts in files.items():
+        made.add_row(name, f"{len(texts):,}", next(iter(texts), ""))
     console().print(f"{out} holds a world of seed {seed}; world.toml has its config.\n", soft_wrap=True)
-    console().print(listed)
+    console().print(made)
+
+
+def _world_files(invented: World) -> dict[str, list[str]]:
+    """Returns the lines of each file of a world as a person reads them, by the file's name."""
+    files = {"documents.txt": list(invented.documents)}
+    for split, questions in invented.questions.items():
+        files[f"{split}.tsv"] = [f"{question.text} {question.answer}" for question in questions]
+    files["test_inputs.tsv"] = [question.text for question in invented.test]
+    files["unwritten.tsv"] = [question.text for form in invented.unwritten.values() for question in form]
+    files["people.jsonl"] = [person.name for person in invented.people]
+    return files
 
 
 @data.command()
@@ -114,53 +121,71 @@ def show(
 ) -> None:
     """Print examples as a model gets them: x, and y at each place of x."""
     if what == SENTIMENT:
-        return _batch(sentences, model, n, block, seed, json)
-    if what not in SHOWN:
-        raise UnknownNameError(f"no data '{what}' to show.{did_you_mean(what, (*SHOWN, SENTIMENT))}")
-    invented = make_world(WorldConfig(seed=seed)) if documents is None or questions is None else None
-    texts = read_documents(documents) if documents is not None else invented.documents if invented else []
-    asked = read_questions(questions, answers=True) if questions is not None else invented.train if invented else []
-    tokenizer = vocabulary([*texts, *(t for q in asked for t in (q.text, q.answer or ""))])
+        return _show_sentiment(sentences, model, n, block, seed, json)
+    if what not in MEANINGS:
+        raise UnknownNameError(f"no data '{what}' to show.{did_you_mean(what, (*MEANINGS, SENTIMENT))}")
+    texts, pairs = _read_texts(documents, questions, seed)
+    tokenizer = vocabulary([*texts, *(text for pair in pairs for text in (pair.text, pair.answer or ""))])
     if what == "names":
-        batch = question_batch(tokenizer, asked[:n], block)
+        batch = question_batch(tokenizer, pairs[:n], block)
     else:
         rows, lengths = pack_documents(tokenizer, texts[:n], longest_cut(block))
         source = torch.Generator().manual_seed(seed)
         batch = corrupt(rows, lengths, block, special_id(tokenizer, MARK), special_id(tokenizer, PAD), source)
-    lines = _lines(tokenizer, batch)
+    lines = _decode_rows(tokenizer, batch)
     if json:
         print_json([{"x": x, "y": y} for x, y in lines])
         return
-    console(stderr=True).print(f"{what}: {SHOWN[what]}; {PAD} padding, {NO_LOSS} no loss here\n", style="dim")
+    # The explanation goes to stderr, so that stdout holds the examples alone.
+    console(stderr=True).print(f"{what}: {MEANINGS[what]}; {PAD} padding, {NO_LOSS} no loss here\n", style="dim")
     for x, y in lines:
         print(f"x: {x}\ny: {y}\n")
 
 
-def _batch(sentences: Path | None, model: str, n: int, length: int, seed: int, json: bool) -> None:
-    """The batch of the first step of a classifier: its tensors, and its rows as text."""
+def _read_texts(documents: Path | None, questions: Path | None, seed: int) -> tuple[Sequence[str], Sequence[Question]]:
+    """Returns the documents and the questions of these files; what has no file comes from an invented world."""
+    texts: Sequence[str]
+    pairs: Sequence[Question]
+    if documents is None or questions is None:
+        invented = make_world(WorldConfig(seed=seed))
+        texts = invented.documents
+        pairs = invented.train
+    if documents is not None:
+        texts = read_documents(documents)
+    if questions is not None:
+        pairs = read_questions(questions, answers=True)
+    return texts, pairs
+
+
+def _show_sentiment(sentences: Path | None, model: str, n: int, length: int, seed: int, json: bool) -> None:
+    """Prints the batch of the first step of a classifier: its tensors, and its rows as text."""
     encoder = Classifier(name=model)
-    asked = SentimentData(train="" if sentences is None else str(sentences), length=length)
-    with TemporaryDirectory() as folder:  # for what is generated
-        task = Sentiment(asked, seed, torch.device("cpu"), Path(folder), encoder.tokenizer)
-    found = inspect_batch(task, n, n)
+    config = SentimentData(train=str(sentences or ""), length=length)
+    # Sentences that are generated are written into a folder, which nobody wants to keep here.
+    with TemporaryDirectory() as folder:
+        task = Sentiment(config, seed, torch.device("cpu"), Path(folder), encoder.tokenizer)
+    inspected = inspect_batch(task, n, n)
     if json:
-        return print_json(to_json(found))
+        return print_json(to_json(inspected))
     tensors = table("tensor", "type", "dtype", "shape", "what it holds")
-    for tensor in found.tensors:
+    for tensor in inspected.tensors:
         tensors.add_row(tensor.name, tensor.type, tensor.dtype, str(tensor.shape), tensor.what)
     rows = table("row, decoded", "label", "tokens", "padding")
-    for row in found.rows:
+    for row in inspected.rows:
         rows.add_row(row.text, row.label, str(row.tokens), str(row.padding))
     for made in (tensors, rows):
         console().print(made)
 
 
-def _lines(tokenizer: Tokenizer, batch: Batch) -> list[tuple[str, str]]:
-    return [(_line(tokenizer, x), _line(tokenizer, y)) for x, y in zip(batch.x.tolist(), batch.y.tolist(), strict=True)]
+def _decode_rows(tokenizer: Tokenizer, batch: Batch) -> list[tuple[str, str]]:
+    """Returns the texts of x and y of each row."""
+    pairs = zip(batch.x.tolist(), batch.y.tolist(), strict=True)
+    return [(_decode(tokenizer, x), _decode(tokenizer, y)) for x, y in pairs]
 
 
-def _line(tokenizer: Tokenizer, ids: list[int]) -> str:
-    text = "".join(NO_LOSS if i == IGNORE else tokenizer.decode([i]) for i in ids)
+def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Returns the text of one row, with a dot where there is no loss, and long runs of one sign as ×N."""
+    text = "".join(NO_LOSS if token == IGNORE else tokenizer.decode([token]) for token in ids)
     return re.sub(f"({PAD}|{NO_LOSS})\\1{{3,}}", lambda m: f"{m[1]}×{len(m[0])}", text)
 
 
@@ -181,8 +206,8 @@ def tokens(
         raise OptionError(f"--out {out} is a file; expected a folder")
     train, dev = write_tokens(file, out, tokenizer, vocabulary_size, share)
     if json:
-        found = {"folder": str(out), "train": len(train), "dev": len(dev)}
-        print_json(found | {"vocabulary": train.tokenizer.size, "dtype": str(train.tokens.dtype)})
+        lengths = {"folder": str(out), "train": len(train), "dev": len(dev)}
+        print_json(lengths | {"vocabulary": train.tokenizer.size, "dtype": str(train.tokens.dtype)})
         return
     console().print(
         f"{out}: {len(train):,} tokens to train on and {len(dev):,} for dev ({train.tokens.dtype}), "

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.table import Table
 from torch import Tensor
 
 from regard.cli.show import console, print_json, table
@@ -40,27 +41,30 @@ def design(
     Say one of --select, --average, --identity, --replace and --fit.
     """
     rows = read_rows(keys)
-    read = None if values is None else read_rows(values)
+    read = None
+    if values is not None:
+        read = read_rows(values)
+    # Wishes are functions, so that nothing is computed before all options are checked.
     wishes: dict[str, Callable[[], Result]] = {}
     if select is not None:
         wishes["--select"] = lambda: lab.select(rows, select, precision, scale, read)
     if average is not None:
-        members = [_whole(word) for word in average.split(",")]
+        members = [_parse_key(word) for word in average.split(",")]
         wishes["--average"] = lambda: lab.average(rows, members, precision, scale, read)
     if identity:
         wishes["--identity"] = lambda: lab.identity(rows, precision, scale)
     if replace is not None:
         if query is None:
             raise OptionError("--replace needs --query FILE: the queries that shall select the new key")
-        asked = read_rows(query)
-        wishes["--replace"] = lambda: lab.replace_key(rows, replace, asked, unit, precision, scale)
+        queries = read_rows(query)
+        wishes["--replace"] = lambda: lab.replace_key(rows, replace, queries, unit, precision, scale)
     if fit is not None:
-        wanted = [_number(word, "--fit") for word in fit.split(",")]
+        wanted = [_parse_number(word, "--fit") for word in fit.split(",")]
         wishes["--fit"] = lambda: lab.fit(rows, wanted, scale)
     if len(wishes) != 1:
-        said = " and ".join(wishes) or "none"
+        named = " and ".join(wishes) or "none"
         raise OptionError(
-            f"one wish at a time, got {said}: expected --select, --average, --identity, --replace or --fit"
+            f"one wish at a time, got {named}: expected --select, --average, --identity, --replace or --fit"
         )
     if (query is not None or unit) and "--replace" not in wishes:
         raise OptionError("--query and --unit belong to --replace")
@@ -69,19 +73,23 @@ def design(
     if out is not None:
         if "--fit" in wishes:
             raise OptionError("--out has no page for --fit; use --json")
+        # A missing library is told before the work is done.
         require_matplotlib()
     (wish,) = wishes.values()
-    found = wish()
-    if out is not None and not isinstance(found, lab.Fit):
-        design_page(found).write(out)
+    result = wish()
+    if out is not None and not isinstance(result, lab.Fit):
+        design_page(result).write(out)
     if json:
-        print_json(found.as_dict())
+        print_json(result.as_dict())
     else:
-        _show(found, out)
+        _print_result(result, out)
 
 
 def read_rows(path: Path) -> Tensor:
-    """One vector a line, all of one length; empty lines are passed over. Errors name the file and the line."""
+    """Returns the vectors of a file [rows, width]: one a line, all of one length; empty lines are passed over.
+
+    Errors name the file and the line.
+    """
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +99,7 @@ def read_rows(path: Path) -> Tensor:
     for n, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        row = [_number(word, f"{path}, line {n}") for word in line.split(",")]
+        row = [_parse_number(word, f"{path}, line {n}") for word in line.split(",")]
         if rows and len(row) != len(rows[0]):
             raise lab.DesignError(
                 f"{path}, line {n}: {len(row)} numbers; expected {len(rows[0])} as in the lines above"
@@ -102,41 +110,62 @@ def read_rows(path: Path) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _number(word: str, place: str) -> float:
+def _parse_number(word: str, place: str) -> float:
+    """Returns a finite number; an error names the place where another word stands."""
+    # "nan" and "inf" are numbers to Python; words that are none join them.
     try:
-        found = float(word)
+        number = float(word)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise lab.DesignError(f"{place}: '{word.strip()}' is not a finite number")
-    return found
+    return number
 
 
-def _whole(word: str) -> int:
+def _parse_key(word: str) -> int:
+    """Returns the number of a key."""
     if not word.strip().isdecimal():
         raise lab.DesignError(f"--average: '{word.strip()}' is not the number of a key; expected such as 0,1")
     return int(word)
 
 
-def _show(found: Result, out: Path | None) -> None:
+def _print_result(result: Result, out: Path | None) -> None:
+    """Prints the explanation of a result, a table, what a designed query reads, and where the page is."""
     screen = console()
-    screen.print(found.explain(), soft_wrap=True)
-    if isinstance(found, lab.Identity):
-        shown = table("key", "selectable", "margin", "length")
-        for d in found.designs:
-            shown.add_row(str(d.members[0]), "yes" if d.feasible else "no", f"{d.margin:.4g}", f"{d.beta:.4g}")
+    screen.print(result.explain(), soft_wrap=True)
+    if isinstance(result, lab.Identity):
         screen.print()
-        screen.print(shown)
-    elif found.scores is not None and found.weights is not None:
-        scores, weights = torch.atleast_2d(found.scores), torch.atleast_2d(found.weights)
-        shown = table(*(["query"] if len(scores) > 1 else []), "key", "score", "weight")
-        for t in range(len(scores)):
-            for j in range(len(found.keys)):
-                which = [str(t)] if len(scores) > 1 else []
-                shown.add_row(*which, str(j), f"{float(scores[t, j]):.4f}", f"{float(weights[t, j]):.4f}")
+        screen.print(_key_table(result))
+    elif result.scores is not None and result.weights is not None:
         screen.print()
-        screen.print(shown)
-    if isinstance(found, lab.Design) and found.output is not None:
-        screen.print(f"\nreads {', '.join(f'{x:.4f}' for x in found.output.tolist())}", soft_wrap=True)
+        screen.print(_weight_table(result.scores, result.weights, len(result.keys)))
+    if isinstance(result, lab.Design) and result.output is not None:
+        screen.print(f"\nreads {', '.join(f'{x:.4f}' for x in result.output.tolist())}", soft_wrap=True)
     if out is not None:
         screen.print(f"\n{out} has pictures and tables", soft_wrap=True)
+
+
+def _key_table(result: lab.Identity) -> Table:
+    """Returns a table that says of each key whether some query can select it."""
+    answers = {True: "yes", False: "no"}
+    made = table("key", "selectable", "margin", "length")
+    for d in result.designs:
+        made.add_row(str(d.members[0]), answers[d.feasible], f"{d.margin:.4g}", f"{d.beta:.4g}")
+    return made
+
+
+def _weight_table(scores: Tensor, weights: Tensor, keys: int) -> Table:
+    """Returns a table of the scores and weights of each key, with the query's number where there are several."""
+    scores = torch.atleast_2d(scores)
+    weights = torch.atleast_2d(weights)
+    several = len(scores) > 1
+    made = table("key", "score", "weight")
+    if several:
+        made = table("query", "key", "score", "weight")
+    for t in range(len(scores)):
+        for j in range(keys):
+            cells = [str(j), f"{float(scores[t, j]):.4f}", f"{float(weights[t, j]):.4f}"]
+            if several:
+                cells.insert(0, str(t))
+            made.add_row(*cells)
+    return made

@@ -29,11 +29,15 @@ EXTRAS = {
     "sweep": "searched sweeps",
     "models": "two small pretrained models",
 }
-ASKED = ("weights", "recurrent", "kernel")
+CHECKED_LAWS = ("weights", "recurrent", "kernel")
+SIGNS = {True: "✓", None: "–", False: "✗"}
 
 
-class Line(NamedTuple):
-    """`fine` is None where something is absent that one can do without."""
+class HealthCheck(NamedTuple):
+    """One thing that was looked at, what was found, and what to do about it.
+
+    `fine` is None where something is absent that one can do without.
+    """
 
     what: str
     fine: bool | None
@@ -43,92 +47,120 @@ class Line(NamedTuple):
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """Say what works here and what does not: versions, devices, extras, and whether each mechanism keeps its laws."""
-    lines = []
+    checks = []
     with console(stderr=True).status("looking") as status:
-        for line in _all():
-            status.update(f"looking: {line.what}")
-            lines.append(line)
+        # The checks run one by one as they are asked for, so the line shows how far they are.
+        for check in _run_checks():
+            status.update(f"looking: {check.what}")
+            checks.append(check)
     if json:
-        print_json([line._asdict() for line in lines])
+        print_json([check._asdict() for check in checks])
     else:
         made = table("", "what", "found", "to do")
-        for line in lines:
-            made.add_row({True: "✓", None: "–", False: "✗"}[line.fine], line.what, line.found, line.do)
+        for check in checks:
+            made.add_row(SIGNS[check.fine], check.what, check.found, check.do)
         console().print(made)
-    raise typer.Exit(1 if any(line.fine is False for line in lines) else 0)
+    if any(check.fine is False for check in checks):
+        raise typer.Exit(1)
 
 
-def _all() -> Iterator[Line]:
-    yield Line("regard", True, f"{__version__}, Python {platform.python_version()}, {platform.system()}")
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    yield Line("PyTorch", True, f"{torch.__version__}, {threads} of {cores} cores")
-    yield from _devices()
-    yield from _extras()
-    yield _writable(Path.cwd())
-    for device in ["cpu"] + (["cuda"] if torch.cuda.is_available() else []):
+def _run_checks() -> Iterator[HealthCheck]:
+    """Yields all checks, the quick ones first."""
+    yield HealthCheck("regard", True, f"{__version__}, Python {platform.python_version()}, {platform.system()}")
+    threads = torch.get_num_threads()
+    yield HealthCheck("PyTorch", True, f"{torch.__version__}, {threads} of {os.cpu_count() or 1} cores")
+    yield from _check_gpus()
+    yield from _check_extras()
+    yield _check_writable(Path.cwd())
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices.append("cuda")
+    for device in devices:
         for name in known():
-            yield _lawful(name, device)
+            yield _check_laws(name, device)
 
 
-def _devices() -> Iterator[Line]:
+def _check_gpus() -> Iterator[HealthCheck]:
+    """Yields each GPU with its memory, and Triton, which their kernels need; or why there is none."""
     if not torch.cuda.is_available():
-        built = torch.version.cuda is not None
-        why = "has CUDA, but sees no GPU: is a driver loaded?" if built else "is without CUDA"
-        yield Line("GPU", None, f"none; this PyTorch {why}")
+        why = "is without CUDA"
+        if torch.version.cuda is not None:
+            why = "has CUDA, but sees no GPU: is a driver loaded?"
+        yield HealthCheck("GPU", None, f"none; this PyTorch {why}")
         return
     for n in range(torch.cuda.device_count()):
-        one = torch.cuda.get_device_properties(n)
-        yield Line(f"GPU {n}", True, f"{one.name}, {one.total_memory / 2**30:.0f} GiB, sm_{one.major}{one.minor}")
+        gpu = torch.cuda.get_device_properties(n)
+        found = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}"
+        yield HealthCheck(f"GPU {n}", True, found)
     version = _version("triton")
-    do = "" if version else 'pip install "regard[triton]": linear attention and decoding run their references'
-    yield Line("triton", True if version else None, version or "absent", do)
+    if version:
+        yield HealthCheck("triton", True, version)
+    else:
+        do = 'pip install "regard[triton]": linear attention and decoding run their references'
+        yield HealthCheck("triton", None, "absent", do)
 
 
-def _extras() -> Iterator[Line]:
-    """Those that a user may want, each with the packages that it lacks."""
-    wanted: dict[str, list[str]] = {}
+def _check_extras() -> Iterator[HealthCheck]:
+    """Yields the extras that a user may want, each with the packages that it lacks."""
+    packages: dict[str, list[str]] = {}
     try:
         required = metadata.requires("regard") or []
     except metadata.PackageNotFoundError:
-        yield Line("extras", None, "unknown: regard runs from its sources", "pip install -e .")
+        yield HealthCheck("extras", None, "unknown: regard runs from its sources", "pip install -e .")
         return
     for text in required:
-        package, named = re.match(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)['\"]", text)
-        if package and named and named[1] in EXTRAS:
-            wanted.setdefault(named[1], []).append(package[0])
-    for extra, what in EXTRAS.items():
-        versions = {name: _version(name) for name in wanted.get(extra, [])}
-        lacking = [name for name, version in versions.items() if version is None]
-        there = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
-        found = "; ".join(filter(None, [there, f"without {', '.join(lacking)}" if lacking else ""]))
-        yield Line(what, None if lacking else True, found, f'pip install "regard[{extra}]"' if lacking else "")
+        # A requirement reads: matplotlib>=3.8; extra == "plot"
+        package = re.match(r"[\w.-]+", text)
+        extra = re.search(r"extra == ['\"](\w+)['\"]", text)
+        if package and extra and extra[1] in EXTRAS:
+            packages.setdefault(extra[1], []).append(package[0])
+    for name, what in EXTRAS.items():
+        yield _check_extra(name, what, packages.get(name, []))
+
+
+def _check_extra(name: str, what: str, packages: list[str]) -> HealthCheck:
+    """Returns the versions of an extra's packages, and how to install what is lacking."""
+    versions = {package: _version(package) for package in packages}
+    present = ", ".join(f"{package} {version}" for package, version in versions.items() if version is not None)
+    lacking = ", ".join(package for package, version in versions.items() if version is None)
+    if not lacking:
+        return HealthCheck(what, True, present)
+    found = f"without {lacking}"
+    if present:
+        found = f"{present}; {found}"
+    return HealthCheck(what, None, found, f'pip install "regard[{name}]"')
 
 
 def _version(package: str) -> str | None:
+    """Returns the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _writable(folder: Path) -> Line:
+def _check_writable(folder: Path) -> HealthCheck:
+    """Checks that runs can be written where the command was started."""
+    # Trying is the only sure way: permissions say nothing of full or read-only file systems.
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
-            return Line("runs", True, f"go to {folder / 'runs'}")
+            return HealthCheck("runs", True, f"go to {folder / 'runs'}")
     except OSError as error:
-        return Line("runs", False, f"{folder}: {error.strerror}", "start regard elsewhere, or give --out")
+        return HealthCheck("runs", False, f"{folder}: {error.strerror}", "start regard elsewhere, or give --out")
 
 
-def _lawful(name: str, device: str) -> Line:
-    """Its three faces and its kernels, on one small case."""
-    what, worst = f"{name} on {device}", 0.0
-    for law in ASKED:
+def _check_laws(name: str, device: str) -> HealthCheck:
+    """Checks that a mechanism's three faces and its kernels agree, on one small case."""
+    what = f"{name} on {device}"
+    worst = 0.0
+    # Sizes that all differ: axes that are mixed up cannot go unnoticed.
+    for law in CHECKED_LAWS:
         found = ask(LAWS[law], subject(name), Case(T=11, K=5, V=7, dtype="float32", device=device))
         do = f"regard check {name} --device {device}"
         if isinstance(found, Finding):
             if found.broken:
-                return Line(what, False, f"{law}: {found.what}, error {found.error:.1e}", do)
+                return HealthCheck(what, False, f"{law}: {found.what}, error {found.error:.1e}", do)
             worst = max(worst, found.error)
         elif found.status == "could not be asked":
-            return Line(what, False, f"{law}: {found.reason}", do)
-    return Line(what, True, f"its faces agree within {worst:.0e}")
+            return HealthCheck(what, False, f"{law}: {found.reason}", do)
+    return HealthCheck(what, True, f"its faces agree within {worst:.0e}")

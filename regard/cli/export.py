@@ -19,18 +19,24 @@ def export(
 ) -> None:
     """Write a model as transformers' AutoModel and AutoTokenizer load it, with the same numbers; or say what of it
     transformers has no equivalent of."""
-    done = hub.export(load_regard_model(model, download=download), to)
+    exported = hub.export(load_regard_model(model, download=download), to)
     if json:
-        notes = {"files": done.files, "left_out": list(done.notes)}
-        print_json({"folder": to, "class": done.architecture, "loads_with": done.loads_with, **notes})
+        notes = {"files": exported.files, "left_out": list(exported.notes)}
+        print_json({"folder": to, "class": exported.architecture, "loads_with": exported.loads_with, **notes})
         return
     out = console()
-    out.print(f"{to}: a {done.architecture}, for transformers.{done.loads_with}.from_pretrained", soft_wrap=True)
-    for name, size in done.files.items():
-        out.print(f"  {name:<24}{_shown(size):>10}")
-    for note in done.notes:
+    loader = f"transformers.{exported.loads_with}.from_pretrained"
+    out.print(f"{to}: a {exported.architecture}, for {loader}", soft_wrap=True)
+    for name, size in exported.files.items():
+        out.print(f"  {name:<24}{_format_size(size):>10}")
+    for note in exported.notes:
         out.print(f"left out: {note}", soft_wrap=True)
 
 
-def _shown(size: int) -> str:
-    return f"{size:,} B" if size < 10_000 else f"{size / 1e3:,.0f} kB" if size < 1e7 else f"{size / 1e6:,.0f} MB"
+def _format_size(size: int) -> str:
+    """Formats the size of a file in B, kB or MB, with at least two digits."""
+    if size < 10_000:
+        return f"{size:,} B"
+    if size < 1e7:
+        return f"{size / 1e3:,.0f} kB"
+    return f"{size / 1e6:,.0f} MB"

@@ -55,21 +55,26 @@ def generate(
     loaded = load_regard_model(model, device, download=download)
     if loaded.tokenizer is None:
         raise OptionError(f"{model} has no tokenizer.json, so it cannot read text; use regard.generate with token ids")
+    # Beams and several outputs are known only at the end, so there is nothing to stream.
     if streaming and not json and beams is None and n == 1:
         for piece in stream(loaded, prompt, settings):
             print(piece, end="", flush=True)
         print()
         return
     result = run(loaded, prompt, settings)
-    choices = result.choices if beams is None else result.choices[:n]
+    choices = result.choices
+    if beams is not None:
+        choices = choices[:n]  # a search has an output for each beam, the best first
     if json:
-        print_json({"prompt": prompt, "outputs": [_row(c) for c in choices]})
+        print_json({"prompt": prompt, "outputs": [_json_row(choice) for choice in choices]})
         return
+    # The text alone goes to stdout, and not through rich, which would wrap its lines.
     for number, choice in enumerate(choices, 1):
         if len(choices) > 1:
             console(stderr=True).print(f"{number}. score {choice.score:.3f}, ended by {choice.ended}", style="dim")
         print(choice.text)
 
 
-def _row(choice: Choice) -> dict[str, object]:
+def _json_row(choice: Choice) -> dict[str, object]:
+    """Returns one output for JSON."""
     return {"text": choice.text, "tokens": choice.tokens, "score": choice.score, "ended": choice.ended}

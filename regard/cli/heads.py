@@ -20,7 +20,8 @@ from regard.lens.heads.linguistics import follow_mentions, follow_syntax
 from regard.lens.models import open_recordable
 from regard.lens.trace.trace import Trace
 
-SHOWN = 12  # redundant pairs, and relations
+MAX_ROWS = 12  # of redundant pairs, and of removed heads
+ABLATED_TEXTS = 4
 
 
 def heads(
@@ -38,128 +39,161 @@ def heads(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what each head of a model does: labels with intervals, redundant heads, change over the layers."""
-    lines = None if texts is None else [line for line in read_lines(texts) if line.strip()]
-    if lines == []:
-        raise OptionError(f"{texts} has only empty lines; expected one text a line")
-    parsed = None if syntax is None else read_conllu(syntax)
-    mentions = None if coreference is None else read_mentions(coreference)
+    lines = sentences = mentions = None
+    # All files are read before the model is, so that a mistake in one is told at once.
+    if texts is not None:
+        lines = [line for line in read_lines(texts) if line.strip()]
+        if not lines:
+            raise OptionError(f"{texts} has only empty lines; expected one text a line")
+    if syntax is not None:
+        sentences = read_conllu(syntax)
+    if coreference is not None:
+        mentions = read_mentions(coreference)
     subject = open_recordable(model, device or "cpu", seed=seed, download=download)
-    with _progress() as told:
-        found, recordings = examine(subject, lines, seed, told)
-        if parsed is not None:
-            found["syntax"] = follow_syntax(subject.read, parsed)
+    with _progress() as report:
+        results, recordings = examine(subject, lines, seed, report)
+        if sentences is not None:
+            results["syntax"] = follow_syntax(subject.read, sentences)
         if mentions is not None:
-            found["coreference"] = follow_mentions(subject.read, mentions)
+            results["coreference"] = follow_mentions(subject.read, mentions)
         if ablate:
-            chosen = lines or default_texts()
-            found["ablation"] = remove(subject, chosen[:4], lambda n, of: told("removing heads", n, of))
+            # Every head is a pass over these texts, so a few have to do.
+            chosen = (lines or default_texts())[:ABLATED_TEXTS]
+            results["ablation"] = remove(subject, chosen, lambda n, total: report("removing heads", n, total))
     if save is not None:
-        recordings[0].labels = found["heads"]
+        recordings[0].labels = results["heads"]
         size = Trace(recordings[:1]).save(save)
         console(stderr=True).print(f"{save}: {size:,} bytes", soft_wrap=True)
     if json:
-        print_json(found)
+        print_json(results)
     else:
-        _print(found)
+        _print_results(results)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Shows a status line, and yields what changes it: the work, and how many of how many parts are done."""
     with console(stderr=True).status("recording") as status:
-        yield lambda what, n, of: status.update(f"{what} {n + 1} of {of}" if of > 1 else what)
+
+        def report(work: str, n: int, total: int) -> None:
+            if total > 1:
+                work = f"{work} {n + 1} of {total}"
+            status.update(work)
+
+        yield report
 
 
-def _print(found: dict[str, Any]) -> None:
-    out, card = console(), found["model"]
-    labelled = [x for x in found["heads"] if x["label"] != "mixed"]
+def _print_results(results: dict[str, Any]) -> None:
+    """Prints all that `examine` and the options beside it found."""
+    out = console()
+    card = results["model"]
     out.print(
         f"{card['name']}: {card['class']}, {card['layers']} layers, {card['heads']} heads; "
-        f"{found['texts']} texts, {found['tokens']} tokens\n",
+        f"{results['texts']} texts, {results['tokens']} tokens\n",
         soft_wrap=True,
     )
+    _print_labels([head for head in results["heads"] if head["label"] != "mixed"])
+    counts = ", ".join(f"{n} {label}" for label, n in results["counts"].items())
+    share = f"{results['specialised']:.0%} of {len(results['heads'])} heads"
+    out.print(f"\n{share} are specialised: {counts}", soft_wrap=True)
+    _print_layers(results["layers"])
+    _print_redundant(results["redundant"])
+    if "syntax" in results:
+        _print_syntax(results["syntax"])
+    if "coreference" in results:
+        _print_coreference(results["coreference"])
+    if "ablation" in results:
+        _print_ablation(results["ablation"])
+
+
+def _print_labels(heads: list[dict[str, Any]]) -> None:
+    """Prints the heads that have a label, the strongest first."""
+    if not heads:
+        console().print("no head stands out from an even spread")
+        return
     made = table("head", "label", "effect", "95% interval", "also")
-    for x in sorted(labelled, key=lambda x: -x["effect"]):
-        interval = f"{x['low']:.2f} to {x['high']:.2f}"
-        made.add_row(_name(x), x["label"], f"{x['effect']:.2f}", interval, ", ".join(x["also"]))
-    if labelled:
-        out.print(made)
-    else:
-        out.print("no head stands out from an even spread")
-    counts = ", ".join(f"{n} {label}" for label, n in found["counts"].items())
-    out.print(f"\n{found['specialised']:.0%} of {len(found['heads'])} heads are specialised: {counts}", soft_wrap=True)
-    _print_layers(found["layers"])
-    _print_redundant(found["redundant"])
-    for part in ("syntax", "coreference", "ablation"):
-        if part in found:
-            _PARTS[part](found[part])
+    for head in sorted(heads, key=lambda head: -head["effect"]):
+        interval = f"{head['low']:.2f} to {head['high']:.2f}"
+        made.add_row(_name(head), head["label"], f"{head['effect']:.2f}", interval, ", ".join(head["also"]))
+    console().print(made)
 
 
 def _print_layers(rows: list[dict[str, Any]]) -> None:
-    _title("Over the layers")
+    """Prints how the heads change over the layers; a dash stands for what a layer does not have."""
+    _print_title("Over the layers")
     made = table("layer", "distance", "entropy", "on first", "largest")
     for row in rows:
-        cells = ("–" if row[n] is None else f"{row[n]:.2f}" for n in ("distance", "entropy", "first", "peak"))
+        cells = ["–" if row[key] is None else f"{row[key]:.2f}" for key in ("distance", "entropy", "first", "peak")]
         made.add_row(f"{row['side']} {row['layer']}", *cells)
     console().print(made)
 
 
 def _print_redundant(pairs: list[dict[str, Any]]) -> None:
+    """Prints pairs of heads that do nearly the same."""
     if not pairs:
         console().print("\nNo two heads do the same.")
         return
-    _title(f"{len(pairs)} pairs of heads do nearly the same")
+    _print_title(f"{len(pairs)} pairs of heads do nearly the same")
     made = table("heads", "divergence", "of that from even")
-    for pair in pairs[:SHOWN]:
-        names = " and ".join(_name(x) for x in pair["heads"])
+    for pair in pairs[:MAX_ROWS]:
+        names = " and ".join(_name(head) for head in pair["heads"])
         made.add_row(names, f"{pair['divergence']:.4f}", f"{pair['divergence'] / pair['from_even']:.0%}")
     console().print(made)
 
 
 def _print_syntax(rows: list[dict[str, Any]]) -> None:
+    """Prints the best head of each syntactic relation, beside always looking at one distance."""
     if not rows:
         console().print("\nSyntax: no relation occurs often enough.")
         return
-    _title("Syntax: the best head of each relation")
+    _print_title("Syntax: the best head of each relation")
     made = table("relation", "head", "right", "fixed distance", "more by")
     for row in sorted(rows, key=lambda row: row["baseline"] - row["score"]):
         fixed = f"{row['baseline']:.0%} at {row['distance']:+d}"
-        more = f"{row['low']:+.2f} to {row['high']:+.2f}" + (" ✓" if row["stands_out"] else "")
-        made.add_row(f"{row['relation']} {row['direction']}", _name(row), f"{row['score']:.0%}", fixed, more)
+        gain = f"{row['low']:+.2f} to {row['high']:+.2f}{_tick(row)}"
+        made.add_row(f"{row['relation']} {row['direction']}", _name(row), f"{row['score']:.0%}", fixed, gain)
     console().print(made)
 
 
 def _print_coreference(row: dict[str, Any] | None) -> None:
+    """Prints the head that best finds an earlier mention of the same, if any."""
     if row is None:
         console().print("\nCoreference: too few mentions with something to get wrong.")
         return
     console().print(
         f"\nCoreference: {_name(row)} finds an earlier mention of the same in {row['score']:.0%} of {row['pairs']}, "
         f"the nearest mention is right in {row['baseline']:.0%} (more by {row['low']:+.2f} to {row['high']:+.2f})"
-        + (" ✓" if row["stands_out"] else ""),
+        f"{_tick(row)}",
         soft_wrap=True,
     )
 
 
-def _print_ablation(found: dict[str, Any]) -> None:
-    loss = found["measure"] == "loss"
-    what = f"rise of the loss ({found['whole']:.4f} nats)" if loss else "change of the last vectors"
-    _title(f"Without a head: {what}")
+def _print_ablation(results: dict[str, Any]) -> None:
+    """Prints what removing each head costs, the dearest first: nats of loss, or a share of an encoder's vectors."""
+    measure = "change of the last vectors"
+    form = ".1%"
+    if results["measure"] == "loss":
+        measure = f"rise of the loss ({results['whole']:.4f} nats)"
+        form = "+.4f"
+    _print_title(f"Without a head: {measure}")
     made = table("head", "cost")
-    for row in sorted(found["heads"], key=lambda row: -row["cost"])[:SHOWN]:
-        made.add_row(_name(row), f"{row['cost']:+.4f}" if loss else f"{row['cost']:.1%}")
+    for row in sorted(results["heads"], key=lambda row: -row["cost"])[:MAX_ROWS]:
+        made.add_row(_name(row), f"{row['cost']:{form}}")
     console().print(made)
 
 
-def _title(text: str) -> None:
+def _print_title(text: str) -> None:
+    """Prints the title of a table."""
     console().print(f"\n{text}", style="bold", soft_wrap=True)
 
 
-def _name(x: dict[str, Any]) -> str:
-    return f"{x['side'] + ' ' if x['side'] else ''}{x['layer']}.{x['head']}"
+def _tick(row: dict[str, Any]) -> str:
+    """Returns a tick where a head is better than the baseline beyond chance."""
+    if row["stands_out"]:
+        return " ✓"
+    return ""
 
 
-_PARTS: dict[str, Callable[[Any], None]] = {
-    "syntax": _print_syntax,
-    "coreference": _print_coreference,
-    "ablation": _print_ablation,
-}
+def _name(head: dict[str, Any]) -> str:
+    """Returns the name of a head, such as 3.5; of an encoder-decoder with its side: decoder 3.5."""
+    return f"{head['side']} {head['layer']}.{head['head']}".strip()

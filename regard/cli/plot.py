@@ -27,8 +27,8 @@ def masks(
     length: Annotated[int, typer.Option(help="Tokens.")] = 12,
 ) -> None:
     """Who may see whom under each kind of mask, and why not."""
-    paper.plot_masks(out, _inches(size) or (7.0, 4.3), length)
-    _written(out)
+    paper.plot_masks(out, _parse_inches(size) or (7.0, 4.3), length)
+    _print_written(out)
 
 
 @plot.command()
@@ -39,8 +39,8 @@ def positions(
     width: Annotated[int, typer.Option(help="Dimensions of a position.")] = 32,
 ) -> None:
     """Sinusoidal positions and their shift matrix, rotary positions, ALiBi."""
-    paper.plot_positions(out, _inches(size) or (7.0, 4.6), length, width)
-    _written(out)
+    paper.plot_positions(out, _parse_inches(size) or (7.0, 4.6), length, width)
+    _print_written(out)
 
 
 @plot.command()
@@ -56,20 +56,22 @@ def weights(
     download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
 ) -> None:
     """The heads of a model over a text: all of them, or one with its tokens."""
-    inches = _inches(size)
+    inches = _parse_inches(size)
     recording = open_recordable(model, device or "cpu", seed=seed, download=download).read(text)
     paper.plot_weights(recording, out, inches, layer or (), head or ())
-    _written(out)
+    _print_written(out)
 
 
-def _inches(size: str | None) -> tuple[float, float] | None:
+def _parse_inches(size: str | None) -> tuple[float, float] | None:
+    """Returns width and height; None where no size was given."""
     if size is None:
         return None
-    found = re.fullmatch(r"(\d+\.?\d*)\s*[x×,]\s*(\d+\.?\d*)", size.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+\.?\d*)\s*[x×,]\s*(\d+\.?\d*)", size.strip())
+    if match is None:
         raise OptionError(f"--size {size!r}: expected width and height in inches, such as 7x4")
-    return float(found[1]), float(found[2])
+    return float(match[1]), float(match[2])
 
 
-def _written(path: Path) -> None:
+def _print_written(path: Path) -> None:
+    """Prints which file was written, and its size."""
     console().print(f"{path}: {path.stat().st_size:,} bytes", soft_wrap=True)

@@ -12,24 +12,26 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from regard.cli.show import console
+from regard.lab.base import Shown
 from regard.train.progress import Lines, Progress, format_metrics
 
 
-class _Below(RichProgress):
-    """A bar, and what was measured in a line below it, so that a narrow terminal has room for both."""
+class _TwoLineProgress(RichProgress):
+    """A bar, and the metrics in a line below it, so that a narrow terminal has room for both."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
+        """Yields the bar, then the metrics of each task that has any."""
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
-            if task.fields["said"]:
-                yield Text(task.fields["said"], style="dim", no_wrap=True, overflow="ellipsis")
+            if task.fields["metrics"]:
+                yield Text(task.fields["metrics"], style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class Bar(Progress):
-    """A live bar."""
+    """The progress of one training as a live bar."""
 
     def __init__(self, name: str, where: Console) -> None:
-        self.bar = _Below(
+        self.bar = _TwoLineProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -39,8 +41,9 @@ class Bar(Progress):
             TextColumn("left"),
             console=where,
         )
-        self.task = self.bar.add_task(name, total=None, said="")
-        self.speed, self.measured = "", ""
+        self.task = self.bar.add_task(name, total=None, metrics="")
+        self.training = ""  # loss and speed of the last steps
+        self.evaluation = ""  # metrics of the last evaluation
 
     def __enter__(self) -> Progress:
         self.bar.start()
@@ -50,16 +53,25 @@ class Bar(Progress):
         self.bar.stop()
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
-        telling = {k: x for k, x in values.items() if x is not None and not k.startswith("train/")}
-        known = format_metrics(telling)
+        metrics = {key: x for key, x in values.items() if x is not None and not key.startswith("train/")}
+        # Training tells its learning rate with the loss; an evaluation has none.
         if "lr" in values:
-            self.speed = known
+            self.training = format_metrics(metrics)
         else:
-            self.measured = known
-        self.bar.update(self.task, completed=step, total=total, said=f"{self.speed}  {self.measured}".strip())
+            self.evaluation = format_metrics(metrics)
+        text = f"{self.training}  {self.evaluation}".strip()
+        self.bar.update(self.task, completed=step, total=total, metrics=text)
 
 
-def shown(name: str) -> Progress:
-    """A bar where someone watches, lines in a log."""
-    where = console(stderr=True)
-    return Bar(name, where) if where.is_terminal else Lines(name, partial(where.print, soft_wrap=True))
+def training_progress(name: str) -> Progress:
+    """Returns a bar where someone watches, lines in a log."""
+    screen = console(stderr=True)
+    if screen.is_terminal:
+        return Bar(name, screen)
+    return Lines(name, partial(screen.print, soft_wrap=True))
+
+
+def experiment_progress() -> Shown:
+    """Returns how an experiment tells what it does on this terminal."""
+    screen = console(stderr=True)
+    return Shown(partial(screen.print, soft_wrap=True), training_progress)

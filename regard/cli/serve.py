@@ -11,7 +11,7 @@ from regard.cli.models import HELP
 from regard.cli.show import console
 from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
-from regard.lens.pages.server import ModelServer, require_server_packages
+from regard.lens.pages.server import EXAMPLE, ModelServer, require_server_packages
 from regard.lens.pages.server import serve as run
 from regard.lens.small_model import shipped, shipped_text
 
@@ -32,13 +32,20 @@ def serve(
     require_server_packages()
     with console(stderr=True).status("loading"):
         subject = open_recordable(model or shipped(), device or "cpu", seed=seed, download=download)
-        found = default_labels(subject, seed) if labels else None
-    server = ModelServer(subject, found) if model else ModelServer(subject, found, shipped_text())
-    with suppress(KeyboardInterrupt):  # the usual way to end it
-        run(server, port, lambda address: _ready(address, subject.card.name))
+        head_labels = None
+        if labels:
+            head_labels = default_labels(subject, seed)
+    example = EXAMPLE
+    if not model:
+        example = shipped_text()
+    server = ModelServer(subject, head_labels, example)
+    # Ctrl-C is the usual way to end it.
+    with suppress(KeyboardInterrupt):
+        run(server, port, lambda address: _print_address(address, subject.card.name))
 
 
-def _ready(address: str, name: str) -> None:
+def _print_address(address: str, name: str) -> None:
+    """Prints where the page is, once the server listens."""
     out = console()
     out.print(f"{name} is at {address}", soft_wrap=True)
     out.print("Only this machine can open it, and only with that address. Ctrl-C ends it.", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,28 +12,54 @@ from rich.text import Text
 
 
 def console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or wide enough for a table in a file."""
-    found = Console(stderr=stderr, highlight=False, markup=False)
-    if not found.is_terminal:
-        found.width = max(found.width, 120)
-    return found
+    """Returns a console as wide as the terminal, or wide enough for a table in a file."""
+    # Names of files and models may hold brackets, which rich would take for markup.
+    made = Console(stderr=stderr, highlight=False, markup=False)
+    if not made.is_terminal:
+        made.width = max(made.width, 120)
+    return made
 
 
-def error_line(message: str) -> None:
+def print_error(message: str) -> None:
+    """Prints the one line that a failed command ends with."""
     console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
-def warning_line(message: Warning | str, *place: Any, **named: Any) -> None:
-    """In place of `warnings.showwarning`: what is the matter, without the line of Python that noticed it."""
+def print_warning(message: Warning | str, *place: Any, **named: Any) -> None:
+    """Prints a warning in place of `warnings.showwarning`, without the line of Python that noticed it."""
     console(stderr=True).print(Text.assemble(("warning: ", "bold yellow"), str(message)), soft_wrap=True)
 
 
 def print_json(data: Any) -> None:
+    """Prints data as JSON; what JSON has no form for, such as a path, becomes text."""
     print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
 
 def table(*columns: str, title: str | None = None, **options: Any) -> Table:
+    """Returns an empty table without borders."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", **options)
     for column in columns:
         made.add_column(column)
     return made
+
+
+def align_right(made: Table, first: int) -> Table:
+    """Aligns the columns from the `first` on to the right, as numbers want it, and returns the table."""
+    for column in made.columns[first:]:
+        column.justify = "right"
+    return made
+
+
+def print_outcome(results: Mapping[str, Any]) -> None:
+    """Prints the table of what came out of an experiment, where it has one: columns and rows of text."""
+    if "outcome" not in results:
+        return
+    made = table(*results["outcome"]["columns"])
+    for row in results["outcome"]["rows"]:
+        made.add_row(*row)
+    console().print(made)
+
+
+def is_given(value: object) -> bool:
+    """Returns whether an option was given; a list that may be repeated is empty where it was not."""
+    return value is not None and value != []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as jsons
+import json as json_format
 import sys
 import warnings
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ def summarize(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Summarise articles with a trained encoder-decoder."""
-    draws = temperature is not None or top_p is not None
-    if not draws and beams is None:
-        beams = max(4, n)
+    is_drawn = temperature is not None or top_p is not None
+    if not is_drawn and beams is None:
+        beams = max(4, n)  # n different summaries need as many beams
     settings = Settings(
         beams=beams,
         n=n,
@@ -53,20 +53,21 @@ def summarize(
     )
     if out is not None and n > 1 and out.suffix != ".jsonl":
         raise OptionError(f"--n {n} --out {out}: several summaries of an article need a file that ends in .jsonl")
-    articles = _articles(file, article)
-    found = summaries(writer(load(model, resolve_device(device)), model), articles, settings)
-    _warn(found, file)
-    rows = [_row(number, summary) for number, summary in enumerate(found, 1)]
+    articles = _read_articles(file, article)
+    written = summaries(writer(load(model, resolve_device(device)), model), articles, settings)
+    _warn_of_articles(written, file)
+    rows = [_json_row(number, summary) for number, summary in enumerate(written, 1)]
     if out is not None:
-        write_lines(out, _lines(rows, out))
+        write_lines(out, _format_lines(rows, out))
         console().print(f"Summaries of {len(rows):,} articles in {out}", soft_wrap=True)
     elif json:
         print_json(rows)
     else:
-        _print(rows, n)
+        _print_summaries(rows, n)
 
 
-def _articles(file: str, article: str) -> list[str]:
+def _read_articles(file: str, article: str) -> list[str]:
+    """Returns the articles of a file, or of the lines that come in."""
     if file != "-":
         return read_articles(file, article)
     try:
@@ -78,32 +79,45 @@ def _articles(file: str, article: str) -> list[str]:
     return lines
 
 
-def _warn(found: Sequence[Summaries], file: str) -> None:
-    empty, cut = sum(not s.choices for s in found), sum(s.cut > 0 for s in found)
+def _warn_of_articles(written: Sequence[Summaries], file: str) -> None:
+    """Warns of articles that are empty, or longer than the model reads."""
+    empty = sum(not summary.choices for summary in written)
+    cut = sum(summary.cut > 0 for summary in written)
     if empty:
-        warnings.warn(f"{file}: {empty:,} of {len(found):,} articles are empty and have no summary", stacklevel=2)
+        warnings.warn(f"{file}: {empty:,} of {len(written):,} articles are empty and have no summary", stacklevel=2)
     if cut:
         warnings.warn(
-            f"{file}: {cut:,} of {len(found):,} articles are longer than the model reads; their ends were not read",
+            f"{file}: {cut:,} of {len(written):,} articles are longer than the model reads; their ends were not read",
             stacklevel=2,
         )
 
 
-def _row(number: int, found: Summaries) -> dict[str, Any]:
-    texts = [{"text": c.text, "score": c.score, "ended": c.ended} for c in found.choices]
-    return {"article": number, "summaries": texts, "tokens_not_read": found.cut}
+def _json_row(number: int, summary: Summaries) -> dict[str, Any]:
+    """Returns the summaries of one article for JSON."""
+    texts = [{"text": choice.text, "score": choice.score, "ended": choice.ended} for choice in summary.choices]
+    return {"article": number, "summaries": texts, "tokens_not_read": summary.cut}
 
 
-def _lines(rows: Sequence[dict[str, Any]], out: Path) -> list[str]:
+def _format_lines(rows: Sequence[dict[str, Any]], out: Path) -> list[str]:
+    """Returns the lines of a file of summaries: JSON where its name ends so, else the best summary of each."""
     if out.suffix == ".jsonl":
-        return [jsons.dumps(row, ensure_ascii=False) for row in rows]
-    return [row["summaries"][0]["text"] if row["summaries"] else "" for row in rows]
+        return [json_format.dumps(row, ensure_ascii=False) for row in rows]
+    return [_best_text(row) for row in rows]
 
 
-def _print(rows: Sequence[dict[str, Any]], n: int) -> None:
+def _best_text(row: dict[str, Any]) -> str:
+    """Returns the best summary of an article, or nothing: an empty line keeps the files' lines side by side."""
+    if not row["summaries"]:
+        return ""
+    text: str = row["summaries"][0]["text"]
+    return text
+
+
+def _print_summaries(rows: Sequence[dict[str, Any]], n: int) -> None:
+    """Prints the best summary of each article, or several of each with their numbers."""
     for row in rows:
         if n == 1:
-            print(row["summaries"][0]["text"] if row["summaries"] else "")
+            print(_best_text(row))
             continue
         for place, summary in enumerate(row["summaries"], 1):
             print(f"{row['article']}.{place}  {summary['text']}")

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from regard.cli.progress import Bar
-from regard.cli.show import console, print_json, table
+from regard.cli.show import console, is_given, print_json, table
 from regard.errors import OptionError
 from regard.lab.base import Shown
 from regard.report.markup import duration, number, shorten
@@ -21,15 +21,16 @@ from regard.sweep.settings import configure_sweep
 from regard.train.progress import Lines, Progress
 from regard.train.run import timestamped_path
 
-SHOWN = 20  # trials in the terminal's table
-SELDOM = 30.0  # seconds between lines about a trial, in a log
+MAX_ROWS = 20  # trials in the terminal's table
+LINE_SECONDS = 30.0  # seconds between lines about a trial, in a log
 
 
-class _Seldom(Lines):
-    """Lines about trainings that take longer than a moment."""
+class _RareLines(Lines):
+    """Lines about trainings that take longer than a moment, so that a log of many trials stays short."""
 
     def __init__(self, name: str, write: Any) -> None:
-        super().__init__(name, write, SELDOM)
+        super().__init__(name, write, LINE_SECONDS)
+        # As if a line had been written just now: a trial that is over soon writes none.
         self.last = time.monotonic()
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
@@ -37,26 +38,28 @@ class _Seldom(Lines):
             super().show(step, total, values)
 
 
-class Spread(TyperCommand):
+class PairListCommand(TyperCommand):
     """A command whose --grid and --search take all the pairs that follow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args))
+        return super().parse_args(ctx, repeat_options(args))
 
 
-def spread(words: Sequence[str]) -> list[str]:
-    """`--grid a=1,2 b=3,4` as `--grid a=1,2 --grid b=3,4`."""
-    made: list[str] = []
-    option = ""
+def repeat_options(words: Sequence[str]) -> list[str]:
+    """Returns `--grid a=1,2 b=3,4` as `--grid a=1,2 --grid b=3,4`, which the parser understands."""
+    repeated: list[str] = []
+    option = ""  # what the pairs that follow belong to
     for word in words:
         if word.startswith("-"):
-            option = word.partition("=")[0] if word.partition("=")[0] in ("--grid", "--search") else ""
-        elif option and "=" in word and made[-1] != option:
-            made.append(option)
+            option = word.partition("=")[0]
+            if option not in ("--grid", "--search"):
+                option = ""
+        elif option and "=" in word and repeated[-1] != option:
+            repeated.append(option)
         elif "=" not in word:
             option = ""
-        made.append(word)
-    return made
+        repeated.append(word)
+    return repeated
 
 
 def sweep(
@@ -96,52 +99,56 @@ def sweep(
 ) -> None:
     """Train a recipe with many settings: all of a grid, or what a search draws; go on with a sweep that was stopped."""
     if (Path(recipe) / SWEEP_CONFIG).is_file():
-        given = (overrides, grid, search, metric, maximize, storage, variant, out, seed)
-        if any(x is not None and x != [] for x in given):
+        if any(map(is_given, (overrides, grid, search, metric, maximize, storage, variant, out, seed))):
             raise OptionError(
                 f"{recipe} goes on with what it was begun with: give nothing beside it but --workers, --device, "
                 "--retry, --json, and --trials to search further"
             )
-        made = Sweep.open(recipe)
-        made.extend(trials or 0)
+        opened = Sweep.open(recipe)
+        opened.extend(trials or 0)
     else:
         config = configure_sweep(
             recipe, overrides or (), grid or (), search or (), trials, variant, metric, maximize, seed
         )
-        made = Sweep.create(out or timestamped_path(f"sweep-{Path(recipe).stem}"), config, storage)
+        opened = Sweep.create(out or timestamped_path(f"sweep-{Path(recipe).stem}"), config, storage)
     if retry:
-        made.study.retry_failed()
-    where = console(stderr=True)
-    say = partial(where.print, soft_wrap=True)
+        opened.study.retry_failed()
+    screen = console(stderr=True)
+    say = partial(screen.print, soft_wrap=True)
 
     def progress(name: str) -> Progress:
-        return Bar(name, where) if where.is_terminal else _Seldom(name, say)
+        if screen.is_terminal:
+            return Bar(name, screen)
+        return _RareLines(name, say)
 
-    results = made.run((device or "cpu").split(","), workers, Shown(say, progress))
+    results = opened.run((device or "cpu").split(","), workers, Shown(say, progress))
     if json:
         print_json(results)
     else:
-        _print(results, made.path)
-    raise typer.Exit(1 if results["counts"].get("failed") else 0)
+        _print_results(results, opened.path)
+    if results["counts"].get("failed"):
+        raise typer.Exit(1)
 
 
-def _print(results: dict[str, Any], path: Path) -> None:
-    keys = [p["key"] for p in results["parameters"]]
-    sign = -1 if results["maximize"] else 1
-    done = sorted((r for r in results["trials"] if r["state"] == "finished"), key=lambda r: sign * r["value"])
+def _print_results(results: dict[str, Any], path: Path) -> None:
+    """Prints the best trials, those that failed, and where the best run and the report are."""
+    keys = [parameter["key"] for parameter in results["parameters"]]
+    finished = [row for row in results["trials"] if row["state"] == "finished"]
+    # `reverse` keeps the order of equal values, so the first of them stands first either way.
+    finished.sort(key=lambda row: row["value"], reverse=results["maximize"])
     out = console()
-    if done:
+    if finished:
         made = table("trial", *keys, results["metric"], "at step", "time")
-        for row in done[:SHOWN]:
+        for row in finished[:MAX_ROWS]:
             cells = [row["settings"][key] for key in keys] + [row["value"], row["step"]]
             made.add_row(row["folder"], *map(number, cells), duration(row["seconds"]))
         out.print(made)
     failed = [row for row in results["trials"] if row["state"] == "failed"]
-    for row in failed[:SHOWN]:
-        said = shorten(row["error"] or "", 160)
-        out.print(f"failed: {row['folder']} {format_settings(row['settings'])}: {said}", style="red", soft_wrap=True)
+    for row in failed[:MAX_ROWS]:
+        error = shorten(row["error"] or "", 160)
+        out.print(f"failed: {row['folder']} {format_settings(row['settings'])}: {error}", style="red", soft_wrap=True)
     counts = ", ".join(f"{n:,} {state}" for state, n in results["counts"].items())
     out.print(f"\n{len(results['trials']):,} trials: {counts}", soft_wrap=True)
-    if done:
-        out.print(f"Best: {results['command']}\nRun: {(path / done[0]['folder']).resolve()}", soft_wrap=True)
+    if finished:
+        out.print(f"Best: {results['command']}\nRun: {(path / finished[0]['folder']).resolve()}", soft_wrap=True)
     out.print(f"Report: {(path / 'report.html').resolve()}", soft_wrap=True)

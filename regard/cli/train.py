@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from regard.cli.progress import shown
-from regard.cli.show import console, print_json, table
+from regard.cli.progress import experiment_progress, training_progress
+from regard.cli.show import console, is_given, print_json, print_outcome, table
 from regard.data.questions import MARK, Question, read_questions, write_predictions
 from regard.data.sentences import read_sentences
 from regard.devices import resolve_device
@@ -18,7 +17,7 @@ from regard.errors import OptionError, RunError
 from regard.hub import is_hub_folder
 from regard.hub.classifier import Classifier
 from regard.lab import experiment
-from regard.lab.base import EXPERIMENTS, RunOptions, Shown, find_experiment
+from regard.lab.base import EXPERIMENTS, RunOptions, find_experiment
 from regard.lab.knowledge.answers import answer, score
 from regard.lab.runs.summary import summarize_run
 from regard.models import Decoder, load
@@ -53,19 +52,18 @@ def run(
 ) -> None:
     """Run a whole experiment: trainings, evaluation, and a report."""
     if resume is not None:
-        _alone(name, overrides, out, variant, seed)
+        _check_resumed_alone(name, overrides, out, variant, seed)
     elif name is None:
         about = {key: known.about for key, known in EXPERIMENTS.items() if known.is_runnable}
-        return _list("experiment", about, "regard run NAME", json)
-    where = console(stderr=True)
-    how = Shown(lambda text: where.print(text, soft_wrap=True), shown)
+        return _print_list("experiment", about, "regard run NAME", json)
+    progress = experiment_progress()
     folder = resume or out or timestamped_path(name or "")
     try:
         if name is None:
-            results = experiment.resume(folder, device, how)
+            results = experiment.resume(folder, device, progress)
         else:
             options = RunOptions(variant, seed, device)
-            results = find_experiment(name).run(folder, overrides or (), options, how)
+            results = find_experiment(name).run(folder, overrides or (), options, progress)
     except (Interrupted, KeyboardInterrupt):
         if not (folder / experiment.ASKED).is_file():  # a measurement is soon done again, and leaves nothing behind
             raise
@@ -73,7 +71,7 @@ def run(
     if json:
         print_json(results)
         return
-    _print_outcome(results)
+    print_outcome(results)
     _reported(folder)
 
 
@@ -95,14 +93,21 @@ def train(
 ) -> None:
     """Train one model by a recipe."""
     if resume is not None:
-        _alone(recipe, overrides, out, variant, seed)
-        done = stage.resume(resume, device, shown(resume.resolve().name))
+        _check_resumed_alone(recipe, overrides, out, variant, seed)
+        done = stage.resume(resume, device, training_progress(resume.resolve().name))
     elif recipe is None:
-        return _list("recipe", {name: _about(name) for name in recipe_names()}, "regard train NAME", json)
+        about = {name: _describe_recipe(name) for name in recipe_names()}
+        return _print_list("recipe", about, "regard train NAME", json)
     else:
-        made = load_recipe(recipe, _changes(overrides, seed), variant)
-        name = Path(recipe).stem if recipe.endswith(".toml") else recipe
-        done = stage.train(made, out or timestamped_path(name), device or "cpu", shown(name))
+        changes = list(overrides or ())
+        if seed is not None:
+            changes.append(f"train.seed={seed}")
+        name = recipe
+        if recipe.endswith(".toml"):
+            name = Path(recipe).stem
+        loaded = load_recipe(recipe, changes, variant)
+        done = stage.train(loaded, out or timestamped_path(name), device or "cpu", training_progress(name))
+    # Of several processes, one tells.
     if not Process.from_environment().is_main:
         return
     row = summarize_run(done)
@@ -120,22 +125,23 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Ask a model questions, or for the labels of sentences, and count its right answers."""
-    judge = _classifier(model, device)
-    if judge is None:
+    classifier = _load_classifier(model, device)
+    if classifier is None:
         questions = read_questions(data, answers=True)
-        said = [a.text for a in answer(_answering(model, device), questions)]
+        answers = [found.text for found in answer(_load_answerer(model, device), questions)]
     else:
-        questions = [Question(s.text, str(s.label)) for s in read_sentences(data)]
-        said = [str(int(p > 0.5)) for p in positive_probabilities(judge, [q.text for q in questions])]
+        questions = [Question(sentence.text, str(sentence.label)) for sentence in read_sentences(data)]
+        probabilities = positive_probabilities(classifier, [question.text for question in questions])
+        answers = [str(int(p > 0.5)) for p in probabilities]
     if predictions is not None:
-        write_predictions(predictions, said)
-    found = score(said, questions)
-    assert found is not None
+        write_predictions(predictions, answers)
+    result = score(answers, questions)
+    assert result is not None
     if json:
-        print_json(found)
+        print_json(result)
     else:
-        interval = f"95% interval {found['low']:.1%} to {found['high']:.1%}"
-        console().print(f"{found['right']} of {found['n']} right: {found['accuracy']:.1%} ({interval})")
+        interval = f"95% interval {result['low']:.1%} to {result['high']:.1%}"
+        console().print(f"{result['right']} of {result['n']} right: {result['accuracy']:.1%} ({interval})")
 
 
 def predict(
@@ -145,13 +151,14 @@ def predict(
     device: Device = None,
 ) -> None:
     """Write a model's answers to questions, or the labels of sentences and how likely each is positive."""
-    judge = _classifier(model, device)
+    classifier = _load_classifier(model, device)
     questions = read_questions(input, answers=False)
-    if judge is None:
-        said = [a.text for a in answer(_answering(model, device), questions)]
+    if classifier is None:
+        answers = [found.text for found in answer(_load_answerer(model, device), questions)]
     else:
-        said = [f"{int(p > 0.5)}\t{p:.4f}" for p in positive_probabilities(judge, [q.text for q in questions])]
-    write_predictions(out, said)
+        probabilities = positive_probabilities(classifier, [question.text for question in questions])
+        answers = [f"{int(p > 0.5)}\t{p:.4f}" for p in probabilities]
+    write_predictions(out, answers)
     console().print(f"{len(questions)} answers in {out}", soft_wrap=True)
 
 
@@ -183,17 +190,14 @@ def report(
     console().print(f"Report: {write_report(folders, out).resolve()}", soft_wrap=True)
 
 
-def _changes(overrides: Sequence[str] | None, seed: int | None) -> list[str]:
-    return [*(overrides or ()), *([f"train.seed={seed}"] if seed is not None else [])]
-
-
-def _about(recipe: str) -> str:
-    """The first sentence of a recipe's file."""
+def _describe_recipe(recipe: str) -> str:
+    """Returns the first sentence of a recipe's file."""
     first = (resources.files("regard") / "recipes" / f"{recipe}.toml").read_text("utf-8").partition("\n")[0]
     return first.removeprefix("# ").partition(". ")[0].removesuffix(".")
 
 
-def _list(what: str, about: dict[str, str], then: str, json: bool) -> None:
+def _print_list(what: str, about: dict[str, str], then: str, json: bool) -> None:
+    """Prints what there is to run or train, and the command `then` that does it."""
     if json:
         print_json([{what: name, "about": text} for name, text in about.items()])
         return
@@ -204,16 +208,8 @@ def _list(what: str, about: dict[str, str], then: str, json: bool) -> None:
     console().print(f"\n`{then}` starts one; `{then.rsplit(' ', 1)[0]} --help` has the options.", style="dim")
 
 
-def _print_outcome(results: Mapping[str, Any]) -> None:
-    """Prints the table of what came out, where the experiment has one: columns and rows of text."""
-    if "outcome" in results:
-        printed = table(*results["outcome"]["columns"])
-        for row in results["outcome"]["rows"]:
-            printed.add_row(*row)
-        console().print(printed)
-
-
-def _answering(model: str, device: str | None) -> Decoder[Any]:
+def _load_answerer(model: str, device: str | None) -> Decoder[Any]:
+    """Returns a model that was trained to answer questions."""
     loaded = load(model, resolve_device(device or "cpu"))
     if not isinstance(loaded, Decoder):
         raise OptionError(f"{model} is a {type(loaded).__name__}, which writes no answers; expected a GPT")
@@ -222,12 +218,15 @@ def _answering(model: str, device: str | None) -> Decoder[Any]:
     return loaded
 
 
-def _classifier(model: str, device: str | None) -> Classifier | None:
-    """The model where it judges sentences, None where it answers questions."""
+def _load_classifier(model: str, device: str | None) -> Classifier | None:
+    """Returns the model where it judges sentences, None where it answers questions."""
     folder = model_folder(model)
-    return Classifier(name=str(folder)).to(resolve_device(device or "cpu")).eval() if is_hub_folder(folder) else None
+    if not is_hub_folder(folder):
+        return None
+    return Classifier(name=str(folder)).to(resolve_device(device or "cpu")).eval()
 
 
-def _alone(*others: Any) -> None:
-    if any(x is not None and x != [] for x in others):
+def _check_resumed_alone(*others: Any) -> None:
+    """Raises where --resume stands beside options that a run was started with."""
+    if any(map(is_given, others)):
         raise OptionError("--resume goes on with what the run was started with: give nothing beside it but --device")

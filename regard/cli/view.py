@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -45,8 +45,8 @@ def view(
     """Write one page that shows what a model attends to: every head, every weight, offline."""
     screen = console(stderr=True)
     if model is None:
-        model, text = str(shipped()), shipped_text()
-    asked: dict[str, Any] = {"target": target, "generate": generate, "gradient": gradient}
+        model = str(shipped())
+        text = shipped_text()
     traces = []
     for name in (model, *(beside or ())):
         with screen.status(f"reading with {name}"):
@@ -54,29 +54,31 @@ def view(
                 traces.append(load(name))
                 continue
             if _is_sentence(name):
-                raise OptionError(f"{name!r} was taken for a model but reads like a text: {_right_call(name)}")
+                raise OptionError(f"{name!r} was taken for a model but reads like a text: {_correct_call(name)}")
             if text is None:
-                raise OptionError(_no_text(name))
+                raise OptionError(_explain_missing_text(name))
             subject = open_recordable(name, device or "cpu", seed=seed, download=download)
-            trace = subject.record(text, text_b, **asked)
-            found = default_labels(subject, seed) if labels else None
-            for recording in trace.recordings:
-                recording.labels = found
+            trace = subject.record(text, text_b, target=target, generate=generate, gradient=gradient)
+            if labels:
+                head_labels = default_labels(subject, seed)
+                for recording in trace.recordings:
+                    recording.labels = head_labels
         traces.append(trace)
+    # A text beside traces alone would be left unread without a word.
     if text is not None and all(map(_is_trace, (model, *(beside or ())))):
         raise OptionError(f"{model} is a trace and has its text already; leave the text out, or name a model")
     encoded = encode(Trace.joined(*traces))
-    size = encoded.page_size
-    screen.print(f"{_counted(traces)}; {size / 1e6:.1f} MB to write", soft_wrap=True)
+    screen.print(f"{_count(traces)}; {encoded.page_size / 1e6:.1f} MB to write", soft_wrap=True)
     write_page(encoded, out)
     console().print(f"{out} shows it: open it in a browser", soft_wrap=True)
 
 
 def _is_trace(name: str) -> bool:
+    """Returns whether a name is that of a file with a trace; the only other file is a model in GGUF."""
     return Path(name).is_file() and not name.endswith(GGUF)
 
 
-def _no_text(name: str) -> str:
+def _explain_missing_text(name: str) -> str:
     """Returns what to say to a single argument that is no trace: what it was taken for, and a correct call."""
     if name.endswith(".trace"):
         return f"{name} does not exist; expected a .trace file, or a model and a text"
@@ -85,11 +87,12 @@ def _no_text(name: str) -> str:
         return f'{name} was taken for a model, and it needs a text: regard view {quoted} "The dog ran"'
     return (
         f"{name!r} was taken for a model, and there is no text for it to read. If it is a model: regard view {quoted} "
-        f'"The dog ran". If it is the text: {_right_call(name)}'
+        f'"The dog ran". If it is the text: {_correct_call(name)}'
     )
 
 
-def _right_call(text: str) -> str:
+def _correct_call(text: str) -> str:
+    """Returns how to call the command with this text."""
     return (
         f"regard view MODEL {shlex.quote(text)}, where MODEL is a run, a model folder, or a Hugging Face folder or "
         "name. `regard view` alone shows a small model that comes with regard"
@@ -101,10 +104,12 @@ def _is_sentence(name: str) -> bool:
     return len(name.split()) > 1 and not Path(name.removeprefix(RANDOM)).exists()
 
 
-def _counted(traces: list[Trace]) -> str:
-    """What was recorded, in a few numbers."""
-    recordings = [r for trace in traces for r in trace.recordings]
-    heads = sum(a.heads for r in recordings for a in r.attentions)
-    tokens = ", ".join(str(sum(map(len, r.sequences))) for r in recordings)
-    texts = f"{len(recordings)} recordings of {tokens} tokens" if len(recordings) > 1 else f"{tokens} tokens"
+def _count(traces: list[Trace]) -> str:
+    """Returns what was recorded in a few numbers: 24 heads over 7 tokens."""
+    recordings = [recording for trace in traces for recording in trace.recordings]
+    heads = sum(attention.heads for recording in recordings for attention in recording.attentions)
+    tokens = ", ".join(str(sum(map(len, recording.sequences))) for recording in recordings)
+    texts = f"{tokens} tokens"
+    if len(recordings) > 1:
+        texts = f"{len(recordings)} recordings of {tokens} tokens"
     return f"{heads} heads over {texts}"

@@ -110,7 +110,7 @@ def test_the_doctor_runs_from_a_folder_of_sources(monkeypatch):
     from regard.cli import doctor
 
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: doctor.metadata.distribution("no-such-package"))
-    lines = list(doctor._extras())
+    lines = list(doctor._check_extras())
     assert len(lines) == 1 and lines[0].fine is None and "pip install" in lines[0].do
 
 
@@ -127,5 +127,5 @@ def test_the_doctor_fails_where_a_mechanism_breaks_its_laws(monkeypatch):
 def test_the_doctor_fails_where_it_cannot_write(monkeypatch, tmp_path):
     from regard.cli import doctor
 
-    line = doctor._writable(tmp_path / "nowhere")
+    line = doctor._check_writable(tmp_path / "nowhere")
     assert line.fine is False and "No such file" in line.found and "--out" in line.do

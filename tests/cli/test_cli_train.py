@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard
-from regard.cli import app
+from regard.cli import app, progress
 from regard.cli import train as commands
 from regard.cli.progress import Bar
 from regard.cli.show import console
@@ -107,7 +107,7 @@ def test_train_then_every_command_that_takes_a_run(regard_):
 def test_ctrl_c_saves_says_how_to_go_on_and_resuming_ends_the_same(regard_, monkeypatch):
     regard_(*LM, "--out", "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "shown", lambda name: Stops())
+        patch.setattr(commands, "training_progress", lambda name: Stops())
         code, _, err = regard_(*LM, "--out", "r")
     assert code == 130 and err == "stopped at step 1 of 4; all of it is saved. Go on with: regard train --resume r\n"
     assert regard_("generate", "r", "to be", "--max", 2)[0] == 0  # its checkpoint serves meanwhile
@@ -118,7 +118,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_resuming_ends_the_same(regard_, monk
 
 def test_an_experiment_stops_and_goes_on_as_an_experiment(regard_, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "shown", lambda name: Stops())
+        patch.setattr(progress, "training_progress", lambda name: Stops())
         code, _, err = regard_(*KNOWLEDGE, "--out", "k")
     assert code == 130 and err.endswith("Go on with: regard run --resume k\n") and "train --resume" not in err
     code, out, err = regard_("run", "--resume", "k")
@@ -188,7 +188,7 @@ def test_asking_a_model_that_never_learned_to_answer(regard_):
 @pytest.mark.filterwarnings("default")
 def test_warnings_are_one_line_without_source(regard_, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "shown", lambda name: Stops())
+        patch.setattr(commands, "training_progress", lambda name: Stops())
         regard_(*LM, "--out", "r")
     Path("r/checkpoints/step-1/state.json").write_text("{")
     code, _, err = regard_("train", "--resume", "r")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard import GPT, Encoder, Mask, Seq2Seq, Size, cost
-from regard.cli.amounts import amount, bytes_of, seconds
+from regard.cli.amounts import format_amount, format_bytes, format_seconds
 from regard.cli.app import app
 from regard.cost import crossing
 from regard.cost.formulas import KINDS, QUANTITIES, formula, values
@@ -455,11 +455,11 @@ def test_bad_questions_are_answered_with_what_to_do(arguments, says):
     [(0, "0 "), (12, "12 "), (999.7, "1.00 k"), (1234567, "1.23 M"), (45.6e9, "45.6 G"), (789e12, "789 T")],
 )
 def test_amounts(x, shown):
-    assert amount(x) == shown and bytes_of(x) == shown + "B"
+    assert format_amount(x) == shown and format_bytes(x) == shown + "B"
 
 
 def test_times():
-    assert [seconds(x) for x in (2.5, 0.00123, 45e-6, 3e-9)] == ["2.50 s", "1.23 ms", "45.0 µs", "3.00 ns"]
+    assert [format_seconds(x) for x in (2.5, 0.00123, 45e-6, 3e-9)] == ["2.50 s", "1.23 ms", "45.0 µs", "3.00 ns"]
 
 
 # Hugging Face

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Engine
 from training import Crash, StopAt, bits
 
 from regard.cli import app
-from regard.cli.sweep import spread
+from regard.cli.sweep import repeat_options
 from regard.config import ConfigError
 from regard.errors import OptionError, RegardError
 from regard.lab.base import Shown
@@ -128,9 +128,15 @@ def settings(sweep):
 def test_pairs_that_follow_an_option_belong_to_it():
     issue = ["RECIPE", "--grid", "train.batch=64,128,256", "train.lr=1e-4,5e-5", "train.epochs=2,5"]
     each = ["RECIPE", "--grid", issue[2], "--grid", issue[3], "--grid", issue[4]]
-    assert spread(issue) == each == spread(each)
-    assert spread(["--grid=a.b=1,2", "c.d=3", "lm", "e.f=4"]) == ["--grid=a.b=1,2", "--grid", "c.d=3", "lm", "e.f=4"]
-    assert spread(["lm", "a.b=1", "--search", "c.d=1..2", "--trials", "3", "e.f=4"]) == [
+    assert repeat_options(issue) == each == repeat_options(each)
+    assert repeat_options(["--grid=a.b=1,2", "c.d=3", "lm", "e.f=4"]) == [
+        "--grid=a.b=1,2",
+        "--grid",
+        "c.d=3",
+        "lm",
+        "e.f=4",
+    ]
+    assert repeat_options(["lm", "a.b=1", "--search", "c.d=1..2", "--trials", "3", "e.f=4"]) == [
         *["lm", "a.b=1", "--search", "c.d=1..2", "--trials", "3", "e.f=4"]
     ]
 
@@ -404,7 +410,7 @@ def test_ctrl_c_saves_and_going_on_ends_with_the_same_bits():
 def test_ctrl_c_on_the_command_line(regard_, monkeypatch):
     from regard.cli import sweep as command
 
-    monkeypatch.setattr(command, "_Seldom", lambda name, write: StopAt(1, signal.SIGINT))
+    monkeypatch.setattr(command, "_RareLines", lambda name, write: StopAt(1, signal.SIGINT))
     code, _, err = regard_("sweep", "lm", *TINY, "--grid", *GRID, "--out", "s")
     assert code == 130 and err.endswith("stopped; what was done is saved. Go on with: regard sweep s\n")
 
