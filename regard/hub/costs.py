@@ -1,4 +1,4 @@
-"""What a Hugging Face model costs, counted by running it on the device "meta", where tensors have shapes only."""
+"""The cost of a Hugging Face model, counted by running it on the device "meta": tensors have shapes but no values."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from regard.hub.gate import quiet
 class HubModelCost:
     """The cost of B sequences of T tokens.
 
-    `weights` is their size in bytes. `forward` counts the FLOPs of the matrix products of all tokens, `step` those of
-    one more token of each sequence. `cache` is the size in bytes of the cache after T tokens, and `a_token` what one
-    more token of one sequence adds to it. Without a cache the last three are None. The FLOPs are None in a mixture of
-    experts, where they depend on the tokens.
+    `weights` is the size of the model's weights in bytes. `forward` counts the FLOPs of the matrix products for all
+    tokens, and `step` the FLOPs for one more token of each sequence. `cache` is the size of the cache in bytes after T
+    tokens, and `a_token` the number of bytes that one more token of one sequence adds to the cache. Without a cache
+    `step`, `cache` and `a_token` are None. In a mixture of experts, where FLOPs depend on the tokens, `forward` and
+    `step` are None.
     """
 
     name: str
@@ -41,7 +42,7 @@ class HubModelCost:
 def hub_model_cost(
     name: str | Path, T: int = 1024, B: int = 1, dtype: torch.dtype = torch.bfloat16, download: bool = False
 ) -> HubModelCost:
-    """Returns the cost of the model in a folder, of an id on the hub, or of a type such as 'llama' by its defaults."""
+    """Returns the cost of a model: a folder, an id on the hub, or a type such as 'llama' with its default config."""
     from torch.utils.flop_counter import FlopCounterMode  # imports triton, which is slow
 
     model = model_on_meta(name, download).to(dtype)
@@ -76,14 +77,14 @@ def hub_model_cost(
 
 
 def _run(model: Any, B: int, T: int, past: Any = None) -> Any:
-    """Runs T more tokens of B sequences; returns the cache, or None where there is none."""
+    """Runs T more tokens of B sequences; returns the cache, or None if the model has none."""
     tokens = torch.zeros(B, T, dtype=torch.long, device="meta")
     inputs: dict[str, Any] = {"use_cache": True}
     if past is not None:
         inputs["past_key_values"] = past
     if getattr(model.config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = tokens
-        if past is not None:  # the source has been read, and is in the cache
+        if past is not None:  # the encoder's outputs for the source are in the cache already
             width = model.config.hidden_size
             inputs["encoder_outputs"] = (torch.zeros(B, T, width, device="meta", dtype=model.dtype),)
     with torch.device("meta"):
@@ -102,12 +103,12 @@ def _cache_bytes(cache: Any) -> int:
 
 
 def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Yields every tensor in a cache once, whatever its classes are; `seen` are the ids of what was looked at."""
+    """Yields every tensor in a cache once, at any depth; `seen` holds the ids of the objects visited so far."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
     if isinstance(thing, Tensor):
-        if thing.dim() > 2:  # smaller ones count tokens
+        if thing.dim() > 2:  # tensors with fewer dimensions count tokens
             yield thing
     elif isinstance(thing, dict):
         for part in thing.values():
@@ -121,10 +122,10 @@ def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
 
 @contextmanager
 def _explain_errors(name: str | Path) -> Iterator[None]:
-    """Raises any error of the model's code as a HubError: it needs values, which are not there."""
+    """Re-raises any error of the model as a HubError: code that reads tensor values cannot run on the meta device."""
     with quiet(import_transformers()):
         try:
             yield
-        except Exception as error:  # of any class: it depends on what the code does with a value
+        except Exception as error:  # of any class, depending on what the model's code does with a value
             first = str(error).strip().partition("\n")[0][:200]
             raise HubError(f"{name} cannot be counted without its weights: {first}") from error

@@ -1,7 +1,7 @@
-"""Exporting a model of regard as a folder that transformers' AutoModel and AutoTokenizer load, with the same numbers.
+"""Exports a model of regard as a folder that transformers' AutoModel and AutoTokenizer load, with the same outputs.
 
-The family of a model is found by writing its config as one of theirs and reading that back. What then differs is what
-the family has no equivalent of, and the error names it.
+The family of a model is found by writing its config as a family's config.json, and reading that back. The settings that
+then differ are those that the family cannot represent, and the error names them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.config import Section
 from regard.data.files import sync
 from regard.errors import HubError, RegardError
-from regard.hub.families import FAMILIES, Family, Part, head_of
+from regard.hub.families import FAMILIES, Family, TensorMap, output_head_of
 from regard.hub.keys import Keys
 from regard.hub.safety import CONFIG, WEIGHTS
 from regard.hub.tokenizer_files import token_ids, tokenizer_files
@@ -29,9 +29,9 @@ from regard.models import GPT, Encoder, Model, StackConfig
 from regard.nn import POSITIONS
 from regard.registry import parameters_of
 
-# The class of transformers that loads a model with each head.
+# For each output head: the class of transformers that loads a model with it.
 _AUTO_CLASSES = {
-    "words": "AutoModelForCausalLM",
+    "lm": "AutoModelForCausalLM",
     "none": "AutoModel",
     "masked": "AutoModelForMaskedLM",
     "classes": "AutoModelForSequenceClassification",
@@ -41,14 +41,15 @@ _BIASES = {"model.block.bias", "model.attention.bias", "model.attention.out_bias
 
 
 class NoEquivalentError(HubError):
-    """A model that transformers has no equivalent of."""
+    """Raised for a model that transformers has no equivalent of."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the class of transformers that the model is, and the one that loads it.
+    """What `export` wrote.
 
-    `files` gives the bytes of each file, and `notes` says what of the model is in none of them.
+    `architecture` is the transformers class of the model, and `loads_with` the Auto class that loads it. `files` maps
+    the name of each file to its size in bytes. `notes` lists what was not exported, such as settings for training.
     """
 
     folder: Path
@@ -61,46 +62,49 @@ class Exported:
 def export(model: Model[Any], folder: str | Path) -> Exported:
     """Writes a model into a new folder that `AutoModel.from_pretrained` and `AutoTokenizer.from_pretrained` load.
 
-    A model without an equivalent is refused, and what has none is named. Nothing is written over.
+    Raises NoEquivalentError if transformers has no equivalent, naming the settings that it cannot represent. Never
+    overwrites a file.
     """
-    place = Path(folder).absolute()  # `_write` needs the folder above it
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+    target = Path(folder).absolute()  # `_write` needs the parent folder
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise HubError(f"{folder} is there already and not empty; nothing was written. Choose another folder")
     if not isinstance(model, GPT | Encoder):
         raise NoEquivalentError(
             f"a {type(model).__name__} has no equivalent in transformers that regard writes; "
             "expected a GPT or an Encoder"
         )
-    config = _resolve_config(model)
-    family, document = _find_family(config, model)
-    head = head_of(config)
-    document = {
+    config = _canonical_config(model)
+    family, hf_config = _find_family(config, model)
+    head = output_head_of(config)
+    hf_config = {
         "architectures": [family.architecture(head)],
         "model_type": family.model_type,
-        **document,
-        **{name: i for name, i in token_ids(model.tokenizer).items() if name not in document},
+        **hf_config,
+        **{name: i for name, i in token_ids(model.tokenizer).items() if name not in hf_config},
         "dtype": str(model.embedding.weight.dtype).removeprefix("torch."),
     }
-    texts = {CONFIG: json.dumps(document, indent=2) + "\n"}
-    notes = [f"{setting}: it matters only in training" for setting in _lost_settings(family, config, document)]
+    texts = {CONFIG: json.dumps(hf_config, indent=2) + "\n"}
+    differences = _training_only_differences(family, config, hf_config)
+    notes = [f"{setting}: it matters only in training" for setting in differences]
     if model.tokenizer is None:
         notes.append("a tokenizer: the model has none")
     else:
         texts |= tokenizer_files(model.tokenizer, config.length)
     if head == "none":
         notes.append("a pooler: read last_hidden_state, as transformers makes a random one")
-    tensors = dict(_convert_tensors(model, family, config, document))
-    if not config.tied:  # transformers misses them, though it does not use them
+    tensors = dict(_convert_tensors(model, family, config, hf_config))
+    # Untied: without these tensors transformers reports missing keys, although it does not use them.
+    if not config.tied:
         tensors |= {name: tensors[other].clone() for name, other in family.copies(config).items()}
-    _write(place, texts, tensors)
-    files = {path.name: path.stat().st_size for path in sorted(place.iterdir())}
+    _write(target, texts, tensors)
+    files = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
     return Exported(Path(folder), family.architecture(head), _AUTO_CLASSES[head], files, tuple(notes))
 
 
-def _resolve_config(model: GPT | Encoder) -> Any:
-    """Returns the config of a model with its defaults filled in, and without what does not change its numbers.
+def _canonical_config(model: GPT | Encoder) -> Any:
+    """Returns a model's config in canonical form: defaults filled in, settings that do not affect the outputs reset.
 
-    So it equals the config that a family reads back if, and only if, the two compute the same.
+    So a comparison with the config that a family reads back shows only differences that matter.
     """
     config = model.config
     size = model.stack.layers[0].attention.size
@@ -131,7 +135,8 @@ def _resolve_config(model: GPT | Encoder) -> Any:
     )
     if isinstance(model, GPT):
         return config
-    changes: dict[str, Any] = {"token_types": model.config.token_types or 1}  # a single type adds zeros
+    # A model without token types is exported with one type, whose embedding is zero.
+    changes: dict[str, Any] = {"token_types": model.config.token_types or 1}
     if model.config.head != "classes":
         changes["classes"] = 2
     if model.config.head != "masked":
@@ -140,47 +145,47 @@ def _resolve_config(model: GPT | Encoder) -> Any:
 
 
 def _first_set(value: bool | None, default: bool) -> bool:
-    """Returns the value, or the default where it is None."""
+    """Returns the value, or the default if the value is None."""
     return default if value is None else value
 
 
 def _find_family(config: StackConfig, model: GPT | Encoder) -> tuple[Family, dict[str, Any]]:
-    """Returns the first family that can hold a config, with the config as that family writes it.
+    """Returns the first family that can represent a config, and the config.json that it writes.
 
-    The error where there is none names the nearest family, and what it has no place for.
+    If there is no such family, the error names the nearest family and the settings that it has no place for.
     """
     nearest: tuple[Family, list[str]] | None = None
-    # The nearest is the family that lacks the fewest settings; among equals, the first.
+    # The nearest family is the one with the fewest unsupported settings; among equals, the first.
     for family in FAMILIES.values():
         if family.model is not type(model):
             continue
-        document = family.write(config)
-        lacking = list(_lacking_settings(family, config, document))
-        if not lacking:
-            return family, document
-        if nearest is None or len(lacking) < len(nearest[1]):
-            nearest = (family, lacking)
+        hf_config = family.write(config)
+        unsupported = list(_unsupported_settings(family, config, hf_config))
+        if not unsupported:
+            return family, hf_config
+        if nearest is None or len(unsupported) < len(nearest[1]):
+            nearest = (family, unsupported)
     assert nearest is not None
-    family, lacking = nearest
+    family, unsupported = nearest
     raise NoEquivalentError(
         f"this {type(model).__name__} has no equivalent in transformers. The nearest, "
-        f"{family.architecture(head_of(config))}, has no place for: {'; '.join(lacking)}"
+        f"{family.architecture(output_head_of(config))}, has no place for: {'; '.join(unsupported)}"
     )
 
 
-def _lost_settings(family: Family, config: Any, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the settings that a family leaves out and that matter only in training."""
-    back = family.read(Keys(Path(CONFIG), document, family.default), head_of(config))
+def _training_only_differences(family: Family, config: Any, hf_config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the settings, used only in training, that the family's config does not keep."""
+    back = family.read(Keys(Path(CONFIG), hf_config, family.default), output_head_of(config))
     for name, value, _ in _differences(config, back):
         if name in _ONLY_IN_TRAINING:
             yield f"{name} = {value!r}"
 
 
-def _lacking_settings(family: Family, config: Any, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields, in words, the settings of a config that a family has no place for."""
-    keys = Keys(Path(CONFIG), document, family.default)
+def _unsupported_settings(family: Family, config: Any, hf_config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields, in words, the settings of a config that a family cannot represent."""
+    keys = Keys(Path(CONFIG), hf_config, family.default)
     try:
-        back = family.read(keys, head_of(config))
+        back = family.read(keys, output_head_of(config))
         keys.finish()
     except RegardError as error:
         yield str(error)
@@ -192,7 +197,7 @@ def _lacking_settings(family: Family, config: Any, document: Mapping[str, Any]) 
 
 
 def _differences(ours: Section, theirs: Section) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the settings in which two configs differ: the full name, our value and theirs."""
+    """Yields each setting in which two configs differ: its full name, our value and their value."""
     for name, value in ours.as_dict().items():
         mine = getattr(ours, name)
         other = getattr(theirs, name)
@@ -203,22 +208,22 @@ def _differences(ours: Section, theirs: Section) -> Iterator[tuple[str, Any, Any
 
 
 def _convert_tensors(
-    model: Any, family: Family, config: Any, document: Mapping[str, Any]
+    model: Any, family: Family, config: Any, hf_config: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields their tensors, made of ours, each with its full name."""
+    """Yields the full name and the value of each tensor of theirs, made from our tensors."""
     ours = model.state_dict()
     like = model.embedding.weight
     with torch.no_grad():
-        for part in family.parts(config, document):
-            if part.ours in ours:
-                x = _unshift_heads(part, ours[part.ours], model)
+        for tensor_map in family.tensor_maps(config, hf_config):
+            if tensor_map.ours in ours:
+                x = _unshift_heads(tensor_map, ours[tensor_map.ours], model)
             else:
-                x = torch.zeros(_missing_shape(part, ours, config), dtype=like.dtype, device=like.device)
-            pieces = x.split(part.sizes) if part.sizes else (x,)
-            for name, piece in zip(part.theirs, pieces, strict=True):
-                if part.skip:  # rows for padding, which are never read
-                    piece = torch.cat([piece.new_zeros(part.skip, *piece.shape[1:]), piece])
-                if part.transposed:
+                x = torch.zeros(_missing_shape(tensor_map, ours, config), dtype=like.dtype, device=like.device)
+            pieces = x.split(tensor_map.sizes) if tensor_map.sizes else (x,)
+            for name, piece in zip(tensor_map.theirs, pieces, strict=True):
+                if tensor_map.skip:  # rows for padding, which are never read
+                    piece = torch.cat([piece.new_zeros(tensor_map.skip, *piece.shape[1:]), piece])
+                if tensor_map.transposed:
                     piece = piece.T
                 if not name.startswith(("lm_head", "cls.", "classifier")):
                     name = family.prefix + name
@@ -226,40 +231,41 @@ def _convert_tensors(
                 yield name, piece.clone().contiguous()
 
 
-def _unshift_heads(part: Part, x: Tensor, model: Any) -> Tensor:
-    """Returns a tensor of a model with the merge 'shift' such that concatenating the heads gives the same.
+def _unshift_heads(tensor_map: TensorMap, x: Tensor, model: Any) -> Tensor:
+    """Undoes, in the weight of an output projection, the head shift of a model with merge = 'shift'.
 
-    That merge puts head h where head h + 1 would be, so the columns of the output projection are put back by one head.
+    That merge puts head h in the place of head h + 1. Here the columns of the weight are rolled back by one head, so
+    that plain concatenation gives the same output. Any other tensor is returned unchanged.
     """
-    if model.config.attention.merge != "shift" or not part.ours.endswith("attention.out.weight"):
+    if model.config.attention.merge != "shift" or not tensor_map.ours.endswith("attention.out.weight"):
         return x
     H = model.config.attention.heads
     return x.view(x.shape[0], H, -1).roll(-1, 1).reshape(x.shape)
 
 
-def _missing_shape(part: Part, ours: Mapping[str, Tensor], config: Any) -> tuple[int, ...]:
-    """Returns the shape of a tensor that our model does without: token types, or a bias."""
-    if part.ours == "types.weight":
+def _missing_shape(tensor_map: TensorMap, ours: Mapping[str, Tensor], config: Any) -> tuple[int, ...]:
+    """Returns the shape of an exported tensor that our model does not have: token types, or a bias."""
+    if tensor_map.ours == "types.weight":
         return (1, config.width)
-    assert part.zeros, part.ours
-    return (ours[part.ours.removesuffix("bias") + "weight"].shape[0],)
+    assert tensor_map.zeros, tensor_map.ours
+    return (ours[tensor_map.ours.removesuffix("bias") + "weight"].shape[0],)
 
 
-def _write(place: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) -> None:
-    """Writes all files into a folder beside the place, forces them to disk, and renames it: all of them or none."""
-    stage = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+def _write(target: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) -> None:
+    """Writes all files into a temporary folder beside the target, syncs them, and renames the folder (atomic)."""
+    stage = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         stage.mkdir(parents=True)
         save_file(tensors, stage / WEIGHTS, metadata={"format": "pt"})
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        # safetensors makes its file private; it gets the permissions of the others.
+        # safetensors makes its file private; the file gets the permissions of config.json.
         shutil.copymode(stage / CONFIG, stage / WEIGHTS)
         for path in (*stage.iterdir(), stage):
             sync(path)
-        stage.rename(place)
-        sync(place.parent)
+        stage.rename(target)
+        sync(target.parent)
     except OSError as error:
-        raise HubError(f"{place} cannot be written: {error.strerror or error}") from error
+        raise HubError(f"{target} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)

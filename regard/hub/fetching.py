@@ -1,6 +1,6 @@
-"""Hugging Face models as transformers has them, from a folder or by their id on the hub.
+"""Loads Hugging Face models as models of transformers' classes, from a folder or by their id on the hub.
 
-Only safetensors are read, no code of the model's own is run, and nothing is downloaded unasked.
+Only safetensors are read, no code that comes with a model is run, and nothing is downloaded unless the caller asks.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ class LoadedModel:
 
 
 def is_hub_folder(folder: str | Path) -> bool:
-    """Tells whether a folder holds a Hugging Face model, by its config.json."""
+    """Tells whether a folder holds a Hugging Face model: it has a config.json that regard did not write."""
     try:
         document = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(document, dict) and "format_version" not in document  # which every config of regard's has
+    return isinstance(document, dict) and "format_version" not in document  # every config of regard's has this key
 
 
 def display_name(name: str | Path) -> str:
-    """Returns what to call a model: the name of its folder, with the folder above if its own says nothing."""
+    """Returns the name to show for a model: that of its folder, or else the id on the hub.
+
+    A generic name ('model', 'best', 'step-100') is shown after that of the parent folder.
+    """
     path = Path(name)
     if not path.exists():
         return str(name)
@@ -55,29 +58,31 @@ def display_name(name: str | Path) -> str:
 
 
 def fetch(
-    name: str | Path, device: torch.device | str = "cpu", download: bool = False, classes: Sequence[str] = ()
+    name: str | Path, device: torch.device | str = "cpu", download: bool = False, labels: Sequence[str] = ()
 ) -> LoadedModel:
-    """Returns the model of a folder, or of an id on the hub that was downloaded before; `download` fetches it if not.
+    """Loads a model of transformers, with its tokenizer, from a folder or by its id on the hub.
 
-    With `classes` it is a classifier of texts with classes of these names, whose head is random if the file has none.
+    A model of the hub must have been downloaded before, unless `download` permits downloading it now. With `labels` the
+    model is a sequence classifier with these labels; its classification head is random if the files have none that
+    fits.
     """
     folder = find_folder(name, download)
-    read_config(folder)  # its errors come before those of the weights
-    with Weights(folder):  # opening them reports damage by the name of the file
+    read_config(folder)  # checked before the weights, so that errors in config.json are reported first
+    with Weights(folder):  # opening the files reports a damaged one by its name
         pass
     with _explain_errors(folder):
         config = load_config(folder)
-        if classes:
-            cls = _classifier_class(config, classes)
+        if labels:
+            cls = _classifier_class(config, labels)
         else:
             cls = model_class(config)
         model, info = load_model(cls, folder, config)
     for key, got, want in sorted(info["mismatched_keys"]):
-        if not classes or key.startswith(model.base_model_prefix):
+        if not labels or key.startswith(model.base_model_prefix):
             raise HubError(f"{folder}: {key} is {list(got)} in the file, but config.json asks for {list(want)}")
-    # Many models are saved without a pooler, and a new head has no weights yet: no reason to warn.
+    # No warning for a pooler, which many models are saved without, nor for a new classification head.
     missing = sorted(n for n in info["missing_keys"] if "pooler" not in n)
-    if classes:
+    if labels:
         missing = [n for n in missing if n.startswith(model.base_model_prefix)]
     if missing:
         warnings.warn(
@@ -89,7 +94,7 @@ def fetch(
 def untrained(
     name: str | Path, seed: int = 0, device: torch.device | str = "cpu", download: bool = False
 ) -> LoadedModel:
-    """Returns a model with random weights, built as the config of a model, or of a type such as 'gpt2', says."""
+    """Builds a model with random weights from a model's config, or from the default config of a type such as 'gpt2'."""
     config, folder = _find_config(name, download)
     tokenizer = None if folder is None else _find_tokenizer(folder)
     with torch.random.fork_rng():
@@ -99,14 +104,14 @@ def untrained(
 
 
 def model_on_meta(name: str | Path, download: bool = False) -> Any:
-    """Returns a model on the device "meta", without memory for its weights: its config, or its type, is enough."""
+    """Builds a model on the device "meta", without memory for weights, from its config or a type such as 'gpt2'."""
     with torch.device("meta"):
         config, _ = _find_config(name, download)
         return build_model(model_class(config), config).eval()
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:
-    """Writes a folder that transformers' AutoModel and AutoTokenizer load: one file of safetensors, and no code."""
+    """Writes a folder that transformers' AutoModel and AutoTokenizer load: one safetensors file, and no code."""
     with quiet(import_transformers()):
         # No model reaches this size, so the weights stay in one file.
         model.save_pretrained(folder, max_shard_size=1 << 60)
@@ -123,19 +128,19 @@ def _find_config(name: str | Path, download: bool) -> tuple[Any, Path | None]:
         return load_config(folder), folder
 
 
-def _classifier_class(config: Any, classes: Sequence[str]) -> Any:
-    """Returns the class that classifies texts, and writes the names of the classes into the config."""
+def _classifier_class(config: Any, labels: Sequence[str]) -> Any:
+    """Returns the ...ForSequenceClassification class for a config, and sets the config's labels."""
     mapping = import_transformers().MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     if type(config) not in mapping:
         raise HubError(f"transformers has no classifier for a {type(config).__name__}; expected an encoder, e.g. BERT")
-    config.id2label = dict(enumerate(classes))
-    config.label2id = {name: n for n, name in enumerate(classes)}
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {name: n for n, name in enumerate(labels)}
     config.problem_type = None
     return mapping[type(config)]
 
 
 def _find_tokenizer(folder: Path) -> Any:
-    """Returns the tokenizer of a folder; None if it has none, as a model may read token ids, or images."""
+    """Returns the tokenizer of a folder; None if it has no tokenizer files, as with models that read images."""
     if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         return None
     try:
@@ -150,15 +155,15 @@ def _find_tokenizer(folder: Path) -> Any:
 
 @contextmanager
 def _explain_errors(folder: Path) -> Iterator[None]:
-    """Raises the errors of libraries as a HubError that names the folder."""
+    """Re-raises the errors of libraries as a HubError that names the folder."""
     try:
         yield
     except RegardError:
         raise
-    except Exception as error:  # those of transformers, safetensors and huggingface_hub have no class in common
+    except Exception as error:  # the errors of transformers, safetensors and huggingface_hub have no common base class
         raise HubError(f"{folder} cannot be loaded as a Hugging Face model: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, or its class if it has none."""
+    """Returns the first line of an error's message, or the name of its class if the message is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,7 +1,8 @@
-"""The only file that calls transformers' loaders: none of them gets an unchecked folder, and nothing in a file runs.
+"""The only file that calls transformers' loaders: they get only checked folders, and run no code from them.
 
-`safety` refuses the fields of a file that name code. Against a field that it does not know there is a second barrier,
-`closed`: while a loader works, it cannot ask at the terminal whether to run code, and it gets no kernel from the hub.
+`safety` refuses the fields of a file that name code. `no_remote_code` is a second barrier, against fields that `safety`
+does not know: in its context transformers can neither ask at the terminal whether to run code, nor get a kernel from
+the hub.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from regard.hub.attention import import_transformers
 from regard.hub.safety import CONFIG, check_adapter, check_settings, read_config, read_field
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
-_LOCK = threading.RLock()  # `closed` changes transformers for every thread
+_LOCK = threading.RLock()  # `no_remote_code` patches transformers for every thread
 
 
 def load_config(folder: Path) -> Any:
     """Returns the config of a folder, as transformers reads it."""
     read_config(folder)
-    with closed() as library:
+    with no_remote_code() as library:
         return library.AutoConfig.from_pretrained(folder, **_LOCAL)
 
 
 def load_model(cls: Any, folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns a model of a class with the weights of a folder, and which tensors were missing or of another shape."""
+    """Returns a model of class `cls` with a folder's weights, and transformers' loading info (missing keys, …)."""
     read_config(folder)
     check_adapter(folder)
-    with closed():
+    with no_remote_code():
         model, info = cls.from_pretrained(
             folder,
             config=config,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # a head for other classes may differ; the caller reports the rest
+            ignore_mismatched_sizes=True,  # the caller reports them, except in a new classification head
             **_LOCAL,
         )
     return model, info
@@ -48,24 +49,24 @@ def load_model(cls: Any, folder: Path, config: Any) -> tuple[Any, dict[str, Any]
 def load_tokenizer(folder: Path) -> Any:
     """Returns the tokenizer of a folder."""
     check_settings(folder)
-    with closed() as library:
+    with no_remote_code() as library:
         _check_tokenizer_class(library, folder)
         return library.AutoTokenizer.from_pretrained(folder, **_LOCAL)
 
 
 def build_model(cls: Any, config: Any) -> Any:
-    """Returns a model of a class with random weights."""
-    with closed():
+    """Builds a model of class `cls` with random weights."""
+    with no_remote_code():
         return cls(config)
 
 
 def load_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
-    """Returns the language model of a GGUF file in float32, with its own weights or random ones, and its tokenizer."""
+    """Returns the language model of a GGUF file in float32, with trained or random weights, and its tokenizer."""
     folder = path.parent  # transformers also reads the settings that lie beside the file
     check_settings(folder)
     check_adapter(folder)
     options: dict[str, Any] = {"gguf_file": path.name, **_LOCAL}
-    with closed() as library:
+    with no_remote_code() as library:
         _check_tokenizer_class(library, folder)
         tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
         if trained:
@@ -77,9 +78,9 @@ def load_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
 
 
 def model_class(config: Any) -> Any:
-    """Returns the class that a config names; else its class for causal, or masked, language modelling; else any."""
+    """Returns the class that a config names; else its causal-LM, masked-LM or base class, the first that exists."""
     library = import_transformers()
-    # A class by name only where it is a model of transformers: a name could stand for anything else in the library.
+    # `_find_class` checks that a name is that of a model: it could name anything else in the library.
     for name in getattr(config, "architectures", None) or ():
         cls = _find_class(library, name, Path(config.name_or_path) / CONFIG)
         if cls is not None:
@@ -91,8 +92,8 @@ def model_class(config: Any) -> Any:
 
 
 @contextmanager
-def closed() -> Iterator[Any]:
-    """Yields transformers, silenced, and unable to ask whether to run code or to get a kernel from the hub."""
+def no_remote_code() -> Iterator[Any]:
+    """Yields the module `transformers` with messages silenced, the prompt to run code and hub kernels disabled."""
     library = import_transformers()
     from transformers import dynamic_module_utils
     from transformers.integrations import hub_kernels
@@ -100,7 +101,8 @@ def closed() -> Iterator[Any]:
     with (
         _LOCK,
         quiet(library),
-        _patch(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # 0 s to answer: an error and no question
+        # With no time to answer, transformers raises an error instead of asking.
+        _patch(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),
         _patch(hub_kernels, "get_kernel", _no_kernel),
     ):
         yield library
@@ -134,12 +136,12 @@ def _patch(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _no_kernel(name: str, *_: Any, **__: Any) -> NoReturn:
-    """Raises what transformers expects where the hub has no kernel, so that it takes its own code where it can."""
+    """Raises the error of a kernel that does not exist, so that transformers uses its own code where it can."""
     raise FileNotFoundError(f"{name} is a kernel on the hub, and regard loads no one's code")
 
 
 def _find_class(library: Any, name: Any, path: Path) -> Any:
-    """Returns the model class of transformers with that name; None where transformers has nothing of that name."""
+    """Returns transformers' model class of a name, or None if the name does not exist; refuses anything but a model."""
     cls = name
     if isinstance(name, str):
         cls = getattr(library, name, None)
@@ -154,13 +156,13 @@ def _find_class(library: Any, name: Any, path: Path) -> Any:
 
 
 def _check_tokenizer_class(library: Any, folder: Path) -> None:
-    """Refuses a tokenizer_class that is no tokenizer: whatever transformers has by that name would load the folder."""
+    """Refuses a tokenizer_class that is no tokenizer: transformers would call any class of that name."""
     for path in (folder / "tokenizer_config.json", folder / CONFIG):
         name = read_field(path, "tokenizer_class")
         while isinstance(name, str) and name:
-            for tried in (name, f"{name}Fast"):  # transformers tries the name with and without that ending
+            for tried in (name, f"{name}Fast"):  # transformers tries the name with and without the suffix
                 cls = getattr(library, tried, None)
-                absent = cls is None or getattr(cls, "is_dummy", False)  # a dummy stands for a missing library
+                absent = cls is None or getattr(cls, "is_dummy", False)  # for a class whose library is missing
                 if not absent and not _is_subclass(cls, library.PreTrainedTokenizerBase):
                     raise HubError(
                         f"{path}: tokenizer_class names {tried:.80}, which is no tokenizer; expected the class of one, "
@@ -168,9 +170,9 @@ def _check_tokenizer_class(library: Any, folder: Path) -> None:
                     )
             if not name.endswith("Fast"):
                 break
-            name = name.removesuffix("Fast")  # transformers goes on without the ending, which may come twice
+            name = name.removesuffix("Fast")  # transformers removes the suffix and tries again; it may occur twice
 
 
 def _is_subclass(thing: Any, base: type) -> bool:
-    """Tells whether something is a class, and one that builds on `base`."""
+    """Tells whether `thing` is a class that inherits from `base`."""
     return isinstance(thing, type) and issubclass(thing, base)

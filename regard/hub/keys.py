@@ -1,6 +1,7 @@
-"""A Hugging Face config, key by key: a key that changes what is computed is honoured, or refused by its name.
+"""A Hugging Face config, key by key: every key that affects the outputs is supported, or raises an error that names it.
 
-A family takes the keys that it knows. Those that nobody took must be among the keys that change nothing.
+A family takes the keys that it supports. Every other key must be one that does not affect the outputs (`INERT`), or
+have one of its allowed values (`ALLOWED_VALUES`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.config import MOST
+from regard.config import SIZE_LIMITS
 from regard.errors import HubError
 
-# Keys that leave the numbers of a model as they are: who wrote it, how it was initialised, how to generate with it.
+# Keys that do not affect a model's outputs: who wrote it, how it was initialised, how to generate with it.
 INERT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
@@ -29,8 +30,8 @@ INERT = frozenset(
     transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905
 )
-# Keys of any model that are honoured only where they are switched off.
-OFF: dict[str, tuple[Any, ...]] = {
+# Keys of any model that are supported only with these values, which mostly disable a feature.
+ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
     "is_decoder": (False,),
@@ -47,81 +48,85 @@ _MISSING = object()
 
 
 class Keys:
-    """The keys of a config.json, and which of them are `left`: not yet taken.
+    """The keys of a config.json, and which of them are `left`: not taken yet, and not known to have no effect.
 
-    `default` is what transformers takes for a key that is missing. `ignore` are keys that the user says change nothing.
+    `default` holds transformers' defaults for missing keys. `ignore` names keys that, as the user says, do not affect
+    the outputs.
     """
 
     def __init__(
-        self, path: Path, document: Mapping[str, Any], default: Mapping[str, Any], ignore: Collection[str] = ()
+        self, path: Path, hf_config: Mapping[str, Any], default: Mapping[str, Any], ignore: Collection[str] = ()
     ) -> None:
         self.path = path
-        self.document = document
+        self.hf_config = hf_config
         self.default = default
         self.ignore = ignore
-        self.left = set(document) - INERT - set(ignore)
+        self.left = set(hf_config) - INERT - set(ignore)
 
     def refuse(self, key: str, why: str) -> HubError:
-        """Returns the error for a key that cannot be honoured."""
-        value = self.document.get(key, self.default.get(key))
+        """Returns the error for a key whose value is not supported."""
+        value = self.hf_config.get(key, self.default.get(key))
         return HubError(f"{self.path}: {key} = {value!r:.120}: {why}")
 
     def take(self, key: str, otherwise: Any = _MISSING) -> Any:
-        """Returns the value of a key, which is honoured by that; `otherwise` if neither file nor library has one."""
+        """Returns the value of a key, and marks the key as taken.
+
+        A missing key has transformers' default, or else the value `otherwise`.
+        """
         self.left.discard(key)
-        value = self.document.get(key, self.default.get(key, otherwise))
+        value = self.hf_config.get(key, self.default.get(key, otherwise))
         if value is _MISSING:
             raise HubError(f"{self.path} has no '{key}', which says how the model is built")
         return value
 
-    def size(self, key: str, ours: str, otherwise: Any = _MISSING) -> int:
-        """Returns a whole number from 1 to the most that regard allows for `ours`; `otherwise` also replaces null."""
+    def size(self, key: str, limit: str, otherwise: Any = _MISSING) -> int:
+        """Returns a key's integer from 1 to SIZE_LIMITS[limit]; `otherwise` replaces a missing key and null."""
         value = self.take(key, otherwise)
         if value is None and otherwise is not _MISSING:
             value = otherwise
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST[ours]:
-            raise self.refuse(key, f"expected a whole number from 1 to {MOST[ours]}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= SIZE_LIMITS[limit]:
+            raise self.refuse(key, f"expected a whole number from 1 to {SIZE_LIMITS[limit]}")
         return value
 
     def number(self, key: str, otherwise: Any = _MISSING) -> float:
-        """Returns a number of zero or more, such as a dropout or an epsilon."""
+        """Returns a key's number of zero or more, such as a dropout or an epsilon."""
         value = self.take(key, otherwise)
         if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < float("inf"):
             raise self.refuse(key, "expected a number of zero or more")
         return float(value)
 
     def flag(self, key: str, otherwise: Any = _MISSING) -> bool:
-        """Returns true or false."""
+        """Returns a key's boolean."""
         value = self.take(key, otherwise)
         if not isinstance(value, bool):
             raise self.refuse(key, "expected true or false")
         return value
 
     def name(self, key: str, known: Mapping[str, str]) -> str:
-        """Returns regard's name for the value of a key, which must be among the known ones."""
+        """Returns regard's name for a key's string; `known` maps transformers' names to regard's."""
         value = self.take(key)
         if not isinstance(value, str) or value not in known:
             raise self.refuse(key, f"regard's models have {', '.join(known)} there")
         return known[value]
 
     def must(self, key: str, *allowed: Any) -> None:
-        """Raises an error unless a key has one of these values, the only ones that regard's models honour."""
+        """Raises an error unless the value of a key is `allowed`: regard's models support no other value."""
         if key not in self.ignore and self.take(key, allowed[0]) not in allowed:
             raise self.refuse(key, f"regard's models can only hold {allowed[0]!r} there")
 
     def finish(self) -> None:
-        """Raises an error if a key is left that nobody took."""
-        for key, allowed in OFF.items():
+        """Raises an error if a key has a value outside `ALLOWED_VALUES`, or if a key that is not null was not taken."""
+        for key, allowed in ALLOWED_VALUES.items():
             self.must(key, *allowed)
-        left = sorted(key for key in self.left if self.document[key] is not None)
+        left = sorted(key for key in self.left if self.hf_config[key] is not None)
         if left:
             raise self.refuse(
                 left[0],
-                f"regard does not know what this key of a '{self.document.get('model_type')}' changes, so it will not "
+                f"regard does not know what this key of a '{self.hf_config.get('model_type')}' changes, so it will not "
                 f"leave it out unasked{_more(left)}. Where it changes nothing: hub.load(…, ignore={left!r})",
             )
 
 
 def _more(left: list[str]) -> str:
-    """Returns a few more of the keys that are left, for the error of the first."""
+    """Returns, for the error about the first key that is left, the names of a few more."""
     return f" (nor {', '.join(left[1:6])})" if len(left) > 1 else ""

@@ -1,8 +1,8 @@
 """The masks of transformers' models as masks of regard.
 
-A model calls its mask function once a forward pass and hands the result to every layer. Ours returns a `LazyMask`: it
-carries the rule (causal, padding, or both) where there is one, so that nothing of size queries × keys is computed. A
-mask that follows no rule stays the matrix that it is.
+A model calls its mask function once per forward pass, and passes the result to every layer. The mask function of this
+file returns a `LazyMask`. Where the mask is causal, hides padding, or both, it has a structured form: a `Mask` of
+regard, for which no [T,S] matrix is computed. Any other mask remains a matrix.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from regard.shapes import Mask, Rows
 
 
 class LazyMask(Tensor):
-    """A boolean mask [B,1,T,S], True where a query may see a key, that is computed when someone first reads a value.
+    """A boolean mask [B,1,T,S], True where a query may see a key, whose matrix is computed when a value is first read.
 
-    `rule` is the same mask as a `Mask` of regard, or None if no rule describes it. `window` is the width of a sliding
-    window or chunk, if the model asked for one. `arguments` is what the model called its mask function with.
+    `structured` is the same mask as a `Mask` of regard, or None if it has no structured form. `window` is the size of a
+    sliding window or chunk, if the model has one. `arguments` are those of the model's call of its mask function.
     """
 
-    rule: Mask | None
+    structured: Mask | None
     window: int | None
     arguments: dict[str, Any]
-    computed: dict[str, Any]  # by the name of an implementation, and the boolean matrix as "matrix"
+    computed: dict[str, Any]  # masks by the name of their implementation, and the boolean matrix under "matrix"
 
     @staticmethod
-    def create(rule: Mask | None, matrix: Tensor | None, arguments: dict[str, Any]) -> LazyMask:
-        """Returns a mask from its rule alone, or from its matrix [B,1,T,S] with the rule that describes it, if any."""
+    def create(structured: Mask | None, matrix: Tensor | None, arguments: dict[str, Any]) -> LazyMask:
+        """Returns a mask from its structured form alone, or from its matrix [B,1,T,S] and structured form or None."""
         if matrix is None:
             B, T, S = (int(arguments[n]) for n in ("batch_size", "q_length", "kv_length"))
-            # One value that is expanded has the right shape and takes no memory.
-            one = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=arguments.get("device", "cpu"))
-            matrix = one.expand(B, 1, T, S)
+            # A single expanded value has the right shape and takes no memory.
+            value = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=arguments.get("device", "cpu"))
+            matrix = value.expand(B, 1, T, S)
         mask: LazyMask = matrix.as_subclass(LazyMask)
-        mask.rule = rule
+        mask.structured = structured
         mask.arguments = arguments
         mask.computed = {}
-        if rule is None:
+        if structured is None:
             mask.computed["matrix"] = matrix
         mask.window = arguments.get("local_size")
         return mask
 
     def for_implementation(self, name: str) -> Any:
-        """Returns the mask that transformers' mask function of that name makes, for a layer that is not replaced."""
+        """Returns the mask of transformers' own mask function of that name, for layers without a replacement."""
         if name not in self.computed:
             from transformers.masking_utils import AttentionMaskInterface
 
@@ -86,28 +86,28 @@ _READS_NO_VALUES = {
 
 
 def lazy_mask(**arguments: Any) -> LazyMask:
-    """Returns the mask of a forward pass; this is the mask function of replaced attention."""
+    """Returns the mask of a forward pass, for models with replaced attention."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     kind = arguments.get("mask_function", causal_mask_function)
     if kind is causal_mask_function or kind is bidirectional_mask_function:
-        rule = _rule_of_arguments(arguments, causal=kind is causal_mask_function)
-        return LazyMask.create(rule, None, arguments)
+        structured = _structured_mask_from_arguments(arguments, causal=kind is causal_mask_function)
+        return LazyMask.create(structured, None, arguments)
     matrix = boolean_mask(**arguments)
-    return LazyMask.create(recognise_rule(matrix), matrix, arguments)
+    return LazyMask.create(recognise_structure(matrix), matrix, arguments)
 
 
 def boolean_mask(**arguments: Any) -> Bool[Tensor, "B 1 T S"]:
-    """Returns the mask of a forward pass as a boolean tensor; this is the mask function of recorded attention."""
+    """Returns the mask of a forward pass as a boolean tensor, for models whose attention is recorded."""
     from transformers.masking_utils import sdpa_mask
 
     mask = sdpa_mask(**arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
-    assert mask is not None  # None only stands for a mask that was skipped
+    assert mask is not None  # sdpa_mask returns None only where skipping is allowed
     return mask
 
 
-def _rule_of_arguments(arguments: dict[str, Any], causal: bool) -> Mask:
-    """Returns the rule of a causal or bidirectional mask with padding, without making the matrix."""
+def _structured_mask_from_arguments(arguments: dict[str, Any], causal: bool) -> Mask:
+    """Returns the structured form of a causal or bidirectional mask with padding, without computing the matrix."""
     T = int(arguments["q_length"])
     S = int(arguments["kv_length"])
     first_key = int(arguments.get("kv_offset", 0))
@@ -116,7 +116,7 @@ def _rule_of_arguments(arguments: dict[str, Any], causal: bool) -> Mask:
     if visible is not None:
         visible = torch.nn.functional.pad(visible.bool(), (0, max(0, first_key + S - visible.shape[1])))
         visible = visible[:, first_key : first_key + S]
-        # A causal query sees no key behind the last query, so padding there changes nothing.
+        # A causal query sees no key after the last query, so padding there has no effect.
         reachable = visible[:, : start + T] if causal else visible
         if bool(reachable.all()):
             visible = None
@@ -124,32 +124,33 @@ def _rule_of_arguments(arguments: dict[str, Any], causal: bool) -> Mask:
         return Mask(visible=visible)
     if start + T == S:  # the queries are the last keys
         return Mask(causal=True, visible=visible)
-    # A static cache has empty room behind the queries, which no query may see.
+    # A static cache has unused slots after the queries, which no query may see.
     device = arguments.get("device", "cpu")
     written = (torch.arange(S, device=device) < start + T).expand(int(arguments["batch_size"]), S)
     visible = written if visible is None else visible & written
-    # Rows of a mask give, for each query, its own position and how many keys it sees, counted in visible keys.
+    # Rows holds two numbers for each query: of visible keys before it, and of visible keys that it may attend to.
     limit = visible.long().cumsum(1)[:, start : start + T]
     return Mask(causal=True, visible=visible, rows=Rows(limit - visible[:, start : start + T].long(), limit))
 
 
-def recognise_rule(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
-    """Returns the rule that a matrix follows, boolean or added to the scores; None if it follows none.
+def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
+    """Returns the structured form of a mask matrix, boolean or additive; None if it has no structured form.
 
-    A rule lets each query see the first so many of the visible keys: all of them, or up to its own position (causal).
+    It has one if query t may attend to the first n_t visible keys, for some n_t: to all of them, or up to the position
+    of the query (causal), or to any other number. A key is visible if some query may attend to it.
     """
     allowed = as_boolean(mask)
     if allowed is None or allowed.shape[1] != 1:
         return None
     allowed = allowed[:, 0]
-    visible = allowed.any(1)  # [B,S]: keys that some query sees
-    limit = allowed.sum(-1)  # [B,T]: how many keys each query sees
-    count = visible.long().cumsum(1)  # [B,S]: visible keys up to and with each key
-    index = count - visible.long()  # [B,S]: the number of each key among the visible ones
+    visible = allowed.any(1)  # [B,S]: keys that some query may attend to
+    limit = allowed.sum(-1)  # [B,T]: the number of keys that each query may attend to
+    count = visible.long().cumsum(1)  # [B,S]: the number of visible keys up to and including each key
+    index = count - visible.long()  # [B,S]: the number of visible keys before each key
     if not torch.equal(allowed, visible[:, None] & (index[:, None] < limit[..., None])):
         return None
     T, S = allowed.shape[1:]
-    # The simplest rule that fits: causal with the queries at the end, then no limit, then a limit for each query.
+    # The simplest form that fits: causal with the queries at the end, then no limit, then a limit for each query.
     padding = None if bool(visible.all()) else visible
     if not cross and T <= S and torch.equal(limit, count[:, S - T :]):
         return Mask(causal=True, visible=padding)
@@ -159,22 +160,22 @@ def recognise_rule(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask
 
 
 def as_boolean(mask: Num[Tensor, "*any"]) -> Bool[Tensor, "*any"] | None:
-    """Returns a mask with True where a key may be seen; None for an additive mask that does more than hide keys."""
+    """Returns a mask as booleans, True where a query may see a key; None for an additive mask with other biases."""
     if mask.dtype == torch.bool:
         return mask
-    hidden = mask <= _hiding(mask.dtype)
+    hidden = mask <= _hidden_threshold(mask.dtype)
     if not bool((hidden | (mask == 0)).all()):
         return None
     return ~hidden
 
 
 def as_additive(mask: Num[Tensor, "*any"], dtype: torch.dtype) -> Num[Tensor, "*any"]:
-    """Returns a mask as numbers to add to the scores, −∞ where a key may not be seen."""
+    """Returns a mask as a bias that is added to the scores, −∞ where a query may not see a key."""
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))
-    return mask.masked_fill(mask <= _hiding(mask.dtype), float("-inf")).to(dtype)
+    return mask.masked_fill(mask <= _hidden_threshold(mask.dtype), float("-inf")).to(dtype)
 
 
-def _hiding(dtype: torch.dtype) -> float:
-    """Returns the number from which down an additive mask hides a key; models add the lowest of the dtype, or −∞."""
+def _hidden_threshold(dtype: torch.dtype) -> float:
+    """Returns the value at or below which an additive mask hides a key; models add the lowest of the dtype, or −∞."""
     return torch.finfo(dtype).min / 2

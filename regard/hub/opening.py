@@ -1,4 +1,4 @@
-"""The one way to open a model by its name.
+"""Opens a model by its name, whatever kind of model it is.
 
 A name is one of these:
 
@@ -44,7 +44,7 @@ class ModelSource:
 
 
 def find_source(name: str | Path) -> ModelSource:
-    """Returns what a name stands for; a run or an experiment is followed to the folder of its model."""
+    """Returns what a name stands for; the location of a run or an experiment is the folder of its model."""
     bare = str(name).removeprefix(RANDOM)
     trained = bare == str(name)
     path = Path(bare)
@@ -63,10 +63,11 @@ def find_source(name: str | Path) -> ModelSource:
 def open_model(
     name: str | Path, device: torch.device | str = "cpu", *, seed: int = 0, download: bool = False
 ) -> LoadedModel:
-    """Opens a model in evaluation mode, whatever kind of name it has (see above), with its tokenizer.
+    """Opens a model in evaluation mode, with its tokenizer.
 
-    The model is of regard's classes if regard saved it, and of transformers' classes otherwise. `seed` is that of
-    random weights. `download` permits fetching a model of the hub that is not on this machine.
+    `name` is a run, an experiment or a model folder of regard's, a Hugging Face folder or id, a GGUF file, or 'random:'
+    before one of these or before a model type of transformers. The model is of regard's classes if regard saved it, and
+    of transformers' classes otherwise. `seed` seeds random weights. `download` permits downloading a model of the hub.
     """
     device = resolve_device(str(device))
     source = find_source(name)
@@ -85,7 +86,7 @@ def open_model(
 def load_regard_model(name: str | Path, device: torch.device | str = "cpu", *, download: bool = False) -> Model[Any]:
     """Returns a model of regard's own classes from a name; the weights of a Hugging Face model are converted.
 
-    That is what generating, converting and exporting need. GGUF files and untrained models are refused.
+    Generating, converting and exporting need such a model. GGUF files and untrained models are refused.
     """
     device = resolve_device(str(device))
     source = find_source(name)
@@ -97,7 +98,7 @@ def load_regard_model(name: str | Path, device: torch.device | str = "cpu", *, d
 
 
 def _open_folder(source: ModelSource, device: str, seed: int) -> LoadedModel:
-    """Opens a model folder of regard's."""
+    """Opens a model folder of regard's, with random weights if the source is not trained."""
     model = load(source.location, device)
     name = display_name(source.location)
     if source.trained:
@@ -112,7 +113,7 @@ def _open_folder(source: ModelSource, device: str, seed: int) -> LoadedModel:
 
 
 def _open_gguf(source: ModelSource, device: str, seed: int) -> LoadedModel:
-    """Opens the language model of a GGUF file, its weights dequantised to float32."""
+    """Opens the language model of a GGUF file, its weights dequantised to float32, or random ones."""
     path = Path(source.location)
     missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
     if missing:

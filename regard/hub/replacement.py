@@ -1,7 +1,7 @@
 """Mechanisms of regard in Hugging Face models.
 
-`use` puts a mechanism in the place of the attention of some layers, and `restore` takes all of them out again. Nothing
-of the model's own is changed or copied.
+`use` replaces the attention of some layers by a mechanism, and `restore` removes all replacements again. The model's
+own parameters and code are neither changed nor copied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """An attention module of a model: its name, the number of its layer, and the part that it belongs to."""
+    """An attention module whose attention can be replaced: its name, its layer's number, and its part.
+
+    `part` tells self-attention of the "encoder", self-attention of the "decoder", and "cross"-attention apart.
+    """
 
     name: str
     module: nn.Module
@@ -44,7 +47,7 @@ class Place:
 
 
 def places(model: nn.Module) -> list[Place]:
-    """Returns every attention module that a mechanism can be put into."""
+    """Returns the attention modules of a model that `use` can give a mechanism to."""
     found: list[Place] = []
     for name, module in model.named_modules():
         if calls_interface(module):
@@ -63,18 +66,19 @@ def use(
     parts: Sequence[Part] | None = None,
     **options: Any,
 ) -> M:
-    """Makes a Hugging Face model run a mechanism of regard in some layers, or in all, and returns the model.
+    """Replaces the attention of a Hugging Face model by a mechanism of regard, in some layers or in all.
 
-    `mechanism` is a name with its `options` (features=256), or one already built, of which each layer gets a copy.
-    `parts` names the sides of an encoder-decoder: "encoder", "decoder", "cross". Forward, backward and `generate()`
-    work as before; linear mechanisms keep a state of constant size in the place of keys and values. What the mechanism
-    learns or has drawn belongs to the model. What a layer asks for that the mechanism cannot honour is an error that
-    names it. Several calls for different layers add up; `restore` undoes them all.
+    `mechanism` is a name with its `options` (features=256), or a Mechanism, of which each layer gets a copy. `parts`
+    selects kinds of attention in an encoder-decoder: "encoder", "decoder", "cross". The model is changed in place and
+    returned. Forward, backward and `generate()` work as before; linear mechanisms keep a state of constant size in the
+    cache, instead of keys and values. The mechanism's parameters and buffers become part of the model. The
+    forward pass raises a HubError if a layer uses a feature that the mechanism does not support. Calls for different
+    layers add up; `restore` undoes them all.
     """
     if isinstance(mechanism, Mechanism) and options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already")
     chosen = _choose_places(model, layers, parts)
-    # All are built before anything changes, so that an error leaves the model as it was.
+    # All replacements are built before anything changes, so that an error leaves the model as it was.
     replacements = [_build_replacement(mechanism, place, model, options) for place in chosen]
     for place, replacement in zip(chosen, replacements, strict=True):
         _remove_replacement(place.module)
@@ -86,9 +90,9 @@ def use(
 
 
 def restore(model: M) -> M:
-    """Gives a model back the attention that it came with, and returns it.
+    """Restores the model's own attention in all layers, and returns the model.
 
-    A cache that was filled before is of no use any more.
+    A cache that was filled before cannot be used afterwards.
     """
     for module in model.modules():
         _remove_replacement(module)
@@ -97,7 +101,7 @@ def restore(model: M) -> M:
 
 
 def _choose_places(model: nn.Module, layers: Sequence[int] | None, parts: Sequence[Part] | None) -> list[Place]:
-    """Returns the attention modules of the layers and parts that were asked for; None stands for all of them."""
+    """Returns the attention modules of the given layers and parts; None stands for all layers, or all parts."""
     if getattr(model, "config", None) is None:
         raise OptionError(f"expected a model of transformers, with a config; given a {type(model).__name__}")
     known = places(model)
@@ -121,7 +125,7 @@ def _choose_places(model: nn.Module, layers: Sequence[int] | None, parts: Sequen
 def _build_replacement(
     mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any]
 ) -> AttentionReplacement:
-    """Returns the replacement for one place, on the device and in the dtype of its parameters."""
+    """Returns the replacement for an attention module, on the device and in the dtype of that module's parameters."""
     if isinstance(mechanism, Mechanism):
         built = copy.deepcopy(mechanism)
     else:
@@ -134,25 +138,27 @@ def _build_replacement(
     like = next((p for p in place.module.parameters() if p.is_floating_point()), None)
     if like is not None:
         built.to(like.device)
-        # Buffers, such as random features, keep the dtype that they were drawn in.
+        # Buffers, such as the random projections of random features, keep their dtype.
         for p in built.parameters():
             p.data = p.data.to(like.dtype)
     return AttentionReplacement(built, place.name, place.part == "cross").train(place.module.training)
 
 
 def _build_for_place(name: str, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Mechanism:
-    """Returns a mechanism by its name, with the sizes that it takes read from the module or its config."""
+    """Builds a mechanism by its name; the sizes that its constructor needs are read from the module or its config."""
     module = place.module
     config: Any = getattr(module, "config", None) or model.config
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     heads = _find_number(module, config, "num_heads", "num_attention_heads", "n_heads")
-    hidden = _find_number(module, config, "hidden_size", "d_model", "embed_dim")
-    width = _find_number(module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "d_kv")
-    if width is None and heads and hidden:
-        width = hidden // heads
+    hidden_size = _find_number(module, config, "hidden_size", "d_model", "embed_dim")
+    head_dim = _find_number(
+        module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "d_kv"
+    )
+    if head_dim is None and heads and hidden_size:
+        head_dim = hidden_size // heads
     length = _find_number(module, config, "max_position_embeddings", "n_positions", "max_source_positions")
-    sizes = {"heads": heads, "width": width, "length": length}
+    sizes = {"heads": heads, "width": head_dim, "length": length}
     for key, parameter in parameters_of(lookup(name)).items():
         required = parameter.default is parameter.empty
         if key in sizes and sizes[key] is None and key not in options and required:
@@ -172,7 +178,7 @@ def _find_number(module: nn.Module, config: Any, *names: str) -> int | None:
 
 
 def _part_of(model: Any, module: nn.Module, name: str) -> Part:
-    """Returns the part of the model that an attention module belongs to."""
+    """Returns whether an attention module is self-attention of the encoder, of the decoder, or cross-attention."""
     if is_cross_attention(module, name):
         return "cross"
     if getattr(model.config, "is_encoder_decoder", False):
@@ -184,13 +190,13 @@ def _part_of(model: Any, module: nn.Module, name: str) -> Part:
 
 
 def _remove_replacement(module: nn.Module) -> None:
-    """Takes the replacement and its hooks out of a module that has one."""
+    """Removes the replacement and its hooks from a module, if it has one."""
     replacement = replacement_in(module)
     if replacement is None:
         return
     replacement.implementations = frozenset()
     del module._modules[SUBMODULE]
-    # By the functions and not by handles: a copy of the model has the hooks, but no handle belongs to them.
+    # Hooks are found by their functions: a deep copy of a model has the hooks, but nobody holds handles to them.
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for number in [n for n, hook in hooks.items() if hook in (_before_forward, _after_forward)]:
             del hooks[number]
@@ -198,20 +204,20 @@ def _remove_replacement(module: nn.Module) -> None:
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Puts a `StateLayer` into the cache, before the layer writes to it, where the mechanism keeps a state."""
+    """Puts a `StateLayer` into the cache before the module writes to the cache, if the mechanism keeps a state."""
     replacement = replacement_in(module)
     if replacement is None or not is_installed(module):
         return
     replacement.was_called = False
     replacement.cache_layer = None
     if replacement.keeps_state:
-        from regard.hub.cache import state_layer
+        from regard.hub.cache import prepare_state_layer
 
-        replacement.cache_layer = state_layer(module, replacement.mechanism, replacement.cross, args, kwargs)
+        replacement.cache_layer = prepare_state_layer(module, replacement.mechanism, replacement.cross, args, kwargs)
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Raises an error if the layer computed its attention by itself: its replacement would be without effect."""
+    """Raises an error if the module did not call its replacement, which would then have no effect."""
     replacement = replacement_in(module)
     if replacement is not None and is_installed(module) and not replacement.was_called:
         raise HubError(
@@ -221,5 +227,5 @@ def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> Non
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """Returns the first and the last number in words."""
+    """Returns a range of numbers in words, such as "0 to 11"."""
     return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"

@@ -1,7 +1,7 @@
 """Checks of a Hugging Face folder before anything in it is used: no code, no pickle, no absurd sizes.
 
-Transformers runs or fetches code where certain fields of a model's JSON files say so. These checks refuse such fields
-by name, before transformers sees the folder.
+Certain fields of a model's JSON files make transformers run or download code. These checks refuse a folder that has
+such a field, before transformers sees the folder.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.config import MOST
+from regard.config import SIZE_LIMITS
 from regard.errors import ExtraMissingError, HubError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-# The files that transformers reads settings from. Those of a vocabulary hold tokens, and no setting.
+# The files that transformers reads settings from. Vocabulary files are not checked: they hold tokens, no settings.
 SETTINGS = (
     CONFIG,
     "tokenizer_config.json",
@@ -32,7 +32,7 @@ SETTINGS = (
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.spm", "*.tiktoken", "*.txt", "model*.safetensors")
 
-# The names that the models of transformers have for the sizes in regard's configs.
+# For each size in regard's configs: the keys that transformers' configs have for it.
 _SIZE_KEYS = {
     "width": "hidden_size d_model n_embd dim embedding_size",
     "layers": "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_decoder_layers",
@@ -42,25 +42,25 @@ _SIZE_KEYS = {
     "key_width": "head_dim d_kv",
     "hidden": "intermediate_size d_ff n_inner ffn_dim encoder_ffn_dim decoder_ffn_dim",
 }
-# Fields whose value names code, or permits it; the value false, null or a number names none.
+# Fields that name code to run, or permit it, unless their value is false, null or a number.
 _CODE = ("auto_map", "custom_pipelines", "custom_generate", "kernel_config", "trust_remote_code", "use_kernels")
-# Fields whose value is another file to read, which nobody has checked: it may be a library of programs.
+# Fields that name another file to read, which has not been checked: it may in turn load a shared library.
 _FILES = ("configuration_files", "checkpoint_path", "sudachi_config_path", "sudachi_resource_dir")
-# Fields that choose an implementation, with those that transformers and torch have themselves. Any other comes from the
-# hub, as flash_attention_2 does where `kernels` is installed and `flash_attn` is not.
+# Fields that choose an implementation, with the values that transformers and torch implement themselves. For any other
+# value code comes from the hub, as for flash_attention_2 where `kernels` is installed and `flash_attn` is not.
 _CHOICES = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "grouped_mm", "batched_mm"),
 }
-# Fields with the name of a model of timm. A name with a colon ("hf-hub:", "local-dir:") says where to fetch it from.
+# Fields that name a model of timm. A name with a colon ("hf-hub:", "local-dir:") says where to fetch the model from.
 _TIMM = ("architecture", "backbone")
-_MAX_SIZES = {theirs: MOST[ours] for ours, names in _SIZE_KEYS.items() for theirs in names.split()}
+_MAX_SIZES = {theirs: SIZE_LIMITS[ours] for ours, names in _SIZE_KEYS.items() for theirs in names.split()}
 
 
 def find_folder(name: str | Path, download: bool = False) -> Path:
-    """Returns the folder of a model: the path itself, or where the model of that id on the hub was downloaded to.
+    """Returns the folder of a model: the path itself, or the folder that a model of the hub was downloaded to.
 
-    With `download` it is downloaded now if need be. Only configs, tokenizers and safetensors are.
+    `download` permits downloading the model now. Only configs, tokenizers and safetensors are downloaded.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -72,7 +72,7 @@ def find_folder(name: str | Path, download: bool = False) -> Path:
         folder = snapshot_download(
             str(name), local_files_only=not download, allow_patterns=list(DOWNLOADED), ignore_patterns=["*/*"]
         )
-    except Exception as error:  # names that cannot be, no network, no such model: each has a class of its own
+    except Exception as error:  # invalid name, no network, no such model: these errors have no common base class
         if not download:
             raise HubError(
                 f"{name} is no folder, and no model of that name was downloaded before; expected a folder with "
@@ -84,7 +84,7 @@ def find_folder(name: str | Path, download: bool = False) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns config.json of a folder; refuses one that names code to run, or an absurd size."""
+    """Returns the content of a folder's config.json; refuses a config that names code to run, or an absurd size."""
     path = folder / CONFIG
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Refuses a folder whose settings name code to run, or something to fetch, in any of their sections."""
+    """Refuses a folder whose settings name, at any depth, code to run or something to fetch."""
     for name in (*SETTINGS, *sorted(path.name for path in folder.glob("config.*.json"))):
         path = folder / name
         for key, value in _all_fields(_read_json(path)):
@@ -110,18 +110,18 @@ def check_settings(folder: Path) -> None:
 
 
 def read_field(path: Path, key: str) -> Any:
-    """Returns the value of a field in a JSON file; None if either is missing."""
+    """Returns the value of a field in a JSON file; None if the file or the field is missing."""
     return _read_json(path).get(key)
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuses a folder with an adapter: its file names another model to load, and a library to import."""
+    """Refuses a folder with an adapter (PEFT): it points to a base model to load, and to a library to import."""
     if (folder / ADAPTER).exists():
         raise HubError(f"{folder / ADAPTER}: an adapter to another model's weights; merge it into them and save those")
 
 
 def check_weights(folder: Path) -> None:
-    """Refuses a folder whose weights are not in safetensors, or are only an adapter's."""
+    """Refuses a folder that holds an adapter, or that has no weights in safetensors files."""
     check_adapter(folder)
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         return
@@ -136,7 +136,7 @@ def check_weights(folder: Path) -> None:
 
 
 def _check_field(path: Path, key: str, value: Any) -> None:
-    """Refuses a field by which transformers would run or fetch what is not its own."""
+    """Refuses a field that makes transformers run, fetch or read something that has not been checked."""
     names_something = bool(value) and (value is True or not isinstance(value, int | float))
     if key in _CODE and names_something:
         shown = value
@@ -171,7 +171,7 @@ def _check_field(path: Path, key: str, value: Any) -> None:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Returns the object in a JSON file; an empty one if the file is missing or holds something else."""
+    """Returns the object in a JSON file; {} if the file is missing, or holds no object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -184,7 +184,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _all_numbers(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields every number of a config with its key, also from its sections."""
+    """Yields the key and value of every number in a config and its nested sections."""
     for key, value in document.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield key, value
@@ -193,8 +193,8 @@ def _all_numbers(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _all_fields(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields every field of a document with its value, also from its sections and lists."""
-    # A list of what is still to be read, and no recursion: a file may be nested deeper than Python's stack.
+    """Yields the key and value of every field in a document and in its nested sections and lists."""
+    # A loop over a list, and no recursion: a file may be nested deeper than Python's stack.
     waiting: list[Any] = [document]
     while waiting:
         section = waiting.pop()

@@ -1,4 +1,4 @@
-"""Writing regard's tokenizers as files that transformers' AutoTokenizer reads, with the same ids."""
+"""Writes regard's tokenizers as files that transformers' AutoTokenizer reads, with the same token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROLES = {"eos_token": "end", "bos_token": "start", "pad_token": "pad", "unk_tok
 
 
 def tokenizer_files(tokenizer: Tokenizer, length: int) -> dict[str, str]:
-    """Returns the text of tokenizer.json and of tokenizer_config.json, for a model that takes `length` tokens."""
+    """Maps "tokenizer.json" and "tokenizer_config.json" to their texts; `length` is the model's context length."""
     if isinstance(tokenizer, BPE):
         document = {name: x for name, x in tokenizer.as_json().items() if name != "ends"}
     elif isinstance(tokenizer, Characters | Bytes):
@@ -36,9 +36,9 @@ def tokenizer_files(tokenizer: Tokenizer, length: int) -> dict[str, str]:
 
 
 def token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Returns the keys of a config that name tokens by id; None where there is no such token.
+    """Returns a config's bos_token_id, eos_token_id and pad_token_id; None where the tokenizer has no such token.
 
-    They are written even then, as transformers has defaults of its own for missing keys.
+    A None is written too, as transformers would use its own default for a missing key.
     """
     ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if tokenizer is None:
@@ -52,7 +52,7 @@ def token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
 
 
 def _build_tokenizer(tokenizer: Characters | Bytes) -> Any:
-    """Returns a tokenizer of the library `tokenizers` that cuts a text into characters, or into its UTF-8 bytes."""
+    """Builds a tokenizer of the library `tokenizers` that splits a text into characters, or into its UTF-8 bytes."""
     try:
         import tokenizers as library
         from tokenizers import decoders, models, pre_tokenizers
@@ -61,7 +61,7 @@ def _build_tokenizer(tokenizer: Characters | Bytes) -> Any:
     if isinstance(tokenizer, Characters):
         unknown = next((name for name in tokenizer.special if tokenizer.id(name) == tokenizer.role("unknown")), None)
         vocabulary = {token: i for i, token in enumerate(tokenizer.tokens)}
-        # Without a token for unknown characters, such a character stays an error.
+        # Without an UNK token, encoding an unknown character stays an error.
         built = library.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown or ""))
         built.pre_tokenizer = pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
         built.decoder = decoders.Fuse()
@@ -77,9 +77,9 @@ def _build_tokenizer(tokenizer: Characters | Bytes) -> Any:
 
 
 def _byte_letters() -> list[str]:
-    """Returns the letter that stands for each byte in byte-level tokenizers, as GPT-2's does.
+    """Returns the character for each byte in byte-level BPE, as GPT-2's `bytes_to_unicode` does.
 
-    A byte that is a printable character stands for itself; the others get the characters from 256 on, in order.
+    A byte that is a printable character stands for itself; the other bytes get the characters from 256 on, in order.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
@@ -87,5 +87,5 @@ def _byte_letters() -> list[str]:
 
 
 def _to_json(document: dict[str, Any]) -> str:
-    """Returns a document as JSON, for people to read."""
+    """Returns a document as indented JSON."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

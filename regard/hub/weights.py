@@ -1,6 +1,6 @@
 """The tensors of a Hugging Face folder, in one safetensors file, or in several with an index.
 
-Only the headers are read until a tensor is asked for.
+Only the headers of the files are read until `get` reads a tensor.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from regard.errors import HubError
 from regard.hub.safety import INDEX, WEIGHTS, check_weights
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # the names that old files have for the tensors of a norm
+_LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # the suffixes that old files have in the names of a norm's tensors
 
 
 class Weights:
     """The tensors of a folder by name, as a context manager that keeps the files open.
 
-    `prefix` is left off the names that begin with it.
+    `prefix` is removed from the names that begin with it.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self.folder = folder
         self.prefix = prefix
         self._open_files = ExitStack()
-        self._tensors: dict[str, tuple[Any, str, Path]] = {}  # by name: the file, the name in it, and its path
+        # By name: the open file, the name in that file, the path of the file.
+        self._tensors: dict[str, tuple[Any, str, Path]] = {}
 
     def __enter__(self) -> Weights:
         check_weights(self.folder)
@@ -56,7 +57,7 @@ class Weights:
         """The names of all tensors, without the prefix."""
         return set(self._tensors)
 
-    def place(self, name: str) -> Path:
+    def path_of(self, name: str) -> Path:
         """Returns the path of the file that a tensor is in."""
         return self._tensors[name][2]
 
@@ -76,7 +77,7 @@ class Weights:
         return DTYPES[kind]
 
     def get(self, name: str) -> Tensor:
-        """Returns a tensor."""
+        """Reads a tensor from its file."""
         file, stored, path = self._tensors[name]
         try:
             tensor: Tensor = file.get_tensor(stored)
@@ -85,7 +86,7 @@ class Weights:
         return tensor
 
     def _files(self) -> dict[Path, set[str]]:
-        """Returns each file with the tensors that the index says are in it; none where there is no index."""
+        """Maps each file to the tensor names that the index lists for it; to an empty set if there is no index."""
         if (self.folder / WEIGHTS).exists():
             return {self.folder / WEIGHTS: set()}
         path = self.folder / INDEX
@@ -102,7 +103,7 @@ class Weights:
         return files
 
     def _open(self, path: Path) -> Any:
-        """Opens one file, until the context ends."""
+        """Opens a file, which is closed when the context ends."""
         try:
             return self._open_files.enter_context(safe_open(path, framework="pt"))
         except FileNotFoundError:
@@ -113,7 +114,7 @@ class Weights:
             ) from None
 
     def _add(self, stored: str, file: Any, path: Path) -> None:
-        """Adds a tensor that is stored under a name; two stored names may not stand for one tensor."""
+        """Adds a tensor under its name without prefix; raises an error if two stored names become the same name."""
         name = stored.removeprefix(self.prefix)
         for old, new in _LEGACY.items():
             if name.endswith(old):

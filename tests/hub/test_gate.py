@@ -293,7 +293,7 @@ def test_without_any_check_a_loader_still_gets_no_kernel(folder: Path, kernels: 
 def test_afterwards_transformers_is_as_it_was(folder: Path) -> None:
     modules = transformers.dynamic_module_utils
     before = (modules.TIME_OUT_REMOTE_CODE, hub_kernels.get_kernel)
-    with gate.closed():
+    with gate.no_remote_code():
         assert modules.TIME_OUT_REMOTE_CODE == 0
     hub.fetch(folder)
     say(folder / "config.json", n_embd="wide")
@@ -410,7 +410,7 @@ def test_a_new_call_would_be_found(source: str, name: str) -> None:
 
 
 def test_every_loader_in_the_gate_is_behind_a_check() -> None:
-    """In the gate, what calls a loader checks the folder before, and calls it within `closed`."""
+    """In the gate, what calls a loader checks the folder before, and calls it within `no_remote_code`."""
     tree = ast.parse(Path(gate.__file__).read_text(encoding="utf-8"))
     calling = [
         f for f in tree.body if isinstance(f, ast.FunctionDef) and {"from_pretrained", "from_config"} & set(loaders(f))
@@ -418,7 +418,9 @@ def test_every_loader_in_the_gate_is_behind_a_check() -> None:
     assert len(calling) == 4
     for function in calling:
         assert ast.unparse(function.body[1]).startswith(("read_config(", "check_settings(", "folder = path.parent"))
-        inside = [node for node in function.body if isinstance(node, ast.With) and "closed()" in ast.unparse(node)]
+        inside = [
+            node for node in function.body if isinstance(node, ast.With) and "no_remote_code()" in ast.unparse(node)
+        ]
         written = ast.unparse(function)
         assert written.count("from_pretrained(") == sum(ast.unparse(node).count("from_pretrained(") for node in inside)
 

@@ -18,7 +18,7 @@ from regard.cli.app import app
 from regard.errors import HubError, LengthError, OptionError, UnknownNameError
 from regard.hub.attention import PREFIX, RECORDING, replacement_in
 from regard.hub.cache import StateLayer
-from regard.hub.masks import LazyMask, recognise_rule
+from regard.hub.masks import LazyMask, recognise_structure
 from regard.lens import record
 from regard.mechanisms import Softmax
 
@@ -690,7 +690,7 @@ class TestMasks:
         seen = lazy_mask(**asked)
         want = sdpa_mask(**asked)
         assert isinstance(seen, LazyMask) and seen.shape == want.shape and seen.dtype == torch.bool
-        rule = seen.rule
+        rule = seen.structured
         T, S = want.shape[2:]
         allowed = rule.allowed(T, S, want.device)
         assert torch.equal(torch.ones_like(want) if allowed is None else allowed.expand_as(want), want)
@@ -701,15 +701,15 @@ class TestMasks:
         from regard.hub.masks import lazy_mask
 
         seen = lazy_mask(**self.asked(batch_size=1, q_length=1 << 20, kv_length=1 << 20))
-        assert seen.shape == (1, 1, 1 << 20, 1 << 20) and not seen.computed and seen.rule.visible is None
+        assert seen.shape == (1, 1, 1 << 20, 1 << 20) and not seen.computed and seen.structured.visible is None
 
     def test_no_rule_is_seen_where_there_is_none(self):
         window = torch.ones(1, 1, 6, 6).tril().triu(-2).bool()
-        assert recognise_rule(window) is None
-        assert recognise_rule(torch.ones(1, 2, 6, 6).bool()) is None  # one mask a head
-        assert recognise_rule(torch.ones(1, 1, 6, 6).tril().bool()).causal
-        assert recognise_rule(torch.full((1, 1, 6, 6), 0.5)) is None  # a bias
-        assert not recognise_rule(torch.ones(1, 1, 3, 6).bool()).causal
+        assert recognise_structure(window) is None
+        assert recognise_structure(torch.ones(1, 2, 6, 6).bool()) is None  # one mask a head
+        assert recognise_structure(torch.ones(1, 1, 6, 6).tril().bool()).causal
+        assert recognise_structure(torch.full((1, 1, 6, 6), 0.5)) is None  # a bias
+        assert not recognise_structure(torch.ones(1, 1, 3, 6).bool()).causal
 
     def test_padding_is_not_ignored(self):
         """A function without a mask function of the same name would be handed None."""

@@ -1,7 +1,8 @@
 """What a family of Hugging Face models is: a translation of its config and of its tensors' names, both ways.
 
-A family reads a config.json into a config of ours, and writes one. A part says which of their tensors make up one of
-ours. Loading and exporting use the same two tables, so what the one reads the other writes.
+"Ours" is regard's, and "theirs" is transformers'. A family reads a config.json into a config of ours, and writes a
+config.json from ours. Its tensor maps say which of their tensors make up each tensor of ours. Loading and exporting use
+the same tensor maps, so what is exported can be loaded again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from typing import Any, ClassVar
 from regard.hub.keys import Keys
 from regard.models import Model, StackConfig
 
-GELU = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+# Transformers' names of activations to ours, and back.
+ACTIVATION_FROM_HF = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATION_TO_HF = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 
 @dataclass(frozen=True)
-class Part:
-    """One tensor of ours, which is their tensors one after the other along the first axis.
+class TensorMap:
+    """The names of one tensor of ours, and of the tensors of theirs whose concatenation along dim 0 it is.
 
-    `sizes` are their lengths along it, or () for a single one. `transposed`: theirs is stored [in, out]. `skip`: rows
-    of theirs before the first of ours. `zeros`: ours may be missing, and theirs is zero then.
+    `sizes` are the lengths of their tensors along dim 0, or () for a single tensor. `transposed`: their tensors are
+    stored [in, out]. `skip`: the number of leading rows of their tensor that ours omits. `zeros`: if our model does not
+    have the tensor, zeros are exported.
     """
 
     ours: str
@@ -35,66 +38,67 @@ class Part:
 
 
 class Family(ABC):
-    """Models that are built alike, all of one `model_type` of transformers and of one class of ours.
+    """Models of one architecture: of one `model_type` of transformers, and of the class `model` of ours.
 
-    `prefix` stands before the names of all tensors but those of the head. `heads` gives the head of ours for each class
-    of transformers, `default` what transformers takes for a key that a config lacks. `spare` are the endings of names
-    of tensors that the model does without, such as buffers.
+    `prefix` begins the names of all their tensors, except those of the output head. `output_heads` maps the classes of
+    transformers to our output heads: "lm", "masked" (MLM), "classes" (classification) or "none". `default` holds
+    transformers' defaults for missing keys. `ignored_suffixes` are suffixes of the names of tensors to ignore, such as
+    buffers. `zero_bias`: their layers always have biases; where ours have none, zeros are exported.
     """
 
     model_type: ClassVar[str]
     model: ClassVar[type[Model[Any]]]
     prefix: ClassVar[str]
-    heads: ClassVar[Mapping[str, str]]
+    output_heads: ClassVar[Mapping[str, str]]
     default: ClassVar[Mapping[str, Any]]
-    spare: ClassVar[tuple[str, ...]] = ()
-    zero_bias: ClassVar[bool] = False  # theirs always has biases: where ours has none, they are zero
+    ignored_suffixes: ClassVar[tuple[str, ...]] = ()
+    zero_bias: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, keys: Keys, head: str) -> Any:
-        """Returns our config, with no field left to its default."""
+        """Returns our config for their config.json and an output head, with no field left to its default."""
 
     @abstractmethod
     def write(self, config: Any) -> dict[str, Any]:
-        """Returns their config."""
+        """Returns the keys of their config.json for a config of ours."""
 
     @abstractmethod
-    def parts(self, config: Any, document: Mapping[str, Any]) -> Iterator[Part]:
-        """Yields each tensor of ours, with those of theirs that it is made of."""
+    def tensor_maps(self, config: Any, hf_config: Mapping[str, Any]) -> Iterator[TensorMap]:
+        """Yields the map of each tensor of our state dict."""
 
     def copies(self, config: Any) -> dict[str, str]:
-        """Returns the tensors that a file may hold a second time, each with the one that it repeats."""
+        """Maps the name of each tensor that a file may hold as a copy to the name of the tensor that it repeats."""
         return {}
 
-    def head(self, names: Collection[str]) -> str:
-        """Returns the head of a model whose config does not say its class, by the names of its tensors."""
-        return next(iter(self.heads.values()))
+    def guess_output_head(self, names: Collection[str]) -> str:
+        """Returns the output head of a model whose config does not name a class, judged by the names of its tensors."""
+        return next(iter(self.output_heads.values()))
 
     def architecture(self, head: str) -> str:
-        """Returns the class of transformers that has a head of ours."""
-        return next(name for name, mine in self.heads.items() if mine == head)
+        """Returns the name of transformers' class with the given output head of ours."""
+        return next(name for name, mine in self.output_heads.items() if mine == head)
 
 
-def head_of(config: Any) -> str:
-    """Returns the head of a config of ours; a GPT has only one, which predicts words."""
-    return str(getattr(config, "head", "words"))
+def output_head_of(config: Any) -> str:
+    """Returns the output head of a config of ours; a GPT has only the language-modelling head, "lm"."""
+    return str(getattr(config, "head", "lm"))
 
 
-def projections(ours: str, theirs: str, *kinds: str, **options: Any) -> Iterator[Part]:
-    """Yields the weight or the bias of a linear layer or a norm, or both."""
+def layer_maps(ours: str, theirs: str, *kinds: str, **options: Any) -> Iterator[TensorMap]:
+    """Yields a map for each of `kinds` ("weight", "bias") of a linear layer or a norm."""
     for kind in kinds:
-        yield Part(f"{ours}.{kind}", (f"{theirs}.{kind}",), zeros=kind == "bias", **options)
+        yield TensorMap(f"{ours}.{kind}", (f"{theirs}.{kind}",), zeros=kind == "bias", **options)
 
 
 def projection_widths(config: StackConfig) -> tuple[int, int, int]:
-    """Returns the widths of the queries, the keys and the values of all heads together."""
+    """Returns the output widths of the query, key and value projections, over all heads."""
     a = config.attention
     assert a.groups is not None and a.key_width is not None and a.value_width is not None
     return a.heads * a.key_width, a.groups * a.key_width, a.groups * a.value_width
 
 
 def attention_section(heads: int, groups: int, head_width: int, bias: bool, out_bias: bool) -> dict[str, Any]:
-    """Returns the section `attention` of a config of ours, as far as all families have it."""
+    """Returns the options of the section `attention` of our config that all families set."""
     return {
         "heads": heads,
         "groups": groups,
@@ -106,5 +110,5 @@ def attention_section(heads: int, groups: int, head_width: int, bias: bool, out_
 
 
 def weight_and_bias(bias: bool | None) -> tuple[str, ...]:
-    """Returns the names of the tensors of a layer, with a bias or without."""
+    """Returns the names of the tensors of a linear layer: "weight", and "bias" if it has one."""
     return ("weight", "bias") if bias else ("weight",)

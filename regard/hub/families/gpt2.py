@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from regard.hub.families.base import ACTIVATIONS, GELU, Family, Part, attention_section, projections
+from regard.hub.families.base import (
+    ACTIVATION_FROM_HF,
+    ACTIVATION_TO_HF,
+    Family,
+    TensorMap,
+    attention_section,
+    layer_maps,
+)
 from regard.hub.keys import Keys
 from regard.models import GPT, GPTConfig
 
 
 class GPT2(Family):
-    """GPT-2: learned positions, layer norms before, everything biased; its linear layers are stored [in, out]."""
+    """GPT-2: learned positions, pre-norm (LayerNorm), biases everywhere; linear weights stored [in, out] (Conv1D)."""
 
     model_type = "gpt2"
     model = GPT
     prefix = "transformer."
-    heads: ClassVar[Mapping[str, str]] = {"GPT2LMHeadModel": "words", "GPT2Model": "words"}
+    output_heads: ClassVar[Mapping[str, str]] = {"GPT2LMHeadModel": "lm", "GPT2Model": "lm"}
     default: ClassVar[Mapping[str, Any]] = {
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
@@ -25,7 +32,7 @@ class GPT2(Family):
         "attn_pdrop": 0.1,
         "tie_word_embeddings": True,
     }
-    spare = (".attn.bias", ".attn.masked_bias")
+    ignored_suffixes = (".attn.bias", ".attn.masked_bias")
     zero_bias = True
 
     def read(self, keys: Keys, head: str) -> GPTConfig:
@@ -38,7 +45,7 @@ class GPT2(Family):
         keys.must("scale_attn_weights", True)
         keys.must("scale_attn_by_inverse_layer_idx", False)
         keys.must("reorder_and_upcast_attn", False)
-        for key in [key for key in keys.left if key.startswith("summary_")]:  # only GPT2DoubleHeadsModel reads them
+        for key in [key for key in keys.left if key.startswith("summary_")]:  # read by GPT2DoubleHeadsModel alone
             keys.take(key)
         return GPTConfig(
             vocabulary=keys.size("vocab_size", "vocabulary"),
@@ -54,10 +61,10 @@ class GPT2(Family):
             },
             block={
                 "norm": "layer",
-                "before": True,
+                "before": True,  # pre-norm
                 "final_norm": True,
                 "eps": keys.number("layer_norm_epsilon"),
-                "mlp": keys.name("activation_function", GELU),
+                "mlp": keys.name("activation_function", ACTIVATION_FROM_HF),
                 "hidden": keys.size("n_inner", "hidden", 4 * width),
                 "bias": True,
             },
@@ -71,7 +78,7 @@ class GPT2(Family):
             "n_layer": config.layers,
             "n_head": config.attention.heads,
             "n_inner": config.block.hidden,
-            "activation_function": ACTIVATIONS.get(config.block.mlp, "gelu_new"),
+            "activation_function": ACTIVATION_TO_HF.get(config.block.mlp, "gelu_new"),
             "resid_pdrop": config.dropout,
             "embd_pdrop": config.dropout,
             "attn_pdrop": config.attention.dropout,
@@ -79,9 +86,9 @@ class GPT2(Family):
             "tie_word_embeddings": config.tied,
         }
 
-    def parts(self, config: GPTConfig, document: Mapping[str, Any]) -> Iterator[Part]:
-        yield Part("embedding.weight", ("wte.weight",))
-        yield Part("stack.positions.table.weight", ("wpe.weight",))
+    def tensor_maps(self, config: GPTConfig, hf_config: Mapping[str, Any]) -> Iterator[TensorMap]:
+        yield TensorMap("embedding.weight", ("wte.weight",))
+        yield TensorMap("stack.positions.table.weight", ("wpe.weight",))
         for n in range(config.layers):
             for ours, theirs in {
                 "attention_norm": "ln_1",
@@ -92,11 +99,11 @@ class GPT2(Family):
                 "mlp.out": "mlp.c_proj",
             }.items():
                 names = (f"stack.blocks.{n}.{ours}", f"h.{n}.{theirs}")
-                yield from projections(*names, "weight", transposed="norm" not in ours)
-                yield from projections(*names, "bias")
-        yield from projections("stack.final_norm", "ln_f", "weight", "bias")
+                yield from layer_maps(*names, "weight", transposed="norm" not in ours)
+                yield from layer_maps(*names, "bias")
+        yield from layer_maps("stack.final_norm", "ln_f", "weight", "bias")
         if not config.tied:
-            yield Part("head.weight", ("lm_head.weight",))
+            yield TensorMap("head.weight", ("lm_head.weight",))
 
     def copies(self, config: GPTConfig) -> dict[str, str]:
         return {"lm_head.weight": "wte.weight"} if config.tied else {}

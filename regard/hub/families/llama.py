@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from regard.hub.families.base import Family, Part, attention_section, projection_widths, projections, weight_and_bias
+from regard.hub.families.base import (
+    Family,
+    TensorMap,
+    attention_section,
+    layer_maps,
+    projection_widths,
+    weight_and_bias,
+)
 from regard.hub.keys import Keys
 from regard.models import GPT, GPTConfig
 
-# Their names for the options of our rotary positions, under the type 'llama3'.
+# Transformers' names for the options of our rotary positions (RoPE) of the type 'llama3', and our names.
 _LLAMA3 = {
     "factor": "factor",
     "low_freq_factor": "low",
@@ -21,12 +28,12 @@ _ROTARY: dict[str, Any] = {"base": 10000.0, "factor": 1.0, "original": None, "lo
 
 
 class Llama(Family):
-    """Llama: rotary positions, RMS norms before, SwiGLU, key/value heads in groups."""
+    """Llama: RoPE, pre-norm (RMSNorm), SwiGLU, grouped-query attention."""
 
     model_type = "llama"
     model = GPT
     prefix = "model."
-    heads: ClassVar[Mapping[str, str]] = {"LlamaForCausalLM": "words", "LlamaModel": "words"}
+    output_heads: ClassVar[Mapping[str, str]] = {"LlamaForCausalLM": "lm", "LlamaModel": "lm"}
     default: ClassVar[Mapping[str, Any]] = {
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
@@ -35,7 +42,7 @@ class Llama(Family):
         "max_position_embeddings": 2048,
         "rope_theta": 10000.0,
     }
-    spare = (".rotary_emb.inv_freq",)
+    ignored_suffixes = (".rotary_emb.inv_freq",)
     qk_norm: ClassVar[bool] = False
 
     def read(self, keys: Keys, head: str) -> GPTConfig:
@@ -63,7 +70,7 @@ class Llama(Family):
             },
             block={
                 "norm": "rms",
-                "before": True,
+                "before": True,  # pre-norm
                 "final_norm": True,
                 "eps": keys.number("rms_norm_eps"),
                 "mlp": "swiglu",
@@ -73,14 +80,14 @@ class Llama(Family):
         )
 
     def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
-        """Returns which layers have biases: the queries, keys and values; the output of attention; the MLP."""
+        """Returns whether there are biases in the q, k and v projections, in the output projection, and in the MLP."""
         if width % heads:
             raise keys.refuse("num_attention_heads", f"a Llama's hidden_size = {width} must divide into its heads")
         attention = keys.flag("attention_bias", False)
         return attention, attention, keys.flag("mlp_bias", False)
 
     def _window(self, keys: Keys, layers: int) -> int | None:
-        """Returns the width of the sliding window of all layers, or None."""
+        """Returns the size of the sliding window of all layers, or None for full attention."""
         return None
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
@@ -105,42 +112,42 @@ class Llama(Family):
         }
 
     def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
-        """Returns the keys that only this family writes."""
+        """Returns the keys of config.json that only this family writes."""
         return {"attention_bias": config.attention.bias, "mlp_bias": config.block.bias}
 
-    def parts(self, config: GPTConfig, document: Mapping[str, Any]) -> Iterator[Part]:
+    def tensor_maps(self, config: GPTConfig, hf_config: Mapping[str, Any]) -> Iterator[TensorMap]:
         a = config.attention
         hidden = config.block.hidden or 0
-        yield Part("embedding.weight", ("embed_tokens.weight",))
+        yield TensorMap("embedding.weight", ("embed_tokens.weight",))
         for n in range(config.layers):
             ours = f"stack.blocks.{n}"
             theirs = f"layers.{n}"
-            yield Part(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",))
-            yield Part(f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight",))
+            yield TensorMap(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",))
+            yield TensorMap(f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight",))
             for kind in weight_and_bias(a.bias):
                 names = tuple(f"{theirs}.self_attn.{x}_proj.{kind}" for x in "qkv")
-                yield Part(f"{ours}.attention.project.{kind}", names, projection_widths(config))
-            yield from projections(f"{ours}.attention.out", f"{theirs}.self_attn.o_proj", *weight_and_bias(a.out_bias))
+                yield TensorMap(f"{ours}.attention.project.{kind}", names, projection_widths(config))
+            yield from layer_maps(f"{ours}.attention.out", f"{theirs}.self_attn.o_proj", *weight_and_bias(a.out_bias))
             for kind in weight_and_bias(config.block.bias):
                 names = tuple(f"{theirs}.mlp.{x}_proj.{kind}" for x in ("gate", "up"))
-                yield Part(f"{ours}.mlp.into.{kind}", names, (hidden, hidden))
-            yield from projections(f"{ours}.mlp.out", f"{theirs}.mlp.down_proj", *weight_and_bias(config.block.bias))
+                yield TensorMap(f"{ours}.mlp.into.{kind}", names, (hidden, hidden))
+            yield from layer_maps(f"{ours}.mlp.out", f"{theirs}.mlp.down_proj", *weight_and_bias(config.block.bias))
             if a.qk_norm:
-                yield Part(f"{ours}.attention.query_norm.weight", (f"{theirs}.self_attn.q_norm.weight",))
-                yield Part(f"{ours}.attention.key_norm.weight", (f"{theirs}.self_attn.k_norm.weight",))
-        yield Part("stack.final_norm.weight", ("norm.weight",))
+                yield TensorMap(f"{ours}.attention.query_norm.weight", (f"{theirs}.self_attn.q_norm.weight",))
+                yield TensorMap(f"{ours}.attention.key_norm.weight", (f"{theirs}.self_attn.k_norm.weight",))
+        yield TensorMap("stack.final_norm.weight", ("norm.weight",))
         if not config.tied:
-            yield Part("head.weight", ("lm_head.weight",))
+            yield TensorMap("head.weight", ("lm_head.weight",))
 
     def copies(self, config: GPTConfig) -> dict[str, str]:
         return {"lm_head.weight": "embed_tokens.weight"} if config.tied else {}
 
 
 class Mistral(Llama):
-    """Mistral: a Llama without biases, whose queries may see only a window of keys."""
+    """Mistral: a Llama without biases, with an optional sliding window."""
 
     model_type = "mistral"
-    heads: ClassVar[Mapping[str, str]] = {"MistralForCausalLM": "words", "MistralModel": "words"}
+    output_heads: ClassVar[Mapping[str, str]] = {"MistralForCausalLM": "lm", "MistralModel": "lm"}
     default: ClassVar[Mapping[str, Any]] = {**Llama.default, "max_position_embeddings": 131072, "sliding_window": 4096}
 
     def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
@@ -156,10 +163,10 @@ class Mistral(Llama):
 
 
 class Qwen2(Llama):
-    """Qwen 2: a Llama whose queries, keys and values are biased; all of its layers may have a window, or none."""
+    """Qwen 2: a Llama with biases on q, k and v. Supported only if all layers have a sliding window, or none has."""
 
     model_type = "qwen2"
-    heads: ClassVar[Mapping[str, str]] = {"Qwen2ForCausalLM": "words", "Qwen2Model": "words"}
+    output_heads: ClassVar[Mapping[str, str]] = {"Qwen2ForCausalLM": "lm", "Qwen2Model": "lm"}
     default: ClassVar[Mapping[str, Any]] = {
         **Llama.default,
         "max_position_embeddings": 32768,
@@ -178,7 +185,7 @@ class Qwen2(Llama):
         types = keys.take("layer_types")
         window = keys.take("sliding_window")
         key = "layer_types"
-        if types is None:  # configs of older versions of transformers
+        if types is None:  # a config of an older version of transformers
             key = "max_window_layers"
             if not isinstance(first, int):
                 raise keys.refuse(key, "expected a whole number")
@@ -198,10 +205,10 @@ class Qwen2(Llama):
 
 
 class Qwen3(Qwen2):
-    """Qwen 3: a Llama with an RMS norm over each head's queries and keys."""
+    """Qwen 3: a Qwen 2 with an RMSNorm on the queries and keys of each head, and biases only if its config says so."""
 
     model_type = "qwen3"
-    heads: ClassVar[Mapping[str, str]] = {"Qwen3ForCausalLM": "words", "Qwen3Model": "words"}
+    output_heads: ClassVar[Mapping[str, str]] = {"Qwen3ForCausalLM": "lm", "Qwen3Model": "lm"}
     default: ClassVar[Mapping[str, Any]] = {**Qwen2.default, "head_dim": 128}
     qk_norm = True
 
@@ -214,9 +221,9 @@ class Qwen3(Qwen2):
 
 
 def read_rotary(keys: Keys) -> dict[str, Any]:
-    """Returns the options of our rotary positions, those that differ from their defaults.
+    """Returns the options of our rotary positions that differ from their defaults.
 
-    Newer configs have them in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`.
+    Newer configs hold the options in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`.
     """
     theta = keys.take("rope_theta")
     sections = {key: keys.take(key, None) for key in ("rope_parameters", "rope_scaling")}
@@ -246,7 +253,7 @@ def read_rotary(keys: Keys) -> dict[str, Any]:
 
 
 def write_rotary(options: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """Returns rope_theta and rope_scaling, which every version of transformers reads."""
+    """Returns the values of rope_theta and rope_scaling, two keys that every version of transformers reads."""
     full = {**_ROTARY, **options}
     scaling: dict[str, Any] | None = None
     if full["original"] is not None:

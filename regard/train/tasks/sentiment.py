@@ -129,7 +129,7 @@ def encode_sentences(
 ) -> SentenceRows:
     """Returns sentences as rows of ids. `name`: what errors call them, where one is too long and may not be cut."""
     texts = [sentence.text for sentence in sentences]
-    ids = tokenizer.many(texts)
+    ids = tokenizer.encode_batch(texts)
     long = [n for n, row in enumerate(ids) if len(row) > config.length]
     if long and not config.truncation:
         n = long[0]
@@ -138,7 +138,7 @@ def encode_sentences(
             f"data.truncation=true: {texts[n]!r:.60}"
         )
     for n in long:
-        ids[n] = tokenizer.many([texts[n]], config.length)[0]
+        ids[n] = tokenizer.encode_batch([texts[n]], config.length)[0]
     width = config.length
     if config.padding == "longest":
         width = max(map(len, ids))
