@@ -42,8 +42,8 @@ lint: .venv/.dev ## check style, types and layering
 
 bench-cpu: .venv/.dev ## race the mechanisms against their peers on this CPU
 	@$(PIP) -e '.[peers]'
-	$(BIN)/python benchmarks/cpu.py
-	$(BIN)/python benchmarks/train_cpu.py
+	$(BIN)/python benchmarks/speed/cpu.py
+	$(BIN)/python benchmarks/speed/train_cpu.py
 
 docs: .venv/.dev ## build the site of the documentation: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

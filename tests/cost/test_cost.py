@@ -488,12 +488,13 @@ def test_the_cache_of_a_hugging_face_config_is_counted_without_weights():
 
 
 def test_the_tables_of_the_page_are_the_formulas_and_the_results():
-    spec = importlib.util.spec_from_file_location("predicted", DOCS.parent.parent / "benchmarks" / "predicted.py")
+    script = DOCS.parent.parent / "benchmarks" / "speed" / "predicted.py"
+    spec = importlib.util.spec_from_file_location("predicted", script)
     made = importlib.util.module_from_spec(spec)
     sys.modules["predicted"] = made  # its dataclass looks there for its types
     spec.loader.exec_module(made)
     page = DOCS.read_text(encoding="utf-8")
-    assert page == made.filled(page), "run: python benchmarks/predicted.py --docs"
+    assert page == made.filled(page), "run: python benchmarks/speed/predicted.py --docs"
 
 
 @pytest.mark.slow

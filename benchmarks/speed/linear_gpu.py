@@ -1,6 +1,6 @@
 """Linear attention on a GPU against its peers: bf16, 16 heads, width 64, 32,768 tokens in all (65,536 at N = 64k).
 
-    python benchmarks/linear_gpu.py [--peers FOLDER] [--only regard] [--out FILE]
+    python benchmarks/speed/linear_gpu.py [--peers FOLDER] [--only regard] [--out FILE]
 
 Milliseconds forward and forward + backward: medians by CUDA events with the cache emptied between calls ("ms", what a
 program sees that launches one call after the other), and by replaying a CUDA graph ("device_ms", without the host);

@@ -1,6 +1,6 @@
 """Does the knowledge experiment show what it is meant to show? Give it folders of finished runs, e.g. of three seeds.
 
-python benchmarks/knowledge_holds.py runs/knowledge-*
+python benchmarks/reproductions/knowledge_holds.py runs/knowledge-*
 """
 
 import json

@@ -1,6 +1,7 @@
-"""How much of what a model knows is left when its key/value heads are pooled to one.
+r"""How much of what a model knows is left when its key/value heads are pooled to one.
 
-    python benchmarks/convert_knowledge.py --out results.json [--variant full] [--device cuda] [--seeds 0 1]
+    python benchmarks/reproductions/convert_knowledge.py --out results.json [--variant full] \
+        [--device cuda] [--seeds 0 1]
 
 For each seed a model reads (knowledge/pretrain) and learns to answer (knowledge/finetune). Then
 - the model that has read is converted by `regard convert` for each plan, and fine-tuned as the original was; so is the

@@ -1,6 +1,6 @@
 """Fine-tuning an encoder on sentences with a label: a grid of settings, and three optimisers at their best rates.
 
-    python benchmarks/sentiment_gpu.py DATA ENCODER OUT [DEVICE] [EPOCHS] [WORKERS]
+    python benchmarks/reproductions/sentiment_gpu.py DATA ENCODER OUT [DEVICE] [EPOCHS] [WORKERS]
 
 DATA holds train.tsv, dev.tsv and test.tsv (`text, tab, 0 or 1`); ENCODER is a folder as transformers saves it. OUT gets
 trainings.json and, of the three optimisers for EPOCHS epochs, results.json, of which `regard report` makes the page.

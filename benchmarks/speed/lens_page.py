@@ -1,6 +1,6 @@
 """How large the lens's page is, how soon it shows something, and how bertviz's model view compares in the same run.
 
-    python benchmarks/lens_page.py [--peers FOLDER] [--save]
+    python benchmarks/speed/lens_page.py [--peers FOLDER] [--save]
 
 Heads are made of random queries and keys whose scores have a deviation of 0.5 to 6, from nearly even to nearly one-hot,
 so that no value compresses better than a trained model's. Long ones are causal, those beside bertviz look both ways.
@@ -35,7 +35,7 @@ import regard
 from regard.lens import Attended, Card, Recording, Trace
 from regard.lens.pages.page import write_page
 from regard.lens.recording.overview import add_overview
-from regard.lens.trace.formulas import Softmax
+from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.rules import Rules
 from regard.lens.trace.tokens import Tokens
 
@@ -78,7 +78,7 @@ def made(layers: int, heads: int, T: int, causal: bool) -> Trace:
     for layer in range(layers):
         q, k, v = (torch.randn(heads, T, WIDTH, generator=draw) for _ in range(3))
         place = (layer, "decoder", "self", f"layers.{layer}", "softmax", 0, 0, heads, heads)
-        one = Attended(*place, Softmax(WIDTH**-0.5), Rules(causal=causal), q=q * spread, k=k * spread, v=v)
+        one = Attended(*place, SoftmaxFormula(WIDTH**-0.5), Rules(causal=causal), q=q * spread, k=k * spread, v=v)
         add_overview(recording, one)
         recording.attentions.append(one)
     return Trace([recording])
@@ -215,7 +215,7 @@ def main() -> int:
         print("✓" if held else "✗", what)
     if asked.save:
         today = datetime.date.today().isoformat()
-        place = Path(__file__).parent / "results" / f"lens-page-{today}.json"
+        place = Path(__file__).parents[1] / "results" / f"lens-page-{today}.json"
         known = {"date": today, "regard": regard.__version__, "chromium": version, "cpu": platform.machine()}
         place.write_text(json.dumps({**known, "results": results, "checks": checks}, indent=2) + "\n", "utf-8")
         print(f"written to {place}")

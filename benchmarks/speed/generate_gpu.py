@@ -1,6 +1,6 @@
 """Decoding on a GPU against transformers: the same random GPT-2 weights, bf16, greedy, the same prompt.
 
-    python benchmarks/generate_gpu.py [--json] [--out FILE]
+    python benchmarks/speed/generate_gpu.py [--out FILE]
 
 Milliseconds a token (medians of several runs, taken in turn), ratios to transformers' default `generate` and to its
 compiled one with a static cache, and the share of the memory bandwidth that reading the weights once a token reaches.

@@ -1,6 +1,6 @@
 """Training speed on a CPU against a plain GPT of PyTorch's own parts, as ratios within one run.
 
-    python benchmarks/train_cpu.py [--save]
+    python benchmarks/speed/train_cpu.py [--save]
 
 Both models start from the same weights and take turns, one step each: forward, backward, optimiser. Two threads,
 float32, the preset "char" (4 layers, 8 heads, 256 wide, 128 tokens) at batch 64. Before the race both are trained
@@ -206,7 +206,7 @@ def main() -> None:
         rows += steps(p, target, options.rounds) + parts(p, options.rounds)
     result = {
         "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/train_cpu.py",
+        "command": "python benchmarks/speed/train_cpu.py",
         "versions": {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {"processor": platform.machine(), "threads": options.threads},
         "model": {"layers": L, "heads": H, "width": D, "tokens": T, "batch": B, "vocabulary": N},
@@ -215,7 +215,7 @@ def main() -> None:
         "rows": rows,
     }
     if options.save:
-        folder = Path(__file__).parent / "results"
+        folder = Path(__file__).parents[1] / "results"
         folder.mkdir(exist_ok=True)
         (folder / f"train-cpu-{result['date']}.json").write_text(json.dumps(result, indent=2) + "\n")
     if options.json:

@@ -1,6 +1,6 @@
 """Speed on a CPU, as ratios within one run: ours and the peer take turns, medians are compared.
 
-    make bench-cpu                 # or: python benchmarks/cpu.py [--save]
+    make bench-cpu                 # or: python benchmarks/speed/cpu.py [--save]
 
 One thread, float32, 8 heads, width 64, causal, forward and backward. Exits with 1 where a ratio misses its target.
 `performer-pytorch` is needed for one row: pip install -c constraints.txt '.[peers]'.
@@ -122,13 +122,13 @@ def main() -> None:
     rows.append(row("import regard", "import torch", imports(2 * n), 1 / 1.2))
     result = {
         "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/cpu.py",
+        "command": "python benchmarks/speed/cpu.py",
         "versions": {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {"processor": platform.machine(), "threads": 1},
         "rows": rows,
     }
     if options.save:
-        folder = Path(__file__).parent / "results"
+        folder = Path(__file__).parents[1] / "results"
         folder.mkdir(exist_ok=True)
         (folder / f"cpu-{result['date']}.json").write_text(json.dumps(result, indent=2) + "\n")
     if options.json:

@@ -3,7 +3,7 @@
 Both sides run the same GPT-2 of char size (4 layers, 8 heads, 256 wide) with the same weights, in turn, in one process,
 and must give the same tokens. Figures are medians of the ratio of neighbouring runs, as the machine's speed wanders.
 
-    python benchmarks/generate_cpu.py [--runs 9] [--json]
+    python benchmarks/speed/generate_cpu.py [--runs 9] [--json]
 """
 
 from __future__ import annotations

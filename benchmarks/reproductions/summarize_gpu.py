@@ -1,7 +1,7 @@
 """Summaries of Debian package descriptions on one GPU: softmax and performer at the size of `--variant full`.
 
-    python benchmarks/summarize_gpu.py train FOLDER OUT [NAME …]   # on the GPU: one file a training
-    python benchmarks/summarize_gpu.py score FOLDER OUT              # anywhere: ROUGE with intervals
+    python benchmarks/reproductions/summarize_gpu.py train FOLDER OUT [NAME …]   # on the GPU: one file a training
+    python benchmarks/reproductions/summarize_gpu.py score FOLDER OUT              # anywhere: ROUGE with intervals
 
 FOLDER holds train.jsonl, dev.jsonl and test.jsonl with the keys `article` and `summary`.
 """

@@ -1,8 +1,8 @@
 """Races of all mechanisms and their peers, dated, and the picture of them in the README.
 
-    python benchmarks/race.py run FILE [--device cuda] [--peers FOLDER]     # measures; FILE: results/race-….json
-    python benchmarks/race.py run FILE --device cuda --only softmax,elu     # some of them again
-    python benchmarks/race.py draw                                          # docs/images/race.png from the results
+    python benchmarks/speed/race.py run FILE [--device cuda] [--peers FOLDER]  # measures; FILE: results/race-….json
+    python benchmarks/speed/race.py run FILE --device cuda --only softmax,elu  # some of them again
+    python benchmarks/speed/race.py draw                                       # docs/images/race.png from the results
 
 On a GPU: bf16, 16 heads, 32,768 tokens in all; on a CPU: float32, 8 heads, one sequence, all cores that PyTorch takes.
 """
@@ -20,8 +20,8 @@ from regard.lab.bench.page import picture
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import Race, race
 
-RESULTS = Path(__file__).parent / "results"
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "race.png"
+RESULTS = Path(__file__).parents[1] / "results"
+IMAGE = Path(__file__).parents[2] / "docs" / "images" / "race.png"
 DRAWN = ("softmax", "elu", "quadratic", "performer", "fourier", "SDPA", "fla", "fla + features", "performer-pytorch")
 PEERS = ("SDPA", "fla", "fla + features", "performer-pytorch")
 # The laws of the kernels are asked by `make gpu-test`: so many small shapes would take longer to compile than the race.
@@ -33,7 +33,7 @@ def measured(file: Path, device: str, peers: str | None, only: tuple[str, ...] =
     """Writes the file anew after each size: what was measured stays, however the race ends."""
     if peers:
         sys.path.insert(0, peers)
-    command = f"python benchmarks/race.py run {file.name} --device {device}"
+    command = f"python benchmarks/speed/race.py run {file.name} --device {device}"
     command += f" --only {','.join(only)}" if only else ""
 
     def keep(results: RaceResults) -> None:

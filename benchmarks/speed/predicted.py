@@ -1,7 +1,7 @@
 """Times on a CPU against what the cost model predicts of them: regard.cost.floor and regard.cost.predicted.
 
-    OMP_NUM_THREADS=1 python benchmarks/predicted.py --out benchmarks/results/predicted-cpu-DATE.json
-    python benchmarks/predicted.py --docs
+    OMP_NUM_THREADS=1 python benchmarks/speed/predicted.py --out benchmarks/results/predicted-cpu-DATE.json
+    python benchmarks/speed/predicted.py --docs
 
 The second writes the tables of docs/cost.md from the newest results, without running anything.
 
@@ -34,8 +34,9 @@ from regard.cost.formulas import QUANTITIES, formula
 from regard.cost.timing import shortest_times
 from regard.mechanisms import fitted
 
-HERE = Path(__file__).parent
-RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "cost.md"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "cost.md"
 CPU = torch.device("cpu")
 SIDE, COPIED, ELEMENTS = 1024, 1 << 24, 1 << 16
 
@@ -133,7 +134,7 @@ def newest(name: str) -> dict[str, Any]:
 
 
 def on_h200() -> Iterator[list[str]]:
-    """Linear attention on an H200 as benchmarks/linear_gpu.py measured it, beside what its maker's figures predict."""
+    """Linear attention on an H200 as linear_gpu.py measured it, beside what its maker's figures predict."""
     device = cost.device("H200")
     for row in newest("linear-h200")["rows"]:
         if row["what"] != "regard":
@@ -207,7 +208,7 @@ def main() -> None:
     print(f"{within} of {len(rows)} within a factor of two")
     document = {
         "date": str(date.today()),
-        "command": "OMP_NUM_THREADS=1 python benchmarks/predicted.py",
+        "command": "OMP_NUM_THREADS=1 python benchmarks/speed/predicted.py",
         "versions": {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
         "device": {k: median(r[k] for r in rows) for k in rows[0] if k.endswith("a_second")},

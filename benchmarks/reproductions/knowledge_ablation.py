@@ -1,6 +1,7 @@
-"""What makes a small model know more from reading: changes to the knowledge recipe, on the world's hardest setting.
+r"""What makes a small model know more from reading: changes to the knowledge recipe, on the world's hardest setting.
 
-    python benchmarks/knowledge_ablation.py --out results.jsonl --device cuda --workers 4 [--only NAME ...] [--seeds 0]
+    python benchmarks/reproductions/knowledge_ablation.py --out results.jsonl --device cuda --workers 4 \
+        [--only NAME ...] [--seeds 0]
 
 Each line of the result is one training (reading, then answering) with its accuracies on 500 dev and 500 test people.
 """
@@ -110,7 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "2")
-    sys.path.insert(0, str(Path(__file__).parent.parent))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     cases = [(n, s, asked.device, asked.scale, asked.steps, asked.out) for s in asked.seeds for n in asked.only]
     with multiprocessing.get_context("spawn").Pool(asked.workers, maxtasksperchild=1) as pool:
         pool.map(run, cases, chunksize=1)
