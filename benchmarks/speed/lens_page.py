@@ -36,7 +36,7 @@ from regard.lens import Attended, Card, Recording, Trace
 from regard.lens.pages.page import write_page
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import SoftmaxFormula
-from regard.lens.trace.rules import Rules
+from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 
 WIDTH = 64
@@ -78,7 +78,7 @@ def made(layers: int, heads: int, T: int, causal: bool) -> Trace:
     for layer in range(layers):
         q, k, v = (torch.randn(heads, T, WIDTH, generator=draw) for _ in range(3))
         place = (layer, "decoder", "self", f"layers.{layer}", "softmax", 0, 0, heads, heads)
-        one = Attended(*place, SoftmaxFormula(WIDTH**-0.5), Rules(causal=causal), q=q * spread, k=k * spread, v=v)
+        one = Attended(*place, SoftmaxFormula(WIDTH**-0.5), MaskRules(causal=causal), q=q * spread, k=k * spread, v=v)
         add_overview(recording, one)
         recording.attentions.append(one)
     return Trace([recording])

@@ -53,9 +53,9 @@ def heads(
     with _progress() as report:
         results, recordings = examine(subject, lines, seed, report)
         if sentences is not None:
-            results["syntax"] = follow_syntax(subject.read, sentences)
+            results["syntax"] = follow_syntax(subject.record_one, sentences)
         if mentions is not None:
-            results["coreference"] = follow_mentions(subject.read, mentions)
+            results["coreference"] = follow_mentions(subject.record_one, mentions)
         if ablate:
             # Every head is a pass over these texts, so a few have to do.
             chosen = (lines or default_texts())[:ABLATED_TEXTS]

@@ -57,7 +57,7 @@ def weights(
 ) -> None:
     """The heads of a model over a text: all of them, or one with its tokens."""
     inches = _parse_inches(size)
-    recording = open_recordable(model, device or "cpu", seed=seed, download=download).read(text)
+    recording = open_recordable(model, device or "cpu", seed=seed, download=download).record_one(text)
     paper.plot_weights(recording, out, inches, layer or (), head or ())
     _print_written(out)
 

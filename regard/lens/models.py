@@ -1,4 +1,4 @@
-"""A model that the lens can record, with the card that a trace says about it."""
+"""A model that can be recorded: the model, its tokenizer, and the summary (card) that a trace stores about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.models import Model, Seq2Seq, Stack
 
 @dataclass(frozen=True)
 class RecordableModel:
-    """A model of regard's or of transformers', with its tokenizer and its card (name, sizes, whether it is trained)."""
+    """A model of regard or of transformers, with its tokenizer and its card (name, sizes, whether it is trained)."""
 
     model: Any
     tokenizer: Any
@@ -30,24 +30,24 @@ class RecordableModel:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model reads tokens, and not, say, an image."""
+        """Whether the model's input is tokens, and not, say, an image."""
         return getattr(self.model, "main_input_name", "input_ids") == "input_ids"
 
     @property
     def limit(self) -> int | None:
-        """The most tokens that the model can read; None where there is no limit."""
+        """The maximum number of input tokens; None if there is no limit."""
         if not isinstance(self.model, Model):
             return token_limit(self.model)
         stacks = [m for m in self.model.modules() if isinstance(m, Stack)]
         return min((s.limit for s in stacks if s.limit is not None), default=None)
 
     def record(self, text: Text, text_b: Text | None = None, **options: Any) -> Trace:
-        """Records what the model attends to in one text or two; see `record` for the options."""
+        """Records the attention of the model in one text, or in two separate ones; see `record` for the options."""
         inputs = [self._as_input(x) for x in (text, text_b)]
         return record(self.model, *inputs, tokenizer=self.tokenizer, card=self.card, **options)
 
-    def read(self, text: Text) -> Recording:
-        """Returns the recording of one text; an encoder-decoder reads it and writes it."""
+    def record_one(self, text: Text) -> Recording:
+        """Returns the recording of one text; an encoder-decoder gets the same text as source and as target."""
         options: dict[str, Any] = {}
         if isinstance(self.model, Seq2Seq) or getattr(self.model.config, "is_encoder_decoder", False):
             options["target"] = self._as_input(text)
@@ -79,7 +79,7 @@ class RecordableModel:
 def open_recordable(
     name: str | Path, device: torch.device | str = "cpu", *, seed: int = 0, download: bool = False
 ) -> RecordableModel:
-    """Opens a model as `regard.hub.open_model` does, and adds its card."""
+    """Opens a model by `regard.hub.open_model` and returns it with its tokenizer and its card."""
     opened = open_model(name, device, seed=seed, download=download)
     describe = regard_card if isinstance(opened.model, Model) else hub_card
     return RecordableModel(opened.model, opened.tokenizer, describe(opened.model, opened.name, opened.trained))

@@ -1,4 +1,7 @@
-"""The small model that comes with regard: trained by the recipe `lens`, so that there is something to see at once."""
+"""The small model that is bundled with regard, so that the lens has something to show at once.
+
+It was trained by the recipe `lens`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ TEXT = "Nora Pernistein was born in Zinelfall. Nora Pernistein was born in Zinel
 
 
 class ShippedError(RegardError, OSError):
-    """The model that comes with regard is missing or was changed."""
+    """The bundled model is missing, or its files differ from those that were packed."""
 
 
 def shipped() -> Path:
-    """Returns the folder of the small model, whose files are as they were when it was pack."""
+    """Returns the folder of the bundled model, after checking its files against SHA256SUMS."""
     folder = Path(str(files("regard.lens").joinpath("small-model")))
     repair = "install regard again, or make the model with `regard train lens`"
     try:
@@ -35,5 +38,8 @@ def shipped() -> Path:
 
 
 def shipped_text() -> str:
-    """Returns a text that shows what its heads do: someone the model has never read of, said twice."""
+    """Returns an example text for the bundled model: one sentence about an invented person, given twice.
+
+    The second time its names can be copied from the first, so induction heads show.
+    """
     return TEXT

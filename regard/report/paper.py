@@ -262,17 +262,17 @@ def _layer_name(recording: Recording, attended: Attended) -> str:
 
 def _draw_head(ax: Axes, recording: Recording, attended: Attended, head: int, single: bool) -> Any:
     """Draws the weights of one head and returns the image; several heads are each divided by their largest weight."""
-    queries, keys = recording.read(attended)
+    queries, keys = recording.query_and_key_tokens(attended)
     every_row = torch.arange(len(queries))
-    cells = recording.cells(attended, [head], every_row)[0]
-    weights = cells.numpy()
-    high = float(cells.abs().amax().clamp(min=1e-9))  # a head may give no weight at all
+    head_weights = recording.head_weights(attended, [head], every_row)[0]
+    weights = head_weights.numpy()
+    high = float(head_weights.abs().amax().clamp(min=1e-9))  # a head may give no weight at all
     if not single:
         weights = weights / high
         high = 1.0
     low = -high if attended.signed else 0.0
-    seen = attended.rules.seen(queries, keys, every_row)
-    values = np.ma.masked_array(weights, ~seen.numpy())
+    allowed = attended.rules.allowed(queries, keys, every_row)
+    values = np.ma.masked_array(weights, ~allowed.numpy())
     image = ax.imshow(
         values, cmap=_colour_map(attended.signed), vmin=low, vmax=high, interpolation="none", aspect="auto"
     )

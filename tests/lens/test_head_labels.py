@@ -26,7 +26,7 @@ from regard.lens.recording.regard_models import regard_card
 from regard.lens.trace.arrays import pack
 from regard.lens.trace.format import load
 from regard.lens.trace.formulas import Dense, SoftmaxFormula
-from regard.lens.trace.rules import Rules
+from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording
 from regard.models import GPT, Encoder, Seq2Seq
@@ -78,7 +78,7 @@ def mapped(weights, tokens, causal=False):
     """A recording of one attention with just these weights, [H,T,T]."""
     tiles = [[pack(head, "f16")] for head in weights]
     dense = Dense(weights.shape[1], tiles)
-    a = Attended(0, "encoder", "self", "a", "softmax", 0, 0, len(weights), len(weights), dense, Rules(causal))
+    a = Attended(0, "encoder", "self", "a", "softmax", 0, 0, len(weights), len(weights), dense, MaskRules(causal))
     made = Recording("text", CARD, [tokens], [a])
     add_overview(made, a)
     return made
@@ -156,7 +156,7 @@ def test_rare_words():
 
 def vectors(q, k, tokens, causal=True):
     a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), SoftmaxFormula(1 / math.sqrt(q.shape[-1])))
-    a.rules, a.q, a.k = Rules(causal), q, k
+    a.rules, a.q, a.k = MaskRules(causal), q, k
     made = Recording("text", CARD, [tokens], [a])
     add_overview(made, a)
     return made
@@ -229,8 +229,8 @@ def test_random_weights_are_not_labelled(cls, sharper, texts, allowed):
         for block in model.stack.layers:
             block.attention.project.weight.data[:96] *= sharper  # queries and keys
         subject = RecordableModel(model, model.tokenizer, regard_card(model))
-        recordings = [subject.read(text[:80]) for text in default_texts()[:texts]]
-        again = [subject.read(ids) for ids in repeated_tokens(subject, seed)[:2]]
+        recordings = [subject.record_one(text[:80]) for text in default_texts()[:texts]]
+        again = [subject.record_one(ids) for ids in repeated_tokens(subject, seed)[:2]]
         labels = label_heads(recordings, again)
         labelled, total = labelled + sum(x.label != MIXED for x in labels), total + len(labels)
     assert total == 20 * 9 and labelled <= allowed * total
@@ -255,14 +255,14 @@ def test_a_model_trained_on_repetition_shows_its_induction_head():
     assert float(loss.detach()) < 0.5
     subject = RecordableModel(model.eval(), None, regard_card(model))
     ids = repeated_tokens(subject)
-    recordings = [subject.read(x) for x in ids]
+    recordings = [subject.record_one(x) for x in ids]
     labels = label_heads(recordings, recordings)
     found = {(x.layer, x.label) for x in labels}
     assert {(0, "previous"), (1, "induction")} <= found
     torch.manual_seed(0)
     fresh = GPT(model.config)
     twin = RecordableModel(fresh.eval(), None, regard_card(fresh))
-    again = [twin.read(x) for x in ids]
+    again = [twin.record_one(x) for x in ids]
     assert {x.label for x in label_heads(again, again)} == {MIXED}
 
 

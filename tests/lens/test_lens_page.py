@@ -24,7 +24,7 @@ from regard.lens import Trace, record
 from regard.lens.pages.page import page, policy, write_page
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.format import encode
-from regard.lens.trace.rules import Rules
+from regard.lens.trace.rules import MaskRules
 from regard.report.palette import SHADES
 
 STATIC = Path(__file__).parents[2] / "regard/lens/static"
@@ -71,9 +71,9 @@ def test_groups_windows_biases_and_cross_attention(window):
         recording = trace.recordings[0]
         for a, attended in enumerate(recording.attentions):
             values, _, _ = shown.show(f"view=head&r={r}&a={a}&h=2").cells()
-            rows = torch.arange(len(recording.read(attended)[0]))
-            assert (values.nan_to_num(0) - recording.cells(attended, [2], rows)[0]).abs().max() < 2e-3
-            assert values.isnan().equal(~attended.rules.seen(*recording.read(attended), rows))
+            rows = torch.arange(len(recording.query_and_key_tokens(attended)[0]))
+            assert (values.nan_to_num(0) - recording.head_weights(attended, [2], rows)[0]).abs().max() < 2e-3
+            assert values.isnan().equal(~attended.rules.allowed(*recording.query_and_key_tokens(attended), rows))
 
 
 @pytest.mark.browser
@@ -252,11 +252,11 @@ def test_two_tokenizers_meet_where_their_boundaries_do(window):
 def test_masks_name_the_reason(window):
     one = drawn(8, 1, visible=[0, 1, 1, 1, 1, 1, 1, 1])
     attended = one.attentions[0]
-    attended.rules, attended.n = Rules(True, window=3), None
+    attended.rules, attended.n = MaskRules(True, window=3), None
     add_overview(one, attended)
     shown = window(Trace([one]), "view=masks")
     values, _, _ = shown.cells()
-    wanted = attended.rules.reasons(*one.read(attended), torch.arange(8))
+    wanted = attended.rules.reasons(*one.query_and_key_tokens(attended), torch.arange(8))
     assert values.int().equal(wanted.int())
     keys = shown.page.locator(".key").inner_text()
     assert "padding" in keys and "later" in keys and "outside the window" in keys

@@ -295,7 +295,7 @@ def check_gradients(recording, maps, loss):
         for head in range(4):
             got = recording.gradient(layer, head, kind=kind, side=side)
             seen = recording.attention(layer, kind, side)
-            seen = seen.rules.seen(*recording.read(seen), torch.arange(w.shape[2]))
+            seen = seen.rules.allowed(*recording.query_and_key_tokens(seen), torch.arange(w.shape[2]))
             assert float((got - g[0, head] * seen).abs().max()) <= 1e-5 * max(1e-2, float(g.abs().max()))
 
 
@@ -318,7 +318,7 @@ def test_gradients_of_hugging_face_models(name, generating):
 
 
 def test_a_masked_language_model_is_asked_for_each_token_in_turn(monkeypatch):
-    monkeypatch.setattr("regard.lens.recording.losses.TOKENS", 3 * 19)  # some copies at a time
+    monkeypatch.setattr("regard.lens.recording.losses.MAX_TOKENS_TOGETHER", 3 * 19)  # some copies at a time
     model, tokenizer = family("bert"), words()
     ids = [2, *torch.randint(3, 61, (18,), generator=torch.Generator().manual_seed(0)).tolist()]
     recording = record(model, ids, tokenizer=tokenizer, gradient=True).recordings[0]

@@ -140,7 +140,7 @@ def test_what_cannot_be_continued_is_an_error():
 def test_a_text_comes_back_as_the_trace_that_record_makes(port, desk):
     status, headers, raw = ask(port, "/record", {"text": TEXT})
     assert status == 200 and headers["content-type"] == "application/octet-stream"
-    found, wanted = decode(raw), record(desk.subject.model, TEXT)
+    found, wanted = decode(raw), record(desk.recordable.model, TEXT)
     assert found.tokens == list(TEXT)
     assert torch.allclose(found.weights(2, 1), wanted.weights(2, 1), atol=2e-3)
 
@@ -173,11 +173,13 @@ def test_a_model_of_images_is_refused_at_once():
 
 def test_a_stream_has_each_token_and_what_it_looked_at(port, desk):
     start, *tokens, end = lines(port, max_tokens=5, temperature=0.7, seed=1)
-    ids = desk.subject.ids(TEXT)
+    ids = desk.recordable.ids(TEXT)
     assert start == {"kind": "start", "ids": ids, "tokens": list(TEXT)}
     assert end == {"kind": "end", "why": "max", "ids": [*ids, *(t["id"] for t in tokens)]}
-    assert [t["id"] for t in tokens] == generate(desk.subject.model, TEXT, max_tokens=5, temperature=0.7, seed=1).tokens
-    trace = record(desk.subject.model, end["ids"])
+    assert [t["id"] for t in tokens] == generate(
+        desk.recordable.model, TEXT, max_tokens=5, temperature=0.7, seed=1
+    ).tokens
+    trace = record(desk.recordable.model, end["ids"])
     for n, told in enumerate(tokens):
         rows = np.frombuffer(base64.b64decode(told["weights"]), np.int8).reshape(sum(told["heads"]), -1)
         row = len(ids) - 1 + n
@@ -196,8 +198,8 @@ def test_a_stream_ends_where_the_model_or_the_time_does(port, desk, monkeypatch)
 
 def test_a_stream_that_nobody_reads_ends(port, desk, monkeypatch):
     passes = []
-    extend = desk.subject.model.extend
-    monkeypatch.setattr(desk.subject.model, "extend", lambda *a, **k: passes.append(1) or extend(*a, **k))
+    extend = desk.recordable.model.extend
+    monkeypatch.setattr(desk.recordable.model, "extend", lambda *a, **k: passes.append(1) or extend(*a, **k))
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     body = json.dumps({"text": "x", "max_tokens": 240})
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
@@ -346,7 +348,7 @@ def test_a_browser_reads_writes_stops_and_shows(port, desk, monkeypatch, chromiu
     other.get_by_role("button", name="Stop").click()
     for tab, words in ((page, "12 tokens: as many tokens as asked for. Point"), (other, ": stopped. Point")):
         tab.locator(".says", has_text=words).wait_for()
-    written = generate(desk.subject.model, TEXT, max_tokens=12, temperature=0.8, seed=0).tokens
+    written = generate(desk.recordable.model, TEXT, max_tokens=12, temperature=0.8, seed=0).tokens
     pieces = Bytes().pieces()
     wanted = [pieces.push(i) or "·" for i in [*Bytes().encode(TEXT), *written]]
     assert page.evaluate("[...document.querySelectorAll('.piece')].map(x => x.textContent)") == wanted

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.lens import Trace, TraceError, decode, encode, load, record
-from regard.lens.recording.overview import SIDE, add_overview
+from regard.lens.recording.overview import OVERVIEW_SIZE, add_overview
 from regard.lens.trace.arrays import pack, pack_steps, unpack
 from regard.lens.trace.format import to_bytes
 from regard.lens.trace.formulas import SoftmaxFormula
-from regard.lens.trace.rules import Rules, infer_rules
-from regard.lens.trace.tokens import Tokens, word_numbers
+from regard.lens.trace.rules import MaskRules, infer_rules
+from regard.lens.trace.tokens import Tokens, word_indices
 from regard.lens.trace.trace import Attended, Card, Recording
 from regard.mechanisms import mechanisms
 from regard.models import GPT, Encoder
@@ -48,7 +48,7 @@ def made_up(q, k, v, causal=True, scale=None):
     """A recording of one softmax attention with these vectors."""
     sequence = tokens(q.shape[1])
     formula = SoftmaxFormula(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), formula, Rules(causal), q=q, k=k, v=v)
+    a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), formula, MaskRules(causal), q=q, k=k, v=v)
     made = Recording("text", CARD, [sequence], [a])
     add_overview(made, a)
     return made
@@ -290,7 +290,7 @@ def test_overview_of_a_short_text_is_its_weights_and_of_a_long_one_their_mass():
         made = made_up(*(torch.randn(2, T, 8) for _ in range(3)))
         a = made.attentions[0]
         w = torch.stack([made.weights(0, h) for h in range(2)])
-        r = min(T, SIDE)
+        r = min(T, OVERVIEW_SIZE)
         want = torch.zeros(2, r, r)
         for i in range(T):
             for j in range(T):
@@ -325,29 +325,29 @@ def test_rules_are_recognised_from_what_may_be_seen(T, causal, window, visible):
     seen = [int(x) for x in visible[:T]]
     seen[0] = 1
     sequence = Tokens("text", "", ["x"] * T, visible=seen)
-    rules = Rules(causal, window)
-    allowed = rules.seen(sequence, sequence, torch.arange(T))
+    rules = MaskRules(causal, window)
+    allowed = rules.allowed(sequence, sequence, torch.arange(T))
     found = infer_rules(allowed, sequence, sequence, cross=False)
-    rows = sequence.seen.nonzero()[:, 0]
-    assert torch.equal(found.seen(sequence, sequence, rows), allowed[rows])
+    rows = sequence.not_padding.nonzero()[:, 0]
+    assert torch.equal(found.allowed(sequence, sequence, rows), allowed[rows])
     assert found.hidden is None
 
 
 def test_chunks_are_recognised_and_odd_masks_are_kept_bit_by_bit():
     sequence = tokens(12)
     rows = torch.arange(12)
-    chunked = Rules(causal=True, chunk=5)
-    assert infer_rules(chunked.seen(sequence, sequence, rows), sequence, sequence, False) == chunked
+    chunked = MaskRules(causal=True, chunk=5)
+    assert infer_rules(chunked.allowed(sequence, sequence, rows), sequence, sequence, False) == chunked
     odd = torch.rand(12, 12, generator=torch.Generator().manual_seed(0)) > 0.5
     found = infer_rules(odd, sequence, sequence, False)
-    assert torch.equal(found.seen(sequence, sequence, rows), odd)
+    assert torch.equal(found.allowed(sequence, sequence, rows), odd)
 
 
 def test_every_hidden_cell_has_a_reason():
     sequence = Tokens("text", "", list("abcdef"), visible=[1, 1, 0, 1, 1, 1])
     recording = made_up(*(torch.randn(1, 6, 4) for _ in range(3)))
     recording.sequences = [sequence]
-    recording.attentions[0].rules = Rules(causal=True, window=2)
+    recording.attentions[0].rules = MaskRules(causal=True, window=2)
     reasons = [[recording.reason(0, i, j) for j in range(6)] for i in (1, 5)]
     assert reasons[0] == [None, None, "padding", "later", "later", "later"]
     assert reasons[1] == ["window", "window", "padding", "window", None, None]
@@ -357,8 +357,8 @@ def test_words_are_made_of_tokens():
     text = "Don't un-do it, naïve 🐶!"
     starts = [0, 3, 4, 6, 8, 9, 12, 14, 16, 18, 22, 23]
     ends = [3, 4, 5, 8, 9, 11, 14, 15, 18, 21, 23, 24]
-    assert word_numbers(text, starts, ends) == [0, 0, 0, 1, 2, 3, 4, 5, 6, 6, 7, 8]
-    assert word_numbers("", [-1], [-1]) == [-1]
+    assert word_indices(text, starts, ends) == [0, 0, 0, 1, 2, 3, 4, 5, 6, 6, 7, 8]
+    assert word_indices("", [-1], [-1]) == [-1]
 
 
 def test_asking_for_what_is_not_there_is_an_error():
@@ -449,7 +449,9 @@ def test_values_that_are_not_numbers_are_kept():
 def test_an_encoder_may_look_both_ways():
     model = stirred(Encoder.preset("nano", vocabulary=50))
     trace = record(model, list(range(12)))
-    assert trace.recordings[0].attentions[0].rules == Rules() and trace.recordings[0].attentions[0].side == "encoder"
+    assert (
+        trace.recordings[0].attentions[0].rules == MaskRules() and trace.recordings[0].attentions[0].side == "encoder"
+    )
     assert float(trace.weights(0, 0)[0, 5]) > 0
 
 

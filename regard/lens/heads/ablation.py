@@ -22,7 +22,7 @@ from regard.lens.recording.losses import (
     has_language_head,
     is_masked_model,
     mask_token,
-    maskable,
+    maskable_positions,
     masked_losses,
     require_mask_token,
     special_tokens,
@@ -37,17 +37,17 @@ Progress = Callable[[int, int], None]  # how many layers are done, and of how ma
 
 
 @torch.no_grad()
-def ablate(subject: RecordableModel, texts: Sequence[Any], progress: Progress | None = None) -> dict[str, Any]:
+def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress | None = None) -> dict[str, Any]:
     """Returns the cost of each head of self-attention, one removed at a time.
 
     The result is {"measure": "loss" or "change", "whole": the loss of the whole model, "heads": [{…, "cost"}]}.
     """
-    model = subject.model
-    runs = [_run(subject, text) for text in texts]
+    model = recordable.model
+    runs = [_run(recordable, text) for text in texts]
     if not runs:
         raise OptionError("ablation needs at least one text")
     with evaluation_mode(model):
-        layers = _layers(subject, texts[0])
+        layers = _layers(recordable, texts[0])
         whole = [run() for run in runs]
         costs = []
         for n, (layer, heads) in enumerate(layers):
@@ -69,12 +69,12 @@ def _cost(now: Tensor, before: Tensor) -> float:
     return float((now - before).norm() / before.norm())
 
 
-def _run(subject: RecordableModel, text: Any) -> Callable[[], Tensor]:
+def _run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
     """Returns a function that computes the loss of a text, or the vectors of its tokens, each time it is called."""
-    tokens = torch.tensor([subject.ids(text)], device=next(subject.model.parameters()).device)
-    if isinstance(subject.model, Model):
-        return _run_regard(subject.model, subject.tokenizer, tokens)
-    return _run_hub(subject.model, subject.tokenizer, tokens)
+    tokens = torch.tensor([recordable.ids(text)], device=next(recordable.model.parameters()).device)
+    if isinstance(recordable.model, Model):
+        return _run_regard(recordable.model, recordable.tokenizer, tokens)
+    return _run_hub(recordable.model, recordable.tokenizer, tokens)
 
 
 def _run_regard(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
@@ -106,15 +106,15 @@ def _run_hub(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]
 def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor) -> Callable[[], Tensor]:
     """Returns a function that computes the loss of masked tokens, each masked in turn."""
     mask = require_mask_token(tokenizer)
-    places = maskable(ids.tolist(), special_tokens(tokenizer))
+    places = maskable_positions(ids.tolist(), special_tokens(tokenizer))
     return lambda: torch.stack(list(masked_losses(logits, ids, places, mask))).sum()
 
 
-def _layers(subject: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
+def _layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
     """Returns where each self-attention is, and how many heads it has."""
-    attentions = [a for a in subject.read(text).attentions if a.kind == "self"]
+    attentions = [a for a in recordable.record_one(text).attentions if a.kind == "self"]
     if any(isinstance(a.formula, Dense) and a.q is None for a in attentions):
-        raise OptionError(f"{subject.card.cls} makes its attention itself, so no head of it can be removed")
+        raise OptionError(f"{recordable.card.cls} makes its attention itself, so no head of it can be removed")
     return [({"layer": a.layer, "side": a.side, "name": a.name}, a.heads) for a in attentions]
 
 

@@ -29,15 +29,15 @@ def default_texts() -> list[str]:
     return (resources.files("regard.lens.heads") / "texts.txt").read_text("utf-8").splitlines()
 
 
-def default_labels(subject: RecordableModel, seed: int = 0) -> list[dict[str, Any]] | None:
+def default_labels(recordable: RecordableModel, seed: int = 0) -> list[dict[str, Any]] | None:
     """Returns what each head does, measured on texts that come with regard, as `Recording.labels` keeps it.
 
     A model that cannot read these texts gets None, and a warning says why.
     """
-    if not subject.reads_text:
+    if not recordable.reads_text:
         return None
     try:
-        labels: list[dict[str, Any]] = examine(subject, None, seed)[0]["heads"]
+        labels: list[dict[str, Any]] = examine(recordable, None, seed)[0]["heads"]
     except OptionError as error:  # such as letters that a small vocabulary lacks
         warnings.warn(f"no labels: {error}", stacklevel=2)
         return None
@@ -45,7 +45,7 @@ def default_labels(subject: RecordableModel, seed: int = 0) -> list[dict[str, An
 
 
 def examine(
-    subject: RecordableModel, texts: Sequence[str] | None = None, seed: int = 0, progress: Progress | None = None
+    recordable: RecordableModel, texts: Sequence[str] | None = None, seed: int = 0, progress: Progress | None = None
 ) -> tuple[dict[str, Any], list[Recording]]:
     """Returns labels, the share of specialised heads, redundant pairs and change over layers; and the recordings."""
     progress = progress or (lambda what, n, of: None)
@@ -53,27 +53,29 @@ def examine(
     recordings = []
     for n, text in enumerate(chosen):
         progress("reading", n, len(chosen))
-        recording = _record(subject, text, strict=texts is not None)
+        recording = _record(recordable, text, strict=texts is not None)
         if recording is not None:
             recordings.append(recording)
     if not recordings:
         raise OptionError(
-            f"{subject.card.name} can read none of the texts; give others with --texts, in the letters that it knows"
+            f"{recordable.card.name} can read none of the texts; give others with --texts, in the letters that it knows"
         )
     repeats = []
-    for n, ids in enumerate(repeated_tokens(subject, seed)):
+    for n, ids in enumerate(repeated_tokens(recordable, seed)):
         progress("repeating", n, COPIES)
-        repeats.append(subject.read(ids))
+        repeats.append(recordable.record_one(ids))
     progress("scoring", 0, 1)
     labels = label_heads(recordings, repeats, seed)
-    return summary(subject, recordings, labels), recordings
+    return summary(recordable, recordings, labels), recordings
 
 
-def summary(subject: RecordableModel, recordings: Sequence[Recording], labels: Sequence[HeadLabel]) -> dict[str, Any]:
+def summary(
+    recordable: RecordableModel, recordings: Sequence[Recording], labels: Sequence[HeadLabel]
+) -> dict[str, Any]:
     """Returns plain numbers about labelled heads, as `regard heads --json` prints them."""
     special = [x for x in labels if x.label != MIXED]
     return {
-        "model": subject.card.as_dict(),
+        "model": recordable.card.as_dict(),
         "texts": len(recordings),
         "tokens": sum(len(r.sequences[0]) for r in recordings),
         "heads": [label.as_dict() for label in labels],
@@ -99,18 +101,18 @@ def layers(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
     return rows
 
 
-def repeated_tokens(subject: RecordableModel, seed: int = 0) -> list[list[int]]:
+def repeated_tokens(recordable: RecordableModel, seed: int = 0) -> list[list[int]]:
     """Returns sequences of random tokens that come twice: what an induction head is for.
 
     There are none where the model reads no tokens, or too few of them.
     """
-    if not subject.reads_text:
+    if not recordable.reads_text:
         return []
-    size, special = _vocabulary(subject)
+    size, special = _vocabulary(recordable)
     usable = torch.tensor([i for i in range(min(size, 50_000)) if i not in special])
     length = PART
-    if subject.limit is not None:
-        length = min(PART, subject.limit // 2 - 1)
+    if recordable.limit is not None:
+        length = min(PART, recordable.limit // 2 - 1)
     if length < 4 or len(usable) < 8:
         return []
     draw = torch.Generator().manual_seed(seed)
@@ -118,10 +120,10 @@ def repeated_tokens(subject: RecordableModel, seed: int = 0) -> list[list[int]]:
     return [ids + ids for ids in parts]
 
 
-def _vocabulary(subject: RecordableModel) -> tuple[int, set[int | None]]:
+def _vocabulary(recordable: RecordableModel) -> tuple[int, set[int | None]]:
     """Returns how many tokens a model knows, and the special ones."""
-    model = subject.model
-    tokenizer = subject.tokenizer
+    model = recordable.model
+    tokenizer = recordable.tokenizer
     if not isinstance(model, Model):
         return int(model.config.get_text_config().vocab_size), set(getattr(tokenizer, "all_special_ids", ()))
     size = int(model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
@@ -130,15 +132,15 @@ def _vocabulary(subject: RecordableModel) -> tuple[int, set[int | None]]:
     return min(size, tokenizer.size), {tokenizer.id(name) for name in tokenizer.special}
 
 
-def _record(subject: RecordableModel, text: str, strict: bool) -> Recording | None:
+def _record(recordable: RecordableModel, text: str, strict: bool) -> Recording | None:
     """Records a text. One that was given must be readable; those that come with regard are cut to fit, or left out."""
     try:
-        return subject.read(text)
+        return recordable.record_one(text)
     except TextError:
         if strict:
             raise
         return None
     except LengthError:
-        if strict or subject.limit is None:
+        if strict or recordable.limit is None:
             raise
-        return subject.read(subject.ids(text)[: subject.limit])
+        return recordable.record_one(recordable.ids(text)[: recordable.limit])

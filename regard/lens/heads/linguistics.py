@@ -94,7 +94,7 @@ def _word_weights(
         total = torch.zeros(attended.heads, len(spans), len(spans))
         for rows, weights in recording.tiles(attended):
             total += (of_word[:, rows] / size) @ weights @ onto.T
-            allowed = attended.rules.seen(*recording.read(attended), rows).float()
+            allowed = attended.rules.allowed(*recording.query_and_key_tokens(attended), rows).float()
             seen |= (of_word[:, rows] @ allowed @ of_word.T) > 0
         totals.append(total)
         names += [

@@ -74,8 +74,8 @@ def _rows(recording: Recording, side: int, rows: Tensor) -> tuple[Tensor, Tensor
     seen = torch.zeros(0)
     for attended in recording.attentions:
         if attended.kind == "self" and attended.queries == side:
-            found.append(recording.cells(attended, range(attended.heads), rows).abs())
-            seen = attended.rules.seen(*recording.read(attended), rows).float()
+            found.append(recording.head_weights(attended, range(attended.heads), rows).abs())
+            seen = attended.rules.allowed(*recording.query_and_key_tokens(attended), rows).float()
     p = torch.cat(found)
     return p / p.sum(-1, keepdim=True).clamp(min=1e-30), (seen / seen.sum(-1, keepdim=True).clamp(min=1))[None]
 

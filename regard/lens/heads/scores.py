@@ -79,14 +79,14 @@ def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
 
 def measure(recording: Recording, attended: Attended, common: dict[str, int], into: dict[str, BlockSums]) -> None:
     """Adds one text to the sums of one attention: all scores, or those alone that `into` has keys for."""
-    queries, keys = recording.read(attended)
+    queries, keys = recording.query_and_key_tokens(attended)
     sets = {name: make for name, make in _sets(queries, keys, common).items() if name in into}
     column = None
     if "broadcast" in into:
         column = _broadcast_columns(recording, attended)
     for rows, weights in recording.tiles(attended):
-        seen = attended.rules.seen(queries, keys, rows)
-        counted = queries.seen[rows] & seen.any(1) & (weights.abs().sum(-1) > 0).any(0)
+        seen = attended.rules.allowed(queries, keys, rows)
+        counted = queries.not_padding[rows] & seen.any(1) & (weights.abs().sum(-1) > 0).any(0)
         most = seen.sum(1).clamp(min=1)
         for name, make in sets.items():
             chosen = make(rows) & seen
@@ -100,12 +100,12 @@ def measure(recording: Recording, attended: Attended, common: dict[str, int], in
 
 def _sets(queries: Tokens, keys: Tokens, common: dict[str, int]) -> dict[str, Callable[[Tensor], Bool[Tensor, "R S"]]]:
     """Returns for each score the keys that it is about, for some queries."""
-    p = keys.places
+    p = keys.position_tensor
     ids = _numbers(_words(keys))
     same_token = _numbers(keys.tokens if keys.ids is None else [str(i) for i in keys.ids])
     special = torch.tensor(keys.special, dtype=torch.bool)
     first = torch.zeros(len(keys), dtype=torch.bool)
-    first[int(keys.seen.int().argmax())] = True
+    first[int(keys.not_padding.int().argmax())] = True
     words = _words(keys)
     mark = torch.tensor([_is_mark(t) and not s for t, s in zip(keys.tokens, keys.special, strict=True)])
     rare = torch.tensor([w in _rare(common) for w in words]) & ~special & ~mark

@@ -21,7 +21,7 @@ from regard.generate import Settings, draw
 from regard.generate.sampling import uniforms
 from regard.hub.attention import Call, recording_attention
 from regard.lens.models import RecordableModel
-from regard.lens.recording.hub_tokens import pieces_of
+from regard.lens.recording.hub_tokens import make_detokenizer
 from regard.lens.recording.regard_models import attention_layers
 from regard.mechanisms.base import without_autocast
 from regard.models import GPT, Model
@@ -50,72 +50,72 @@ class Reader(Protocol):
         """Reads more tokens: logits of the next one, and the last row of each attention."""
 
 
-def generates(subject: RecordableModel) -> bool:
+def generates(recordable: RecordableModel) -> bool:
     """Returns whether a model continues a text: a GPT of regard's, or a causal language model of Hugging Face's."""
-    if isinstance(subject.model, Model):
-        return isinstance(subject.model, GPT)
-    if getattr(subject.model.config, "is_encoder_decoder", False):
+    if isinstance(recordable.model, Model):
+        return isinstance(recordable.model, GPT)
+    if getattr(recordable.model.config, "is_encoder_decoder", False):
         return False
-    return bool(subject.reads_text and subject.model.can_generate())
+    return bool(recordable.reads_text and recordable.model.can_generate())
 
 
-def context_length(subject: RecordableModel) -> int | None:
+def context_length(recordable: RecordableModel) -> int | None:
     """Returns how many tokens a model can read; None: any number."""
-    if isinstance(subject.model, Model):
-        limit = getattr(subject.model.stack, "limit", None)
+    if isinstance(recordable.model, Model):
+        limit = getattr(recordable.model.stack, "limit", None)
     else:
-        limit = getattr(subject.model.config.get_text_config(), "max_position_embeddings", None)
+        limit = getattr(recordable.model.config.get_text_config(), "max_position_embeddings", None)
     return None if limit is None else int(limit)
 
 
-def vocabulary_size(subject: RecordableModel) -> int:
+def vocabulary_size(recordable: RecordableModel) -> int:
     """Returns how many tokens a model knows."""
-    if isinstance(subject.model, Model):
-        return int(subject.model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
-    return int(subject.model.config.get_text_config().vocab_size)
+    if isinstance(recordable.model, Model):
+        return int(recordable.model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
+    return int(recordable.model.config.get_text_config().vocab_size)
 
 
-def subject_pieces(subject: RecordableModel) -> Pieces:
+def model_detokenizer(recordable: RecordableModel) -> Pieces:
     """Returns what decodes the model's tokens one at a time."""
-    if isinstance(subject.model, Model) and subject.tokenizer is not None:
-        pieces: Pieces = subject.tokenizer.pieces()
-        return pieces
-    return pieces_of(subject.tokenizer)
+    if isinstance(recordable.model, Model) and recordable.tokenizer is not None:
+        detokenizer: Pieces = recordable.tokenizer.pieces()
+        return detokenizer
+    return make_detokenizer(recordable.tokenizer)
 
 
 def steps(
-    subject: RecordableModel, ids: Sequence[int], settings: Settings, guard: Guard = nullcontext
+    recordable: RecordableModel, ids: Sequence[int], settings: Settings, guard: Guard = nullcontext
 ) -> Iterator[Step]:
     """Continues token ids one by one, up to an end token, `max_tokens`, or as many as the model can read.
 
     `guard` is entered for each step, and left before it is given out.
     """
-    if not generates(subject):
-        raise OptionError(f"{subject.card.name} does not continue a text; expected a decoder-only language model")
+    if not generates(recordable):
+        raise OptionError(f"{recordable.card.name} does not continue a text; expected a decoder-only language model")
     if settings.beams is not None or settings.n > 1 or settings.slide or settings.repetition_penalty != 1:
         raise OptionError("a step is one token of one output: leave out beams, n, slide and repetition_penalty")
     if not ids:
         raise OptionError("nothing to continue: the text has no tokens")
-    longest = context_length(subject)
+    longest = context_length(recordable)
     if longest is not None and len(ids) > longest:
         raise LengthError(f"the text has {len(ids)} tokens, but the model was built for {longest}: shorten it")
     count = settings.max_tokens
     if longest is not None:
         count = min(count, longest - len(ids) + 1)  # the last token is not read
-    return _steps(subject, list(ids), settings, guard, count)
+    return _steps(recordable, list(ids), settings, guard, count)
 
 
-def _steps(subject: RecordableModel, ids: list[int], settings: Settings, guard: Guard, count: int) -> Iterator[Step]:
+def _steps(recordable: RecordableModel, ids: list[int], settings: Settings, guard: Guard, count: int) -> Iterator[Step]:
     """Yields at most `count` steps."""
     reader: Reader
-    if isinstance(subject.model, GPT):
-        reader = _RegardReader(subject.model, len(ids) + settings.max_tokens)
+    if isinstance(recordable.model, GPT):
+        reader = _RegardReader(recordable.model, len(ids) + settings.max_tokens)
     else:
-        reader = _HubReader(subject.model)
-    ends = _end_tokens(subject)
-    pieces = subject_pieces(subject)
+        reader = _HubReader(recordable.model)
+    ends = _end_tokens(recordable)
+    detokenizer = model_detokenizer(recordable)
     for token in ids:
-        pieces.push(token)
+        detokenizer.push(token)
     seed = settings.seed
     if seed is None:
         seed = int(torch.randint(1 << 62, ()))
@@ -131,18 +131,18 @@ def _steps(subject: RecordableModel, ids: list[int], settings: Settings, guard: 
             p = float(logits.double().softmax(-1)[token])
         if token in ends:
             return
-        yield Step(token, pieces.push(token), p, weights)
+        yield Step(token, detokenizer.push(token), p, weights)
         new = [token]
 
 
-def _end_tokens(subject: RecordableModel) -> set[int]:
+def _end_tokens(recordable: RecordableModel) -> set[int]:
     """Returns the tokens that end a text."""
-    if isinstance(subject.model, Model):
-        if subject.tokenizer is None:
+    if isinstance(recordable.model, Model):
+        if recordable.tokenizer is None:
             return set()
-        end = subject.tokenizer.role("end")
+        end = recordable.tokenizer.role("end")
     else:
-        end = subject.model.generation_config.eos_token_id
+        end = recordable.model.generation_config.eos_token_id
     if end is None:
         return set()
     return set(end) if isinstance(end, list) else {int(end)}

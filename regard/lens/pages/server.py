@@ -29,7 +29,7 @@ from torch import Tensor
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
 from regard.lens.models import RecordableModel
-from regard.lens.pages.live import Step, context_length, generates, steps, subject_pieces, vocabulary_size
+from regard.lens.pages.live import Step, context_length, generates, model_detokenizer, steps, vocabulary_size
 from regard.lens.pages.page import AROUND, policy
 from regard.lens.trace.format import encode, to_bytes
 from regard.lens.trace.trace import Trace
@@ -71,14 +71,14 @@ class ModelServer:
     """A model that several tabs use in turn."""
 
     def __init__(
-        self, subject: RecordableModel, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE
+        self, recordable: RecordableModel, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE
     ) -> None:
-        if not subject.reads_text:
+        if not recordable.reads_text:
             raise OptionError(
-                f"{subject.card.name} reads no text but {subject.model.main_input_name}: record it with regard.record "
-                "and write its page with regard.lens.pages.page.write_page"
+                f"{recordable.card.name} reads no text but {recordable.model.main_input_name}: record it with "
+                "regard.record and write its page with regard.lens.pages.page.write_page"
             )
-        self.subject = subject
+        self.recordable = recordable
         self.labels = labels
         self.example = example
         self._lock = Lock()
@@ -96,9 +96,9 @@ class ModelServer:
     def about(self) -> dict[str, Any]:
         """Returns what the page has to know."""
         return {
-            "model": self.subject.card.as_dict(),
+            "model": self.recordable.card.as_dict(),
             "example": self.example,
-            "generates": generates(self.subject),
+            "generates": generates(self.recordable),
             "tokens": self.most,
             "written": WRITTEN,
         }
@@ -106,7 +106,7 @@ class ModelServer:
     @property
     def most(self) -> int:
         """How many tokens may be read."""
-        return min(TOKENS, context_length(self.subject) or TOKENS)
+        return min(TOKENS, context_length(self.recordable) or TOKENS)
 
     def record(self, request: dict[str, Any]) -> bytes:
         """Returns the trace of a text, or of token ids: the first `prompt` were given and the rest generated."""
@@ -119,7 +119,7 @@ class ModelServer:
             text = _checked_ids(request["ids"], prompt)
         self._ids(text)  # says what is wrong before the model is waited for
         with self.turn():
-            recording = self.subject.read(text)
+            recording = self.recordable.record_one(text)
         if prompt is not None:
             recording.sequences[0].mark_generated(prompt)
         recording.name = str(request.get("name", "text"))[:80]
@@ -132,12 +132,12 @@ class ModelServer:
         if settings.max_tokens > WRITTEN:
             raise OptionError(f"max_tokens = {settings.max_tokens}: at most {WRITTEN} are generated at a time")
         ids = self._ids(_text(request))
-        return self._lines(ids, steps(self.subject, ids, settings, self.turn), settings)
+        return self._lines(ids, steps(self.recordable, ids, settings, self.turn), settings)
 
     def _lines(self, ids: list[int], steps: Iterator[Step], settings: Settings) -> Iterator[dict[str, Any]]:
         """Yields what `generate` promises."""
-        pieces = subject_pieces(self.subject)
-        yield {"kind": "start", "ids": ids, "tokens": [pieces.push(i) for i in ids]}
+        detokenizer = model_detokenizer(self.recordable)
+        yield {"kind": "start", "ids": ids, "tokens": [detokenizer.push(i) for i in ids]}
         deadline = time.monotonic() + SECONDS
         written = []
         why = "end"
@@ -151,17 +151,17 @@ class ModelServer:
         else:
             if len(written) == settings.max_tokens:
                 why = "max"
-            elif len(ids) + len(written) > (context_length(self.subject) or TOKENS * 2):
+            elif len(ids) + len(written) > (context_length(self.recordable) or TOKENS * 2):
                 why = "full"
         yield {"kind": "end", "why": why, "ids": [*ids, *written]}
 
     def _ids(self, text: str | list[int]) -> list[int]:
-        ids = self.subject.ids(text)
+        ids = self.recordable.ids(text)
         if not ids:
             raise OptionError("the text is empty: type something")
         if len(ids) > self.most:
             raise LengthError(f"the text has {len(ids)} tokens; this model and server read at most {self.most}")
-        size = vocabulary_size(self.subject)
+        size = vocabulary_size(self.recordable)
         if max(ids) >= size:
             raise OptionError(f"token {max(ids)}: this model's vocabulary is 0 to {size - 1}")
         return ids
@@ -205,7 +205,7 @@ def document(server: ModelServer) -> tuple[str, str]:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(server.subject.card.name)} · regard</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{html.escape(server.recordable.card.name)} · regard</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<div id="talk" class="lens talk" data-theme="auto"></div>\n'
         '<div id="lens" class="lens" data-theme="auto"></div>\n'
         "<noscript>The lens draws with JavaScript; it talks to nobody but this machine.</noscript>\n"

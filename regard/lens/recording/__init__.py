@@ -1,1 +1,1 @@
-"""Recording: what a model attends to, captured while it reads."""
+"""Recording the attention of a model during a forward pass or while it generates."""

@@ -1,4 +1,4 @@
-"""What a Hugging Face model is given: the tokens of a text, a target for its decoder, and what it generates itself."""
+"""The inputs of a Hugging Face model: the tokens of a text, the target of a decoder, and generated tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from regard.errors import LengthError, OptionError
-from regard.lens.recording.regard_models import OWN_TARGET
+from regard.lens.recording.regard_models import MAX_OWN_TARGET_TOKENS
 from regard.registry import accepted_options, accepts_any_keyword
 
 HubText = str | Sequence[int] | Tensor | Mapping[str, Any]
-Offsets = list[tuple[int, int]]  # the characters that each token stands for
+Offsets = list[tuple[int, int]]  # character span of each token
 
 
 def model_inputs(model: Any, text: HubText, tokenizer: Any) -> tuple[dict[str, Any], Offsets | None]:
-    """Returns the inputs of a text on the model's device, and the characters of each token where they are known."""
+    """Returns the model's inputs on its device, and the character span of each token (None if not known)."""
     device = next(model.parameters()).device
     if isinstance(text, Mapping):
         return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in text.items()}, None
@@ -28,7 +28,7 @@ def model_inputs(model: Any, text: HubText, tokenizer: Any) -> tuple[dict[str, A
         return {"input_ids": text.long().reshape(1, -1).to(device)}, None
     if tokenizer is None:
         raise OptionError("text needs a tokenizer: give tokenizer=, or token ids instead of text")
-    fast = bool(getattr(tokenizer, "is_fast", False))  # the slow ones do not know their offsets
+    fast = bool(getattr(tokenizer, "is_fast", False))  # slow tokenizers do not return offsets
     inputs = dict(tokenizer(text, return_tensors="pt", return_offsets_mapping=fast, verbose=False))
     offsets = None
     if fast:
@@ -39,43 +39,43 @@ def model_inputs(model: Any, text: HubText, tokenizer: Any) -> tuple[dict[str, A
 
 
 def check_length(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Raises LengthError where a text has more tokens than the model was built for."""
-    most = token_limit(model)
-    if most is None or "input_ids" not in inputs:
+    """Raises LengthError if a text has more tokens than the model supports."""
+    limit = token_limit(model)
+    if limit is None or "input_ids" not in inputs:
         return
     length = inputs["input_ids"].shape[-1]
-    if length > most:
-        raise LengthError(f"{length} tokens, but this model was built for {most}: shorten the text")
+    if length > limit:
+        raise LengthError(f"{length} tokens, but this model was built for {limit}: shorten the text")
 
 
 def text_config(model: Any) -> Any:
-    """Returns the part of a model's config that is about text."""
+    """Returns the config of the text model; in a multimodal model it is a part of the whole config."""
     if hasattr(model.config, "get_text_config"):
         return model.config.get_text_config()
     return model.config
 
 
 def token_limit(model: Any) -> int | None:
-    """Returns the most tokens that a model was built for; None: any number."""
+    """Returns the maximum number of input tokens of a model; None if there is no limit."""
     config = text_config(model)
-    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if most is None:
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if limit is None:
         return None
     if config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        # These count positions from behind the padding token.
-        return int(most) - int(config.pad_token_id or 0) - 1
-    return int(most)
+        # Positions of these models start at pad_token_id + 1.
+        return int(limit) - int(config.pad_token_id or 0) - 1
+    return int(limit)
 
 
 def is_encoder_decoder(model: Any) -> bool:
-    """Returns whether a model reads one sequence and writes another."""
+    """Returns whether a model is an encoder-decoder, as its config says."""
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
 def target_ids(model: Any, target: str | Sequence[int], tokenizer: Any) -> Tensor:
-    """Returns what the decoder is given [1,T]: the target behind the token that every target begins with."""
+    """Returns decoder_input_ids [1,T]: the decoder start token followed by the target."""
     if not is_encoder_decoder(model):
-        raise OptionError(f"a {type(model).__name__} has no target: leave it out, or put it behind the text")
+        raise OptionError(f"a {type(model).__name__} has no target: leave it out, or append it to the text")
     if isinstance(target, str):
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: give tokenizer=, or token ids as target")
@@ -88,21 +88,23 @@ def target_ids(model: Any, target: str | Sequence[int], tokenizer: Any) -> Tenso
 
 
 def lacks_target(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Returns whether a decoder that reads an encoder has nothing to read of its own."""
+    """Returns whether the inputs of an encoder-decoder contain none for the decoder."""
     names = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
     return is_encoder_decoder(model) and not any(name in inputs for name in names)
 
 
-def own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the settings by which a decoder without a target writes its own, and warns that it does.
+def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the settings for generating a target because none was given, and warns.
 
-    One that cannot generate is given its start token alone, and None is returned.
+    If the model cannot generate, adds the start token to `inputs` as the decoder's only input, and returns None.
     """
     configs = (getattr(model, "generation_config", None), model.config)
     start = _first_token(configs, "decoder_start_token_id", "bos_token_id")
     if model.can_generate() and start is not None:
-        warnings.warn(f"no target was given, so the decoder wrote its own, at most {OWN_TARGET} tokens", stacklevel=4)
-        return {"max_new_tokens": OWN_TARGET}
+        warnings.warn(
+            f"no target was given, so the decoder wrote its own, at most {MAX_OWN_TARGET_TOKENS} tokens", stacklevel=4
+        )
+        return {"max_new_tokens": MAX_OWN_TARGET_TOKENS}
     if start is None:
         start = _first_token(configs, "pad_token_id")
     if start is None:
@@ -117,25 +119,25 @@ def own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _first_token(configs: Sequence[Any], *names: str) -> int | None:
-    """Returns the first token id of these names that a config has."""
+    """Returns the first of these attributes that is set in any of the configs; None if none is."""
     tokens = (getattr(config, name, None) for name in names for config in configs)
     return next((int(token) for token in tokens if token is not None), None)
 
 
 def generate_ids(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]) -> list[int]:
-    """Returns the token ids of the prompt and of what follows it, or of what a decoder writes, start token included.
+    """Returns the ids of the prompt and the generated tokens; for an encoder-decoder, start token and generated tokens.
 
-    One more token is generated than kept: the last one is never read.
+    One more token is generated than is returned, because the model never attends from the last one.
     """
     if not model.can_generate():
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
     options = dict(settings)
     if options.get("num_beams", 1) != 1 or options.get("num_return_sequences", 1) != 1:
         raise OptionError("one output is recorded, without beams: leave out num_beams and num_return_sequences")
-    most = int(options.pop("max_new_tokens", 20))
+    max_new_tokens = int(options.pop("max_new_tokens", 20))
     limit = token_limit(model)
     if limit is not None and "input_ids" in inputs and not is_encoder_decoder(model):
-        most = min(most, limit - inputs["input_ids"].shape[-1])
+        max_new_tokens = min(max_new_tokens, limit - inputs["input_ids"].shape[-1])
     pad = model.generation_config.pad_token_id
     if pad is None:
         pad = model.generation_config.eos_token_id
@@ -143,13 +145,13 @@ def generate_ids(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]
         pad = pad[0]
     options = {"do_sample": False, "pad_token_id": pad} | options
     with torch.no_grad():
-        out = model.generate(**inputs, max_new_tokens=most + 1, num_beams=1, **options)
+        out = model.generate(**inputs, max_new_tokens=max_new_tokens + 1, num_beams=1, **options)
     ids: list[int] = out[0].tolist()
     return ids[:-1]
 
 
 def append_generated(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns inputs with what the model generates behind them, so that one pass reads both."""
+    """Generates, and returns the inputs with the generated tokens appended, for one pass over both."""
     device = next(model.parameters()).device
     ids = generate_ids(model, inputs, settings)
     if is_encoder_decoder(model):
@@ -163,5 +165,5 @@ def append_generated(model: Any, inputs: dict[str, Any], settings: Mapping[str, 
                 last = inputs[name][:, -1:].expand(-1, len(ids) - prompt)
                 longer[name] = torch.cat([inputs[name], last], 1)
     if len(ids) <= prompt:
-        raise OptionError("the model generated nothing that it read, so there is no loss: leave out generate")
+        raise OptionError("the model generated no token that can be scored, so there is no loss: leave out generate")
     return longer

@@ -1,4 +1,4 @@
-"""Recording Hugging Face models: encoders, decoders and both, a whole text, or step by step through generate()."""
+"""Recording Hugging Face models: one pass over a whole text, or step by step in generate()."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import OptionError
 from regard.hub.attention import HubError, recording_attention
 from regard.hub.fetching import display_name
-from regard.lens.recording.capture import ModelCapture, OutputProbe
+from regard.lens.recording.capture import GradientTaps, ModelCapture
 from regard.lens.recording.hub_inputs import (
     HubText,
     Offsets,
@@ -21,14 +21,14 @@ from regard.lens.recording.hub_inputs import (
     is_encoder_decoder,
     lacks_target,
     model_inputs,
-    own_target,
+    settings_for_own_target,
     target_ids,
     text_config,
 )
 from regard.lens.recording.hub_tokens import hub_tokens, image_tokens, numbered_tokens
 from regard.lens.recording.losses import (
     is_masked_model,
-    maskable,
+    maskable_positions,
     masked_losses,
     next_token_labels,
     require_language_head,
@@ -43,7 +43,7 @@ from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording
 
 _NO_INTERFACE = (
-    "{} makes its attention itself and not through transformers' interface, so nothing was heard. "
+    "{} makes its attention itself and not through transformers' interface, so its attention could not be recorded. "
     "Without generate and gradient it may still work."
 )
 
@@ -59,35 +59,35 @@ def record_hub_model(
     name: str = "text",
     card: Card | None = None,
 ) -> Recording:
-    """Records one text, some token ids, or ready-made inputs, through a Hugging Face model; see `record`."""
+    """Records one text, token ids, or ready-made inputs with a Hugging Face model; see `record`."""
     inputs, offsets = model_inputs(model, text, tokenizer)
     check_length(model, inputs)
     if target is not None:
         inputs["decoder_input_ids"] = target_ids(model, target, tokenizer)
     elif generate is None and lacks_target(model, inputs):
-        generate = own_target(model, inputs)
-    prompt = None  # the number of tokens that were given, where others were generated
+        generate = settings_for_own_target(model, inputs)
+    prompt = None  # length of the prompt, if tokens are generated
     if generate is not None:
         prompt = _prompt_length(model, inputs)
     masked = gradient is True and is_masked_model(model)
-    # Masked copies of the text are passes of their own, so the text itself is read without a gradient.
+    # The gradient comes from separate passes over masked copies, so the pass over the text itself needs none.
     differentiated: Gradient = False if masked else gradient
     with evaluation_mode(model), torch.random.fork_rng(), torch.set_grad_enabled(bool(differentiated)):
         seed = torch.seed()
         if generate is not None and gradient:
             inputs = append_generated(model, inputs, generate)
             generate = None
-        given = inputs
+        model_kwargs = inputs
         if masked:
             require_mask_token(tokenizer)
         elif gradient is True:
-            given = inputs | {"labels": _labels(model, inputs, prompt or 1)}
+            model_kwargs = inputs | {"labels": _labels(model, inputs, prompt or 1)}
         capture = ModelCapture(bool(differentiated))
-        ids, loss = _run(model, given, generate, differentiated, capture)
-        if capture.unexplained:  # once more with the same random numbers, and this time their weights are kept
+        ids, loss = _run(model, model_kwargs, generate, differentiated, capture)
+        if capture.unexplained:  # run again with the same random numbers, and store the weights of these modules
             torch.manual_seed(seed)
             capture = ModelCapture(bool(differentiated), capture.unexplained)
-            _run(model, given, generate, differentiated, capture)
+            _run(model, model_kwargs, generate, differentiated, capture)
         if not capture.modules:
             if gradient or generate is not None:
                 raise HubError(_NO_INTERFACE.format(type(model).__name__))
@@ -109,7 +109,7 @@ def record_hub_model(
 
 
 def hub_card(model: Any, name: str | None = None, trained: bool | None = None, note: str = "") -> Card:
-    """Returns the card of a Hugging Face model: its name and its sizes, as far as its config tells them."""
+    """Returns the card of a Hugging Face model; sizes that its config does not contain are 0."""
     config = text_config(model)
     heads = _config_number(config, "num_attention_heads", "num_heads")
     width = _config_number(config, "hidden_size", "d_model")
@@ -132,7 +132,7 @@ def hub_card(model: Any, name: str | None = None, trained: bool | None = None, n
 
 
 def _config_number(config: Any, *names: str) -> int:
-    """Returns the first of these numbers that a config has and that is not 0; else 0."""
+    """Returns the first of these attributes of a config that is set and not 0; else 0."""
     numbers = (getattr(config, name, None) for name in names)
     return next((int(number) for number in numbers if number), 0)
 
@@ -142,7 +142,7 @@ def _plain_text(text: HubText) -> str | None:
 
 
 def _prompt_length(model: Any, inputs: dict[str, Any]) -> int:
-    """Returns how many tokens stand before the first generated one: a decoder's start token, or the text."""
+    """Returns the number of tokens before the first generated one; for an encoder-decoder it is 1, the start token."""
     if is_encoder_decoder(model):
         return 1
     return int(inputs["input_ids"].shape[-1]) if "input_ids" in inputs else 0
@@ -155,48 +155,48 @@ def _run(
     gradient: Gradient,
     capture: ModelCapture,
 ) -> tuple[list[list[int]], float | None]:
-    """Runs the model; returns the ids of what it read and of what it wrote, and the loss."""
+    """Runs the model; returns the ids of each sequence (input, then decoder input if there is one), and the loss."""
     with recording_attention(model, capture):
         if generate is not None:
-            written = generate_ids(model, inputs, generate)
+            generated = generate_ids(model, inputs, generate)
             if is_encoder_decoder(model) and "input_ids" in inputs:
-                return [inputs["input_ids"][0].tolist(), written], None
-            return [written], None
+                return [inputs["input_ids"][0].tolist(), generated], None
+            return [generated], None
         out = model(**inputs)
     ids = [inputs[n][0].tolist() for n in ("input_ids", "decoder_input_ids") if n in inputs]
     if not gradient or not capture.modules:
         return ids, None
     loss = gradient(out) if callable(gradient) else out.loss
-    probes = [module.probe for module in capture.modules.values() if module.probe is not None]
-    grads = torch.autograd.grad(loss, probes, materialize_grads=True)
+    taps = [module.grad_tap for module in capture.modules.values() if module.grad_tap is not None]
+    grads = torch.autograd.grad(loss, taps, materialize_grads=True)
     for module, g in zip(capture.modules.values(), grads, strict=True):
-        module.probe = g
+        module.output_grad = g
     return ids, float(loss.detach())
 
 
-def _labels(model: Any, inputs: dict[str, Any], prompt: int) -> Tensor:
-    """Returns the labels [1,T] of the loss that is differentiated, or says what is needed."""
+def _labels(model: Any, inputs: dict[str, Any], prompt_length: int) -> Tensor:
+    """Returns the labels [1,T] of the next-token loss; raises OptionError if the model has no such loss."""
     require_language_head(model)
     if "input_ids" not in inputs and "decoder_input_ids" not in inputs:
         raise OptionError(
             f"{type(model).__name__} was given no token ids, so it has no loss of its own: give gradient=f, with "
             "f(output) the number to differentiate"
         )
-    return next_token_labels(inputs, prompt)
+    return next_token_labels(inputs, prompt_length)
 
 
 def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, capture: ModelCapture) -> float:
-    """Keeps the gradient of the masked language model's loss with respect to each output; returns the loss.
+    """Stores the gradient of the masked-language-model loss with respect to each module's output; returns the loss.
 
-    Each masked copy of the text has outputs of its own. What is kept is the gradient of a change that all of them
-    share, and the sum over copies is that.
+    Each masked copy of the text has its own outputs, to which the same zeros are added; so their gradient is the sum of
+    the copies' gradients.
     """
-    mask = require_mask_token(tokenizer)
+    mask_id = require_mask_token(tokenizer)
     ids = inputs["input_ids"][0]
     visible = None
     if "attention_mask" in inputs:
         visible = inputs["attention_mask"][0].tolist()
-    places = maskable(ids.tolist(), special_tokens(tokenizer), visible)
+    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer), visible)
     others = {name: x for name, x in inputs.items() if name != "input_ids"}
 
     def logits(copies: Tensor) -> Tensor:
@@ -204,17 +204,17 @@ def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, capture
         out: Tensor = model(input_ids=copies, **expanded).logits
         return out
 
-    probe = OutputProbe()
+    taps = GradientTaps()
     totals: dict[str, Tensor] = {}
     loss = 0.0
-    with torch.enable_grad(), recording_attention(model, probe):
-        for part in masked_losses(logits, ids, places, mask):
-            grads = torch.autograd.grad(part, list(probe.probes.values()), materialize_grads=True)
-            for name, g in zip(probe.probes, grads, strict=True):
+    with torch.enable_grad(), recording_attention(model, taps):
+        for part in masked_losses(logits, ids, positions, mask_id):
+            grads = torch.autograd.grad(part, list(taps.taps.values()), materialize_grads=True)
+            for name, g in zip(taps.taps, grads, strict=True):
                 totals[name] = totals[name] + g if name in totals else g
             loss += float(part.detach())
     for name, module in capture.modules.items():
-        module.probe = totals[name]
+        module.output_grad = totals[name]
     return loss
 
 
@@ -227,25 +227,25 @@ def _sequences(
     offsets: Offsets | None,
     prompt: int | None,
 ) -> list[Tokens]:
-    """Returns what was read and written, as far as there are tokens of it."""
+    """Returns the tokens of each sequence of `ids`: the text, or source and target; none for inputs without ids."""
     names = ("text", "text")
     masks = ("attention_mask", "decoder_attention_mask")
     if is_encoder_decoder(model):
         names = ("source", "target")
-    elif prompt is not None:  # the text is only the beginning of what was read
+    elif prompt is not None:  # the text is only the beginning of the sequence
         text = offsets = None
     sequences = []
-    for n, read in enumerate(ids):
-        tokens = hub_tokens(tokenizer, read, text, offsets, names[n])
+    for n, sequence_ids in enumerate(ids):
+        tokens = hub_tokens(tokenizer, sequence_ids, text, offsets, names[n])
         sequences.append(_with_padding(tokens, inputs.get(masks[n])))
-        text = offsets = None  # they are about the first sequence
+        text = offsets = None  # they belong to the first sequence only
     if prompt is not None:
         sequences[-1].mark_generated(prompt)
     return sequences
 
 
 def _with_padding(tokens: Tokens, mask: Tensor | None) -> Tokens:
-    """Returns tokens of which those that a mask [1,T] hides are marked as padding."""
+    """Returns the tokens with those marked as padding for which the mask [1,T] is 0."""
     if mask is None or mask.dim() != 2 or mask.shape[1] != len(tokens) or bool(mask.bool().all()):
         return tokens
     lists = {key: getattr(tokens, key) for key in ("tokens", "ids", "starts", "ends", "words", "special")}
@@ -253,9 +253,9 @@ def _with_padding(tokens: Tokens, mask: Tensor | None) -> Tokens:
 
 
 def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> list[Attended]:
-    """Returns all captured modules as a trace keeps them; those of each side and kind are numbered by layers.
+    """Returns the `Attended` of all captured modules; layers are counted separately for each side and kind.
 
-    Sequences that were not given, as the frames of a sound, are added to `sequences`.
+    Sequences without tokens, such as audio frames, are appended to `sequences`.
     """
     attentions = []
     layers: dict[tuple[str, bool], int] = {}
@@ -268,9 +268,9 @@ def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> l
         keys = _find_sequence(sequences, 0 if module.cross else wanted, module.keys)
         layer = layers.get((side, module.cross), 0)
         layers[side, module.cross] = layer + 1
-        attended = module.attended(layer, side, queries, keys, sequences)
+        attended = module.to_attended(layer, side, queries, keys, sequences)
         if not is_encoder_decoder(model) and not module.cross:
-            # In a model of one side, attention that may look ahead makes an encoder.
+            # In a model with one stack, bidirectional attention makes it an encoder.
             rules = attended.rules
             attended.side = "decoder" if rules.causal or rules.hidden is not None else "encoder"
         attentions.append(attended)
@@ -278,7 +278,7 @@ def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> l
 
 
 def _side_of(name: str, cross: bool) -> str:
-    """Returns the side of a module, which its name tells."""
+    """Returns "encoder" or "decoder", judged by the module's name."""
     parts = name.split(".")
     if "encoder" in parts and "decoder" not in parts and not cross:
         return "encoder"
@@ -286,7 +286,7 @@ def _side_of(name: str, cross: bool) -> str:
 
 
 def _find_sequence(sequences: list[Tokens], wanted: int, length: int) -> int:
-    """Returns the number of the wanted sequence, or of another that has the right length; else adds one."""
+    """Returns the index of the wanted sequence if it has this length, else of another that has; else appends one."""
     candidates: list[int] = [wanted, *range(len(sequences))]
     for n in candidates:
         if len(sequences[n]) == length:

@@ -1,4 +1,4 @@
-"""The tokens that a Hugging Face model read and wrote, with the characters that they stand for."""
+"""The tokens of a Hugging Face model's sequences, with their characters in the text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from regard.lens.trace.tokens import Tokens
 def hub_tokens(
     tokenizer: Any, ids: Sequence[int], text: str | None = None, offsets: Offsets | None = None, name: str = "text"
 ) -> Tokens:
-    """Returns tokens with their characters: as the tokenizer says, or by decoding them one by one."""
+    """Returns the tokens of ids with their character spans: from `offsets`, or else by decoding the ids one by one.
+
+    Without a tokenizer, ids are shown as numbers.
+    """
     ids = list(ids)
     if tokenizer is None:
         return Tokens(name, "", [str(i) for i in ids], ids)
-    special = {int(i) for i in tokenizer.all_special_ids} - {tokenizer.unk_token_id}  # an unknown word is text
+    special = {int(i) for i in tokenizer.all_special_ids} - {
+        tokenizer.unk_token_id
+    }  # an unknown word is still a word of the text
     names = [str(x) for x in tokenizer.convert_ids_to_tokens(ids)]
     if text is None or offsets is None:
         text, offsets = _decode_spans(tokenizer, ids, special)
@@ -38,12 +43,15 @@ def hub_tokens(
 
 
 def numbered_tokens(length: int) -> Tokens:
-    """Returns tokens that nothing is known of but their places."""
+    """Returns placeholder tokens "0", "1", …, for a sequence that has no ids."""
     return Tokens("tokens", "", [str(i) for i in range(length)])
 
 
 def image_tokens(model: Any, inputs: dict[str, Any], length: int) -> Tokens:
-    """Returns the patches of an image by row and column, behind tokens such as [CLS]; else numbered tokens."""
+    """Returns one token per image patch, named "row,column", after special tokens such as [CLS].
+
+    If the patch grid is not known, returns numbered tokens.
+    """
     image = inputs.get("pixel_values")
     size = getattr(model.config, "patch_size", None)
     if image is None or not isinstance(size, int):
@@ -60,13 +68,13 @@ def image_tokens(model: Any, inputs: dict[str, Any], length: int) -> Tokens:
     return Tokens("image", "", names, special=[1] * before + [0] * (rows * columns), grid=[rows, columns])
 
 
-def pieces_of(tokenizer: Any) -> Pieces:
-    """Returns what decodes the tokens of a Hugging Face tokenizer one at a time; without one, as numbers."""
+def make_detokenizer(tokenizer: Any) -> Pieces:
+    """Returns an incremental decoder for a Hugging Face tokenizer; without a tokenizer ids are shown as numbers."""
     return Pieces(_DecodeOnly(tokenizer))  # type: ignore[arg-type]
 
 
 class _DecodeOnly:
-    """The one method of a tokenizer that `Pieces` needs."""
+    """Adapts a Hugging Face tokenizer (or None) to `Pieces`, which only calls `decode`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -79,24 +87,24 @@ class _DecodeOnly:
 
 
 def _decode_spans(tokenizer: Any, ids: list[int], special: set[int]) -> tuple[str, Offsets]:
-    """Returns the text of ids without special tokens, and the characters of each.
+    """Returns the decoded text without special tokens, and the character span of each token.
 
-    Tokens that share a character, such as the bytes of one, all stand for it.
+    Tokens that together make one character, such as its bytes, all get its span.
     """
-    pieces = pieces_of(tokenizer)
+    detokenizer = make_detokenizer(tokenizer)
     text = ""
     spans: Offsets = []
-    waiting = 0  # tokens whose characters are not known yet
+    waiting = 0  # tokens whose span is not known yet, because their character is incomplete
     for i in ids:
         if i in special:
             spans += [(len(text), len(text))] * (waiting + 1)
             waiting = 0
             continue
-        piece = pieces.push(i)
+        piece = detokenizer.push(i)
         waiting += 1
         if piece:
             spans += [(len(text), len(text) + len(piece))] * waiting
             text += piece
             waiting = 0
-    rest = pieces.finish()
+    rest = detokenizer.finish()
     return text + rest, spans + [(len(text), len(text) + len(rest))] * waiting

@@ -1,8 +1,8 @@
-"""The losses that gradients and ablations are taken of.
+"""The losses for gradients and for ablation.
 
-A language model that reads from left to right predicts each token from those before it, in one pass. A masked language
-model sees the token that it is to predict unless it is hidden: each token is masked in turn, in a copy of the text of
-its own, and the loss is the mean cross entropy at the masked tokens (Salazar et al., 2020, arXiv:1910.14659).
+For a causal language model the loss is the next-token cross entropy, computed in one pass. A masked language model
+would see the token that it predicts, so each token is masked in turn, in its own copy of the text; the loss is the mean
+cross entropy at the masked tokens (pseudo-log-likelihood; Salazar et al., 2020, arXiv:1910.14659).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch.nn import functional
 from regard.errors import OptionError
 from regard.hub.attention import import_transformers
 
-TOKENS = 4096  # of masked copies that are read together
-IGNORED = -100  # the label of a token that transformers leaves out of its loss
+MAX_TOKENS_TOGETHER = 4096  # maximum number of tokens per batch of masked copies
+IGNORED = -100  # label of tokens that transformers excludes from its loss
 TOO_SHORT = "the loss of the next token needs two tokens at least"
 _LANGUAGE = re.compile(r"(CausalLM|LMHeadModel|MaskedLM|ConditionalGeneration)$")
 
 
 def has_language_head(model: Any) -> bool:
-    """Returns whether a Hugging Face model predicts tokens: the name of its class says so."""
+    """Returns whether a Hugging Face model predicts tokens, judged by the name of its class."""
     return _LANGUAGE.search(type(model).__name__) is not None
 
 
 def is_masked_model(model: Any) -> bool:
-    """Returns whether a Hugging Face model predicts masked tokens from both sides, as BERT does.
+    """Returns whether a Hugging Face model is a masked (bidirectional) language model like BERT.
 
-    An encoder that is built as a causal model, but not told to be a decoder, looks at both sides too.
+    The causal class of such a model, for example BertLMHeadModel, is bidirectional too unless config.is_decoder is set.
     """
     name = type(model).__name__
     if name.endswith("MaskedLM"):
@@ -44,7 +44,7 @@ def is_masked_model(model: Any) -> bool:
 
 
 def require_language_head(model: Any) -> None:
-    """Raises an error that says what is needed where a Hugging Face model has no loss of its own."""
+    """Raises OptionError if a Hugging Face model does not predict tokens and so has no loss."""
     if not has_language_head(model):
         raise OptionError(
             f"{type(model).__name__} has no language model head, so it has no loss of its own: open a model that has "
@@ -53,53 +53,53 @@ def require_language_head(model: Any) -> None:
         )
 
 
-def next_token_labels(inputs: dict[str, Any], prompt: int = 1) -> Int[Tensor, "1 T"]:
-    """Returns the labels of one text for a Hugging Face model: those of its decoder, or of its only stack.
+def next_token_labels(inputs: dict[str, Any], prompt_length: int = 1) -> Int[Tensor, "1 T"]:
+    """Returns the labels of one text for a Hugging Face model, with the first `prompt_length` tokens ignored.
 
-    The loss counts the tokens behind the first `prompt`.
+    The labels are the decoder ids of an encoder-decoder, and the input ids of other models.
     """
     if "decoder_input_ids" not in inputs:
         labels: Tensor = inputs["input_ids"].clone()
-        labels[:, :prompt] = IGNORED
+        labels[:, :prompt_length] = IGNORED
     else:
-        # An encoder-decoder does not shift its labels: each stands where it is predicted, one place earlier.
-        given = inputs["decoder_input_ids"]
-        labels = torch.cat([given[:, 1:], torch.full_like(given[:, :1], IGNORED)], 1)
-        labels[:, : prompt - 1] = IGNORED
+        # transformers does not shift the labels of an encoder-decoder, so they are shifted by one position here.
+        ids = inputs["decoder_input_ids"]
+        labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], IGNORED)], 1)
+        labels[:, : prompt_length - 1] = IGNORED
     if bool((labels == IGNORED).all()):
         raise OptionError(TOO_SHORT)
     return labels
 
 
-def maskable(ids: Sequence[int], special: Collection[int], visible: Sequence[int] | None = None) -> list[int]:
-    """Returns the places of tokens that a masked language model is asked for: all but special and padded ones."""
-    places = [n for n, token in enumerate(ids) if token not in special and (visible is None or visible[n])]
-    if not places:
+def maskable_positions(ids: Sequence[int], special: Collection[int], visible: Sequence[int] | None = None) -> list[int]:
+    """Returns the positions of the tokens to be masked and predicted: all but special tokens and padding."""
+    positions = [n for n, token in enumerate(ids) if token not in special and (visible is None or visible[n])]
+    if not positions:
         raise OptionError("the text has only special tokens, so none can be masked and predicted")
-    return places
+    return positions
 
 
 def masked_losses(
     logits: Callable[[Int[Tensor, "N T"]], Float[Tensor, "N T W"]],
     ids: Int[Tensor, " T"],
-    places: Sequence[int],
-    mask: int,
+    positions: Sequence[int],
+    mask_id: int,
 ) -> Iterator[Float[Tensor, ""]]:
-    """Yields the parts of the masked language model's loss, some copies at a time; their sum is the mean.
+    """Yields one term per batch of masked copies of the text; the terms add up to the mean loss.
 
-    `logits` runs the model over copies of the text; `mask` is the id of the mask token.
+    `logits` runs the model over a batch of copies; `mask_id` is the id of the mask token.
     """
-    together = max(1, TOKENS // len(ids))
-    for at in torch.tensor(places, device=ids.device).split(together):
+    batch = max(1, MAX_TOKENS_TOGETHER // len(ids))
+    for at in torch.tensor(positions, device=ids.device).split(batch):
         rows = torch.arange(len(at), device=ids.device)
         copies = ids.repeat(len(at), 1)
-        copies[rows, at] = mask
+        copies[rows, at] = mask_id
         predicted = logits(copies)[rows, at].float()
-        yield functional.cross_entropy(predicted, ids[at], reduction="sum") / len(places)
+        yield functional.cross_entropy(predicted, ids[at], reduction="sum") / len(positions)
 
 
 def mask_token(tokenizer: Any) -> int | None:
-    """Returns the id of the mask token of regard's or of Hugging Face's tokenizers; None where there is none."""
+    """Returns the id of the mask token of a tokenizer (regard's or Hugging Face's); None if it has none."""
     if tokenizer is None:
         return None
     if hasattr(tokenizer, "role"):
@@ -109,7 +109,7 @@ def mask_token(tokenizer: Any) -> int | None:
 
 
 def require_mask_token(tokenizer: Any) -> int:
-    """Returns the id of the mask token, or raises an error that says what is needed."""
+    """Returns the id of the mask token; raises OptionError if there is none."""
     token = mask_token(tokenizer)
     if token is None:
         raise OptionError(
@@ -120,7 +120,7 @@ def require_mask_token(tokenizer: Any) -> int:
 
 
 def special_tokens(tokenizer: Any) -> set[int]:
-    """Returns the ids of all special tokens of regard's or of Hugging Face's tokenizers."""
+    """Returns the ids of all special tokens of a tokenizer (regard's or Hugging Face's)."""
     if tokenizer is None:
         return set()
     if hasattr(tokenizer, "role"):

@@ -1,4 +1,4 @@
-"""The weights that each layer of a model gives, for any mechanism, also one that never forms them."""
+"""Explicit attention weights of every layer of a model, for any mechanism, even one that never computes them itself."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def attention_maps(
     source_visible: Bool[Tensor, "B S"] | None = None,
     cross: bool = False,
 ) -> list[Float[Tensor, "B H T _"]]:
-    """Returns the weights of every layer's attention to its own tokens, in evaluation mode: weights @ v is its output.
+    """Returns the self-attention weights of every layer, in evaluation mode; weights @ v is the output of each head.
 
-    A Seq2Seq is given the target as `tokens` and what it reads as `source`; the maps are those of its decoder: to its
-    own tokens, or, with `cross`, to the source.
+    For a Seq2Seq, `tokens` is the input of the decoder and `source` that of the encoder. The weights are those of the
+    decoder: self-attention, or cross-attention to the source with `cross`. `visible` and `source_visible` are False for
+    padding.
     """
     stack = model.stack
     assert isinstance(stack, Stack)
@@ -49,7 +50,7 @@ def attention_maps(
         if not isinstance(model, Seq2Seq):
             model(tokens, visible)
         elif source is None:
-            raise OptionError("a Seq2Seq writes about something that it reads: give it as source=[B,S]")
+            raise OptionError("a Seq2Seq also needs the encoder's input: give it as source=[B,S]")
         else:
             model(source, tokens, source_visible, visible)
     return maps
@@ -58,7 +59,7 @@ def attention_maps(
 def _add_weights(
     maps: list[Tensor], mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None
 ) -> None:
-    """Appends the explicit weights [B,H,T,S] behind one call, each row of the batch on its own."""
+    """Computes the explicit weights [B,H,T,S] of one call and appends them to `maps`."""
     assert v is not None and mask is not None
     if "k" not in mechanism.needs:
         T = v.shape[2] if q is None else q.shape[2]
@@ -72,7 +73,7 @@ def _add_weights(
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode; afterwards every module is in the mode it was in."""
+    """Puts a model into evaluation mode; on exit, restores the mode of every module."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:

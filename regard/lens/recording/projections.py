@@ -1,7 +1,7 @@
-"""Models that make their attention themselves: their weights by `output_attentions`, their q, k, v by the projections.
+"""Recording models that bypass transformers' attention interface.
 
-Only what such a model gives out can be kept: its weights as they are, and the vectors as they leave the projections,
-before any rotation.
+Their weights come from `output_attentions`, and q, k, v from forward hooks on the projections, before any rotary
+embedding. The weights are stored as they are.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from regard.hub.attention import HubError
 from regard.lens.recording.hub_tokens import numbered_tokens
-from regard.lens.recording.mechanism_formulas import TILE
+from regard.lens.recording.mechanism_formulas import TILE_ROWS
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.arrays import pack
 from regard.lens.trace.formulas import Dense
-from regard.lens.trace.rules import Rules
+from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording
 from regard.nn.capture import forward_hooks
 
+# Names that models of transformers give to these projections.
 _NAMES = {
     "q": ("query", "q_proj", "query_proj", "q_lin", "q", "wq"),
     "k": ("key", "k_proj", "key_proj", "k_lin", "k", "wk"),
@@ -32,13 +33,13 @@ _NAMES = {
 
 
 def record_projections(model: Any, inputs: dict[str, Any], sequence: Tokens | None, name: str, card: Card) -> Recording:
-    """Records one text through a model that gives its attention only when asked for it."""
+    """Records one text with a model that returns its weights only through `output_attentions`."""
     projections = _find_projections(model)
     vectors: dict[str, dict[str, Tensor]] = {parent: {} for parent in projections}
     before = model.config._attn_implementation_internal
     with ExitStack() as undo:
         undo.callback(setattr, model.config, "_attn_implementation_internal", before)
-        model.config._attn_implementation_internal = "eager"  # the others give no weights
+        model.config._attn_implementation_internal = "eager"  # other implementations return no weights
         for parent, modules in projections.items():
             for letter, module in modules.items():
                 undo.enter_context(forward_hooks([module], partial(_keep_first, vectors[parent], letter)))
@@ -54,18 +55,18 @@ def record_projections(model: Any, inputs: dict[str, Any], sequence: Tokens | No
         sequence = numbered_tokens(T)
     recording = Recording(name, card, [sequence], [])
     parents = [parent for parent in projections if len(vectors[parent]) == 3]
-    if len(parents) != len(maps):  # it is not known which belong together
+    if len(parents) != len(maps):  # it is not known which projections belong to which weights
         parents = [""] * len(maps)
     for layer, weights in enumerate(maps):
         parent = parents[layer]
-        attended = _attended(layer, parent, weights[0].detach().float().cpu(), vectors.get(parent, {}))
+        attended = _build_attended(layer, parent, weights[0].detach().float().cpu(), vectors.get(parent, {}))
         recording.attentions.append(attended)
         add_overview(recording, attended)
     return recording
 
 
 def _find_projections(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
-    """Returns the modules that project to queries, keys and values, by the module that they belong to."""
+    """Returns {name of the parent module: {"q", "k", "v": projection module}}, for parents that have all three."""
     modules: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
         parent, _, own = name.rpartition(".")
@@ -78,12 +79,12 @@ def _find_projections(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
 def _keep_first(
     vectors: dict[str, Tensor], letter: str, module: nn.Module, inputs: tuple[Any, ...], out: Tensor
 ) -> None:
-    """Forward hook: keeps the output [T,width] of the first call, of the first row of the batch."""
+    """Forward hook: stores the output [T,width] of the first call, for the first example of the batch."""
     vectors.setdefault(letter, out[0].detach().float().cpu())
 
 
-def _attended(layer: int, name: str, weights: Float[Tensor, "H T S"], vectors: dict[str, Tensor]) -> Attended:
-    """Returns one layer as a trace keeps it; vectors that do not divide into the heads are left out."""
+def _build_attended(layer: int, name: str, weights: Float[Tensor, "H T S"], vectors: dict[str, Tensor]) -> Attended:
+    """Returns the `Attended` of one layer; leaves out q, k or v if its width does not divide by the number of heads."""
     H, T, S = weights.shape
     causal = T == S and not bool(weights.triu(1).any())
     per_head = {
@@ -92,8 +93,10 @@ def _attended(layer: int, name: str, weights: Float[Tensor, "H T S"], vectors: d
         if x.dim() == 2 and x.shape[1] % H == 0 and x.shape[0] == T
     }
     side = "decoder" if causal else "encoder"
-    tiles = [[pack(rows, "f16") for rows in head.split(TILE)] for head in weights]
-    attended = Attended(layer, side, "self", name, "softmax", 0, 0, H, H, Dense(TILE, tiles), Rules(causal=causal))
+    tiles = [[pack(rows, "f16") for rows in head.split(TILE_ROWS)] for head in weights]
+    attended = Attended(
+        layer, side, "self", name, "softmax", 0, 0, H, H, Dense(TILE_ROWS, tiles), MaskRules(causal=causal)
+    )
     attended.q, attended.k, attended.v = (per_head.get(letter) for letter in "qkv")
     attended.error = (weights - weights.half().float()).abs().amax((1, 2)).tolist()
     return attended

@@ -1,4 +1,4 @@
-"""Recording what a model attends to: regard's own models, with any mechanism, and Hugging Face's."""
+"""Recording the attention of a model: one of regard's, with any mechanism, or one of Hugging Face's."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ def record(
     gradient: Gradient = False,
     card: Card | None = None,
 ) -> Trace:
-    """Records what a model attends to in a text, or in two to be compared.
+    """Records the attention of a model in a text; returns a trace with one recording, or with two if `text_b` is given.
 
-    `model` is one of regard's or one of Hugging Face's `transformers`; `text` is a text, token ids, or for the latter a
-    dict of ready-made inputs, such as an image. An encoder-decoder reads `text` and is given `target`; without one, its
-    decoder reads what it writes itself, greedily, and a warning says so. `generate` lets the model go on by so many
-    tokens, or as settings say, and records every step. `gradient` also records the gradient of the loss with respect to
-    the weights; a function of the model's output takes the place of its loss. The loss is that of the next token, of
-    generated text alone where there is some; a masked language model is asked for each token in turn, masked.
+    model: one of regard's models, or one of Hugging Face's `transformers`.
+    text: a text, token ids, or (for a Hugging Face model) a dict of ready-made inputs, such as an image.
+    text_b: another text to compare with the first. It is recorded separately; it is not the second segment of a pair.
+    target: the text or ids that the decoder of an encoder-decoder is given. Without it, the decoder's input is what the
+        model itself generates greedily, with a warning.
+    generate: the number of tokens to generate after the text, or a dict of generation settings. Every step is recorded.
+    gradient: whether to record the gradient of the loss with respect to the weights, too. The loss is the next-token
+        cross entropy (over generated tokens only, if there are any); for a masked language model each token is masked
+        in turn (pseudo-log-likelihood). A function of the model's output replaces this loss.
     """
     texts = [("text", text)]
     if text_b is not None:
@@ -68,7 +71,7 @@ def _record_regard(
     name: str,
     card: Card,
 ) -> Recording:
-    """Records one text through one of regard's models, whose tokenizer is used unless another is given."""
+    """Records one text with one of regard's models; `tokenizer` defaults to the model's own."""
     tokenizer = tokenizer or model.tokenizer
     if target is not None:
         target = _token_ids(target, tokenizer)
@@ -91,7 +94,7 @@ def _record_regard(
 
 
 def _token_ids(text: Text, tokenizer: Any) -> list[int]:
-    """Returns the ids of a text, or those that were given."""
+    """Returns the token ids of a text; ids are returned as a list."""
     if isinstance(text, str):
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: set model.tokenizer, or give token ids instead of text")

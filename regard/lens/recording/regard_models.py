@@ -1,7 +1,8 @@
-"""Recording regard's own models: every mechanism, a whole sequence or step by step from a state.
+"""Recording regard's own models, with any mechanism: a whole sequence at once, or step by step while generating.
 
-The inputs of each layer's mechanism are captured while the model runs. Step by step, the queries, keys and values of
-all steps are concatenated: keys are in the order of the tokens, so that is the one matrix that the steps are rows of.
+The inputs of each layer's mechanism are captured while the model runs. When it runs step by step with a state (KV cache
+or recurrent), q, k and v of all steps are concatenated. Keys are in token order, so each step is one row of the same
+matrix that a single pass would give.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from regard.data.tokenizers import Tokenizer
 from regard.errors import OptionError
 from regard.generate import Settings
 from regard.generate import generate as generate_tokens
-from regard.lens.recording.losses import TOO_SHORT, maskable, masked_losses, require_mask_token, special_tokens
+from regard.lens.recording.losses import (
+    TOO_SHORT,
+    maskable_positions,
+    masked_losses,
+    require_mask_token,
+    special_tokens,
+)
 from regard.lens.recording.maps import evaluation_mode
-from regard.lens.recording.mechanism_formulas import LayerInputs, fill_formula, first_row
+from regard.lens.recording.mechanism_formulas import LayerInputs, derive_formula, first_example
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import OneHot
-from regard.lens.trace.rules import Rules
+from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import tokens_of
 from regard.lens.trace.trace import Attended, Card, Recording
 from regard.mechanisms.base import without_autocast
@@ -35,11 +42,11 @@ from regard.nn.merges import LooksAheadError
 from regard.shapes import Mask
 
 Gradient = bool | Callable[[Any], Tensor]
-OWN_TARGET = 20  # tokens that a decoder writes at most where it was given none to read
+MAX_OWN_TARGET_TOKENS = 20  # limit for a decoder that generates its own target because none was given
 
 
 class LayerCapture:
-    """What one attention layer was given, of the first row of the batch, and the gradient of its output."""
+    """The captured inputs of one attention layer (first example of the batch), and the gradient of its output."""
 
     def __init__(self, layer: int, side: str, kind: str, name: str, attention: Attention) -> None:
         self.layer = layer
@@ -49,10 +56,11 @@ class LayerCapture:
         self.attention = attention
         self.parts: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
         self.mask = Mask()
-        self.probe: Tensor | None = None  # a zero added to the output; then its gradient
+        self.grad_tap: Tensor | None = None  # zeros added to the output, to get the gradient of the output
+        self.output_grad: Tensor | None = None
 
     def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None) -> None:
-        """Keeps the inputs of one call."""
+        """Stores the inputs of one call."""
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x is not None:
                 self.parts[name].append(x[:1].detach())
@@ -60,17 +68,18 @@ class LayerCapture:
             self.mask = mask
 
     def concatenated(self, name: str) -> Tensor | None:
-        """Returns "q", "k" or "v" of all calls, [1,heads,tokens,width]; None where the mechanism has none."""
+        """Returns "q", "k" or "v" of all calls, [1,heads,tokens,width]; None if the mechanism does not use it."""
         parts = self.parts[name]
         return torch.cat(parts, 2) if parts else None
 
-    def add_probe(self, mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        """Forward hook: adds a zero [1,H,T,V] to the output, the same for all rows of the batch.
+    def add_grad_tap(self, mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        """Forward hook: adds zeros [1,H,T,V] to the output, shared by all examples of the batch.
 
-        Its gradient is that of the output (summed over rows), also where nothing else needs one.
+        Their gradient is that of the output, summed over the examples. They require grad, so it exists even if no
+        parameter requires grad.
         """
-        self.probe = torch.zeros_like(out[:1], requires_grad=True)
-        return out + self.probe
+        self.grad_tap = torch.zeros_like(out[:1], requires_grad=True)
+        return out + self.grad_tap
 
 
 def record_regard_model(
@@ -85,44 +94,47 @@ def record_regard_model(
     name: str = "text",
     card: Card | None = None,
 ) -> Recording:
-    """Records one sequence of token ids through one of regard's models; see `record`."""
+    """Records one sequence of token ids with one of regard's models; see `record`."""
     tokens = torch.tensor([list(ids)], dtype=torch.long, device=model.device)
     if tokens.shape[1] == 0:
         raise OptionError("nothing to record: the text has no tokens")
     if target is None and generate is None and isinstance(model, Seq2Seq):
-        generate = _own_target(model)
+        generate = _settings_for_own_target(model)
         target = None if generate is not None else []
-    layers = [LayerCapture(*place) for place in attention_layers(model)]
+    layers = [LayerCapture(*layer) for layer in attention_layers(model)]
     cross = isinstance(model, Seq2Seq)
-    prompt = 1 if cross else len(ids)
+    prompt_length = 1 if cross else len(ids)
     loss = None
+    # decoder_ids: the decoder's input for a Seq2Seq; for other models the tokens generated after the prompt, if any.
     with evaluation_mode(model), torch.set_grad_enabled(bool(gradient)):
         if generate is None:
-            written = _target(model, target)
-            loss = _run_whole(model, tokens, written, layers, gradient, tokenizer)
+            decoder_ids = _decoder_ids(model, target)
+            loss = _run_whole(model, tokens, decoder_ids, layers, gradient, tokenizer)
         else:
-            written = _generate(model, tokens, generate)
-            new = written[1:] if cross else written
+            decoder_ids = _generate(model, tokens, generate)
+            new = decoder_ids[1:] if cross else decoder_ids
             if gradient and not new:
-                raise OptionError("the model generated nothing that it read, so there is no loss: leave out generate")
+                raise OptionError(
+                    "the model generated no token that can be scored, so there is no loss: leave out generate"
+                )
             if not gradient:
                 _run_steps(model, tokens, new, layers)
             elif cross:
-                loss = _run_whole(model, tokens, written, layers, gradient, tokenizer)
+                loss = _run_whole(model, tokens, decoder_ids, layers, gradient, tokenizer)
             else:
                 whole = torch.cat([tokens, tokens.new_tensor([new])], 1)
-                loss = _run_whole(model, whole, [], layers, gradient, tokenizer, prompt)
+                loss = _run_whole(model, whole, [], layers, gradient, tokenizer, prompt_length)
     if cross:
-        sequences = [tokens_of(tokenizer, ids, text, "source"), tokens_of(tokenizer, written, None, "target")]
+        sequences = [tokens_of(tokenizer, ids, text, "source"), tokens_of(tokenizer, decoder_ids, None, "target")]
     elif generate is None:
         sequences = [tokens_of(tokenizer, ids, text)]
     else:
-        sequences = [tokens_of(tokenizer, [*ids, *written])]
+        sequences = [tokens_of(tokenizer, [*ids, *decoder_ids])]
     if generate is not None:
-        sequences[-1].mark_generated(prompt)
+        sequences[-1].mark_generated(prompt_length)
     recording = Recording(name, card or regard_card(model), sequences, [], loss)
     for layer in layers:
-        attended = _attended(layer, recording)
+        attended = _build_attended(layer, recording)
         recording.attentions.append(attended)
         add_overview(recording, attended)
     return recording
@@ -154,7 +166,7 @@ def regard_card(model: Model[Any], name: str | None = None, trained: bool | None
 
 
 def attention_layers(model: Model[Any]) -> Iterator[tuple[int, str, str, str, Attention]]:
-    """Yields layer, side, kind, name and module of each attention, in the order in which they run."""
+    """Yields (layer, side, kind, name, module) of each attention module, in the order in which they run."""
     stacks: list[tuple[str, Any]] = [("decoder", model.stack)]
     if isinstance(model, Seq2Seq):
         stacks.insert(0, ("encoder", model.encoder))
@@ -169,17 +181,20 @@ def attention_layers(model: Model[Any]) -> Iterator[tuple[int, str, str, str, At
                     yield layer, side, kind, names[attention], attention
 
 
-def _target(model: Model[Any], target: Sequence[int] | None) -> list[int]:
-    """Returns what the decoder of a Seq2Seq reads, its start token first; nothing for other models."""
+def _decoder_ids(model: Model[Any], target: Sequence[int] | None) -> list[int]:
+    """Returns the decoder's input for a Seq2Seq, the start token and the target; [] for other models."""
     if isinstance(model, Seq2Seq):
         return [model.config.start, *(int(i) for i in target or ())]
     if target is not None:
-        raise OptionError(f"a {type(model).__name__} has no target: leave it out, or put it behind the text")
+        raise OptionError(f"a {type(model).__name__} has no target: leave it out, or append it to the text")
     return []
 
 
-def _own_target(model: Seq2Seq) -> Settings | None:
-    """Returns how a decoder without a target writes its own, and warns; None where it can only read its start token."""
+def _settings_for_own_target(model: Seq2Seq) -> Settings | None:
+    """Returns the settings for generating a target because none was given, and warns.
+
+    Returns None if the model looks ahead and so cannot generate; its decoder is then given the start token alone.
+    """
     try:
         model.empty(1, 1)
     except LooksAheadError:
@@ -189,24 +204,26 @@ def _own_target(model: Seq2Seq) -> Settings | None:
             stacklevel=5,
         )
         return None
-    warnings.warn(f"no target was given, so the decoder wrote its own, at most {OWN_TARGET} tokens", stacklevel=5)
-    return Settings(max_tokens=OWN_TARGET)
+    warnings.warn(
+        f"no target was given, so the decoder wrote its own, at most {MAX_OWN_TARGET_TOKENS} tokens", stacklevel=5
+    )
+    return Settings(max_tokens=MAX_OWN_TARGET_TOKENS)
 
 
 def _run_whole(
     model: Model[Any],
     tokens: Tensor,
-    written: list[int],
+    decoder_ids: list[int],
     layers: list[LayerCapture],
     gradient: Gradient,
     tokenizer: Tokenizer | None,
-    prompt: int = 1,
+    prompt_length: int = 1,
 ) -> float | None:
-    """Runs the model over a whole text; where a gradient is asked for, keeps it and returns the loss.
+    """Runs the model once over the whole text; if `gradient` is set, stores the gradients and returns the loss.
 
-    The loss of the next token counts those behind the first `prompt`.
+    The next-token loss excludes the first `prompt_length` tokens.
     """
-    target = torch.tensor([written], dtype=torch.long, device=model.device)
+    target = torch.tensor([decoder_ids], dtype=torch.long, device=model.device)
     masked = gradient is True and isinstance(model, Encoder) and isinstance(model.head, MaskedHead)
     if masked:
         require_mask_token(tokenizer)
@@ -214,7 +231,7 @@ def _run_whole(
         for layer in layers:
             captures.enter_context(capture_attention(layer.attention, layer.add))
             if gradient:
-                captures.enter_context(forward_hooks([layer.attention.mechanism], layer.add_probe))
+                captures.enter_context(forward_hooks([layer.attention.mechanism], layer.add_grad_tap))
         out = model(tokens, target) if isinstance(model, Seq2Seq) else model(tokens)
     if not gradient:
         return None
@@ -223,49 +240,50 @@ def _run_whole(
     if callable(gradient):
         loss = gradient(out)
     else:
-        loss = _next_token_loss(model, out, target if written else tokens, prompt)
-    probes = [layer.probe for layer in layers if layer.probe is not None]
-    for layer, g in zip(layers, torch.autograd.grad(loss, probes, materialize_grads=True), strict=True):
-        layer.probe = g
+        loss = _next_token_loss(model, out, target if decoder_ids else tokens, prompt_length)
+    taps = [layer.grad_tap for layer in layers if layer.grad_tap is not None]
+    for layer, g in zip(layers, torch.autograd.grad(loss, taps, materialize_grads=True), strict=True):
+        layer.output_grad = g
     return float(loss.detach())
 
 
 def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture], tokenizer: Tokenizer | None) -> float:
-    """Keeps the gradient of the masked language model's loss with respect to each output; returns the loss.
+    """Stores the gradient of the masked-language-model loss with respect to each layer's output; returns the loss.
 
-    Each masked copy of the text has outputs of its own. What is kept is the gradient of a change that all of them
-    share, and the sum over copies is that.
+    Each masked copy of the text has its own outputs, to which the same zeros are added; so their gradient is the sum of
+    the copies' gradients.
     """
-    places = maskable(ids.tolist(), special_tokens(tokenizer))
+    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
     totals: list[Tensor] = []
     loss = 0.0
     with ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(forward_hooks([layer.attention.mechanism], layer.add_probe))
-        for part in masked_losses(model, ids, places, require_mask_token(tokenizer)):
-            grads = torch.autograd.grad(part, [layer.probe for layer in layers if layer.probe is not None])
+            hooks.enter_context(forward_hooks([layer.attention.mechanism], layer.add_grad_tap))
+        for part in masked_losses(model, ids, positions, require_mask_token(tokenizer)):
+            taps = [layer.grad_tap for layer in layers if layer.grad_tap is not None]
+            grads = torch.autograd.grad(part, taps)
             totals = [a + b for a, b in zip(totals, grads, strict=True)] if totals else list(grads)
             loss += float(part.detach())
     for layer, g in zip(layers, totals, strict=True):
-        layer.probe = g
+        layer.output_grad = g
     return loss
 
 
-def _next_token_loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt: int) -> Tensor:
-    """Returns the mean loss of the next token over those behind the first `prompt`."""
+def _next_token_loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt_length: int) -> Tensor:
+    """Returns the mean next-token loss, without the first `prompt_length` tokens."""
     if not isinstance(model, Decoder):
         raise OptionError(
             "this model has no loss of its own: give gradient=f, with f(output) the number to differentiate"
         )
     if tokens.shape[1] < 2:
         raise OptionError(TOO_SHORT)
-    return token_loss(out[:, prompt - 1 : -1], tokens[:, prompt:])
+    return token_loss(out[:, prompt_length - 1 : -1], tokens[:, prompt_length:])
 
 
 def _generate(model: Model[Any], tokens: Tensor, settings: Settings) -> list[int]:
-    """Returns what the model generates, a start token first where it is a Seq2Seq.
+    """Returns the ids that the model generates, for a Seq2Seq after its start token.
 
-    One more token is generated than kept: the last one is never read.
+    One more token is generated than is returned, because the model never attends from the last one.
     """
     if not isinstance(model, Decoder):
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
@@ -278,11 +296,11 @@ def _generate(model: Model[Any], tokens: Tensor, settings: Settings) -> list[int
 
 
 def _run_steps(model: Model[Any], tokens: Tensor, new: list[int], layers: list[LayerCapture]) -> None:
-    """Reads the prompt and then each new token, as generating does."""
+    """Runs the model over the prompt and then over each new token, with its state, as in generation."""
     assert isinstance(model, Decoder)
     with torch.no_grad(), ExitStack() as captures:
         for layer in layers:
-            # An encoder reads its source in one pass, also while the decoder writes.
+            # The encoder runs once over the source; only the decoder runs step by step.
             recurrent = layer.side == "decoder"
             captures.enter_context(capture_attention(layer.attention, layer.add, recurrent=recurrent))
         _, state = model.prefill(tokens, None, len(new) + 1)
@@ -290,8 +308,8 @@ def _run_steps(model: Model[Any], tokens: Tensor, new: list[int], layers: list[L
             _, state = model.extend(tokens.new_tensor([[token]]), state, last=True)
 
 
-def _attended(layer: LayerCapture, recording: Recording) -> Attended:
-    """Returns one captured layer as a trace keeps it."""
+def _build_attended(layer: LayerCapture, recording: Recording) -> Attended:
+    """Returns the `Attended` of one captured layer."""
     mechanism = layer.attention.mechanism
     size = layer.attention.size
     v = layer.concatenated("v")
@@ -311,14 +329,14 @@ def _attended(layer: LayerCapture, recording: Recording) -> Attended:
         keys,
         size.H,
         size.G,
-        OneHot(),  # until the formula is known
-        Rules(causal=layer.mask.causal, window=layer.mask.window),
+        OneHot(),  # a placeholder; derive_formula below gives the formula
+        MaskRules(causal=layer.mask.causal, window=layer.mask.window),
         mechanism.signed,
-        v=first_row(v),
-        g=first_row(layer.probe),
+        v=first_example(v),
+        g=first_example(layer.output_grad),
     )
     mask = layer.mask.but(visible=None, size_override=(len(recording.sequences[queries]), v.shape[2]))
     inputs = LayerInputs(layer.concatenated("q"), layer.concatenated("k"), v, mask, cross)
     with torch.no_grad(), without_autocast(v):
-        attended.formula = fill_formula(attended, mechanism, inputs)
+        attended.formula = derive_formula(attended, mechanism, inputs)
     return attended

@@ -1,7 +1,7 @@
-"""Arrays as a trace keeps them: shuffled byte by byte and deflated, so that a browser's own decoder reads them.
+"""Packing arrays for a trace: optional quantisation, then byte shuffling, then zlib, which a browser can decode itself.
 
-Of n numbers the lowest bytes come first, then the second, and so on: upper bytes are alike and shrink, while the last
-bytes of a mantissa are noise that no coder shrinks. Each plane of bytes has a Huffman code of its own.
+Byte shuffling stores the lowest byte of all numbers first (a byte plane), then the second, and so on. Upper bytes are
+similar and compress well, while the low bytes of a mantissa are noise. Each byte plane gets its own Huffman code.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ from torch import Tensor
 
 from regard.errors import RegardError
 
-PARTS = 32  # steps in the root mean square of a column, at least
-LARGEST = 1 << 23  # whole numbers that steps are counted in
-FINE = 64  # steps are powers of 2 to the 1/FINE
-MIDDLE = 128  # added to upper parts, so that small ones of either sign share their upper bytes
-SAMPLE = 1 << 14  # numbers by which the low bits are chosen
+STEPS_PER_RMS = 32  # the default step size of a column is its RMS divided by this
+MAX_CODE = 1 << 23  # largest absolute value of the integer code of a quantised number
+STEPS_PER_OCTAVE = 64  # step sizes are integer powers of 2^(1/64)
+MIDDLE = 128  # added to the upper parts of codes, so that small ones of either sign have the same high byte
+SAMPLE = 1 << 14  # number of codes in the sample by which the number of raw bits is chosen
 TYPES = {"f32": "<f4", "f16": "<f2", "i32": "<i4", "i16": "<i2", "u8": "u1"}
 
 
 class TraceError(RegardError, ValueError):
-    """A trace that is damaged, foreign or of a newer format, or that does not hold what was asked for."""
+    """A trace is damaged, is no trace at all, has a newer format, or lacks what was requested."""
 
 
 def pack(x: Tensor, kind: str) -> bytes:
-    """Returns the bytes of an array of a type that docs/trace-format.md lists."""
+    """Returns the packed bytes of an array; docs/trace-format.md lists the storage types (`kind`)."""
     if kind == "step":
-        return pack_steps(x, steps(x))
+        return pack_steps(x, default_steps(x))
     if kind == "bit":
         return _deflated(np.packbits(x.cpu().numpy().astype(bool), axis=-1, bitorder="little").tobytes())
     return _deflated(*_planes(x.detach().cpu().numpy().astype(TYPES[kind])))
 
 
 def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
-    """Returns the bytes of an array of type step with given steps, which lie on the grid (see `on_grid`).
+    """Quantises an array with one step size per column (as `round_down_steps` returns them), and packs it.
 
-    A whole number is cut in two. Its low bits are noise and stand as they are, bit behind bit; what is left is small,
-    and Huffman coding does nearly all that can be done.
+    Each integer code is split: its low bits are incompressible and are stored raw, bit-packed; the upper part is small,
+    and Huffman coding brings it near its entropy.
     """
-    whole = (x.detach().float() / step).round().clamp(-LARGEST, LARGEST).int().cpu().numpy()
-    low = _low(whole)
+    whole = (x.detach().float() / step).round().clamp(-MAX_CODE, MAX_CODE).int().cpu().numpy()
+    low = _count_raw_bits(whole)
     upper = ((whole >> low) + MIDDLE).astype("<i2")
     noise = np.unpackbits(
         (whole & ((1 << low) - 1)).astype("<u4").reshape(-1, 1).view("u1"), axis=-1, count=low, bitorder="little"
     )
-    exponent = (step.double().log2() * FINE).round().cpu().numpy().astype("<i2")
+    exponent = (step.double().log2() * STEPS_PER_OCTAVE).round().cpu().numpy().astype("<i2")
     return _deflated(bytes([low]), *_planes(exponent), *_planes(upper), np.packbits(noise, bitorder="little").tobytes())
 
 
-def _low(whole: np.ndarray) -> int:
-    """Returns how many low bits are best kept apart: so many that the rest and they take fewest bits together."""
+def _count_raw_bits(whole: np.ndarray) -> int:
+    """Returns the number of low bits to store raw that minimises raw bits plus the entropy of the upper part."""
     sample = whole.reshape(-1)[:: -(-whole.size // SAMPLE) or 1]
-    most = max(0, int(np.abs(sample).max(initial=0)).bit_length() - 7)
-    least = max(0, int(np.abs(whole).max(initial=0)).bit_length() - 15)  # what is left has 16 bits
-    return min(range(least, max(least, most) + 1), key=lambda low: _entropy(sample >> low) + low)
+    largest = max(0, int(np.abs(sample).max(initial=0)).bit_length() - 7)
+    smallest = max(0, int(np.abs(whole).max(initial=0)).bit_length() - 15)  # the upper part must fit 16 bits
+    return min(range(smallest, max(smallest, largest) + 1), key=lambda low: _entropy(sample >> low) + low)
 
 
 def _entropy(x: np.ndarray) -> float:
-    """Returns the bits that a number takes when numbers are coded one by one."""
-    share = np.unique(x, return_counts=True)[1] / max(1, x.size)
-    return float(-(share * np.log2(share)).sum())
+    """Returns the empirical entropy of the numbers, in bits per number."""
+    frequency = np.unique(x, return_counts=True)[1] / max(1, x.size)
+    return float(-(frequency * np.log2(frequency)).sum())
 
 
-def unpack(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array") -> Tensor:
-    """Returns what `pack` was given, as far as its type keeps it; an error names the place where bytes are missing."""
+def unpack(raw: bytes, kind: str, shape: Sequence[int], source: str = "an array") -> Tensor:
+    """Inverts `pack`, up to the precision of the type; `source` names the array in error messages."""
     if kind not in (*TYPES, "step", "bit") or min(shape, default=0) < 0:
-        raise TraceError(f"{place}: type {kind!r} and shape {list(shape)} are no array; record the trace again")
+        raise TraceError(f"{source}: type {kind!r} and shape {list(shape)} are no array; record the trace again")
     size = math.prod(shape)
     columns = shape[-1] if shape else 1
-    low = 0  # bits of each whole number that stand by themselves
+    low = 0  # raw low bits of each integer code
     try:
         coder = zlib.decompressobj()
         if kind == "step":
@@ -84,11 +84,13 @@ def unpack(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array")
             expected = size // max(columns, 1) * -(-columns // 8)
         else:
             expected = size * np.dtype(TYPES[kind]).itemsize
-        data = coder.decompress(coder.unconsumed_tail or raw, expected + 1)  # never more than was announced
+        data = coder.decompress(
+            coder.unconsumed_tail or raw, expected + 1
+        )  # bounded, so that a damaged file cannot fill the memory
     except (zlib.error, IndexError) as error:
-        raise TraceError(f"{place} is damaged ({error}); copy or record the trace again") from None
+        raise TraceError(f"{source} is damaged ({error}); copy or record the trace again") from None
     if len(data) != expected:
-        raise TraceError(f"{place}: {len(data)} bytes of type {kind!r}, expected {expected} for shape {list(shape)}")
+        raise TraceError(f"{source}: {len(data)} bytes of type {kind!r}, expected {expected} for shape {list(shape)}")
     if kind == "bit":
         bits = np.frombuffer(data, "u1").reshape(*shape[:-1], -1)
         return torch.from_numpy(np.unpackbits(bits, axis=-1, count=columns, bitorder="little").astype(bool))
@@ -98,36 +100,38 @@ def unpack(raw: bytes, kind: str, shape: Sequence[int], place: str = "an array")
         bits = np.unpackbits(np.frombuffer(data[2 * (columns + size) :], "u1"), count=size * low, bitorder="little")
         noise = bits.reshape(*shape, low) @ (1 << np.arange(low, dtype="<i4"))
         whole = torch.from_numpy((upper << low) + noise.astype("<i4"))
-        return whole.float() * grid(torch.from_numpy(exponent))
+        return whole.float() * step_from_exponent(torch.from_numpy(exponent))
     return torch.from_numpy(_join_planes(data, TYPES[kind], shape))
 
 
 def round_to_steps(x: Tensor, step: Tensor) -> Tensor:
-    """Returns an array as it reads when it was written with these steps."""
+    """Returns the array rounded to multiples of the step sizes."""
     return (x / step).round() * step
 
 
-def steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
-    """Returns a step for each column: a part of its root mean square, and no smaller than can be counted."""
+def default_steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
+    """Returns the default step size of each column: RMS / STEPS_PER_RMS, or more if codes would exceed MAX_CODE."""
     x = x.detach().float()
     if x.shape[-2] == 0:
         return torch.ones_like(x.sum(-2))
-    return on_grid(torch.maximum(x.square().mean(-2).sqrt() / PARTS, x.abs().amax(-2) / (LARGEST / 2)))
+    return round_down_steps(
+        torch.maximum(x.square().mean(-2).sqrt() / STEPS_PER_RMS, x.abs().amax(-2) / (MAX_CODE / 2))
+    )
 
 
-def on_grid(step: Tensor) -> Tensor:
-    """Returns the next smaller steps that can be stored; 1 where a column is nothing but zeros."""
-    exponent = (step.double().log2() * FINE).floor()
-    return grid(exponent.masked_fill(step <= 0, 0).clamp(-120 * FINE, 120 * FINE))
+def round_down_steps(step: Tensor) -> Tensor:
+    """Rounds step sizes down to ones that can be stored, powers of 2^(1/64); 0, of an all-zero column, becomes 1."""
+    exponent = (step.double().log2() * STEPS_PER_OCTAVE).floor()
+    return step_from_exponent(exponent.masked_fill(step <= 0, 0).clamp(-120 * STEPS_PER_OCTAVE, 120 * STEPS_PER_OCTAVE))
 
 
-def grid(exponent: Tensor) -> Tensor:
-    """Returns steps by their exponents."""
-    return torch.exp2(exponent.double() / FINE).float()
+def step_from_exponent(exponent: Tensor) -> Tensor:
+    """Returns the step size 2^(exponent/64)."""
+    return torch.exp2(exponent.double() / STEPS_PER_OCTAVE).float()
 
 
 def _planes(x: np.ndarray) -> list[bytes]:
-    """Returns the lowest bytes of all numbers, the second ones, and so on."""
+    """Returns the byte planes of an array: the lowest bytes of all numbers, the second ones, and so on."""
     x = np.ascontiguousarray(x)
     if not x.size:
         return []
@@ -135,14 +139,14 @@ def _planes(x: np.ndarray) -> list[bytes]:
 
 
 def _join_planes(data: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
-    """Returns the array that `_planes` took apart."""
+    """Inverts `_planes`: returns the array of the concatenated byte planes."""
     size = np.dtype(dtype).itemsize
     planes = np.frombuffer(data, "u1").reshape(size, -1)
     return np.ascontiguousarray(planes.T).view(dtype).reshape(shape).copy()
 
 
 def _deflated(*parts: bytes) -> bytes:
-    """Returns a zlib stream in which each part has a code of its own."""
+    """Returns one zlib stream in which each part has its own Huffman code."""
     coder = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
     coded = [coder.compress(part) + coder.flush(zlib.Z_BLOCK) for part in parts if part]
     return b"".join([*coded, coder.flush()])

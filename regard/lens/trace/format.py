@@ -1,4 +1,4 @@
-"""A trace as bytes: a JSON header and binary blocks. docs/trace-format.md says what stands where."""
+"""Encoding and decoding traces: a JSON header and binary blocks, specified in docs/trace-format.md."""
 
 from __future__ import annotations
 
@@ -14,68 +14,69 @@ from torch import Tensor
 
 from regard.data.files import atomic_write
 from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
-from regard.lens.trace.base91 import ALIGN, encode_base91, length
-from regard.lens.trace.formulas import MAPS, Dense, Feature, Formula, OneHot, SoftmaxFormula
+from regard.lens.trace.base91 import ALIGN, encode_base91, encoded_length
+from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, SoftmaxFormula
 from regard.lens.trace.precision import choose_precision
-from regard.lens.trace.rules import Rules
+from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording, Trace
 from regard.version import __version__
 
 MAGIC = b"REGARD\x01\n"
 VERSION = 1
-LARGEST_HALF = 6e4  # that is surely finite in half precision
-_PLAIN = {"n": "f32", "sign": "f32", "choice": "i32", "w": "f32", "cq": "f32", "ck": "f32", "slopes": "f32"}
-_PLAIN |= {"offsets": "f32"}
+LARGEST_HALF = 6e4  # below the largest finite float16, 65504
+# Storage types of arrays that are packed whole; q, k, v and g are packed head by head.
+_WHOLE_ARRAYS = {"n": "f32", "sign": "f32", "choice": "i32", "w": "f32", "cq": "f32", "ck": "f32", "slopes": "f32"}
+_WHOLE_ARRAYS |= {"offsets": "f32"}
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A trace ready to be written. Its size is known before anything is."""
+    """A trace ready to be written; its size is known before writing."""
 
     header: dict[str, Any]
     blocks: list[bytes]
 
     @property
-    def document(self) -> bytes:
-        """The header as it is written."""
-        return _document(self.header)
+    def header_bytes(self) -> bytes:
+        """The header as UTF-8 JSON."""
+        return _header_to_bytes(self.header)
 
     @property
     def size(self) -> int:
-        """Bytes of a .trace file."""
-        return len(MAGIC) + 8 + len(self.document) + sum(map(len, self.blocks))
+        """The size of the .trace file in bytes."""
+        return len(MAGIC) + 8 + len(self.header_bytes) + sum(map(len, self.blocks))
 
     @property
     def page_size(self) -> int:
-        """Bytes that the trace takes in a page."""
-        blocks = (len(_block(n, "")) + length(len(block)) for n, block in enumerate(self.blocks))
-        return len(self._head().encode()) + sum(blocks)
+        """The size in bytes of the trace inside an HTML page."""
+        blocks = (len(_block_element(n, "")) + encoded_length(len(block)) for n, block in enumerate(self.blocks))
+        return len(self._header_element().encode()) + sum(blocks)
 
     def write(self, path: str | Path) -> None:
-        """Writes a .trace file; an earlier one stays until this one is on disk."""
+        """Writes a .trace file atomically: an earlier file is replaced only once this one is complete on disk."""
         with atomic_write(path) as file:
             for part in self._parts():
                 file.write(part)
 
     def _parts(self) -> Iterator[bytes]:
-        document = self.document
+        document = self.header_bytes
         yield MAGIC + len(document).to_bytes(8, "little") + document
         yield from self.blocks
 
     def elements(self) -> Iterator[str]:
-        """Yields the inert script elements of a page."""
-        yield self._head()
+        """Yields the script elements that carry the trace in a page: the header, then the blocks; none is executed."""
+        yield self._header_element()
         for number, block in enumerate(self.blocks):
-            yield _block(number, encode_base91(block))
+            yield _block_element(number, encode_base91(block))
 
-    def _head(self) -> str:
-        document = self.document.decode().translate(_ESCAPED)
+    def _header_element(self) -> str:
+        document = self.header_bytes.decode().translate(_ESCAPED)
         return f'<script type="application/json" id="trace">{document}</script>\n'
 
 
-def _block(number: int, text: str) -> str:
+def _block_element(number: int, text: str) -> str:
     return f'<script type="text/plain" id="block-{number}">{text}</script>\n'
 
 
@@ -85,7 +86,7 @@ def to_bytes(encoded: Encoded) -> bytes:
 
 
 def encode(trace: Trace) -> Encoded:
-    """Returns header and blocks: one with all overviews, then one for each attention."""
+    """Encodes a trace: a header, a block with all overviews, and one block for each attention module."""
     blocks = [bytearray()]
     cards = list(dict.fromkeys(recording.model for recording in trace.recordings))
     recordings = []
@@ -115,25 +116,25 @@ def encode(trace: Trace) -> Encoded:
     return Encoded(header | {"check": _check(header)}, [bytes(block) for block in blocks])
 
 
-def _document(header: dict[str, Any]) -> bytes:
+def _header_to_bytes(header: dict[str, Any]) -> bytes:
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "replace")  # half of a surrogate pair, which a token may be, is a "?"
+    return text.encode("utf-8", "replace")  # a lone surrogate, which a token may contain, becomes "?"
 
 
 def _check(header: dict[str, Any]) -> int:
-    """Returns the CRC-32 of a header without its own check."""
-    return zlib.crc32(_document({name: x for name, x in header.items() if name != "check"}))
+    """Returns the CRC-32 of a header without its "check" field."""
+    return zlib.crc32(_header_to_bytes({name: x for name, x in header.items() if name != "check"}))
 
 
 def save(trace: Trace, path: str | Path) -> int:
-    """Writes a .trace file and says how many bytes it has."""
+    """Writes a .trace file and returns its size in bytes."""
     encoded = encode(trace)
     encoded.write(path)
     return encoded.size
 
 
 def load(path: str | Path) -> Trace:
-    """Returns the trace that a file holds."""
+    """Reads a .trace file; raises TraceError if it cannot be read or is damaged."""
     path = Path(path)
     try:
         raw = path.read_bytes()
@@ -142,45 +143,50 @@ def load(path: str | Path) -> Trace:
     return decode(raw, str(path))
 
 
-def decode(raw: bytes, place: str = "the trace") -> Trace:
-    """Returns the trace that the bytes of a file hold; nothing in them is executed."""
+def decode(raw: bytes, source: str = "the trace") -> Trace:
+    """Decodes the bytes of a .trace file; nothing in them is executed.
+
+    `source` names the file in error messages. Raises TraceError if the bytes are damaged or of a newer version.
+    """
     if raw[:8] != MAGIC:
-        raise TraceError(f"{place} is no trace, or one of another version: expected a file that begins with 'REGARD'")
+        raise TraceError(f"{source} is no trace, or one of another version: expected a file that begins with 'REGARD'")
     start = 16 + int.from_bytes(raw[8:16], "little")
     try:
         header = json.loads(raw[16:start].decode())
         if header["format"] != "regard-trace" or not isinstance(header["version"], int):
-            raise TraceError(f"{place}: format {header['format']!r}, expected 'regard-trace'")
+            raise TraceError(f"{source}: format {header['format']!r}, expected 'regard-trace'")
         if header["version"] > VERSION:
-            raise TraceError(f"{place} has version {header['version']}, this regard knows {VERSION}: update regard")
+            raise TraceError(f"{source} has version {header['version']}, this regard knows {VERSION}: update regard")
         if header.get("check") not in (None, _check(header)):
-            raise TraceError(f"{place}: its header is damaged; copy or record it again")
+            raise TraceError(f"{source}: its header is damaged; copy or record it again")
         lengths = [int(n) for n in header["blocks"]]
         if min(lengths, default=0) < 0 or start + sum(lengths) != len(raw):
-            raise TraceError(f"{place} has {len(raw)} bytes, expected {start + sum(lengths)}: cut off; copy it again")
+            raise TraceError(f"{source} has {len(raw)} bytes, expected {start + sum(lengths)}: cut off; copy it again")
         blocks = []
         for n in lengths:
             blocks.append(raw[start : start + n])
             start += n
         cards = [_decode_card(card) for card in header["models"]]
-        return Trace([_decode_recording(x, cards, blocks, place) for x in header["recordings"]])
+        return Trace([_decode_recording(x, cards, blocks, source) for x in header["recordings"]])
     except TraceError:
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
-        raise TraceError(f"{place}: its header is damaged ({type(error).__name__}: {error}); record it again") from None
+        raise TraceError(
+            f"{source}: its header is damaged ({type(error).__name__}: {error}); record it again"
+        ) from None
 
 
 def _put(blocks: list[bytearray], number: int, raw: bytes, kind: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Appends bytes to a block and returns where they are."""
+    """Appends packed bytes to a block, and returns the header entry that locates them."""
     block = blocks[number]
-    block.extend(bytes(-len(block) % ALIGN))  # so that a page can decode an array without the one before
-    place = {"block": number, "at": len(block), "bytes": len(raw), "type": kind, "shape": list(shape)}
+    block.extend(bytes(-len(block) % ALIGN))  # so that a page can decode an array on its own
+    entry = {"block": number, "at": len(block), "bytes": len(raw), "type": kind, "shape": list(shape)}
     block.extend(raw)
-    return place
+    return entry
 
 
 def _encode_attention(recording: Recording, attended: Attended, blocks: list[bytearray]) -> dict[str, Any]:
-    """Appends the arrays of one attention to the last block and returns its entry of the header."""
+    """Appends the arrays of one attention module to the last block, and returns its header entry."""
     here = len(blocks) - 1
 
     def put(x: Tensor, kind: str, step: Tensor | None = None) -> dict[str, Any]:
@@ -196,7 +202,7 @@ def _encode_attention(recording: Recording, attended: Attended, blocks: list[byt
         arrays["k"] = [put(x, *storage) for x, storage in zip(stored.k, stored.k_storage, strict=True)]
         attended = replace(attended, n=stored.n)
         error = stored.error
-    for name, kind in _PLAIN.items():
+    for name, kind in _WHOLE_ARRAYS.items():
         if (x := getattr(attended, name)) is not None:
             arrays[name] = put(x, kind)
     for name in ("v", "g"):
@@ -211,7 +217,7 @@ def _encode_attention(recording: Recording, attended: Attended, blocks: list[byt
     shape = tuple(attended.overview.shape)
     overview = attended.overview
     overview_type = "f32"
-    if float(overview.abs().amax()) < LARGEST_HALF:  # weights of either sign have no bound
+    if float(overview.abs().amax()) < LARGEST_HALF:  # weights that may be negative have no bound
         overview = _shorten(overview)
         overview_type = "f16"
     return {
@@ -227,13 +233,13 @@ def _encode_attention(recording: Recording, attended: Attended, blocks: list[byt
 
 
 def _shorten(x: Tensor) -> Tensor:
-    """Returns half precision of which 7 bits of the fraction are kept: a picture has no more shades."""
-    return ((x.half().view(torch.int16) + 4) & -8).view(torch.half)  # rounded: half of 8 is added, and 3 bits cleared
+    """Returns x in float16, rounded to 7 bits of mantissa: more would not be visible in a thumbnail."""
+    return ((x.half().view(torch.int16) + 4) & -8).view(torch.half)  # adding 4 and clearing the lowest 3 bits rounds
 
 
 def _encode_tiles(attended: Attended, dense: Dense, recording: Recording, blocks: list[bytearray]) -> list[Any]:
-    """Appends the tiles of all heads and returns where they are."""
-    T, S = (len(x) for x in recording.read(attended))
+    """Appends the tiles of all heads to the last block, and returns their header entries, one list per head."""
+    T, S = (len(x) for x in recording.query_and_key_tokens(attended))
     return [
         [
             _put(blocks, len(blocks) - 1, raw, "f16", (min(dense.tile, T - n * dense.tile), S))
@@ -244,46 +250,46 @@ def _encode_tiles(attended: Attended, dense: Dense, recording: Recording, blocks
 
 
 def _decode_card(entry: dict[str, Any]) -> Card:
-    """Returns the card of an entry of the header."""
+    """Returns the card that a header entry describes."""
     fields = dict(entry)
     fields["cls"] = fields.pop("class")
     fields["mechanisms"] = tuple(fields["mechanisms"])
     return Card(**fields)
 
 
-def _decode_recording(given: dict[str, Any], cards: list[Card], blocks: list[bytes], place: str) -> Recording:
-    """Returns the recording of an entry of the header."""
-    sequences = [Tokens(**x) for x in given["sequences"]]
+def _decode_recording(entry: dict[str, Any], cards: list[Card], blocks: list[bytes], source: str) -> Recording:
+    """Returns the recording that a header entry describes."""
+    sequences = [Tokens(**x) for x in entry["sequences"]]
     for tokens in sequences:
         lists = (tokens.starts, tokens.ends, tokens.words, tokens.special, tokens.visible, tokens.positions)
         if any(len(x) != len(tokens) for x in lists):
-            raise TraceError(f"{place}: the lists of sequence {tokens.name!r} differ in length; record it again")
-    recording = Recording(given["name"], cards[given["model"]], sequences, [], given["loss"], given["labels"])
-    for number, x in enumerate(given["attentions"]):
-        recording.attentions.append(_decode_attended(x, sequences, blocks, f"{place}, attention {number}"))
+            raise TraceError(f"{source}: the lists of sequence {tokens.name!r} differ in length; record it again")
+    recording = Recording(entry["name"], cards[entry["model"]], sequences, [], entry["loss"], entry["labels"])
+    for number, x in enumerate(entry["attentions"]):
+        recording.attentions.append(_decode_attended(x, sequences, blocks, f"{source}, attention {number}"))
     return recording
 
 
-def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: list[bytes], place: str) -> Attended:
-    """Returns the attention of an entry of the header; what does not fit together is damaged."""
+def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: list[bytes], source: str) -> Attended:
+    """Decodes one attention module from its header entry; raises TraceError if its parts are inconsistent."""
     arrays = entry["arrays"]
 
     def raw(x: dict[str, Any]) -> bytes:
         block = blocks[x["block"]]
         if not 0 <= x["at"] <= x["at"] + x["bytes"] <= len(block):
-            raise TraceError(f"{place}: bytes {x['at']} to {x['at'] + x['bytes']} of a block of {len(block)}")
+            raise TraceError(f"{source}: bytes {x['at']} to {x['at'] + x['bytes']} of a block of {len(block)}")
         return bytes(block[x["at"] : x["at"] + x["bytes"]])
 
     def read(x: dict[str, Any], name: str) -> Tensor:
-        return unpack(raw(x), x["type"], x["shape"], f"{place}, array {name}")
+        return unpack(raw(x), x["type"], x["shape"], f"{source}, array {name}")
 
-    tensors: dict[str, Tensor] = {name: read(arrays[name], name) for name in _PLAIN if name in arrays}
+    tensors: dict[str, Tensor] = {name: read(arrays[name], name) for name in _WHOLE_ARRAYS if name in arrays}
     for name in ("q", "k", "v", "g"):
         if name in arrays:
             tensors[name] = torch.stack([read(x, name) for x in arrays[name]]).float()
     if "choice" in tensors:
         tensors["choice"] = tensors["choice"].long()
-    _check_shapes(tensors, entry, sequences, place)
+    _check_shapes(tensors, entry, sequences, source)
     mask = dict(entry["mask"])
     if mask.pop("hidden"):
         mask["hidden"] = read(arrays["hidden"], "hidden")
@@ -291,8 +297,8 @@ def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: lis
     same = ("layer", "side", "kind", "name", "mechanism", "queries", "keys", "heads", "groups", "signed", "figures")
     attended = Attended(
         **{name: entry[name] for name in same},
-        formula=_decode_formula(entry["weights"], tiles, place),
-        rules=Rules(**mask),
+        formula=_decode_formula(entry["weights"], tiles, source),
+        rules=MaskRules(**mask),
         overview=read(entry["overview"], "overview").float(),
         error=entry["error"],
     )
@@ -301,8 +307,8 @@ def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: lis
     return attended
 
 
-def _check_shapes(tensors: dict[str, Tensor], entry: dict[str, Any], sequences: list[Tokens], place: str) -> None:
-    """Raises TraceError where an array has not as many heads and tokens as the attention."""
+def _check_shapes(tensors: dict[str, Tensor], entry: dict[str, Any], sequences: list[Tokens], source: str) -> None:
+    """Raises TraceError if the heads or tokens of an array differ in number from those of the attention module."""
     T = len(sequences[entry["queries"]])
     S = len(sequences[entry["keys"]])
     expected = dict.fromkeys(("q", "g", "n", "choice", "sign"), (entry["heads"], T))
@@ -310,18 +316,18 @@ def _check_shapes(tensors: dict[str, Tensor], entry: dict[str, Any], sequences: 
         expected[name] = (len(tensors.get(name, ())), S)
     for name, shape in expected.items():
         if name in tensors and tuple(tensors[name].shape[:2]) != shape:
-            raise TraceError(f"{place}: {name} is {list(tensors[name].shape)}, expected {list(shape)} …")
+            raise TraceError(f"{source}: {name} is {list(tensors[name].shape)}, expected {list(shape)} …")
 
 
-def _decode_formula(weights: dict[str, Any], tiles: list[list[bytes]], place: str) -> Formula:
-    """Returns the formula of an entry's weights."""
+def _decode_formula(weights: dict[str, Any], tiles: list[list[bytes]], source: str) -> Formula:
+    """Returns the formula that the "weights" of a header entry describe."""
     kind = weights["kind"]
     if kind == "softmax":
         return SoftmaxFormula(float(weights["scale"]), weights["softcap"])
     if kind == "feature" and weights["map"] in MAPS:
-        return Feature(weights["map"])
+        return KernelFormula(weights["map"])
     if kind == "dense":
         return Dense(int(weights["tile"]), tiles)
     if kind == "onehot":
         return OneHot()
-    raise TraceError(f"{place}: weights of kind {kind!r} are unknown to this regard; update it")
+    raise TraceError(f"{source}: weights of kind {kind!r} are unknown to this regard; update it")

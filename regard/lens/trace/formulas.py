@@ -1,9 +1,9 @@
-"""How a weight is computed from what a trace keeps: one formula for each kind of attention.
+"""How a weight is computed from the arrays of a trace: one formula for each kind of attention.
 
 softmax   exp(scale·q·k + bias − n)          n = log Σ exp(…) of the row
-feature   sign · φ(q)·φ(k) · exp(−n)         n = log |Σ φ(q)·φ(k)|
-onehot    1 at the chosen column
-dense     the weights themselves, in tiles of rows
+feature   sign · φ(q)·φ(k) · exp(−n)         n = log |Σ φ(q)·φ(k)| of the row
+onehot    1 at the chosen key, else 0
+dense     the weights themselves, stored in tiles of rows
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch.nn import functional
 
 from regard.lens.trace.arrays import unpack
 
-Similar = tuple[Tensor, Tensor | None, Tensor | None]
+# (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck); a None stands for a tensor of zeros.
+KernelTerms = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
 class SoftmaxFormula:
-    """softmax(scale·q·kᵀ, perhaps capped, plus bias)."""
+    """Softmax attention: softmax(scale·q·kᵀ + bias); with `softcap` c, the scores are c·tanh(scale·q·kᵀ / c) + bias."""
 
     kind: ClassVar[str] = "softmax"
     scale: float
@@ -43,25 +44,25 @@ class SoftmaxFormula:
 
 
 @dataclass(frozen=True)
-class Feature:
-    """Similarities that are products of features; `map` says which."""
+class KernelFormula:
+    """Kernel (linear) attention: weights proportional to φ(q)·φ(k); `feature_map` names φ."""
 
     kind: ClassVar[str] = "feature"
-    map: str
+    feature_map: str
 
-    def similar(self, q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
-        """Returns (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck), all in float64; c None means 0."""
+    def kernel_terms(self, q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
+        """Returns (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck), in float64; cq or ck is None if it is 0."""
         if w is not None:
             w = w.double()
-        return _MAPS[self.map](q.double(), k.double(), w)
+        return _MAPS[self.feature_map](q.double(), k.double(), w)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "map": self.map}
+        return {"kind": self.kind, "map": self.feature_map}
 
 
 @dataclass(frozen=True)
 class OneHot:
-    """All weight on one key."""
+    """One-hot attention: all weight on one key."""
 
     kind: ClassVar[str] = "onehot"
 
@@ -71,14 +72,14 @@ class OneHot:
 
 @dataclass(frozen=True)
 class Dense:
-    """Weights kept as they are, `tile` rows at a time: tiles[h][n] are packed rows of head h."""
+    """Weights stored explicitly, in tiles of `tile` rows: tiles[h][n] is the packed n-th tile of head h."""
 
     kind: ClassVar[str] = "dense"
     tile: int
     tiles: list[list[bytes]]
 
     def rows(self, head: int, start: int, stop: int, T: int, S: int) -> Float[Tensor, "R S"]:
-        """Returns rows of one head; only tiles that hold some of them are unpacked."""
+        """Returns rows `start` to `stop` (exclusive) of one head; only the tiles that contain them are unpacked."""
         first = start // self.tile
         last = max(start, stop - 1) // self.tile
         tiles = [
@@ -90,18 +91,18 @@ class Dense:
         return {"kind": self.kind, "tile": self.tile}
 
 
-Formula = SoftmaxFormula | Feature | OneHot | Dense
+Formula = SoftmaxFormula | KernelFormula | OneHot | Dense
 
 
-def _elu(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
+def _elu(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
     return (functional.elu(q) + 1) @ (functional.elu(k) + 1).mT, None, None
 
 
-def _quadratic(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
+def _quadratic(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
     return (q @ k.mT + 1).square(), None, None
 
 
-def _performer(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
+def _performer(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
     assert w is not None
     query_features, cq = _positive(q * q.shape[-1] ** -0.25, w)
     key_features, ck = _positive(k * k.shape[-1] ** -0.25, w)
@@ -109,28 +110,29 @@ def _performer(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
 
 
 def _positive(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns exp(w·x − ‖x‖²/2) over its largest entry, and the logarithm of that."""
+    """Returns exp(w·x − ‖x‖²/2) divided by its maximum over the features, and the log of that maximum."""
     b = x @ w.mT - x.square().sum(-1, keepdim=True) / 2
     peak = b.amax(-1, keepdim=True)
     return torch.exp(b - peak), peak[..., 0]
 
 
-def _fourier(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
+def _fourier(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
     assert w is not None
     x, y = (z * z.shape[-1] ** -0.25 for z in (q, k))
     (a, b) = (torch.cat([(z @ w.mT).sin(), (z @ w.mT).cos()], -1) for z in (x, y))
     return a @ b.mT / w.shape[0], x.square().sum(-1) / 2, y.square().sum(-1) / 2
 
 
-def _stored(q: Tensor, k: Tensor, w: Tensor | None) -> Similar:
+def _identity(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
+    """Returns q·k: the arrays hold features already."""
     return q @ k.mT, None, None
 
 
-_MAPS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Similar]] = {
+_MAPS: dict[str, Callable[[Tensor, Tensor, Tensor | None], KernelTerms]] = {
     "elu": _elu,
     "quadratic": _quadratic,
     "performer": _performer,
     "fourier": _fourier,
-    "stored": _stored,
+    "stored": _identity,
 }
 MAPS = tuple(_MAPS)

@@ -1,10 +1,11 @@
-"""How finely queries and keys have to be kept so that no weight moves by more than a thousandth.
+"""Chooses the quantisation steps of q and k such that no attention weight changes by more than 1e-3.
 
-A score moves by Σ_d (δq_d·k_d + q_d·δk_d), so a column of q may be as coarse as ε over the size of that column of k.
-ε is found by trying on some rows; then all rows are looked at. Two things let steps be coarse:
+Quantisation changes a score by Σ_d (δq_d·k_d + q_d·δk_d), so the step of column d of q may be ε divided by the RMS of
+column d of k, and the other way round. ε is searched on a sample of rows, and then verified on all rows. Two things
+allow large steps:
 
-- rows are normalised again with the scores that are kept: what moves all scores of a row moves no weight;
-- queries are fitted to the keys as they are kept: q̂ is near q, and q̂·k̂ is q·k for the keys that it looks at most.
+- the normalisers are computed again from the quantised q and k, so an error that all scores of a row share cancels;
+- queries are fitted to the quantised keys k̂: q̂ stays near q, and q̂·k̂ ≈ q·k for the keys with the largest weights.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.lens.trace.arrays import LARGEST, on_grid, round_to_steps, steps
-from regard.lens.trace.formulas import Feature, SoftmaxFormula
-from regard.lens.trace.trace import Attended, Recording, of_heads, weigh
+from regard.lens.trace.arrays import MAX_CODE, default_steps, round_down_steps, round_to_steps
+from regard.lens.trace.formulas import KernelFormula, SoftmaxFormula
+from regard.lens.trace.trace import Attended, Recording, kv_for_heads, weigh
 
-LIMIT = 1e-3  # the most that a weight may move
-ROWS = 128  # rows by which steps are found
-SURE = 0.65  # of the limit is aimed at where there are more: they may be worse
-TRIES = 8
-COARSER = 4  # how much coarser keys are than queries, which can make up for it
-TOP = 8  # keys of a row whose scores a query is fitted to
-RIDGE = 1e-4  # of the square of a key, since keys may be alike
+LIMIT = 1e-3  # largest allowed change of a weight
+ROWS = 128  # number of rows in the sample that ε is searched on
+SAFETY = 0.65  # if there are more rows than the sample, aim at this fraction of LIMIT: other rows may be worse
+TRIES = 8  # largest number of values of ε that are tried
+COARSER = 4  # keys get steps this many times larger: the fitted queries compensate for part of the keys' error
+TOP = 8  # each query is fitted to the scores of this many keys, those with the largest weights
+RIDGE = 1e-4  # ridge term as a fraction of the mean squared key norm; needed where keys are nearly collinear
 
-Storage = tuple[str, Tensor | None]  # the type of an array, and its steps where it has any
+Storage = tuple[str, Tensor | None]  # the storage type of an array, and its step sizes if the type is "step"
 
 
 class StoredVectors(NamedTuple):
-    """q, k and n as they are to be stored, how each q and k is, and how far the weights of each head move by it."""
+    """The q, k and n to store, the storage type of each head's q and k, and the largest weight error per head."""
 
     q: Float[Tensor, "H T K"]
     k: Float[Tensor, "N S K"]
@@ -44,19 +45,21 @@ class StoredVectors(NamedTuple):
 
 
 def choose_precision(recording: Recording, attended: Attended) -> StoredVectors:
-    """Returns the coarsest way to store q and k that keeps weights within the limit."""
+    """Quantises q and k as coarsely as LIMIT allows; q and k of kernel attention are stored as floats."""
     q = attended.q
     k = attended.k
     assert q is not None and k is not None
     if isinstance(attended.formula, SoftmaxFormula):
         return _fit_softmax(recording, attended)
-    if isinstance(attended.formula, Feature):
-        return _halve_features(recording, attended)
-    return StoredVectors(q, k, attended.n, _storage(q, steps(q)), _storage(k, steps(k)), [0.0] * attended.heads)
+    if isinstance(attended.formula, KernelFormula):
+        return _features_to_half(recording, attended)
+    return StoredVectors(
+        q, k, attended.n, _storage(q, default_steps(q)), _storage(k, default_steps(k)), [0.0] * attended.heads
+    )
 
 
 def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
-    """Returns softmax attention with the ε of some rows, a smaller one where another row turns out to need it."""
+    """Quantises q and k with the ε found on sampled rows, and reduces ε while any row exceeds LIMIT."""
     q, k, n = attended.q, attended.k, attended.n
     assert q is not None and k is not None and n is not None
     group = _group(attended)
@@ -64,24 +67,24 @@ def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
     fitted_q = q.clone()
     fitted_n = n.clone()
     error = torch.zeros(len(q))
-    wrong = eps > 0
+    wrong = eps > 0  # key heads whose error is not known to be within LIMIT
     for _ in range(TRIES):
         heads = wrong[group].nonzero()[:, 0]
         if not len(heads):
             break
         q_step, k_step = _steps(attended, eps)
-        rough = replace(attended, q=fitted_q, k=round_to_steps(k, k_step[:, None]), n=None)
+        quantised = replace(attended, q=fitted_q, k=round_to_steps(k, k_step[:, None]), n=None)
         error[heads] = 0.0
-        for rows in recording.spans(attended, len(heads)):
-            exact = weigh(attended, *recording.read(attended), heads.tolist(), rows)[0]
+        for rows in recording.row_chunks(attended, len(heads)):
+            exact = weigh(attended, *recording.query_and_key_tokens(attended), heads.tolist(), rows)[0]
             fitted_n[heads[:, None], rows], moved = _fit(
-                recording, attended, rough, q_step, heads.tolist(), rows, exact
+                recording, attended, quantised, q_step, heads.tolist(), rows, exact
             )
             error[heads] = torch.maximum(error[heads], moved)
         worst = _group_max(error, group, len(k))
         wrong &= worst > LIMIT
-        eps = torch.where(wrong, eps * SURE * LIMIT / worst, eps)
-    # Heads that no ε does for are stored as they are.
+        eps = torch.where(wrong, eps * SAFETY * LIMIT / worst, eps)
+    # Heads for which no ε meets LIMIT are stored in float32.
     lost = (wrong | (eps == 0))[group]
     fitted_q[lost] = q[lost]
     fitted_n[lost] = n[lost]
@@ -91,34 +94,36 @@ def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
 
 
 def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
-    """Returns the largest ε of each group of heads that does for some rows; 0 where none does."""
+    """Returns for each key head the largest ε that meets the limit on the sampled rows; 0 if none does."""
     q, k, formula = attended.q, attended.k, attended.formula
     assert q is not None and k is not None and isinstance(formula, SoftmaxFormula)
     rows = _sample_rows(q.shape[1])
     N = len(k)
     group = _group(attended)
     eps = torch.full((N,), 4e-3 / (abs(formula.scale) * q.shape[-1] ** 0.5 + 1e-30))
-    most = (steps(k) * _group_max(_rms(q), group, N)).amax(1) / COARSER  # larger ones change nothing
-    most = torch.maximum(most, _group_max((steps(q) * _rms(k)[group]).amax(1), group, N))
+    largest_eps = (default_steps(k) * _group_max(_rms(q), group, N)).amax(
+        1
+    ) / COARSER  # beyond it the default steps apply
+    largest_eps = torch.maximum(largest_eps, _group_max((default_steps(q) * _rms(k)[group]).amax(1), group, N))
     limit = LIMIT
     if len(rows) < q.shape[1]:
-        limit = SURE * LIMIT
-    good = torch.zeros(N)  # the largest ε that does
-    bad = torch.full((N,), torch.inf)  # the smallest that does not
-    exact = weigh(attended, *recording.read(attended), range(len(q)), rows)[0]
+        limit = SAFETY * LIMIT
+    good = torch.zeros(N)  # the largest ε within the limit so far
+    bad = torch.full((N,), torch.inf)  # the smallest ε beyond the limit so far
+    exact = weigh(attended, *recording.query_and_key_tokens(attended), range(len(q)), rows)[0]
     done = torch.zeros(N, dtype=torch.bool)
     for _ in range(TRIES):
         q_step, k_step = _steps(attended, eps)
-        rough = replace(attended, q=q.clone(), k=round_to_steps(k, k_step[:, None]), n=None)
-        worst = _group_max(_fit(recording, attended, rough, q_step, range(len(q)), rows, exact)[1], group, N)
-        does = worst <= limit
-        good = torch.where(does, good.maximum(eps), good)
-        bad = torch.where(does, bad, bad.minimum(eps))
-        done |= does & (worst > 0.85 * limit) | (good >= most) | (good * 1.1 > bad)
+        quantised = replace(attended, q=q.clone(), k=round_to_steps(k, k_step[:, None]), n=None)
+        worst = _group_max(_fit(recording, attended, quantised, q_step, range(len(q)), rows, exact)[1], group, N)
+        within_limit = worst <= limit
+        good = torch.where(within_limit, good.maximum(eps), good)
+        bad = torch.where(within_limit, bad, bad.minimum(eps))
+        done |= within_limit & (worst > 0.85 * limit) | (good >= largest_eps) | (good * 1.1 > bad)
         if bool(done.all()):
             break
-        # The error grows about as ε does; between one that does and one that does not, bisect their logarithms.
-        guess = (eps * (0.93 * limit / worst.clamp(min=1e-9)).clamp(1 / 64, 64)).minimum(most)
+        # The error is roughly proportional to ε; once both bounds are known, bisect their logarithms.
+        guess = (eps * (0.93 * limit / worst.clamp(min=1e-9)).clamp(1 / 64, 64)).minimum(largest_eps)
         between = (good > 0) & (bad < torch.inf)
         eps = torch.where(between, (good * bad).sqrt(), guess)
     return good
@@ -127,94 +132,98 @@ def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
 def _fit(
     recording: Recording,
     attended: Attended,
-    rough: Attended,
+    quantised: Attended,
     step: Float[Tensor, "H K"],
     heads: Sequence[int],
     rows: Int[Tensor, " R"],
     exact: Float[Tensor, "h R s"],
 ) -> tuple[Float[Tensor, "h R"], Float[Tensor, " h"]]:
-    """Writes queries in steps that go with the rough keys into `rough`.
+    """Fits quantised queries to the quantised keys, and writes them into `quantised.q`.
 
-    Returns their normalisers, and how far the weights of each head then move.
+    `step` is the quantisation step of the queries, and `exact` the weights before quantisation. Returns the new
+    log-normalisers of the rows, and the largest change of a weight of each head.
     """
-    assert attended.q is not None and attended.k is not None and rough.q is not None and rough.k is not None
-    share, top = exact.topk(min(TOP, exact.shape[2]), -1)
+    assert attended.q is not None and attended.k is not None and quantised.q is not None and quantised.k is not None
+    top_weights, top = exact.topk(min(TOP, exact.shape[2]), -1)
     every_head = torch.arange(len(heads))[:, None, None]
-    rough_k, true_k = (
-        of_heads(x, heads, attended.heads)[every_head, top] * (share > 0)[..., None] for x in (rough.k, attended.k)
+    quantised_k, true_k = (
+        kv_for_heads(x, heads, attended.heads)[every_head, top] * (top_weights > 0)[..., None]
+        for x in (quantised.k, attended.k)
     )
     q = attended.q[list(heads)][:, rows, :, None]
-    reach = steps(attended.q)[list(heads), None, :, None]
-    low = q - reach
-    high = q + reach
+    largest_change = default_steps(attended.q)[list(heads), None, :, None]
+    low = q - largest_change
+    high = q + largest_change
     wanted = true_k @ q  # the scores that the fitted query should have
-    ridge = RIDGE * rough_k.square().sum(-1).mean(-1, keepdim=True) + 1e-30
+    ridge = RIDGE * quantised_k.square().sum(-1).mean(-1, keepdim=True) + 1e-30
     K = q.shape[2]
     step = step[list(heads), None, :, None]
-    # What rounding the first columns does to scores, those that are left can make up for.
+    # The columns are rounded in three parts; those not yet rounded compensate for the error of those that are.
     for first, last in ((0, K // 2), (K // 2, K - K // 4), (K - K // 4, K)):
-        free = rough_k[..., first:]
+        free = quantised_k[..., first:]
         gram = free @ free.mT
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
-        moved = q[:, :, first:] + free.mT @ torch.linalg.solve_ex(gram, wanted - rough_k @ q)[0]
-        q[:, :, first:] = moved.clamp(low[:, :, first:], high[:, :, first:])
+        corrected = q[:, :, first:] + free.mT @ torch.linalg.solve_ex(gram, wanted - quantised_k @ q)[0]
+        q[:, :, first:] = corrected.clamp(low[:, :, first:], high[:, :, first:])
         q[:, :, first:last] = round_to_steps(q[:, :, first:last], step[:, :, first:last])
-    rough.q[torch.tensor(heads)[:, None], rows] = q[..., 0]
-    weights, n, _ = weigh(rough, *recording.read(attended), heads, rows)
-    total = exact.sum(-1)  # less than 1 where a sink takes the rest
+    quantised.q[torch.tensor(heads)[:, None], rows] = q[..., 0]
+    weights, n, _ = weigh(quantised, *recording.query_and_key_tokens(attended), heads, rows)
+    total = exact.sum(-1)  # less than 1 if an attention sink takes the rest
     error = (weights * total[..., None] - exact).abs().amax((1, 2)).nan_to_num(1.0, 1.0)
     return torch.where(total > 0, n - total.log(), -torch.inf), error
 
 
 def _steps(attended: Attended, eps: Float[Tensor, " N"]) -> tuple[Float[Tensor, "H K"], Float[Tensor, "N K"]]:
-    """Returns the steps of q and k for ε, no coarser than those of any array; 0 where ε is."""
+    """Returns the step sizes of q and k for ε, never larger than `default_steps`; 0 where ε is 0."""
     q, k, group = attended.q, attended.k, _group(attended)
     assert q is not None and k is not None
     fine_q = eps[group, None] / _rms(k)[group].clamp(min=1e-30)
     fine_k = COARSER * eps[:, None] / _group_max(_rms(q), group, len(k)).clamp(min=1e-30)
-    q_step = on_grid(steps(q).minimum(fine_q))
-    k_step = on_grid(steps(k).minimum(fine_k))
+    q_step = round_down_steps(default_steps(q).minimum(fine_q))
+    k_step = round_down_steps(default_steps(k).minimum(fine_k))
     return q_step.masked_fill((eps == 0)[group, None], 0), k_step.masked_fill((eps == 0)[:, None], 0)
 
 
 def _group(attended: Attended) -> Int[Tensor, " H"]:
-    """Returns the number of the key head that each head uses."""
+    """Returns for each query head the index of its key head."""
     assert attended.k is not None
     return torch.arange(attended.heads) * len(attended.k) // attended.heads
 
 
 def _group_max(x: Float[Tensor, "H *any"], group: Int[Tensor, " H"], N: int) -> Float[Tensor, "N *any"]:
-    """Returns the largest of the heads that share keys."""
+    """Returns for each key head the maximum of x over the query heads that use it."""
     return torch.stack([x[group == g].amax(0) for g in range(N)])
 
 
 def _storage(x: Tensor, step: Float[Tensor, "N K"]) -> list[Storage]:
-    """Returns steps where there are some and they can be counted; else that numbers are stored as they are."""
-    countable = (x.abs().amax(1) < LARGEST * step).all(1)
-    return [("step", s) if good else ("f32", None) for s, good in zip(step, countable.tolist(), strict=True)]
+    """Returns for each head ("step", its steps) if all its values fit the integer range, else ("f32", None)."""
+    fits = (x.abs().amax(1) < MAX_CODE * step).all(1)
+    return [("step", s) if good else ("f32", None) for s, good in zip(step, fits.tolist(), strict=True)]
 
 
-def _halve_features(recording: Recording, attended: Attended) -> StoredVectors:
-    """Returns kernel attention in half precision where that will do."""
+def _features_to_half(recording: Recording, attended: Attended) -> StoredVectors:
+    """Stores q and k of kernel attention in float16 for heads whose weights stay within LIMIT, else in float32."""
     q, k, group = attended.q, attended.k, _group(attended)
     assert q is not None and k is not None
     rows = _sample_rows(q.shape[1])
     heads = range(attended.heads)
     half = replace(attended, q=q.half().float(), k=k.half().float())
-    error = (recording.cells(half, heads, rows) - recording.cells(attended, heads, rows)).abs().amax((1, 2))
+    error = (
+        (recording.head_weights(half, heads, rows) - recording.head_weights(attended, heads, rows)).abs().amax((1, 2))
+    )
     good = _group_max(error.nan_to_num(1.0, 1.0), group, len(k)) <= LIMIT
-    by_group: list[Storage] = [("f16" if does else "f32", None) for does in good.tolist()]
+    by_group: list[Storage] = [("f16" if accurate else "f32", None) for accurate in good.tolist()]
     by_head = [by_group[int(g)] for g in group]
     return StoredVectors(q, k, attended.n, by_head, by_group, error.where(good[group], 0.0).tolist())
 
 
 def _rms(x: Float[Tensor, "N T K"]) -> Float[Tensor, "N K"]:
-    size: Tensor = x.square().mean(1).sqrt()
-    return size
+    rms: Tensor = x.square().mean(1).sqrt()
+    return rms
 
 
 def _sample_rows(T: int) -> Int[Tensor, " R"]:
-    """Returns rows over the whole text; more of the first ones, which may see few keys and give them much."""
+    """Returns the sampled rows: spread over the text, and all of the first, whose few keys have large weights."""
     first = torch.arange(min(T, ROWS // 4))
     rows: Tensor = torch.cat([first, torch.linspace(0, T - 1, ROWS).round().long()]).unique()
     return rows

@@ -1,4 +1,4 @@
-"""Who may see whom, and why not: the rules of one attention, evaluated for any rows."""
+"""Attention masks as rules (causal, window, chunk, padding), evaluated for any rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from torch import Tensor
 
 from regard.lens.trace.tokens import Tokens
 
+# "later": the causal mask hides a later key. "model": a mask of the model's own that no rule describes.
 REASONS = ("padding", "later", "window", "chunk", "model")
-TILE = 1 << 21  # cells looked at together
+MAX_ENTRIES = 1 << 21  # entries of mask or weights that are computed at a time
 
 
 @dataclass(frozen=True)
-class Rules:
-    """A cell is hidden for the first of `REASONS` that applies; keys that are padding always are."""
+class MaskRules:
+    """An attention mask as a combination of rules; padding keys are always masked.
+
+    causal: a query attends to keys at its own position or before. window: only to keys at a distance less than this.
+    chunk: only to keys in the same chunk of so many positions. hidden: an explicit mask, True where an entry is masked.
+    """
 
     causal: bool = False
     window: int | None = None
@@ -24,10 +29,10 @@ class Rules:
     hidden: Bool[Tensor, "T S"] | None = None
 
     def reasons(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> Int[Tensor, "R S"]:
-        """Returns for each cell 0 where it may be seen, else 1 + the number of the reason."""
-        p = queries.places[rows][:, None]
-        other = keys.places[None, :]
-        # The last to apply is the first of REASONS, and overwrites the others.
+        """Returns for each entry 0 if it is allowed, else 1 + the index in REASONS of the first reason that applies."""
+        p = queries.position_tensor[rows][:, None]
+        other = keys.position_tensor[None, :]
+        # Written in reverse order of REASONS, so that the first reason wins.
         reasons = torch.zeros(len(rows), len(keys), dtype=torch.int8)
         if self.hidden is not None:
             reasons[self.hidden[rows, : len(keys)]] = 5
@@ -36,21 +41,24 @@ class Rules:
         if self.window is not None:
             reasons[(p - other).abs() >= self.window] = 3
         if self.causal:
-            reasons[other >= p + queries.seen[rows][:, None].long()] = 2
-        reasons[:, ~keys.seen] = 1
+            reasons[other >= p + queries.not_padding[rows][:, None].long()] = 2
+        reasons[:, ~keys.not_padding] = 1
         return reasons
 
     def reach(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> int:
-        """Returns how many keys, from the first, hold all that these queries may see; at least one."""
+        """Returns the length of a key prefix that contains every key these queries may attend to; at least 1.
+
+        It is the shortest such prefix as far as the causal rule is concerned; other rules are not taken into account.
+        """
         if not self.causal or not len(rows):
             return len(keys)
-        near = (keys.places <= queries.places[rows].amax()).nonzero()
+        near = (keys.position_tensor <= queries.position_tensor[rows].amax()).nonzero()
         if not len(near):
             return min(1, len(keys))
         return int(near[-1]) + 1
 
-    def seen(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R S"]:
-        """Returns which cells may be seen."""
+    def allowed(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R S"]:
+        """Returns True for every entry that is not masked."""
         return self.reasons(queries, keys, rows) == 0
 
     def as_dict(self) -> dict[str, object]:
@@ -62,41 +70,41 @@ class Rules:
         }
 
 
-def infer_rules(seen: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Tokens, cross: bool) -> Rules:
-    """Returns the shortest rules that allow just these cells; queries that are padding do not count.
+def infer_rules(allowed: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Tokens, cross: bool) -> MaskRules:
+    """Returns the simplest rules that reproduce this mask (True: allowed); padding queries are ignored.
 
-    What no rule explains is kept bit by bit, which is still one bit a cell for all heads together.
+    If none does, the mask itself is stored, one bit per entry, shared by all heads.
     """
-    if seen is None:
-        return Rules()
-    candidates = [Rules()]
+    if allowed is None:
+        return MaskRules()
+    candidates = [MaskRules()]
     if not cross:
-        candidates += [Rules(causal=True)]
-        widths = [int(seen[row].sum()) for row in _full_rows(queries)]
-        widths += [int(seen[row, : row + 1].sum()) for row in _full_rows(queries)]
-        candidates += [Rules(causal=c, window=w) for w in sorted(set(widths)) if w > 0 for c in (True, False)]
-        starts = (~seen[:, 0] & queries.seen).nonzero()[:, 0]
-        if len(starts):
-            candidates.append(Rules(causal=True, chunk=max(1, queries.positions[int(starts[0])])))
+        candidates += [MaskRules(causal=True)]
+        widths = [int(allowed[row].sum()) for row in _rows_showing_window(queries)]
+        widths += [int(allowed[row, : row + 1].sum()) for row in _rows_showing_window(queries)]
+        candidates += [MaskRules(causal=c, window=w) for w in sorted(set(widths)) if w > 0 for c in (True, False)]
+        after_first_chunk = (~allowed[:, 0] & queries.not_padding).nonzero()[:, 0]
+        if len(after_first_chunk):
+            candidates.append(MaskRules(causal=True, chunk=max(1, queries.positions[int(after_first_chunk[0])])))
     for rules in candidates:
-        if _explains(rules, seen, queries, keys):
+        if _reproduces(rules, allowed, queries, keys):
             return rules
-    return Rules(hidden=~seen)
+    return MaskRules(hidden=~allowed)
 
 
-def _full_rows(queries: Tokens) -> list[int]:
-    """Returns the last query that is no padding, and one in the middle: they tell the width of a window."""
-    rows = queries.seen.nonzero()[:, 0]
+def _rows_showing_window(queries: Tokens) -> list[int]:
+    """Returns two queries whose number of visible keys may be the window: the last and a middle one, no padding."""
+    rows = queries.not_padding.nonzero()[:, 0]
     if not len(rows):
         return []
     return [int(rows[-1]), int(rows[len(rows) // 2])]
 
 
-def _explains(rules: Rules, seen: Tensor, queries: Tokens, keys: Tokens) -> bool:
-    """Returns whether rules allow just the cells that are seen, padding left out."""
-    step = max(1, TILE // max(1, len(keys)))
+def _reproduces(rules: MaskRules, allowed: Tensor, queries: Tokens, keys: Tokens) -> bool:
+    """Returns whether the rules allow exactly the entries of this mask, padding aside."""
+    step = max(1, MAX_ENTRIES // max(1, len(keys)))
     for rows in torch.arange(len(queries)).split(step):
-        rows = rows[queries.seen[rows]]
-        if not torch.equal(rules.seen(queries, keys, rows), seen[rows] & keys.seen):
+        rows = rows[queries.not_padding[rows]]
+        if not torch.equal(rules.allowed(queries, keys, rows), allowed[rows] & keys.not_padding):
             return False
     return True

@@ -1,4 +1,4 @@
-"""What was read: tokens with the characters that they stand for, and the words that they make up."""
+"""The tokens of a sequence, with the characters that each stands for and the word that each belongs to."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 @dataclass
 class Tokens:
-    """One sequence; all lists are as long as it has tokens. docs/trace-format.md says what each of them is."""
+    """One sequence; the lists up to `positions` have one element per token.
+
+    The names of the fields are keys of the trace format (docs/trace-format.md).
+    """
 
     name: str
     text: str
     tokens: list[str]
     ids: list[int] | None = None
-    starts: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
-    special: list[int] = field(default_factory=list)
-    visible: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    prompt: int | None = None
-    steps: list[int] | None = None
-    grid: list[int] | None = None
+    starts: list[int] = field(default_factory=list)  # first character of each token in `text`, −1 for none
+    ends: list[int] = field(default_factory=list)  # end of its characters, exclusive
+    words: list[int] = field(default_factory=list)  # index of the word, −1 for none
+    special: list[int] = field(default_factory=list)  # 1 for special tokens such as [CLS]
+    visible: list[int] = field(default_factory=list)  # 0 for padding
+    positions: list[int] = field(default_factory=list)  # number of tokens before it that are not padding
+    prompt: int | None = None  # length of the prompt, if the rest was generated
+    steps: list[int] | None = None  # for generated text: number of tokens that each step read
+    grid: list[int] | None = None  # for an image: [rows, columns] of patches
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -42,42 +45,42 @@ class Tokens:
         self.ends = self.ends or [-1] * n
         self.special = self.special or [0] * n
         self.visible = self.visible or [1] * n
-        self.words = self.words or word_numbers(self.text, self.starts, self.ends)
+        self.words = self.words or word_indices(self.text, self.starts, self.ends)
         if not self.positions:
-            seen = torch.tensor(self.visible, dtype=torch.long)
-            self.positions = (seen.cumsum(0) - seen).tolist()
+            not_padding = torch.tensor(self.visible, dtype=torch.long)
+            self.positions = (not_padding.cumsum(0) - not_padding).tolist()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @cached_property
-    def places(self) -> Int[Tensor, " T"]:
-        """Positions as a tensor."""
+    def position_tensor(self) -> Int[Tensor, " T"]:
+        """The positions, as a tensor."""
         return torch.tensor(self.positions, dtype=torch.long)
 
     @cached_property
-    def seen(self) -> Bool[Tensor, " T"]:
-        """Which tokens are no padding."""
+    def not_padding(self) -> Bool[Tensor, " T"]:
+        """A Boolean tensor, False for padding tokens."""
         return torch.tensor(self.visible, dtype=torch.bool)
 
-    def until(self, n: int) -> Tokens:
-        """Returns the first n tokens, as far as masks and biases care."""
+    def prefix(self, n: int) -> Tokens:
+        """Returns the first n tokens, for masks and biases only: lists are cut, ids dropped, the text is unchanged."""
         if n == len(self):
             return self
         return replace(self, **{name: getattr(self, name)[:n] for name in _LISTS}, ids=None)
 
     def mark_generated(self, prompt: int) -> None:
-        """Says that the first `prompt` tokens were given and the rest generated, one a step."""
+        """Marks the tokens after the first `prompt` as generated, one per step."""
         self.prompt = prompt
         self.steps = [prompt] + [1] * (len(self) - prompt)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the entry of a trace's header."""
+        """Returns the tokens as a dict for the header of a trace."""
         return asdict(self)
 
 
-def word_numbers(text: str, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Returns the number of the word that holds the first character of each token that is no space; −1 for none."""
+def word_indices(text: str, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Returns for each token the index of the word that contains its first non-space character; −1 for none."""
     word_at = [-1] * len(text)
     for number, match in enumerate(_WORD.finditer(text)):
         word_at[match.start() : match.end()] = [number] * (match.end() - match.start())
@@ -86,7 +89,7 @@ def word_numbers(text: str, starts: Sequence[int], ends: Sequence[int]) -> list[
 
 
 def tokens_of(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None = None, name: str = "text") -> Tokens:
-    """Returns the tokens of ids by one of regard's tokenizers; without one they are shown as numbers."""
+    """Returns the tokens of ids, decoded by a tokenizer of regard; without a tokenizer ids are shown as numbers."""
     ids = [int(i) for i in ids]
     if tokenizer is None:
         return Tokens(name, "", [str(i) for i in ids], ids)
@@ -94,7 +97,7 @@ def tokens_of(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None 
     if text is None or text == decoded:
         text = decoded
         shown = [decoded[start:end] for start, end in spans]
-    else:  # a tokenizer that changes the text, as by lower case, leaves no trace of where its tokens came from
+    else:  # the tokenizer changed the text (lower case, say), so the characters of its tokens are not known
         shown = [tokenizer.decode([i]) for i in ids]
         spans = [(-1, -1)] * len(ids)
     special = {tokenizer.id(s) for s in tokenizer.special}
@@ -110,11 +113,14 @@ def tokens_of(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None 
 
 
 def _decode_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-    """Returns the text of ids and the characters of each; those that share a character all stand for it."""
+    """Returns the decoded text and the character span of each token.
+
+    Tokens that together make one character, such as its bytes, all get its span.
+    """
     pieces = tokenizer.pieces()
     text = ""
     spans: list[tuple[int, int]] = []
-    waiting = 0  # tokens whose characters are not known yet
+    waiting = 0  # tokens whose span is not known yet, because their character is incomplete
     for piece in [*(pieces.push(i) for i in ids), pieces.finish()]:
         waiting += 1
         if piece:

@@ -1,9 +1,10 @@
-"""A trace in memory: what a model attended to, kept as queries, keys, values and a normaliser a row.
+"""A trace in memory: for each head queries, keys and values, and for each query a log-normaliser n.
 
     weight(i, j) = sign_i · a(i, j) · exp(e(i, j) − n_i)
 
-with e the score and a = 1 for softmax, a the product of features for kernel attention. Weights are computed when asked
-for, some rows at a time; no matrix over all tokens is ever kept, but for attention that has no such form (`Dense`).
+For softmax attention `e` is the score and `a` is 1; for kernel attention `a` · exp(`e`) is φ(q)·φ(k), and `sign_i` is
+the sign of the normaliser. Weights are computed on request, a chunk of rows at a time. The whole T×S matrix is stored
+only for attention that has no such form (`Dense`).
 """
 
 from __future__ import annotations
@@ -20,76 +21,78 @@ from torch.nn import functional
 
 from regard.errors import OptionError
 from regard.lens.trace.arrays import TraceError
-from regard.lens.trace.formulas import Dense, Feature, Formula, OneHot, SoftmaxFormula
-from regard.lens.trace.rules import REASONS, Rules
+from regard.lens.trace.formulas import Dense, Formula, KernelFormula, OneHot, SoftmaxFormula
+from regard.lens.trace.rules import MAX_ENTRIES, REASONS, MaskRules
 from regard.lens.trace.tokens import Tokens
-
-CELLS = 1 << 21  # weights computed together
 
 
 @dataclass
 class Attended:
-    """One attention of a model, all heads. T queries, S keys, H heads, G key/value heads; float32 on the CPU."""
+    """What was recorded of one attention module, all heads; the tensors are float32 on the CPU.
+
+    T queries, S keys, H heads, G key/value heads. `queries` and `keys` are indices into `Recording.sequences`. The
+    names of the fields are keys of the trace format (docs/trace-format.md).
+    """
 
     layer: int
     side: str  # "encoder" or "decoder"
     kind: str  # "self" or "cross"
-    name: str  # of the module
+    name: str  # the module's name in the model
     mechanism: str
-    queries: int  # the number of the sequence that they are of
-    keys: int
+    queries: int  # index of the sequence that the queries come from
+    keys: int  # index of the sequence that the keys come from
     heads: int
-    groups: int
+    groups: int  # key/value heads
     formula: Formula
-    rules: Rules = field(default_factory=Rules)
-    signed: bool = False
+    rules: MaskRules = field(default_factory=MaskRules)
+    signed: bool = False  # whether weights may be negative
     q: Float[Tensor, "H T K"] | None = None
     k: Float[Tensor, "G S K"] | None = None
     v: Float[Tensor, "G S V"] | None = None
-    n: Float[Tensor, "H T"] | None = None  # logarithm of the normaliser
-    sign: Float[Tensor, "H T"] | None = None  # of the normaliser
-    choice: Int[Tensor, "H T"] | None = None  # the one key of a row; −1 for none
-    w: Float[Tensor, "F K"] | None = None  # of random features
-    # Logarithms that stored features were divided by.
+    n: Float[Tensor, "H T"] | None = None  # log of the row's normaliser, −inf if the row is fully masked
+    sign: Float[Tensor, "H T"] | None = None  # sign of the normaliser, if weights may be negative
+    choice: Int[Tensor, "H T"] | None = None  # one-hot attention: index of the attended key, −1 for none
+    w: Float[Tensor, "F K"] | None = None  # projection matrix of the random features
+    # If q and k hold features, the features are q·exp(cq) and k·exp(ck).
     cq: Float[Tensor, "H T"] | None = None
     ck: Float[Tensor, "G S"] | None = None
-    slopes: Float[Tensor, " H"] | None = None
-    offsets: Float[Tensor, "H N"] | None = None
-    g: Float[Tensor, "H T V"] | None = None  # gradient of the loss with respect to the output
-    overview: Float[Tensor, "H r c"] | None = None
-    figures: dict[str, list[float] | None] = field(default_factory=dict)
-    error: list[float] = field(default_factory=list)  # of the stored weights of each head, at most
+    slopes: Float[Tensor, " H"] | None = None  # ALiBi
+    offsets: Float[Tensor, "H N"] | None = None  # relative position bias, for j − i = 1 − T … S − 1
+    g: Float[Tensor, "H T V"] | None = None  # gradient of the loss with respect to the module's output
+    overview: Float[Tensor, "H r c"] | None = None  # thumbnail: weights pooled to at most 32×32
+    figures: dict[str, list[float] | None] = field(default_factory=dict)  # summary statistics, one number per head
+    error: list[float] = field(default_factory=list)  # per head: largest absolute error of weights in the stored trace
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a model is, in a few words and numbers."""
+    """A summary of a model: its name, class and sizes."""
 
     name: str
-    cls: str
-    home: str
+    cls: str  # name of the model's class
+    home: str  # library: "regard" or "transformers"
     parameters: int
     layers: int
     heads: int
-    groups: int
+    groups: int  # key/value heads
     width: int
     key_width: int
     value_width: int
     mechanisms: tuple[str, ...]
-    signed: bool = False
-    trained: bool | None = None
+    signed: bool = False  # whether weights may be negative
+    trained: bool | None = None  # None if unknown
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the entry of a trace's header."""
-        known = asdict(self)
-        known["class"] = known.pop("cls")
-        return known | {"mechanisms": list(self.mechanisms)}
+        """Returns the card as a dict for the header of a trace."""
+        entry = asdict(self)
+        entry["class"] = entry.pop("cls")
+        return entry | {"mechanisms": list(self.mechanisms)}
 
 
 @dataclass
 class Recording:
-    """One text through one model."""
+    """The attention of one model in one text (an encoder-decoder has two sequences, the source and the target)."""
 
     name: str
     model: Card
@@ -99,7 +102,7 @@ class Recording:
     labels: list[dict[str, Any]] | None = None
 
     def attention(self, layer: int, kind: str = "self", side: str | None = None) -> Attended:
-        """Returns the attention of a layer; in an encoder-decoder say which side's."""
+        """Returns the recorded attention of a layer; for an encoder-decoder `side` is "encoder" or "decoder"."""
         found = [a for a in self.attentions if a.layer == layer and a.kind == kind and side in (None, a.side)]
         if len(found) > 1 and side is None:
             raise OptionError(f"layer {layer} is on both sides: say side='encoder' or side='decoder'")
@@ -118,71 +121,73 @@ class Recording:
         kind: str = "self",
         side: str | None = None,
     ) -> Float[Tensor, "R S"]:
-        """Returns the weights of some queries, or of all, over all keys."""
+        """Returns the weights [R,S] of one head over all keys, for the queries `rows` (by default all)."""
         found = self.attention(layer, kind, side)
-        return self.cells(found, [_head(found, head)], self._rows(found, rows))[0]
+        return self.head_weights(found, [_check_head(found, head)], self._row_indices(found, rows))[0]
 
     def gradient(
         self, layer: int, head: int, rows: Iterable[int] | None = None, *, kind: str = "self", side: str | None = None
     ) -> Float[Tensor, "R S"]:
-        """Returns the gradient of the loss with respect to each weight, g_i·v_j, where it was recorded.
+        """Returns the gradient [R,S] of the loss with respect to the weights of one head, g_i·v_j.
 
-        Hidden cells have none.
+        Masked entries are 0. Raises OptionError if no gradient was recorded.
         """
         found = self.attention(layer, kind, side)
         if found.g is None or found.v is None:
             raise OptionError("no gradient was recorded; ask for it with record(…, gradient=True)")
-        at = self._rows(found, rows)
-        h = _head(found, head)
-        products = found.g[h][at] @ of_heads(found.v, [h], found.heads)[0].T
-        return products * found.rules.seen(*self.read(found), at)
+        at = self._row_indices(found, rows)
+        h = _check_head(found, head)
+        products = found.g[h][at] @ kv_for_heads(found.v, [h], found.heads)[0].T
+        return products * found.rules.allowed(*self.query_and_key_tokens(found), at)
 
     def reason(self, layer: int, i: int, j: int, *, kind: str = "self", side: str | None = None) -> str | None:
-        """Returns why query i may not see key j, or None where it may."""
+        """Returns why query i may not attend to key j (one of `REASONS`), or None if it may."""
         found = self.attention(layer, kind, side)
-        number = int(found.rules.reasons(*self.read(found), self._rows(found, [i]))[0, j])
+        number = int(found.rules.reasons(*self.query_and_key_tokens(found), self._row_indices(found, [i]))[0, j])
         return None if number == 0 else REASONS[number - 1]
 
-    def read(self, attended: Attended) -> tuple[Tokens, Tokens]:
-        """Returns the sequences of the queries and of the keys."""
+    def query_and_key_tokens(self, attended: Attended) -> tuple[Tokens, Tokens]:
+        """Returns the tokens of the queries and the tokens of the keys."""
         return self.sequences[attended.queries], self.sequences[attended.keys]
 
-    def cells(self, attended: Attended, heads: Sequence[int], rows: Int[Tensor, " R"]) -> Float[Tensor, "h R S"]:
-        """Returns the weights of some heads and rows."""
-        queries, keys = self.read(attended)
-        return cells(attended, queries, keys, heads, rows)
+    def head_weights(self, attended: Attended, heads: Sequence[int], rows: Int[Tensor, " R"]) -> Float[Tensor, "h R S"]:
+        """Returns the weights of the given heads and query rows over all keys."""
+        queries, keys = self.query_and_key_tokens(attended)
+        return head_weights(attended, queries, keys, heads, rows)
 
     def tiles(
         self, attended: Attended, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[Int[Tensor, " R"], Float[Tensor, "h R S"]]]:
-        """Yields all weights, some rows at a time.
+        """Yields (row indices, weights of these rows) until all rows were yielded, a chunk at a time.
 
-        A pass over all heads fills in normalisers that are not known yet.
+        A complete pass over all heads also sets `attended.n` (and `sign`) if they are not known yet.
         """
         chosen = list(range(attended.heads) if heads is None else heads)
         S = len(self.sequences[attended.keys])
-        fills = heads is None and attended.n is None and isinstance(attended.formula, SoftmaxFormula | Feature)
+        sets_normalisers = (
+            heads is None and attended.n is None and isinstance(attended.formula, SoftmaxFormula | KernelFormula)
+        )
         found: list[tuple[Tensor, Tensor | None]] = []
-        for rows in self.spans(attended, len(chosen)):
-            if fills:
-                weights, n, sign = weigh(attended, *self.read(attended), chosen, rows)
+        for rows in self.row_chunks(attended, len(chosen)):
+            if sets_normalisers:
+                weights, n, sign = weigh(attended, *self.query_and_key_tokens(attended), chosen, rows)
                 weights = functional.pad(weights, (0, S - weights.shape[2]))
                 found.append((n, sign))
             else:
-                weights = self.cells(attended, chosen, rows)
+                weights = self.head_weights(attended, chosen, rows)
             yield rows, weights
         if found:
             attended.n = torch.cat([n for n, _ in found], 1)
             if attended.signed:
                 attended.sign = torch.cat([x for _, x in found if x is not None], 1)
 
-    def spans(self, attended: Attended, heads: int) -> tuple[Int[Tensor, " R"], ...]:
-        """Returns all queries, as many together as may be looked at for so many heads."""
-        T, S = (len(x) for x in self.read(attended))
-        together: tuple[Tensor, ...] = torch.arange(T).split(max(1, CELLS // max(1, heads * S)))
-        return together
+    def row_chunks(self, attended: Attended, heads: int) -> tuple[Int[Tensor, " R"], ...]:
+        """Returns all query indices in chunks, so that heads × rows × keys stays within MAX_ENTRIES."""
+        T, S = (len(x) for x in self.query_and_key_tokens(attended))
+        chunks: tuple[Tensor, ...] = torch.arange(T).split(max(1, MAX_ENTRIES // max(1, heads * S)))
+        return chunks
 
-    def _rows(self, attended: Attended, rows: Iterable[int] | None) -> Int[Tensor, " R"]:
+    def _row_indices(self, attended: Attended, rows: Iterable[int] | None) -> Int[Tensor, " R"]:
         T = len(self.sequences[attended.queries])
         if rows is None:
             return torch.arange(T)
@@ -193,7 +198,7 @@ class Recording:
 
 
 class Trace:
-    """Recordings to look at and to compare. A trace of one text answers for it directly."""
+    """One or more recordings; `weights` and `gradient` use the first unless `recording=` is given."""
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         if not recordings:
@@ -202,7 +207,7 @@ class Trace:
 
     @classmethod
     def joined(cls, *traces: Trace) -> Trace:
-        """Returns one trace of several: models, checkpoints or texts to compare."""
+        """Returns one trace with the recordings of several, to compare models, checkpoints or texts."""
         return cls([recording for trace in traces for recording in trace.recordings])
 
     def weights(
@@ -215,7 +220,7 @@ class Trace:
         side: str | None = None,
         recording: int = 0,
     ) -> Float[Tensor, "R S"]:
-        """Returns the weights of some queries, or of all, over all keys."""
+        """Returns the weights [R,S] of one head over all keys, for the queries `rows` (by default all)."""
         return self.recordings[recording].weights(layer, head, rows, kind=kind, side=side)
 
     def gradient(
@@ -228,16 +233,19 @@ class Trace:
         side: str | None = None,
         recording: int = 0,
     ) -> Float[Tensor, "R S"]:
-        """Returns the gradient of the loss with respect to each weight, where it was recorded."""
+        """Returns the gradient [R,S] of the loss with respect to the weights of one head.
+
+        Raises OptionError if no gradient was recorded.
+        """
         return self.recordings[recording].gradient(layer, head, rows, kind=kind, side=side)
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens of the first recording's last sequence: what was read, or what was written."""
+        """The tokens of the first recording: its text, or the target of an encoder-decoder."""
         return self.recordings[0].sequences[-1].tokens
 
     def save(self, path: str | Path) -> int:
-        """Writes a .trace file and says how many bytes it has."""
+        """Writes a .trace file and returns its size in bytes."""
         from regard.lens.trace.format import save
 
         return save(self, path)
@@ -250,10 +258,10 @@ class Trace:
         return f"Trace({'; '.join(parts)})"
 
 
-def cells(
+def head_weights(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> Float[Tensor, "h R S"]:
-    """Returns the weights of some heads and rows of one attention."""
+    """Returns the weights of the given heads and query rows of one attention module over all keys."""
     T = len(queries)
     S = len(keys)
     formula = attended.formula
@@ -275,36 +283,36 @@ def cells(
 def weigh(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
-    """Returns weights of softmax or kernel attention, the logarithm of each row's normaliser, and its sign if any.
+    """Returns the weights of softmax or kernel attention, and the log-normaliser of each row and its sign (or None).
 
-    The normaliser is the one that was recorded, or else the sum of the row. Keys behind all that these rows may see are
-    left out: s is the reach of the rows.
+    The recorded normaliser is used if there is one, otherwise the sum of the row. Keys after the last one that any of
+    these rows may attend to are dropped; s is the number of keys that are left.
     """
-    keys = keys.until(attended.rules.reach(queries, keys, rows))
-    a, e = terms(attended, queries, keys, heads, rows)
-    e = e.expand(len(heads), len(rows), len(keys)).masked_fill(~attended.rules.seen(queries, keys, rows), -torch.inf)
+    keys = keys.prefix(attended.rules.reach(queries, keys, rows))
+    a, e = factor_and_exponent(attended, queries, keys, heads, rows)
+    e = e.expand(len(heads), len(rows), len(keys)).masked_fill(~attended.rules.allowed(queries, keys, rows), -torch.inf)
     if attended.n is not None:
         return _weigh_by_normaliser(attended, a, e, heads, rows)
-    # The largest exponent is taken out, so that exp does not overflow; a row that sees nothing has none.
+    # The largest exponent is subtracted, so that exp does not overflow; in a fully masked row it would be −inf.
     peak = e.amax(-1, keepdim=True)
     peak = peak.masked_fill(peak == -torch.inf, 0)
-    share = torch.exp(e - peak)
+    unnormalised = torch.exp(e - peak)
     if a is not None:
-        share = a * share
-    total = share.sum(-1)
+        unnormalised = a * unnormalised
+    total = unnormalised.sum(-1)
     n = (total.abs().log() + peak[..., 0]).float()
-    weights = (share / total.masked_fill(total == 0, 1)[..., None]).float()
+    weights = (unnormalised / total.masked_fill(total == 0, 1)[..., None]).float()
     return weights, n, total.sign().float() if attended.signed else None
 
 
 def _weigh_by_normaliser(
     attended: Attended, a: Tensor | None, e: Tensor, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
-    """Returns what `weigh` does where normalisers were recorded."""
+    """Returns the result of `weigh` from the recorded normalisers."""
     assert attended.n is not None
     n = attended.n[list(heads)][:, rows]
-    blind = n[..., None] == -torch.inf
-    weights = torch.exp((e - n[..., None].to(e.dtype)).masked_fill_(blind, -torch.inf))
+    fully_masked = n[..., None] == -torch.inf
+    weights = torch.exp((e - n[..., None].to(e.dtype)).masked_fill_(fully_masked, -torch.inf))
     if a is not None:
         weights = a * weights
     if attended.sign is None:
@@ -313,24 +321,27 @@ def _weigh_by_normaliser(
     return (weights * sign[..., None]).float(), n, sign
 
 
-def terms(
+def factor_and_exponent(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Tensor | None, Tensor]:
-    """Returns (a, e) of each cell, hidden or not: a weight is a·exp(e) over the sum of its row. a None means 1."""
+    """Returns factor `a` and exponent `e` of every entry, masked or not; `a` is None if it is 1 everywhere.
+
+    A weight is a·exp(e) divided by the sum of its row.
+    """
     assert attended.q is not None and attended.k is not None
     q = attended.q[list(heads)][:, rows]
-    k = of_heads(attended.k, heads, attended.heads)[:, : len(keys)]
+    k = kv_for_heads(attended.k, heads, attended.heads)[:, : len(keys)]
     if isinstance(attended.formula, SoftmaxFormula):
         scores = attended.formula.scores(q, k)
         if has_bias(attended):
             scores = scores + bias(attended, queries, keys, heads, rows)
         return None, scores
-    assert isinstance(attended.formula, Feature)
-    a, cq, ck = attended.formula.similar(q, k, attended.w)
+    assert isinstance(attended.formula, KernelFormula)
+    a, cq, ck = attended.formula.kernel_terms(q, k, attended.w)
     if attended.cq is not None:
         cq = attended.cq[list(heads)][:, rows].double()
     if attended.ck is not None:
-        ck = of_heads(attended.ck, heads, attended.heads)[:, : len(keys)].double()
+        ck = kv_for_heads(attended.ck, heads, attended.heads)[:, : len(keys)].double()
     e = torch.zeros(len(heads), len(rows), len(keys), dtype=torch.float64)
     if cq is not None:
         e = e + cq[:, :, None]
@@ -340,17 +351,17 @@ def terms(
 
 
 def has_bias(attended: Attended) -> bool:
-    """Returns whether something is added to scores."""
+    """Returns whether a bias is added to the scores."""
     return attended.slopes is not None or attended.offsets is not None
 
 
 def bias(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> Float[Tensor, "#h #R #S"]:
-    """Returns what is added to scores: −slope·distance (ALiBi), and an offset for each distance j − i."""
+    """Returns the bias of the scores: −slope·|distance| (ALiBi) plus a learned bias for each distance j − i."""
     total = torch.zeros(1, 1, 1)
     if attended.slopes is not None:
-        distance = (queries.places[rows][:, None] - keys.places[None]).abs()
+        distance = (queries.position_tensor[rows][:, None] - keys.position_tensor[None]).abs()
         total = total - attended.slopes[list(heads), None, None] * distance
     if attended.offsets is not None:
         column = torch.arange(len(keys))[None] - rows[:, None] + len(queries) - 1
@@ -358,15 +369,15 @@ def bias(
     return total
 
 
-def of_heads(x: Tensor, heads: Sequence[int], H: int) -> Tensor:
-    """Returns those of the key/value heads x [G,…] that query heads use."""
+def kv_for_heads(x: Tensor, heads: Sequence[int], H: int) -> Tensor:
+    """Returns for each of the given query heads (out of H) its key/value head from x [G,…]."""
     G = x.shape[0]
     if list(heads) == list(range(G)) == list(range(H)):
-        return x  # every head has its own: nothing is copied
+        return x  # every query head has its own key/value head: no copy is needed
     return x[[h * G // H for h in heads]]
 
 
-def _head(attended: Attended, head: int) -> int:
+def _check_head(attended: Attended, head: int) -> int:
     if not -attended.heads <= head < attended.heads:
         raise OptionError(f"head {head}: there are {attended.heads}, 0 to {attended.heads - 1}")
     return head % attended.heads
