@@ -16,7 +16,7 @@ from regard.errors import OptionError
 from regard.lens.heads.ablation import ablate as remove
 from regard.lens.heads.annotations import read_conllu, read_mentions
 from regard.lens.heads.examine import default_texts, examine
-from regard.lens.heads.linguistics import follow_mentions, follow_syntax
+from regard.lens.heads.linguistics import evaluate_coreference, evaluate_syntax
 from regard.lens.models import open_recordable
 from regard.lens.trace.trace import Trace
 
@@ -53,9 +53,9 @@ def heads(
     with _progress() as report:
         results, recordings = examine(subject, lines, seed, report)
         if sentences is not None:
-            results["syntax"] = follow_syntax(subject.record_one, sentences)
+            results["syntax"] = evaluate_syntax(subject.record_one, sentences)
         if mentions is not None:
-            results["coreference"] = follow_mentions(subject.record_one, mentions)
+            results["coreference"] = evaluate_coreference(subject.record_one, mentions)
         if ablate:
             # Every head is a pass over these texts, so a few have to do.
             chosen = (lines or default_texts())[:ABLATED_TEXTS]

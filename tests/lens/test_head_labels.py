@@ -16,9 +16,9 @@ from regard.lens.heads.ablation import ablate
 from regard.lens.heads.annotations import Mentions, Parsed, read_conllu, read_mentions
 from regard.lens.heads.examine import default_texts, examine, repeated_tokens
 from regard.lens.heads.labels import MIXED, Score, _interval, choose_label, label_heads
-from regard.lens.heads.linguistics import follow_mentions, follow_syntax
+from regard.lens.heads.linguistics import evaluate_coreference, evaluate_syntax
 from regard.lens.heads.redundancy import redundant_pairs
-from regard.lens.heads.scores import ABOUT
+from regard.lens.heads.scores import SCORE_DESCRIPTIONS
 from regard.lens.models import RecordableModel
 from regard.lens.recording.hub_models import hub_card
 from regard.lens.recording.overview import add_overview
@@ -88,7 +88,7 @@ def sets(tokens):
     """For each label the keys that it is about, written out token by token."""
     T, shown = len(tokens), tokens.tokens
     count = {w: shown.count(w) for w in shown}
-    made = {name: torch.zeros(T, T) for name in ABOUT}
+    made = {name: torch.zeros(T, T) for name in SCORE_DESCRIPTIONS}
     for i in range(T):
         for j in range(T):
             inner = 0 < j < T - 1
@@ -127,7 +127,7 @@ def toward(choose_label, amount):
 TEXTS = [sequence(seed=n) for n in range(8)]
 
 
-@pytest.mark.parametrize("name", [n for n in ABOUT if n not in ("broad", "rare word")])
+@pytest.mark.parametrize("name", [n for n in SCORE_DESCRIPTIONS if n not in ("broad", "rare word")])
 def test_a_head_that_does_it_is_labelled_and_one_that_does_it_a_little_is_not(name):
     strong = [mapped(toward(sets(t)[name], 0.6)[None], t) for t in TEXTS]
     weak = [mapped(toward(sets(t)[name], 0.05)[None], t) for t in TEXTS]
@@ -302,12 +302,12 @@ def test_a_head_that_follows_syntax_stands_out_and_one_that_looks_ahead_does_not
         starts, ends = zip(*sentence.words, strict=True)
         tokens = Tokens("text", text, text.split(), None, list(starts), list(ends))
         right, after = torch.zeros(9, 9), torch.zeros(9, 9)
-        for i, head in enumerate(sentence.heads):
+        for i, head in enumerate(sentence.governors):
             right[i, head] = 1
             after[i, min(i + 1, 8)] = 1
         return mapped(torch.stack([after, 0.4 * right + 0.6 * torch.eye(9)]), tokens)  # itself does not count
 
-    found = {(x["relation"], x["direction"]): x for x in follow_syntax(record, sentences)}
+    found = {(x["relation"], x["direction"]): x for x in evaluate_syntax(record, sentences)}
     follows = found["obj", "to head"]
     assert follows["head"] == 1 and follows["score"] == 1 and follows["stands_out"]
     assert follows["baseline"] < 0.5
@@ -331,9 +331,9 @@ def test_a_head_that_finds_the_antecedent_stands_out():
         nearest[:, 4] = 1
         return mapped(torch.stack([nearest, toward(finds, 0.4)]), tokens)
 
-    found = follow_mentions(record, given)
+    found = evaluate_coreference(record, given)
     assert found["head"] == 1 and found["score"] == 1 and found["baseline"] == 0 and found["stands_out"]
-    assert follow_mentions(record, given[:3]) is None
+    assert evaluate_coreference(record, given[:3]) is None
 
 
 CONLLU = """# text = Don't go!
@@ -352,7 +352,7 @@ def test_syntax_is_read_with_the_characters_of_each_word(tmp_path):
     (tmp_path / "a.conllu").write_text(CONLLU)
     first, second = read_conllu(tmp_path / "a.conllu")
     assert first.text == "Don't go!" and [first.text[a:b] for a, b in first.words] == ["Don't", "Don't", "go", "!"]
-    assert first.heads == (2, 2, -1, 2) and second.relations == ("root",)
+    assert first.governors == (2, 2, -1, 2) and second.relations == ("root",)
     for wrong, match in (
         ("1\tRun\trun\n", "line 1: 3 columns"),
         (CONLLU.replace("\t3\taux", "\tx\taux"), "line 3: 'x'"),
@@ -446,7 +446,7 @@ def test_the_command_prints_tables_and_json(folder, tmp_path):
     assert len(trace.recordings[0].labels) == 6
     found = json.loads(run(folder, "--texts", tmp_path / "texts", "--json").stdout)
     assert found["texts"] == 4 and len(found["heads"]) == 6 and len(found["layers"]) == 2
-    assert set(found["heads"][0]["scores"]) <= set(ABOUT)
+    assert set(found["heads"][0]["scores"]) <= set(SCORE_DESCRIPTIONS)
     twin = json.loads(run(f"random:{folder}", "--texts", tmp_path / "texts", "--json").stdout)
     assert twin["counts"] == {MIXED: 6} and twin["specialised"] == 0
 

@@ -21,7 +21,7 @@ from regard.generate import Settings
 from regard.lens import decode, record
 from regard.lens.models import RecordableModel
 from regard.lens.pages import server
-from regard.lens.pages.live import steps
+from regard.lens.pages.live import generate_steps
 from regard.lens.pages.server import ModelServer, ServeError, create
 from regard.lens.recording.regard_models import regard_card
 
@@ -94,7 +94,7 @@ def test_steps_choose_and_look_as_the_model_does(mechanism):
     asked = Settings(max_tokens=6, temperature=0.9, top_k=50, seed=3)
     who = subject(mechanism)
     ids = who.ids(TEXT)
-    found = list(steps(who, ids, asked))
+    found = list(generate_steps(who, ids, asked))
     assert [s.token for s in found] == generate(who.model, ids, asked).tokens
     trace = record(who.model, [*ids, *(s.token for s in found)])
     for n, step in enumerate(found):
@@ -117,7 +117,7 @@ def test_steps_of_a_hugging_face_model_are_those_of_its_eager_attention():
     from regard.lens.recording.hub_models import hub_card
 
     who = RecordableModel(model, None, hub_card(model, "tiny", False))
-    found = list(steps(who, [5, 6, 7], Settings(max_tokens=4)))
+    found = list(generate_steps(who, [5, 6, 7], Settings(max_tokens=4)))
     whole = torch.tensor([[5, 6, 7, *(s.token for s in found)]])
     out = model(whole, output_attentions=True)
     assert [int(out.logits[0, 2 + n].argmax()) for n in range(4)] == [s.token for s in found]
@@ -130,11 +130,11 @@ def test_what_cannot_be_continued_is_an_error():
     encoder = Encoder(vocabulary=256, width=24, layers=1, length=64, attention={"heads": 3})
     encoder.tokenizer = Bytes()
     with pytest.raises(OptionError, match="does not continue a text"):
-        steps(RecordableModel(encoder, encoder.tokenizer, regard_card(encoder)), [1], Settings())
+        generate_steps(RecordableModel(encoder, encoder.tokenizer, regard_card(encoder)), [1], Settings())
     with pytest.raises(OptionError, match="no tokens"):
-        steps(subject(), [], Settings())
+        generate_steps(subject(), [], Settings())
     with pytest.raises(OptionError, match="leave out beams"):
-        steps(subject(), [1], Settings(beams=2))
+        generate_steps(subject(), [1], Settings(beams=2))
 
 
 def test_a_text_comes_back_as_the_trace_that_record_makes(port, desk):
@@ -192,7 +192,7 @@ def test_a_stream_has_each_token_and_what_it_looked_at(port, desk):
 def test_a_stream_ends_where_the_model_or_the_time_does(port, desk, monkeypatch):
     text = "x" * 254
     assert lines(port, text=text, max_tokens=50)[-1]["why"] == "full"
-    monkeypatch.setattr(server, "SECONDS", -1)
+    monkeypatch.setattr(server, "MAX_SECONDS", -1)
     assert lines(port, max_tokens=50)[-1]["why"] == "time"
 
 
@@ -287,7 +287,7 @@ def test_the_page_is_bound_to_its_own_script(port):
 @pytest.mark.parametrize(
     "path, body, status, words",
     [
-        ("/record", {"text": "x" * (server.BODY + 1)}, 413, "larger than"),
+        ("/record", {"text": "x" * (server.MAX_BODY_BYTES + 1)}, 413, "larger than"),
         ("/record", {"text": "x" * 300}, 400, "300 tokens; this model and server read at most 256"),
         ("/record", {"text": ""}, 400, "empty"),
         ("/record", {"text": 3}, 400, "expected"),
@@ -324,12 +324,12 @@ def test_a_port_in_use_and_a_missing_extra_are_told(desk, monkeypatch):
 
 @pytest.mark.browser
 def test_a_browser_reads_writes_stops_and_shows(port, desk, monkeypatch, chromium):
-    def slowly(*asked, found=server.steps):
+    def slowly(*asked, found=server.generate_steps):
         for step in found(*asked):
             time.sleep(0.05)  # so that there is something to stop
             yield step
 
-    monkeypatch.setattr(server, "steps", slowly)
+    monkeypatch.setattr(server, "generate_steps", slowly)
     said = []
     tabs = [chromium.new_context().new_page() for _ in range(2)]
     for page in tabs:

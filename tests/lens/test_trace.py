@@ -271,7 +271,7 @@ def test_elements_of_a_page_hold_the_trace_and_no_text_ends_them():
     assert set(page.tags) == {"script"}
     assert not set(page.found["trace"]) & set("<>&\u2028\u2029")
     header = json.loads(page.found["trace"])
-    assert header == json.loads(encoded.document) and header["recordings"][0]["sequences"][0]["text"] == evil
+    assert header == json.loads(encoded.header_bytes) and header["recordings"][0]["sequences"][0]["text"] == evil
     for n, block in enumerate(encoded.blocks):
         assert read_letters(page.found[f"block-{n}"].rstrip("\n"))[: len(block)] == block
     array = header["recordings"][0]["attentions"][0]["arrays"]["q"][1]

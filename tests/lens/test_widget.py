@@ -81,7 +81,7 @@ def test_a_frame_shows_what_torch_computes(trace, chromium, tmp_path):
 
 
 def test_a_page_too_large_for_a_notebook_is_told(trace, monkeypatch):
-    monkeypatch.setattr(widget, "LARGEST", 1000)
+    monkeypatch.setattr(widget, "MAX_PAGE_BYTES", 1000)
     with pytest.raises(OptionError, match="write it to a file"):
         show(trace)._repr_html_()
 

@@ -1,1 +1,1 @@
-"""What heads do: labels, scores, ablation, redundancy, syntax and coreference."""
+"""Analysing heads: scores and labels, ablation, redundancy, syntax and coreference."""

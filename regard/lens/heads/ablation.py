@@ -1,8 +1,8 @@
-"""What a head is worth: the model with the head's output set to zero, against the whole model.
+"""Ablating heads: the model with one head's output set to zero, compared with the whole model.
 
-Where a model predicts tokens, the cost is the rise of the mean loss in nats; a masked language model is asked for each
-token in turn, masked. Where a model predicts none, or has no mask token, the cost is how far its last vectors move, as
-a part of their length.
+If the model predicts tokens, the cost of a head is the increase of the mean loss in nats; for a masked language model
+each token is masked in turn. Otherwise (or without a mask token) it is the relative change (L2 norm) of the final
+hidden states.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from regard.models import Decoder, Encoder, Model, Seq2Seq, token_loss
 from regard.models.encoder import MaskedHead
 from regard.nn.capture import forward_hooks
 
-Progress = Callable[[int, int], None]  # how many layers are done, and of how many
+Progress = Callable[[int, int], None]  # called with the number of layers done, and of all layers
 
 
 @torch.no_grad()
 def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress | None = None) -> dict[str, Any]:
-    """Returns the cost of each head of self-attention, one removed at a time.
+    """Returns the cost of each self-attention head, ablated one at a time.
 
     The result is {"measure": "loss" or "change", "whole": the loss of the whole model, "heads": [{…, "cost"}]}.
     """
     model = recordable.model
-    runs = [_run(recordable, text) for text in texts]
+    runs = [_make_run(recordable, text) for text in texts]
     if not runs:
         raise OptionError("ablation needs at least one text")
     with evaluation_mode(model):
@@ -63,22 +63,22 @@ def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress
 
 
 def _cost(now: Tensor, before: Tensor) -> float:
-    """Returns the rise of a loss, or how far vectors moved as a part of their length."""
+    """Returns the increase of a loss, or the relative change (L2 norm) of hidden states."""
     if now.dim() == 0:
         return float(now - before)
     return float((now - before).norm() / before.norm())
 
 
-def _run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
-    """Returns a function that computes the loss of a text, or the vectors of its tokens, each time it is called."""
+def _make_run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
+    """Returns a function that runs the model over a text, and returns its loss or its final hidden states [T,width]."""
     tokens = torch.tensor([recordable.ids(text)], device=next(recordable.model.parameters()).device)
     if isinstance(recordable.model, Model):
-        return _run_regard(recordable.model, recordable.tokenizer, tokens)
-    return _run_hub(recordable.model, recordable.tokenizer, tokens)
+        return _make_regard_run(recordable.model, recordable.tokenizer, tokens)
+    return _make_hub_run(recordable.model, recordable.tokenizer, tokens)
 
 
-def _run_regard(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
-    """Returns the function of `_run` for one of regard's models and tokens [1,T]."""
+def _make_regard_run(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
+    """Returns the function of `_make_run` for one of regard's models and tokens [1,T]."""
     if isinstance(model, Seq2Seq):
         start = tokens.new_full((1, 1), model.config.start)
         return lambda: token_loss(model(tokens, torch.cat([start, tokens[:, :-1]], 1)), tokens)
@@ -90,28 +90,28 @@ def _run_regard(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[
     return lambda: model.vectors(tokens)[0]
 
 
-def _run_hub(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
-    """Returns the function of `_run` for a Hugging Face model and tokens [1,T]."""
+def _make_hub_run(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
+    """Returns the function of `_make_run` for a Hugging Face model and tokens [1,T]."""
     if is_masked_model(model):
         if mask_token(tokenizer) is not None:
             return _masked_loss(lambda copies: model(input_ids=copies).logits, tokenizer, tokens[0])
         return lambda: model(input_ids=tokens, output_hidden_states=True).hidden_states[-1][0]
     if has_language_head(model):
         return lambda: model(input_ids=tokens, labels=tokens).loss.detach()
-    if getattr(model.config, "is_encoder_decoder", False):  # it writes what it reads, as when it is recorded
+    if getattr(model.config, "is_encoder_decoder", False):  # the target is the source, as in record_one
         return lambda: model(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state[0]
     return lambda: model(input_ids=tokens).last_hidden_state[0]
 
 
 def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor) -> Callable[[], Tensor]:
     """Returns a function that computes the loss of masked tokens, each masked in turn."""
-    mask = require_mask_token(tokenizer)
-    places = maskable_positions(ids.tolist(), special_tokens(tokenizer))
-    return lambda: torch.stack(list(masked_losses(logits, ids, places, mask))).sum()
+    mask_id = require_mask_token(tokenizer)
+    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
+    return lambda: torch.stack(list(masked_losses(logits, ids, positions, mask_id))).sum()
 
 
 def _layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
-    """Returns where each self-attention is, and how many heads it has."""
+    """Returns (layer, side and name) of each self-attention module, and its number of heads."""
     attentions = [a for a in recordable.record_one(text).attentions if a.kind == "self"]
     if any(isinstance(a.formula, Dense) and a.q is None for a in attentions):
         raise OptionError(f"{recordable.card.cls} makes its attention itself, so no head of it can be removed")
@@ -136,20 +136,20 @@ def _without(model: Any, name: str, head: int) -> Iterator[None]:
 
 
 class _HeadRemover:
-    """A recorder that keeps nothing and sets one head of one module to zero."""
+    """An `AttentionRecorder` that stores nothing, and sets one head of one module to zero."""
 
     def __init__(self, name: str, head: int) -> None:
         self.name = name
         self.head = head
 
     def begin(self, call: Call) -> None:
-        """Leaves the call as it is."""
+        """Does nothing: the call is not changed."""
 
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
-        """Keeps no weights."""
+        """Ignores the weights."""
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        """Returns the output [B,T,H,V], without the head where it is the module's."""
+        """Returns the output [B,T,H,V]; in the chosen module the head is set to zero."""
         return _zero_head(out, 2, self.head) if call.name == self.name else out
 
 

@@ -1,4 +1,4 @@
-"""Texts that say more than their words: syntax from CoNLL-U, coreference from JSONL with character spans."""
+"""Annotated texts: dependency syntax from CoNLL-U, coreference from JSONL with character spans."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Parsed:
-    """A sentence with its syntax: the characters of each word, the word that it depends on (−1: none), and how."""
+    """A sentence with its dependency tree: the character span, governor (−1: root) and relation of each word."""
 
     text: str
     words: tuple[Span, ...]
-    heads: tuple[int, ...]
+    governors: tuple[int, ...]
     relations: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Mentions:
-    """A text with mentions, in the order of the text, and the number of the one that each is about."""
+    """A text with the spans of its mentions, in text order, and the coreference cluster of each."""
 
     text: str
     spans: tuple[Span, ...]
@@ -31,7 +31,7 @@ class Mentions:
 
 
 def read_conllu(path: str | Path) -> list[Parsed]:
-    """Returns the sentences of a CoNLL-U file. Words of a contraction stand for the same characters."""
+    """Returns the sentences of a CoNLL-U file; the words of a multiword token ("don't") share its characters."""
     lines = read_lines(path, "sentences in CoNLL-U")
     annotated = []
     start = 0
@@ -54,7 +54,7 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
     words: list[Span] = []
     heads: list[int] = []
     relations: list[str] = []
-    shared: tuple[int, Span] = (0, (0, 0))  # words up to this number stand for these characters
+    shared: tuple[int, Span] = (0, (0, 0))  # multiword token: number of its last word, its characters
     for line, row in rows:
         cells = row.split("\t")
         if len(cells) != 10:
@@ -65,13 +65,13 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
         if "." in number:
             continue  # an empty node has no characters
         if "-" in number:
-            first, last = (_number(path, line, x) for x in number.split("-", 1))
+            first, last = (_parse_word_number(path, line, x) for x in number.split("-", 1))
             if last < first:
                 raise DataError(f"{path}, line {line}: words {number}, expected the first before the last")
             shared = (last, (len(text), len(text) + len(form)))
             text += form + space
             continue
-        here = _number(path, line, number)
+        here = _parse_word_number(path, line, number)
         if here != len(words) + 1:
             raise DataError(f"{path}, line {line}: word {here}, expected {len(words) + 1}")
         if here <= shared[0]:
@@ -79,7 +79,7 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
         else:
             words.append((len(text), len(text) + len(form)))
             text += form + space
-        heads.append(_number(path, line, cells[6]) - 1)
+        heads.append(_parse_word_number(path, line, cells[6]) - 1)
         relations.append(cells[7].split(":")[0])
     wrong = next((n for n, head in enumerate(heads) if head >= len(words)), None)
     if wrong is not None:
@@ -89,23 +89,23 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
     return Parsed(text.rstrip(), tuple(words), tuple(heads), tuple(relations))
 
 
-def _number(path: str, line: int, text: str) -> int:
-    """Returns a number of a word, or says where there is none."""
+def _parse_word_number(path: str, line: int, text: str) -> int:
+    """Parses the number of a word; raises DataError with the line if it is none."""
     if not text.isdecimal():
         raise DataError(f"{path}, line {line}: {text!r}, expected the number of a word")
     return int(text)
 
 
 def read_mentions(path: str | Path) -> list[Mentions]:
-    """Returns the texts of a JSONL file, one a line: {"text": …, "clusters": [[[start, end], …], …]}.
+    """Returns the texts of a JSONL file, one per line: {"text": …, "clusters": [[[start, end], …], …]}.
 
-    Spans are in characters, their ends excluded.
+    Spans are in characters, with exclusive ends.
     """
     annotated = []
     for number, line in enumerate(read_lines(path, "one JSON object a line"), 1):
         if not line.strip():
             continue
-        place = f"{path}, line {number}"
+        where = f"{path}, line {number}"
         try:
             entry = json.loads(line)
             text = entry["text"]
@@ -113,13 +113,13 @@ def read_mentions(path: str | Path) -> list[Mentions]:
             spans = [(int(a), int(b), n) for n, cluster in enumerate(clusters) for a, b in cluster]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f'{place}: {type(error).__name__} {error}; expected {{"text": …, "clusters": [[[start, end], …], …]}}'
+                f'{where}: {type(error).__name__} {error}; expected {{"text": …, "clusters": [[[start, end], …], …]}}'
             ) from None
         if not isinstance(text, str):
-            raise DataError(f"{place}: 'text' is no text")
+            raise DataError(f"{where}: 'text' is no text")
         for a, b, _ in spans:
             if not 0 <= a < b <= len(text):
-                raise DataError(f"{place}: characters {a} to {b} of a text of {len(text)}")
+                raise DataError(f"{where}: characters {a} to {b} of a text of {len(text)}")
         spans.sort()
         annotated.append(Mentions(text, tuple((a, b) for a, b, _ in spans), tuple(n for _, _, n in spans)))
     return annotated

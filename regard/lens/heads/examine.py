@@ -1,4 +1,4 @@
-"""Everything that is measured of the heads of a model on some texts."""
+"""Examining the heads of a model on texts: labels, redundant pairs, and means per layer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from regard.lens.models import RecordableModel
 from regard.lens.trace.trace import Recording
 from regard.models import Model
 
-COPIES = 4  # sequences that repeat themselves
-PART = 24  # tokens that they repeat
-Progress = Callable[[str, int, int], None]  # what is being done, which one, and of how many
+REPEATED_SEQUENCES = 4  # number of random sequences in which every token occurs twice
+REPEATED_LENGTH = 24  # length of the part that each of them repeats
+Progress = Callable[[str, int, int], None]  # called with the phase, the index of the item, and their number
 
 
 def default_texts() -> list[str]:
@@ -30,15 +30,15 @@ def default_texts() -> list[str]:
 
 
 def default_labels(recordable: RecordableModel, seed: int = 0) -> list[dict[str, Any]] | None:
-    """Returns what each head does, measured on texts that come with regard, as `Recording.labels` keeps it.
+    """Returns the labels of all heads, measured on regard's default texts, in the form of `Recording.labels`.
 
-    A model that cannot read these texts gets None, and a warning says why.
+    Returns None, with a warning, if the model cannot read these texts.
     """
     if not recordable.reads_text:
         return None
     try:
         labels: list[dict[str, Any]] = examine(recordable, None, seed)[0]["heads"]
-    except OptionError as error:  # such as letters that a small vocabulary lacks
+    except OptionError as error:  # for example, characters that are not in a small vocabulary
         warnings.warn(f"no labels: {error}", stacklevel=2)
         return None
     return labels
@@ -47,7 +47,7 @@ def default_labels(recordable: RecordableModel, seed: int = 0) -> list[dict[str,
 def examine(
     recordable: RecordableModel, texts: Sequence[str] | None = None, seed: int = 0, progress: Progress | None = None
 ) -> tuple[dict[str, Any], list[Recording]]:
-    """Returns labels, the share of specialised heads, redundant pairs and change over layers; and the recordings."""
+    """Returns the results of `summary` (labels, redundant pairs, means per layer), and the recordings of the texts."""
     progress = progress or (lambda what, n, of: None)
     chosen = default_texts() if texts is None else texts
     recordings = []
@@ -62,7 +62,7 @@ def examine(
         )
     repeats = []
     for n, ids in enumerate(repeated_tokens(recordable, seed)):
-        progress("repeating", n, COPIES)
+        progress("repeating", n, REPEATED_SEQUENCES)
         repeats.append(recordable.record_one(ids))
     progress("scoring", 0, 1)
     labels = label_heads(recordings, repeats, seed)
@@ -72,22 +72,22 @@ def examine(
 def summary(
     recordable: RecordableModel, recordings: Sequence[Recording], labels: Sequence[HeadLabel]
 ) -> dict[str, Any]:
-    """Returns plain numbers about labelled heads, as `regard heads --json` prints them."""
-    special = [x for x in labels if x.label != MIXED]
+    """Returns the results about all heads as plain numbers, as `regard heads --json` prints them."""
+    specialised = [x for x in labels if x.label != MIXED]
     return {
         "model": recordable.card.as_dict(),
         "texts": len(recordings),
         "tokens": sum(len(r.sequences[0]) for r in recordings),
         "heads": [label.as_dict() for label in labels],
         "counts": dict(Counter(x.label for x in labels).most_common()),
-        "specialised": len(special) / len(labels) if labels else 0.0,
+        "specialised": len(specialised) / len(labels) if labels else 0.0,
         "redundant": redundant_pairs(recordings),
-        "layers": layers(recordings),
+        "layers": layer_means(recordings),
     }
 
 
-def layers(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """Returns means over the heads and texts of each layer: how far, how evenly, and how much at the first token."""
+def layer_means(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
+    """Returns per-layer means over heads and texts: attention distance, entropy, first-token and largest weight."""
     rows = []
     attentions = [a for recording in recordings for a in recording.attentions if a.kind == "self"]
     attentions.sort(key=lambda a: (a.side != "encoder", a.layer))
@@ -102,26 +102,26 @@ def layers(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 
 
 def repeated_tokens(recordable: RecordableModel, seed: int = 0) -> list[list[int]]:
-    """Returns sequences of random tokens that come twice: what an induction head is for.
+    """Returns sequences in which random tokens are given twice in a row, as induction heads need.
 
-    There are none where the model reads no tokens, or too few of them.
+    Returns [] if the model does not read tokens, or if its context or its vocabulary is too small.
     """
     if not recordable.reads_text:
         return []
     size, special = _vocabulary(recordable)
     usable = torch.tensor([i for i in range(min(size, 50_000)) if i not in special])
-    length = PART
+    length = REPEATED_LENGTH
     if recordable.limit is not None:
-        length = min(PART, recordable.limit // 2 - 1)
+        length = min(REPEATED_LENGTH, recordable.limit // 2 - 1)
     if length < 4 or len(usable) < 8:
         return []
     draw = torch.Generator().manual_seed(seed)
-    parts = [usable[torch.randint(len(usable), (length,), generator=draw)].tolist() for _ in range(COPIES)]
+    parts = [usable[torch.randint(len(usable), (length,), generator=draw)].tolist() for _ in range(REPEATED_SEQUENCES)]
     return [ids + ids for ids in parts]
 
 
 def _vocabulary(recordable: RecordableModel) -> tuple[int, set[int | None]]:
-    """Returns how many tokens a model knows, and the special ones."""
+    """Returns the vocabulary size of a model, and the ids of its special tokens."""
     model = recordable.model
     tokenizer = recordable.tokenizer
     if not isinstance(model, Model):
@@ -133,7 +133,7 @@ def _vocabulary(recordable: RecordableModel) -> tuple[int, set[int | None]]:
 
 
 def _record(recordable: RecordableModel, text: str, strict: bool) -> Recording | None:
-    """Records a text. One that was given must be readable; those that come with regard are cut to fit, or left out."""
+    """Records a text. If `strict`, errors are raised; otherwise the text is cut to fit, or None is returned."""
     try:
         return recordable.record_one(text)
     except TextError:

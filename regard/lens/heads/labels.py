@@ -1,8 +1,9 @@
-"""What each head does: scores over several texts, with intervals, and a label only for what stands out.
+"""Labelling heads: scores over several texts with bootstrap intervals, and a label for what stands out.
 
-A head gets the label of a score when the bootstrap interval of (score − baseline) lies above zero and the difference is
-at least `EFFECT`; of several the largest, but a narrow one before a wide one that holds it, and anything before a
-resting place. Otherwise it is "mixed".
+A head qualifies for the label of a score if the bootstrap interval of (score − baseline) lies above zero and the
+difference is at least `EFFECT`. If several scores qualify, the largest difference wins, except that a specific score
+beats a general one that includes it (previous over local), and that other scores beat "first" and "separator", which
+are attention sinks. A head that qualifies for none is "mixed".
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.lens.heads.scores import ABOUT, REPEATS, BlockSums, measure, word_counts
+from regard.lens.heads.scores import REPEATED_SCORES, SCORE_DESCRIPTIONS, BlockSums, measure, word_counts
 from regard.lens.trace.trace import Recording
 
-EFFECT = 0.1  # the least difference that counts
-DRAWS = 500  # of the bootstrap
-LEAST = 5  # blocks of queries; fewer say nothing about spread
+EFFECT = 0.1  # smallest difference (score − baseline) that counts
+DRAWS = 500  # number of bootstrap samples
+MIN_BLOCKS = 5  # smallest number of blocks of queries for a bootstrap interval
 MIXED = "mixed"
-# A score loses to others that explain half of it: a wide one to the narrow ones that it holds, and a resting place,
-# where attention goes that has nothing to do, to whatever the head does besides.
-_RESTS = ("first", "separator", "punctuation")
-_WIDE = {
-    "broad": tuple(name for name in ABOUT if name != "broad"),
-    "broadcast": tuple(name for name in ABOUT if name not in ("broadcast", "broad")),
+# A score is dropped if another that takes precedence over it has at least half its effect. A specific score takes
+# precedence over a general one that includes it; scores of other tokens take precedence over attention sinks.
+_SINKS = ("first", "separator", "punctuation")
+_GENERAL = {
+    "broad": tuple(name for name in SCORE_DESCRIPTIONS if name != "broad"),
+    "broadcast": tuple(name for name in SCORE_DESCRIPTIONS if name not in ("broadcast", "broad")),
     "local": ("previous", "next", "self"),
 }
-_YIELDS = _WIDE | {
-    "separator": tuple(name for name in ABOUT if name not in (*_RESTS, "broadcast", "broad")),
-    "first": tuple(name for name in ABOUT if name not in (*_RESTS, "broadcast", "broad")),
+_PRECEDED_BY = _GENERAL | {
+    "separator": tuple(name for name in SCORE_DESCRIPTIONS if name not in (*_SINKS, "broadcast", "broad")),
+    "first": tuple(name for name in SCORE_DESCRIPTIONS if name not in (*_SINKS, "broadcast", "broad")),
 }
-_EXPLAINS = 0.5
+_EXPLAINS = 0.5  # fraction of a score's effect that another must have to replace it
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score and its baseline; `low` and `high` bound their difference."""
+    """A score and its baseline; `low` and `high` are the bounds of the bootstrap interval of their difference."""
 
     score: float
     baseline: float
@@ -54,7 +55,7 @@ class Score:
 
     @property
     def stands_out(self) -> bool:
-        return self.blocks >= LEAST and self.low > 0 and self.effect >= EFFECT
+        return self.blocks >= MIN_BLOCKS and self.low > 0 and self.effect >= EFFECT
 
     def as_dict(self) -> dict[str, float]:
         return {name: round(getattr(self, name), 5) for name in ("score", "baseline", "low", "high")}
@@ -62,7 +63,7 @@ class Score:
 
 @dataclass(frozen=True)
 class HeadLabel:
-    """What one head does."""
+    """The label and the scores of one head; `attention` is an index into `Recording.attentions`."""
 
     attention: int
     layer: int
@@ -73,19 +74,19 @@ class HeadLabel:
 
     @property
     def effect(self) -> float:
-        """How far the label's score is above its baseline; of a mixed head that of its best."""
+        """The label's score minus its baseline; for a "mixed" head the largest such difference of any score."""
         if self.label in self.scores:
             return self.scores[self.label].effect
         return max((score.effect for score in self.scores.values()), default=0.0)
 
     @property
     def also(self) -> list[str]:
-        """What else stands out, most first; nothing wide that something narrow explains."""
-        good = significant_scores(self.scores, _WIDE)
+        """Other scores that stand out, largest effect first, without general ones that a specific one explains."""
+        good = significant_scores(self.scores, _GENERAL)
         return sorted(good.keys() - {self.label}, key=lambda name: -good[name].effect)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the label as `Recording.labels` and `regard heads --json` have it."""
+        """Returns the label as a dict, the form of `Recording.labels` and of `regard heads --json`."""
         own = self.scores.get(self.label)
         return {
             "attention": self.attention,
@@ -102,23 +103,23 @@ class HeadLabel:
 
 
 def label_heads(recordings: Sequence[Recording], repeats: Sequence[Recording] = (), seed: int = 0) -> list[HeadLabel]:
-    """Returns the labels of all heads of self-attention, from recordings of one model over several texts.
+    """Returns the labels of all self-attention heads, from recordings of several texts with one model.
 
-    `repeats`: recordings of sequences that repeat themselves, which are looked at for repetition alone.
+    `repeats`: recordings of repeated random sequences, which count only for the scores in REPEATED_SCORES.
     """
     if not recordings:
         raise OptionError("labels need at least one text")
-    common = word_counts(tokens for r in recordings for tokens in r.sequences)
+    word_frequency = word_counts(tokens for r in recordings for tokens in r.sequences)
     labels = []
     for number, attended in enumerate(recordings[0].attentions):
         if attended.kind != "self":
             continue
-        sums = {name: BlockSums() for name in ABOUT}
+        sums = {name: BlockSums() for name in SCORE_DESCRIPTIONS}
         for recording in recordings:
-            measure(recording, recording.attentions[number], common, sums)
-        repetition = {name: sums[name] for name in REPEATS}
+            measure(recording, recording.attentions[number], word_frequency, sums)
+        repetition = {name: sums[name] for name in REPEATED_SCORES}
         for recording in repeats:
-            measure(recording, recording.attentions[number], common, repetition)
+            measure(recording, recording.attentions[number], word_frequency, repetition)
         scored = {name: _score_heads(s, attended.heads, seed) for name, s in sums.items()}
         for head in range(attended.heads):
             scores = {name: per_head[head] for name, per_head in scored.items() if per_head}
@@ -127,15 +128,15 @@ def label_heads(recordings: Sequence[Recording], repeats: Sequence[Recording] = 
 
 
 def choose_label(scores: dict[str, Score]) -> str:
-    """Returns the label that the scores of one head earn."""
-    good = significant_scores(scores, _YIELDS)
+    """Returns the label of one head, chosen by its scores."""
+    good = significant_scores(scores, _PRECEDED_BY)
     return max(good, key=lambda name: good[name].effect, default=MIXED)
 
 
-def significant_scores(scores: dict[str, Score], yields: Mapping[str, Sequence[str]]) -> dict[str, Score]:
-    """Returns the scores that stand out, without those that yield to another."""
+def significant_scores(scores: dict[str, Score], preceded_by: Mapping[str, Sequence[str]]) -> dict[str, Score]:
+    """Returns the scores that stand out, without those dropped for a score that takes precedence (`preceded_by`)."""
     good = {name: score for name, score in scores.items() if score.stands_out}
-    for name, others in yields.items():
+    for name, others in preceded_by.items():
         mine = good.get(name)
         if mine and any(n in good and good[n].effect >= _EXPLAINS * mine.effect for n in others):
             del good[name]
@@ -143,7 +144,7 @@ def significant_scores(scores: dict[str, Score], yields: Mapping[str, Sequence[s
 
 
 def _score_heads(sums: BlockSums, heads: int, seed: int) -> list[Score]:
-    """Returns the scores of all heads, with intervals from drawing blocks of queries again."""
+    """Returns the scores of all heads, with intervals from a bootstrap over blocks of queries."""
     if not sums.count:
         return []
     count = torch.cat(sums.count)
@@ -152,14 +153,14 @@ def _score_heads(sums: BlockSums, heads: int, seed: int) -> list[Score]:
     low, high = _interval(score - baseline, count, seed)
     total = count.sum()
     means = (score.sum(1) / total).tolist()
-    even = (baseline.sum(1) / total).tolist()
-    return [Score(means[h], even[h], float(low[h]), float(high[h]), len(count)) for h in range(heads)]
+    baselines = (baseline.sum(1) / total).tolist()
+    return [Score(means[h], baselines[h], float(low[h]), float(high[h]), len(count)) for h in range(heads)]
 
 
 def _interval(
     effect: Float[Tensor, "H N"], count: Float[Tensor, " N"], seed: int
 ) -> tuple[Float[Tensor, " H"], Float[Tensor, " H"]]:
-    """Returns the bounds of 95% of the means when blocks are drawn with replacement."""
+    """Returns the 2.5% and 97.5% quantiles of the mean effect when blocks are drawn with replacement."""
     draw = torch.Generator().manual_seed(seed)
     N = len(count)
     times = torch.zeros(DRAWS, N, dtype=torch.float64)

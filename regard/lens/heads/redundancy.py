@@ -1,8 +1,8 @@
-"""Heads that do the same: pairs whose weights hardly differ, although both differ from an even spread.
+"""Redundant heads: pairs whose weights hardly differ, although both differ from uniform attention.
 
 The distance of two heads is the Jensen–Shannon divergence of their rows, JS(p, q) = H((p+q)/2) − (H(p) + H(q))/2,
-between 0 and ln 2, as a mean over queries. Heads that spread their attention evenly are all alike; a pair counts only
-where their divergence is a small part of that of either from even.
+between 0 and ln 2, averaged over queries. Heads with nearly uniform attention are all similar, so a pair counts only if
+its divergence is small relative to each head's divergence from uniform attention.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 
 from regard.lens.trace.trace import Recording
 
-SHARE = 0.2  # of the divergence from even, at most
-LEAST = 0.02  # nats from even, at least
-ROWS = 48  # queries of each text that are looked at
+MAX_FRACTION = 0.2  # largest divergence of a pair, as a fraction of the smaller divergence from uniform
+MIN_DIVERGENCE = 0.02  # smallest divergence from uniform, in nats, of a head that is considered
+ROWS = 48  # number of queries per text that are compared
 
 
 def redundant_pairs(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """Returns pairs of heads of self-attention that hardly differ, most alike first."""
-    names, even, apart = divergences(recordings)
-    near = torch.minimum(even[:, None], even[None, :])
-    alike = (apart <= SHARE * near) & (near >= LEAST)
+    """Returns the pairs of self-attention heads that are redundant, most similar first."""
+    head_ids, from_uniform, between = divergences(recordings)
+    smaller = torch.minimum(from_uniform[:, None], from_uniform[None, :])
+    alike = (between <= MAX_FRACTION * smaller) & (smaller >= MIN_DIVERGENCE)
     pairs = alike.triu(1).nonzero().tolist()
     found = [
         {
-            "heads": [names[a], names[b]],
-            "divergence": round(float(apart[a, b]), 5),
-            "from_even": round(float(near[a, b]), 5),
+            "heads": [head_ids[a], head_ids[b]],
+            "divergence": round(float(between[a, b]), 5),
+            "from_even": round(float(smaller[a, b]), 5),
         }
         for a, b in pairs
     ]
@@ -41,47 +41,48 @@ def redundant_pairs(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 def divergences(
     recordings: Sequence[Recording],
 ) -> tuple[list[dict[str, Any]], Float[Tensor, " N"], Float[Tensor, "N N"]]:
-    """Returns the heads, how far each is from even, and how far each pair is apart, in nats over queries and texts.
+    """Returns the heads, the divergence [N] of each from uniform attention, and that [N,N] of each pair, in nats.
 
-    Heads of sequences of different length, as of an encoder and a decoder, are never alike: their distance is ln 2.
+    Divergences are means over queries and texts. Heads over different sequences (encoder and decoder) get ln 2, the
+    maximum.
     """
-    names: list[dict[str, Any]] = [
+    head_ids: list[dict[str, Any]] = [
         {"attention": n, "layer": a.layer, "side": a.side, "head": h}
         for n, a in enumerate(recordings[0].attentions)
         if a.kind == "self"
         for h in range(a.heads)
     ]
-    N = len(names)
-    even = torch.zeros(N)
-    apart = torch.zeros(N, N)
+    N = len(head_ids)
+    from_uniform = torch.zeros(N)
+    between = torch.zeros(N, N)
     counted = 0
-    sides = torch.tensor([recordings[0].attentions[x["attention"]].queries for x in names])
+    query_sequences = torch.tensor([recordings[0].attentions[x["attention"]].queries for x in head_ids])
     for recording in recordings:
-        for side in sides.unique().tolist():
-            mine = (sides == side).nonzero()[:, 0]
-            rows = torch.linspace(1, len(recording.sequences[side]) - 1, ROWS).long().unique()
-            p, flat = _rows(recording, side, rows)
-            even[mine] += _apart(p, flat)[:, 0]
-            apart[mine[:, None], mine[None]] += _apart(p, p)
+        for sequence in query_sequences.unique().tolist():
+            mine = (query_sequences == sequence).nonzero()[:, 0]
+            rows = torch.linspace(1, len(recording.sequences[sequence]) - 1, ROWS).long().unique()
+            p, uniform = _rows(recording, sequence, rows)
+            from_uniform[mine] += _js_divergence(p, uniform)[:, 0]
+            between[mine[:, None], mine[None]] += _js_divergence(p, p)
         counted += 1
-    apart[sides[:, None] != sides[None]] = counted * torch.log(torch.tensor(2.0))
-    return names, even / counted, apart / counted
+    between[query_sequences[:, None] != query_sequences[None]] = counted * torch.log(torch.tensor(2.0))
+    return head_ids, from_uniform / counted, between / counted
 
 
-def _rows(recording: Recording, side: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the weights [N,R,S] of all heads over one sequence, without their signs, and an even spread [1,R,S]."""
+def _rows(recording: Recording, sequence: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the absolute weights [N,R,S] of all heads over one sequence, normalised, and uniform weights [1,R,S]."""
     found = []
-    seen = torch.zeros(0)
+    allowed = torch.zeros(0)
     for attended in recording.attentions:
-        if attended.kind == "self" and attended.queries == side:
+        if attended.kind == "self" and attended.queries == sequence:
             found.append(recording.head_weights(attended, range(attended.heads), rows).abs())
-            seen = attended.rules.allowed(*recording.query_and_key_tokens(attended), rows).float()
+            allowed = attended.rules.allowed(*recording.query_and_key_tokens(attended), rows).float()
     p = torch.cat(found)
-    return p / p.sum(-1, keepdim=True).clamp(min=1e-30), (seen / seen.sum(-1, keepdim=True).clamp(min=1))[None]
+    return p / p.sum(-1, keepdim=True).clamp(min=1e-30), (allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[None]
 
 
-def _apart(p: Float[Tensor, "N R S"], q: Float[Tensor, "M R S"]) -> Float[Tensor, "N M"]:
-    """Returns the divergence of each of p from each of q, a mean over rows."""
+def _js_divergence(p: Float[Tensor, "N R S"], q: Float[Tensor, "M R S"]) -> Float[Tensor, "N M"]:
+    """Returns the Jensen–Shannon divergence of each head of p from each head of q, averaged over rows."""
     own_p = _entropy(p)
     own_q = _entropy(q)
     return torch.stack(

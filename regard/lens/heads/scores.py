@@ -1,9 +1,9 @@
-"""What heads look at, measured: the share of attention on a set of keys, beside that which an even spread would give.
+"""Scores of heads: the attention mass on a set of keys, compared with that of uniform attention.
 
-    score = mean over queries of Σ_{j ∈ set(i)} w(i, j),      baseline = mean of |set(i) ∩ seen(i)| / |seen(i)|
+    score = mean over queries of Σ_{j ∈ set(i)} w(i, j),      baseline = mean of |set(i) ∩ allowed(i)| / |allowed(i)|
 
-Queries that have nothing in the set, or see nothing, do not count. BlockSums are kept for blocks of queries, so that a
-bootstrap can draw blocks again.
+Queries whose set is empty, or that are fully masked, do not count. Sums are stored per block of queries, for a block
+bootstrap.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Recording
 
-BLOCK = 16  # queries that are drawn together
-NEAR = 3  # positions that count as local
+BLOCK = 16  # number of queries per block of the bootstrap
+NEAR = 3  # largest distance that counts as local
 
-ABOUT = {
+SCORE_DESCRIPTIONS = {
     "previous": "the token before",
     "next": "the token after",
     "self": "the token itself",
@@ -37,14 +37,14 @@ ABOUT = {
     "induction": "what followed an earlier occurrence of the token",
     "local": f"tokens at most {NEAR} away",
     "broadcast": "one token that all others look at",
-    "broad": "more keys, more evenly, than vectors of these lengths would by chance",
+    "broad": "many keys, more evenly than random scores of the same scale",
 }
-REPEATS = ("induction", "same word")  # what sequences that repeat themselves are looked at for
+REPEATED_SCORES = ("induction", "same word")  # scores that are also measured on repeated random sequences
 
 
 @dataclass
 class BlockSums:
-    """BlockSums over blocks of queries, [H, blocks] and [blocks], in pieces."""
+    """Per-block sums of scores and baselines [H, blocks], and numbers of queries [blocks]; one list entry per tile."""
 
     score: list[Tensor] = field(default_factory=list)
     baseline: list[Tensor] = field(default_factory=list)
@@ -54,18 +54,18 @@ class BlockSums:
         self,
         score: Float[Tensor, "H R"],
         baseline: Float[Tensor, "#H R"],
-        counts: Bool[Tensor, " R"],
+        counted: Bool[Tensor, " R"],
         size: int = BLOCK,
     ) -> None:
-        """Adds the queries of a tile, in blocks of `size`."""
-        rows = counts.nonzero()[:, 0]
+        """Adds the queries of a tile that are `counted`, in blocks of `size` queries."""
+        rows = counted.nonzero()[:, 0]
         if not len(rows):
             return
         block = rows // size
-        many = int(block[-1]) + 1
+        blocks = int(block[-1]) + 1
         sums = (x.expand(len(score), -1)[:, rows].double() for x in (score, baseline))
-        score, baseline = (x.new_zeros(len(score), many).index_add_(1, block, x) for x in sums)
-        count = torch.bincount(block, minlength=many).double()
+        score, baseline = (x.new_zeros(len(score), blocks).index_add_(1, block, x) for x in sums)
+        count = torch.bincount(block, minlength=blocks).double()
         kept = count > 0
         self.score.append(score[:, kept])
         self.baseline.append(baseline[:, kept])
@@ -77,40 +77,44 @@ def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
     return Counter(word for tokens in sequences for word in _words(tokens) if word)
 
 
-def measure(recording: Recording, attended: Attended, common: dict[str, int], into: dict[str, BlockSums]) -> None:
-    """Adds one text to the sums of one attention: all scores, or those alone that `into` has keys for."""
+def measure(
+    recording: Recording, attended: Attended, word_frequency: dict[str, int], into: dict[str, BlockSums]
+) -> None:
+    """Adds one text to the sums of one attention module, for the scores that are keys of `into`."""
     queries, keys = recording.query_and_key_tokens(attended)
-    sets = {name: make for name, make in _sets(queries, keys, common).items() if name in into}
+    sets = {name: make for name, make in _key_sets(queries, keys, word_frequency).items() if name in into}
     column = None
     if "broadcast" in into:
         column = _broadcast_columns(recording, attended)
     for rows, weights in recording.tiles(attended):
-        seen = attended.rules.allowed(queries, keys, rows)
-        counted = queries.not_padding[rows] & seen.any(1) & (weights.abs().sum(-1) > 0).any(0)
-        most = seen.sum(1).clamp(min=1)
+        allowed = attended.rules.allowed(queries, keys, rows)
+        counted = queries.not_padding[rows] & allowed.any(1) & (weights.abs().sum(-1) > 0).any(0)
+        visible_keys = allowed.sum(1).clamp(min=1)
         for name, make in sets.items():
-            chosen = make(rows) & seen
+            chosen = make(rows) & allowed
             share = torch.einsum("hrs,rs->hr", weights, chosen.float())
-            into[name].add(share, (chosen.sum(1) / most)[None], counted & chosen.any(1) & (most > 1))
+            into[name].add(share, (chosen.sum(1) / visible_keys)[None], counted & chosen.any(1) & (visible_keys > 1))
         if column is not None:
-            _broadcast(into["broadcast"], weights, seen, rows, column, counted & (most > 1))
+            _add_broadcast(into["broadcast"], weights, allowed, rows, column, counted & (visible_keys > 1))
         if "broad" in into and isinstance(attended.formula, SoftmaxFormula):
-            _broad(into["broad"], attended, weights, seen, rows, counted & (most > 1))
+            _add_broad(into["broad"], attended, weights, allowed, rows, counted & (visible_keys > 1))
 
 
-def _sets(queries: Tokens, keys: Tokens, common: dict[str, int]) -> dict[str, Callable[[Tensor], Bool[Tensor, "R S"]]]:
-    """Returns for each score the keys that it is about, for some queries."""
+def _key_sets(
+    queries: Tokens, keys: Tokens, word_frequency: dict[str, int]
+) -> dict[str, Callable[[Tensor], Bool[Tensor, "R S"]]]:
+    """Returns for each score a function from query rows to its set of keys, a Boolean tensor [R,S]."""
     p = keys.position_tensor
-    ids = _numbers(_words(keys))
-    same_token = _numbers(keys.tokens if keys.ids is None else [str(i) for i in keys.ids])
+    ids = _number_words(_words(keys))
+    same_token = _number_words(keys.tokens if keys.ids is None else [str(i) for i in keys.ids])
     special = torch.tensor(keys.special, dtype=torch.bool)
     first = torch.zeros(len(keys), dtype=torch.bool)
     first[int(keys.not_padding.int().argmax())] = True
     words = _words(keys)
-    mark = torch.tensor([_is_mark(t) and not s for t, s in zip(keys.tokens, keys.special, strict=True)])
-    rare = torch.tensor([w in _rare(common) for w in words]) & ~special & ~mark
-    inner = torch.tensor(keys.words)
-    after = torch.cat([torch.tensor([-1]), same_token[:-1]])
+    punctuation = torch.tensor([_is_punctuation(t) and not s for t, s in zip(keys.tokens, keys.special, strict=True)])
+    rare = torch.tensor([w in _rare(word_frequency) for w in words]) & ~special & ~punctuation
+    word_index = torch.tensor(keys.words)
+    previous_token = torch.cat([torch.tensor([-1]), same_token[:-1]])
 
     def offset(d: int) -> Callable[[Tensor], Tensor]:
         return lambda rows: p[None] - p[rows][:, None] == d
@@ -119,13 +123,13 @@ def _sets(queries: Tokens, keys: Tokens, common: dict[str, int]) -> dict[str, Ca
         return lambda rows: chosen[None].expand(len(rows), -1)
 
     def elsewhere(rows: Tensor) -> Tensor:
-        other = (inner[rows][:, None] != inner[None]) | (inner[None] < 0)
+        other = (word_index[rows][:, None] != word_index[None]) | (word_index[None] < 0)
         other &= torch.arange(len(keys))[None] != rows[:, None]
         return (ids[rows][:, None] == ids[None]) & (ids[None] >= 0) & other & ~special[None]
 
     def induction(rows: Tensor) -> Tensor:
         there = torch.arange(len(keys))[None]
-        return (same_token[rows][:, None] == after[None]) & (there < rows[:, None]) & ~special[None]
+        return (same_token[rows][:, None] == previous_token[None]) & (there < rows[:, None]) & ~special[None]
 
     return {
         "previous": offset(-1),
@@ -133,7 +137,7 @@ def _sets(queries: Tokens, keys: Tokens, common: dict[str, int]) -> dict[str, Ca
         "self": offset(0),
         "first": columns(first),
         "separator": columns(special & ~first),
-        "punctuation": columns(mark),
+        "punctuation": columns(punctuation),
         "same word": elsewhere,
         "rare word": columns(rare),
         "induction": induction,
@@ -142,9 +146,9 @@ def _sets(queries: Tokens, keys: Tokens, common: dict[str, int]) -> dict[str, Ca
 
 
 def _broadcast_columns(recording: Recording, attended: Attended) -> tuple[Tensor, Tensor]:
-    """Returns for each head the key that even queries look at most, and the one that odd queries do.
+    """Returns for each head the key with the largest total weight from even-numbered queries, and that from odd ones.
 
-    Each half is then measured on the other's choice: a key chosen on the same queries would look good by chance.
+    Each half is then scored on the key of the other half, since a key chosen on the same queries would score too high.
     """
     S = len(recording.sequences[attended.keys])
     totals = torch.zeros(2, attended.heads, S)
@@ -154,33 +158,39 @@ def _broadcast_columns(recording: Recording, attended: Attended) -> tuple[Tensor
     return totals[0].argmax(-1), totals[1].argmax(-1)
 
 
-def _broadcast(
-    sums: BlockSums, weights: Tensor, seen: Tensor, rows: Tensor, column: tuple[Tensor, Tensor], counted: Tensor
+def _add_broadcast(
+    sums: BlockSums, weights: Tensor, allowed: Tensor, rows: Tensor, column: tuple[Tensor, Tensor], counted: Tensor
 ) -> None:
-    """Adds the share of the key that the other half of the queries looks at most."""
+    """Adds the weight on the key that the other half of the queries attends to most."""
     even, odd = column
     chosen = torch.where((rows % 2 == 0)[None], odd[:, None], even[:, None])  # [H,R]: what the other half chose
     share = weights.gather(2, chosen[..., None])[..., 0]
-    visible = seen[torch.arange(len(rows))[None], chosen]
-    baseline = visible / seen.sum(1).clamp(min=1)
+    visible = allowed[torch.arange(len(rows))[None], chosen]
+    baseline = visible / allowed.sum(1).clamp(min=1)
     # All queries of a text share its key, so they are one block.
     sums.add(share, baseline.float(), counted, size=len(rows))
 
 
-def _broad(sums: BlockSums, attended: Attended, weights: Tensor, seen: Tensor, rows: Tensor, counted: Tensor) -> None:
-    """Adds the entropy over ln of what is seen, beside that of scores drawn at random for vectors as long as these."""
+def _add_broad(
+    sums: BlockSums, attended: Attended, weights: Tensor, allowed: Tensor, rows: Tensor, counted: Tensor
+) -> None:
+    """Adds the entropy divided by ln(number of visible keys); the baseline is that of random Gaussian scores.
+
+    The random scores have the scale that random directions with these norms of q and k would give.
+    """
     formula = attended.formula
     assert isinstance(formula, SoftmaxFormula) and attended.q is not None and attended.k is not None
     q = attended.q[:, rows].norm(dim=-1)
-    k = (attended.k - attended.k.mean(1, keepdim=True)).norm(dim=-1)  # what all keys share cancels in a row
+    # The mean key shifts all scores of a row alike, which softmax ignores.
+    k = (attended.k - attended.k.mean(1, keepdim=True)).norm(dim=-1)
     k = k.repeat_interleave(attended.heads // attended.k.shape[0], 0)
     spread = abs(formula.scale) * q[:, :, None] * k[:, None, :] / math.sqrt(attended.q.shape[-1])
     draw = torch.Generator().manual_seed(int(rows[0]))
     chance = torch.randn(spread.shape, generator=draw) * spread
-    chance = chance.masked_fill(~seen, float("-inf"))
-    chance = chance.masked_fill(~seen.any(1)[:, None], 0).softmax(-1)
-    most = seen.sum(1).clamp(min=2).log()
-    sums.add(_entropy(weights) / most, _entropy(chance) / most, counted)
+    chance = chance.masked_fill(~allowed, float("-inf"))
+    chance = chance.masked_fill(~allowed.any(1)[:, None], 0).softmax(-1)
+    max_entropy = allowed.sum(1).clamp(min=2).log()
+    sums.add(_entropy(weights) / max_entropy, _entropy(chance) / max_entropy, counted)
 
 
 def _entropy(weights: Tensor) -> Tensor:
@@ -201,20 +211,20 @@ def _words(tokens: Tokens) -> list[str]:
     return ["" if w < 0 else tokens.text[slice(*parts[w])].strip().lower() for w in tokens.words]
 
 
-def _numbers(words: Sequence[str]) -> Tensor:
-    """Returns a number for each word; equal words have equal numbers, and no word has −1."""
+def _number_words(words: Sequence[str]) -> Tensor:
+    """Returns an id for each word: equal words get equal ids, and the empty word gets −1."""
     known: dict[str, int] = {}
     return torch.tensor([-1 if not w else known.setdefault(w, len(known)) for w in words])
 
 
-def _is_mark(token: str) -> bool:
+def _is_punctuation(token: str) -> bool:
     token = token.strip()
     return bool(token) and all(unicodedata.category(c)[0] in "PS" for c in token)
 
 
-def _rare(common: dict[str, int]) -> set[str]:
-    """Returns the words that occur once, where there are enough words to tell."""
-    words = {w for w in common if any(c.isalpha() for c in w)}
-    if sum(common[w] for w in words) < 50:
+def _rare(word_frequency: dict[str, int]) -> set[str]:
+    """Returns the words that occur once; none if the texts have fewer than 50 words."""
+    words = {w for w in word_frequency if any(c.isalpha() for c in w)}
+    if sum(word_frequency[w] for w in words) < 50:
         return set()
-    return {w for w in words if common[w] == 1}
+    return {w for w in words if word_frequency[w] == 1}

@@ -1,1 +1,1 @@
-"""Showing a trace: one page in a file, a local server, a notebook."""
+"""Showing a trace: as an HTML file, on a local server, or in a notebook."""

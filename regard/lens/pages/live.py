@@ -1,7 +1,7 @@
-"""Generating with the attention of each step: where a model looked while it chose a token.
+"""Generating token by token, with the attention weights of each step.
 
-A step reads what is new, the prompt or the last token, and gives logits and one row of weights for each attention. The
-model is the caller's only during a step: several may be continued in turn.
+A step runs the model over the new tokens (the prompt, or the last token) and returns logits and one row of weights per
+attention module. The model is held only during a step, so several generations can take turns.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ Guard = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Step:
-    """A token that was chosen, its text, how probable it was, and the weights [H,S] of each attention over all tokens
-    before it: those of the token that was read last, from which it was chosen."""
+    """A generated token, its text, its probability, and the weights [H,S] of each attention module.
+
+    The weights are those of the query at the position that predicted it, the last token before it.
+    """
 
     token: int
     text: str
@@ -44,14 +46,14 @@ class Step:
 
 
 class Reader(Protocol):
-    """A model in the middle of a text."""
+    """A model with a state (such as a KV cache) that is fed tokens incrementally."""
 
-    def read(self, ids: Sequence[int]) -> tuple[Float[Tensor, " N"], list[Float[Tensor, "H S"]]]:
-        """Reads more tokens: logits of the next one, and the last row of each attention."""
+    def feed(self, ids: Sequence[int]) -> tuple[Float[Tensor, " N"], list[Float[Tensor, "H S"]]]:
+        """Feeds more tokens; returns the logits of the next, and the last query's weights in each attention module."""
 
 
 def generates(recordable: RecordableModel) -> bool:
-    """Returns whether a model continues a text: a GPT of regard's, or a causal language model of Hugging Face's."""
+    """Returns whether a model can continue a text: a GPT of regard, or a causal language model of Hugging Face."""
     if isinstance(recordable.model, Model):
         return isinstance(recordable.model, GPT)
     if getattr(recordable.model.config, "is_encoder_decoder", False):
@@ -60,7 +62,7 @@ def generates(recordable: RecordableModel) -> bool:
 
 
 def context_length(recordable: RecordableModel) -> int | None:
-    """Returns how many tokens a model can read; None: any number."""
+    """Returns the maximum number of tokens of a model's context; None if there is no limit."""
     if isinstance(recordable.model, Model):
         limit = getattr(recordable.model.stack, "limit", None)
     else:
@@ -69,26 +71,26 @@ def context_length(recordable: RecordableModel) -> int | None:
 
 
 def vocabulary_size(recordable: RecordableModel) -> int:
-    """Returns how many tokens a model knows."""
+    """Returns the vocabulary size of a model."""
     if isinstance(recordable.model, Model):
         return int(recordable.model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
     return int(recordable.model.config.get_text_config().vocab_size)
 
 
 def model_detokenizer(recordable: RecordableModel) -> Pieces:
-    """Returns what decodes the model's tokens one at a time."""
+    """Returns an incremental decoder of the model's token ids to text."""
     if isinstance(recordable.model, Model) and recordable.tokenizer is not None:
         detokenizer: Pieces = recordable.tokenizer.pieces()
         return detokenizer
     return make_detokenizer(recordable.tokenizer)
 
 
-def steps(
+def generate_steps(
     recordable: RecordableModel, ids: Sequence[int], settings: Settings, guard: Guard = nullcontext
 ) -> Iterator[Step]:
-    """Continues token ids one by one, up to an end token, `max_tokens`, or as many as the model can read.
+    """Continues token ids one by one, up to an end token, `max_tokens`, or the model's context length.
 
-    `guard` is entered for each step, and left before it is given out.
+    `guard()` is a context manager that is held while a step is computed, and released before the step is yielded.
     """
     if not generates(recordable):
         raise OptionError(f"{recordable.card.name} does not continue a text; expected a decoder-only language model")
@@ -101,11 +103,13 @@ def steps(
         raise LengthError(f"the text has {len(ids)} tokens, but the model was built for {longest}: shorten it")
     count = settings.max_tokens
     if longest is not None:
-        count = min(count, longest - len(ids) + 1)  # the last token is not read
-    return _steps(recordable, list(ids), settings, guard, count)
+        count = min(count, longest - len(ids) + 1)  # the last generated token is not fed to the model
+    return _generate_steps(recordable, list(ids), settings, guard, count)
 
 
-def _steps(recordable: RecordableModel, ids: list[int], settings: Settings, guard: Guard, count: int) -> Iterator[Step]:
+def _generate_steps(
+    recordable: RecordableModel, ids: list[int], settings: Settings, guard: Guard, count: int
+) -> Iterator[Step]:
     """Yields at most `count` steps."""
     reader: Reader
     if isinstance(recordable.model, GPT):
@@ -123,7 +127,7 @@ def _steps(recordable: RecordableModel, ids: list[int], settings: Settings, guar
     new = ids
     for n in range(count):
         with guard(), torch.inference_mode():
-            logits, weights = reader.read(new)
+            logits, weights = reader.feed(new)
             if settings.samples:
                 token = int(draw(logits[None], settings, numbers[n : n + 1])[0])
             else:
@@ -136,7 +140,7 @@ def _steps(recordable: RecordableModel, ids: list[int], settings: Settings, guar
 
 
 def _end_tokens(recordable: RecordableModel) -> set[int]:
-    """Returns the tokens that end a text."""
+    """Returns the ids of the end-of-text tokens."""
     if isinstance(recordable.model, Model):
         if recordable.tokenizer is None:
             return set()
@@ -149,7 +153,7 @@ def _end_tokens(recordable: RecordableModel) -> set[int]:
 
 
 class _RegardReader:
-    """One of regard's models, read from a state. Keys are kept here: a linear mechanism's state has none."""
+    """A GPT of regard with its state. Keys are stored here, because the state of linear attention has none."""
 
     def __init__(self, model: GPT, capacity: int) -> None:
         self.model = model
@@ -157,8 +161,8 @@ class _RegardReader:
         self.state: Any = None
         self.layers = [_StepCapture(attention) for *_, attention in attention_layers(model)]
 
-    def read(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Reads more tokens from the state."""
+    def feed(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Feeds more tokens, continuing from the state; see `Reader`."""
         tokens = torch.tensor([list(ids)], device=self.model.device)
         with ExitStack() as captures:
             for layer in self.layers:
@@ -171,7 +175,7 @@ class _RegardReader:
 
 
 class _StepCapture:
-    """The last query of one attention, and all keys so far."""
+    """The last query of one attention module, and all its keys so far."""
 
     def __init__(self, attention: Attention) -> None:
         self.attention = attention
@@ -180,7 +184,7 @@ class _StepCapture:
         self.k: Tensor | None = None
 
     def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None) -> None:
-        """Keeps what a step brings; a mechanism may have no queries or no keys."""
+        """Stores the last query and the new keys of a step; a mechanism may use no queries or no keys."""
         assert v is not None
         self.tokens += v.shape[2]
         if q is not None:
@@ -189,7 +193,7 @@ class _StepCapture:
             self.k = k if self.k is None else torch.cat([self.k, k], 2)
 
     def last_row(self) -> Float[Tensor, "H S"]:
-        """Returns the weights of the last query."""
+        """Returns the weights of the last query over all tokens so far."""
         mask = self.attention.rules.but(causal=True, size_override=(1, self.tokens))
         like = self.attention.out.weight if self.q is None else self.q
         with without_autocast(like):
@@ -198,7 +202,7 @@ class _StepCapture:
 
 
 class _HubReader:
-    """One of Hugging Face's models, read with its cache. It records the last row of each attention itself."""
+    """A Hugging Face model with its KV cache; also the `AttentionRecorder` that stores each module's last row."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -207,8 +211,8 @@ class _HubReader:
         self.last_rows: dict[str, Tensor] = {}
         self.tokens = 0
 
-    def read(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Reads more tokens with the cache."""
+    def feed(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Feeds more tokens, continuing from the cache; see `Reader`."""
         self.tokens += len(ids)
         tokens = torch.tensor([list(ids)], device=self.device)
         with recording_attention(self.model, self):
@@ -217,18 +221,18 @@ class _HubReader:
         return out.logits[0, -1].float().cpu(), [_widened(row, self.tokens) for row in self.last_rows.values()]
 
     def begin(self, call: Call) -> None:
-        """Leaves the call as it is."""
+        """Does nothing: the call is not changed."""
 
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
-        """Keeps the last row; rows come in order, so that of the last part stays."""
+        """Stores the last row; rows arrive in order, so later ones overwrite earlier ones."""
         if not call.cross:
             self.last_rows[call.name] = weights[:, -1].float().cpu()
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        """Returns the output as it is."""
+        """Returns the output unchanged."""
         return out
 
 
 def _widened(row: Float[Tensor, "H s"], S: int) -> Float[Tensor, "H S"]:
-    """Returns a row over all tokens, where a cache has let go of the first."""
+    """Returns the row padded with zeros for the first tokens, if a sliding cache has dropped their keys."""
     return torch.nn.functional.pad(row, (S - row.shape[1], 0))

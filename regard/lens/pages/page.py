@@ -1,7 +1,7 @@
-"""A trace as one HTML file that needs nothing else: it loads nothing, and runs the lens alone.
+"""A trace as one self-contained HTML file, which loads nothing else.
 
-The header, the overviews and the lens come first, the other blocks after them: the grid of heads is there while the
-rest of the file is still being read. The page's policy lets the browser run one script and one style sheet, known by
+The header, the overviews and the lens script come first and the other blocks after them, so that the grid of heads is
+shown while the rest of the file is still loading. The Content-Security-Policy allows one script and one style sheet, by
 their hashes.
 """
 
@@ -19,16 +19,17 @@ from regard.lens.trace.format import Encoded, encode
 from regard.lens.trace.trace import Trace
 
 _START = 'regardLens.mount(document.getElementById("lens"),regardLens.embedded(document),{address:true});'
-AROUND = (
+# Style of the page around the lens.
+PAGE_CSS = (
     "html{background:#f4f5f7}body{margin:0}#lens{min-height:100vh}"
     "@media(prefers-color-scheme:dark){html{background:#12151a}}"
 )
 
 
 def page(encoded: Encoded, title: str) -> Iterator[str]:
-    """Yields the document, some of it at a time: a long text has hundreds of megabytes."""
+    """Yields the HTML document in parts, because the page of a long text has hundreds of megabytes."""
     script = _static("lens.js") + _START
-    style = AROUND + _static("lens.css")
+    style = PAGE_CSS + _static("lens.css")
     header, overviews, *blocks = encoded.elements()
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -47,7 +48,7 @@ def page(encoded: Encoded, title: str) -> Iterator[str]:
 
 
 def policy(script: str, style: str) -> str:
-    """Returns what the browser may do: run this script, apply this style, show pictures that the script makes."""
+    """Returns the Content-Security-Policy: only this script, this style sheet and data: images are allowed."""
     return (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
@@ -55,7 +56,7 @@ def policy(script: str, style: str) -> str:
 
 
 def write_page(trace: Trace | Encoded, path: str | Path, title: str | None = None) -> int:
-    """Writes the page of a trace and says how many bytes it has; an earlier file stays until this one is on disk."""
+    """Writes the page of a trace and returns its size in bytes; an earlier file stays until it is complete."""
     encoded = encode(trace) if isinstance(trace, Trace) else trace
     names = dict.fromkeys(card["name"] for card in encoded.header["models"])
     size = 0

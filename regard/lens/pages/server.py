@@ -1,8 +1,9 @@
-"""The lens on a local page: type a text and see it, let the model go on and watch where it looks.
+"""A local server for the lens: type a text to see its attention, or let the model continue it and watch each step.
 
-Only this machine can reach it, and only who has the token: every request is first asked for whom it was meant (Host,
-Origin), then for the token, and only then what it wants. There are three answers: the page, a trace (POST /record), and
-a stream of lines, one a token (POST /generate). No file is served but the bundle, which is part of the page.
+The server is reachable only from this machine, and only with the access token: every request is checked for its Host
+and Origin, then for the access token, and only then handled. There are three responses: the page, a trace (POST
+/record), and a stream of JSON lines, one per generated token (POST /generate). No files are served; the script is part
+of the page.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ from torch import Tensor
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
 from regard.lens.models import RecordableModel
-from regard.lens.pages.live import Step, context_length, generates, model_detokenizer, steps, vocabulary_size
-from regard.lens.pages.page import AROUND, policy
+from regard.lens.pages.live import Step, context_length, generate_steps, generates, model_detokenizer, vocabulary_size
+from regard.lens.pages.page import PAGE_CSS, policy
 from regard.lens.trace.format import encode, to_bytes
 from regard.lens.trace.trace import Trace
 
-BODY = 1 << 18  # bytes of a request
-TOKENS = 4096  # that are read
-WRITTEN = 1000  # tokens that are generated
-SECONDS = 120  # of generating
-PATIENCE = 30  # seconds to wait for a request's body, or for the model while others use it
+MAX_BODY_BYTES = 1 << 18  # largest request body
+MAX_TOKENS = 4096  # largest number of input tokens
+MAX_NEW_TOKENS = 1000  # largest number of tokens generated per request
+MAX_SECONDS = 120  # time limit for generating
+TIMEOUT_SECONDS = 30  # time limit for receiving a request's body, and for waiting until the model is free
 EXAMPLE = "The dog ran to the red house, and the dog saw the red door."
-SAMPLED = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+# Generation settings that a request may contain.
+REQUEST_SETTINGS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
 _START = (
     'regardLens.live(document.getElementById("lens"),document.getElementById("talk"),'
     'JSON.parse(document.getElementById("about").textContent));'
@@ -60,7 +62,7 @@ class ServeError(RegardError, OSError):
 
 
 class _Refused(Exception):
-    """A request that is answered with a status and a sentence."""
+    """Raised to answer a request with an HTTP status and an error message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -68,7 +70,7 @@ class _Refused(Exception):
 
 
 class ModelServer:
-    """A model that several tabs use in turn."""
+    """A model that several browser tabs share; requests take turns."""
 
     def __init__(
         self, recordable: RecordableModel, labels: list[dict[str, Any]] | None = None, example: str = EXAMPLE
@@ -85,8 +87,8 @@ class ModelServer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Takes the model for one pass, or says that it is busy."""
-        if not self._lock.acquire(timeout=PATIENCE):
+        """Holds the model for one pass; raises _Refused(503) if it stays busy."""
+        if not self._lock.acquire(timeout=TIMEOUT_SECONDS):
             raise _Refused(503, "the model is busy with other requests; try again")
         try:
             yield
@@ -94,22 +96,25 @@ class ModelServer:
             self._lock.release()
 
     def about(self) -> dict[str, Any]:
-        """Returns what the page has to know."""
+        """Returns the data that the page embeds: the model's card, an example text and limits."""
         return {
             "model": self.recordable.card.as_dict(),
             "example": self.example,
             "generates": generates(self.recordable),
-            "tokens": self.most,
-            "written": WRITTEN,
+            "tokens": self.max_tokens,
+            "written": MAX_NEW_TOKENS,
         }
 
     @property
-    def most(self) -> int:
-        """How many tokens may be read."""
-        return min(TOKENS, context_length(self.recordable) or TOKENS)
+    def max_tokens(self) -> int:
+        """The maximum number of input tokens."""
+        return min(MAX_TOKENS, context_length(self.recordable) or MAX_TOKENS)
 
     def record(self, request: dict[str, Any]) -> bytes:
-        """Returns the trace of a text, or of token ids: the first `prompt` were given and the rest generated."""
+        """Returns the bytes of the trace of request["text"], or of request["ids"].
+
+        Of the ids, the first request["prompt"] are marked as given and the rest as generated.
+        """
         prompt = None
         text: str | list[int]
         if request.get("ids") is None:
@@ -117,7 +122,7 @@ class ModelServer:
         else:
             prompt = request.get("prompt")
             text = _checked_ids(request["ids"], prompt)
-        self._ids(text)  # says what is wrong before the model is waited for
+        self._ids(text)  # raises for an invalid request before waiting for the model
         with self.turn():
             recording = self.recordable.record_one(text)
         if prompt is not None:
@@ -127,18 +132,18 @@ class ModelServer:
         return to_bytes(encode(Trace([recording])))
 
     def generate(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields lines: what was read, each token with what it looked at, and why it ended."""
-        settings = Settings().but(**{name: request[name] for name in SAMPLED if request.get(name) is not None})
-        if settings.max_tokens > WRITTEN:
-            raise OptionError(f"max_tokens = {settings.max_tokens}: at most {WRITTEN} are generated at a time")
+        """Yields dicts: the input tokens, then each generated token with its weights, then why generation ended."""
+        settings = Settings().but(**{name: request[name] for name in REQUEST_SETTINGS if request.get(name) is not None})
+        if settings.max_tokens > MAX_NEW_TOKENS:
+            raise OptionError(f"max_tokens = {settings.max_tokens}: at most {MAX_NEW_TOKENS} are generated at a time")
         ids = self._ids(_text(request))
-        return self._lines(ids, steps(self.recordable, ids, settings, self.turn), settings)
+        return self._lines(ids, generate_steps(self.recordable, ids, settings, self.turn), settings)
 
     def _lines(self, ids: list[int], steps: Iterator[Step], settings: Settings) -> Iterator[dict[str, Any]]:
-        """Yields what `generate` promises."""
+        """Yields the dicts of `generate`."""
         detokenizer = model_detokenizer(self.recordable)
         yield {"kind": "start", "ids": ids, "tokens": [detokenizer.push(i) for i in ids]}
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + MAX_SECONDS
         written = []
         why = "end"
         for step in steps:
@@ -151,7 +156,7 @@ class ModelServer:
         else:
             if len(written) == settings.max_tokens:
                 why = "max"
-            elif len(ids) + len(written) > (context_length(self.recordable) or TOKENS * 2):
+            elif len(ids) + len(written) > (context_length(self.recordable) or MAX_TOKENS * 2):
                 why = "full"
         yield {"kind": "end", "why": why, "ids": [*ids, *written]}
 
@@ -159,8 +164,8 @@ class ModelServer:
         ids = self.recordable.ids(text)
         if not ids:
             raise OptionError("the text is empty: type something")
-        if len(ids) > self.most:
-            raise LengthError(f"the text has {len(ids)} tokens; this model and server read at most {self.most}")
+        if len(ids) > self.max_tokens:
+            raise LengthError(f"the text has {len(ids)} tokens; this model and server read at most {self.max_tokens}")
         size = vocabulary_size(self.recordable)
         if max(ids) >= size:
             raise OptionError(f"token {max(ids)}: this model's vocabulary is 0 to {size - 1}")
@@ -175,14 +180,14 @@ def _text(request: dict[str, Any]) -> str:
 
 
 def _checked_ids(ids: Any, prompt: Any) -> list[int]:
-    whole = isinstance(ids, list) and len(ids) <= TOKENS and all(type(i) is int and i >= 0 for i in ids)
+    whole = isinstance(ids, list) and len(ids) <= MAX_TOKENS and all(type(i) is int and i >= 0 for i in ids)
     if not whole or not (prompt is None or (type(prompt) is int and 0 < prompt <= len(ids))):
         raise OptionError('expected {"ids": [whole numbers], "prompt": how many of them were given}')
     return list(ids)
 
 
 def _quantised(weights: list[Tensor]) -> dict[str, Any]:
-    """Returns the rows of all heads as signed bytes, one behind the other: a weight is scale · byte / 127."""
+    """Returns the rows of all heads, concatenated and quantised to signed bytes: a weight is scale · byte / 127."""
     rows = torch.cat(weights)
     scale = float(rows.abs().amax().clamp(min=1e-9))
     quantised = (rows / scale * 127).round().to(torch.int8)
@@ -194,10 +199,10 @@ def _quantised(weights: list[Tensor]) -> dict[str, Any]:
 
 
 def document(server: ModelServer) -> tuple[str, str]:
-    """Returns the page, and the policy that lets a browser run its one script and reach this server alone."""
+    """Returns the HTML page, and its Content-Security-Policy: one script, and connections to this server only."""
     static = files("regard.lens").joinpath("static")
     script = static.joinpath("lens.js").read_text("utf-8") + _START
-    style = AROUND + static.joinpath("lens.css").read_text("utf-8")
+    style = PAGE_CSS + static.joinpath("lens.css").read_text("utf-8")
     about = json.dumps(server.about(), ensure_ascii=False)
     for sign in "<>&\u2028\u2029":
         about = about.replace(sign, f"\\u{ord(sign):04x}")
@@ -216,7 +221,7 @@ def document(server: ModelServer) -> tuple[str, str]:
 
 
 def create(server: ModelServer, port: int, token: str) -> Any:
-    """Returns the app: it checks who asks, and then answers."""
+    """Returns the ASGI app: `Gate` checks each request and passes it to the routes; `token` is the access token."""
     require_server_packages()
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -234,19 +239,18 @@ def create(server: ModelServer, port: int, token: str) -> Any:
         return Response(raw, media_type="application/octet-stream")
 
     async def generate(request: Request) -> Response:
-        lines = server.generate(
-            await _body(request)
-        )  # what is wrong with the request is known before the answer begins
+        # Raises for an invalid request here, before the response begins.
+        lines = server.generate(await _body(request))
 
-        async def told() -> AsyncIterator[str]:
+        async def stream() -> AsyncIterator[str]:
             try:
-                # Where nobody reads any more, this is cancelled between two steps.
+                # If the client disconnects, this is cancelled between two steps.
                 while (line := await run_in_threadpool(next, lines, None)) is not None:
                     yield json.dumps(line, ensure_ascii=False) + "\n"
             except (RegardError, _Refused) as error:
                 yield json.dumps({"kind": "error", "message": str(error)}) + "\n"
 
-        return StreamingResponse(told(), media_type="application/x-ndjson")
+        return StreamingResponse(stream(), media_type="application/x-ndjson")
 
     async def wrong(request: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, _Refused) else 400
@@ -264,7 +268,7 @@ def create(server: ModelServer, port: int, token: str) -> Any:
 
 
 class Gate:
-    """Stands before everything: a request for another host, from another page, or without the token goes no further."""
+    """ASGI middleware that refuses requests for another host, from another origin, or without the access token."""
 
     def __init__(self, app: Any, port: int, token: str) -> None:
         self.app = app
@@ -279,12 +283,12 @@ class Gate:
             await _answer(receive, send, *refused)
             return
 
-        async def covered(message: dict[str, Any]) -> None:
+        async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in _HEADERS.items())]
             await send(message)
 
-        await self.app(scope, receive, covered)
+        await self.app(scope, receive, send_with_headers)
 
     def _refused(self, scope: dict[str, Any]) -> tuple[int, str] | None:
         given: dict[bytes, list[bytes]] = {}
@@ -306,16 +310,16 @@ class Gate:
 
 
 async def _answer(receive: Any, send: Any, status: int, message: str) -> None:
-    """Sends an answer before the app is reached.
+    """Sends a response without calling the app.
 
-    What was sent is taken in first, within limits: a connection that is closed with bytes unread is reset, and the
-    answer may be lost.
+    The request body is drained first (up to MAX_BODY_BYTES, for at most a second): closing a connection with unread
+    bytes resets it, and the response may be lost.
     """
     taken = 0
     more = True
     with suppress(TimeoutError):
         async with asyncio.timeout(1):
-            while more and taken <= BODY:
+            while more and taken <= MAX_BODY_BYTES:
                 part = await receive()
                 taken += len(part.get("body", b""))
                 more = part.get("more_body", False)
@@ -332,18 +336,18 @@ async def _answer(receive: Any, send: Any, status: int, message: str) -> None:
 
 
 async def _body(request: Any) -> dict[str, Any]:
-    """Returns the JSON of a request: of limited size, and sent in limited time."""
+    """Returns the JSON object in a request's body; raises _Refused if it is too large, too slow, or not JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise _Refused(415, "expected application/json")
     raw = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             async for part in request.stream():
                 raw += part
-                if len(raw) > BODY:
-                    raise _Refused(413, f"the request is larger than {BODY:,} bytes: send a shorter text")
+                if len(raw) > MAX_BODY_BYTES:
+                    raise _Refused(413, f"the request is larger than {MAX_BODY_BYTES:,} bytes: send a shorter text")
     except TimeoutError:
-        raise _Refused(408, f"the request took longer than {PATIENCE} seconds") from None
+        raise _Refused(408, f"the request took longer than {TIMEOUT_SECONDS} seconds") from None
     try:
         asked = json.loads(raw)
     except ValueError:
@@ -354,7 +358,7 @@ async def _body(request: Any) -> dict[str, Any]:
 
 
 def serve(server: ModelServer, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
-    """Serves until interrupted. `port` 0: any that is free. `ready` is told the address once it can be opened."""
+    """Serves until interrupted; port 0 means any free port. `ready(address)` is called once the port is open."""
     require_server_packages()
     import uvicorn
 
@@ -381,7 +385,7 @@ def _bind(port: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind(("127.0.0.1", port))
-        made.listen(128)  # now, so that nobody else can take it
+        made.listen(128)  # listens now, so that no other process can take the port
     except OSError as error:
         made.close()
         if error.errno == errno.EADDRINUSE:
@@ -393,6 +397,6 @@ def _bind(port: int) -> socket.socket:
 
 
 def require_server_packages() -> None:
-    """Raises an error that says how to get what serving needs, where it is missing."""
+    """Raises ExtraMissingError if starlette or uvicorn is not installed."""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise ExtraMissingError('serving needs `starlette` and `uvicorn`: pip install "regard[serve]"')

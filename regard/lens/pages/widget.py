@@ -1,8 +1,7 @@
 """A trace in a notebook.
 
-A page in a sandboxed frame is the safe way: it needs no extension, and a saved or exported notebook still shows it,
-offline too. A widget is linked with Python besides: what is clicked can be read there. It lives as long as the kernel,
-so it is asked for.
+The default is a page in a sandboxed frame: it needs no extension, and a saved or exported notebook still shows it, also
+offline. A widget also reports clicks to Python, but works only while the kernel runs, so it is opt-in (`linked=True`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from regard.lens.pages.page import page
 from regard.lens.trace.format import encode, to_bytes
 from regard.lens.trace.trace import Trace
 
-LARGEST = 64 << 20  # bytes of a page in a notebook
+MAX_PAGE_BYTES = 64 << 20  # largest page that is put into a notebook
 _SANDBOX = "allow-scripts allow-downloads"  # no allow-same-origin: the page cannot reach the notebook
 _RENDER = """
 export default { render({ model, el }) {
@@ -31,7 +30,7 @@ export default { render({ model, el }) {
   box.append(root);
   el.append(box);
   const app = regardLens.mount(root, regardLens.opened(file));
-  const told = (state) => {
+  const report = (state) => {
     const at = app.seen[state.r].attention(state.a);
     const place = { recording: state.r, side: at.side, kind: at.kind, layer: at.layer, head: state.h };
     const pair = state.fixed ? { query: state.i, key: state.j } : { query: -1, key: -1 };
@@ -39,16 +38,16 @@ export default { render({ model, el }) {
     model.save_changes();
   };
   app.store.listen((state, before) => {
-    if (["r", "a", "h", "i", "j", "fixed"].some((key) => state[key] !== before[key])) told(state);
+    if (["r", "a", "h", "i", "j", "fixed"].some((key) => state[key] !== before[key])) report(state);
   });
-  told(app.store.state);
+  report(app.store.state);
   return () => app.unmount();
 } };
 """
 
 
 class Frame:
-    """A trace as a sandboxed frame: what a notebook shows, also when it is saved, exported or offline."""
+    """A trace in a sandboxed frame, which a notebook also shows when it is saved, exported or offline."""
 
     def __init__(self, trace: Trace, height: int = 720) -> None:
         self.trace = trace
@@ -62,12 +61,13 @@ class Frame:
 
 
 def frame_html(trace: Trace, height: int) -> str:
-    """Returns an iframe element that holds the whole page of a trace."""
+    """Returns an iframe element that contains the whole page of a trace; raises OptionError if it is too large."""
     encoded = encode(trace)
-    if encoded.page_size > LARGEST:
+    if encoded.page_size > MAX_PAGE_BYTES:
         raise OptionError(
-            f"the page of this trace has {encoded.page_size / 1e6:.0f} MB, a notebook takes {LARGEST / 1e6:.0f}; "
-            "write it to a file with regard.lens.pages.page.write_page, or record a shorter text"
+            f"the page of this trace has {encoded.page_size / 1e6:.0f} MB, a notebook takes "
+            f"{MAX_PAGE_BYTES / 1e6:.0f}; write it to a file with regard.lens.pages.page.write_page, or record a "
+            "shorter text"
         )
     document = html.escape("".join(page(encoded, "regard")), quote=False).replace('"', "&quot;")
     return (
@@ -77,10 +77,10 @@ def frame_html(trace: Trace, height: int) -> str:
 
 
 def show(trace: Trace, *, height: int = 720, linked: bool = False) -> Any:
-    """Returns a trace to look at in a notebook.
+    """Returns an object that shows a trace in a notebook: by default a frame, which saved notebooks keep.
 
-    `linked=True` gives a widget (extra `notebook`) whose `selected` is what is looked at: recording, layer, head, and
-    the query and key that were clicked, −1 for none. Otherwise a frame, which saved notebooks keep.
+    With `linked=True` it is a widget (extra `notebook`). Its attribute `selected` is a dict of the selected recording,
+    layer and head, and of the query and key that were clicked, −1 for none.
     """
     if not linked:
         return Frame(trace, height)
@@ -91,15 +91,15 @@ def show(trace: Trace, *, height: int = 720, linked: bool = False) -> Any:
 
 @cache
 def _widget() -> type[Any]:
-    """Returns the widget's class; made on request, since its base is an extra."""
+    """Returns the widget's class; defined on first use, since its base class comes from an optional package."""
     import anywidget
     import traitlets
 
     static = files("regard.lens").joinpath("static")
-    base: Any = anywidget.AnyWidget  # with types or without, as it is installed
+    base: Any = anywidget.AnyWidget  # Any, because the installed version may have no types
 
     class LensWidget(base):  # type: ignore[misc]
-        """A trace that tells Python what is looked at."""
+        """A widget that shows a trace and reports the selection to Python."""
 
         _esm = static.joinpath("lens.js").read_text("utf-8") + _RENDER
         _css = static.joinpath("lens.css").read_text("utf-8")
@@ -110,9 +110,9 @@ def _widget() -> type[Any]:
 
         def _repr_mimebundle_(self, **named: Any) -> Any:
             bundle = super()._repr_mimebundle_(**named)
-            if not isinstance(bundle, tuple):  # older versions give the data alone, newer ones metadata besides
+            if not isinstance(bundle, tuple):  # older versions return the data alone, newer ones (data, metadata)
                 return {**(bundle or {}), "text/html": self._html}
             data, *metadata = bundle
-            return ({**(data or {}), "text/html": self._html}, *metadata)  # for those who know no widgets
+            return ({**(data or {}), "text/html": self._html}, *metadata)  # for viewers without widget support
 
     return LensWidget

@@ -257,7 +257,7 @@ class GradientTaps:
         self.taps: dict[str, Tensor] = {}
 
     def begin(self, call: Call) -> None:
-        """Leaves the call as it is."""
+        """Does nothing: the call is not changed."""
 
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
         """Ignores the weights."""

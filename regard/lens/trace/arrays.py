@@ -84,9 +84,8 @@ def unpack(raw: bytes, kind: str, shape: Sequence[int], source: str = "an array"
             expected = size // max(columns, 1) * -(-columns // 8)
         else:
             expected = size * np.dtype(TYPES[kind]).itemsize
-        data = coder.decompress(
-            coder.unconsumed_tail or raw, expected + 1
-        )  # bounded, so that a damaged file cannot fill the memory
+        # Bounded, so that a damaged file cannot fill the memory.
+        data = coder.decompress(coder.unconsumed_tail or raw, expected + 1)
     except (zlib.error, IndexError) as error:
         raise TraceError(f"{source} is damaged ({error}); copy or record the trace again") from None
     if len(data) != expected:

@@ -101,9 +101,8 @@ def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
     N = len(k)
     group = _group(attended)
     eps = torch.full((N,), 4e-3 / (abs(formula.scale) * q.shape[-1] ** 0.5 + 1e-30))
-    largest_eps = (default_steps(k) * _group_max(_rms(q), group, N)).amax(
-        1
-    ) / COARSER  # beyond it the default steps apply
+    # Beyond largest_eps the default steps apply.
+    largest_eps = (default_steps(k) * _group_max(_rms(q), group, N)).amax(1) / COARSER
     largest_eps = torch.maximum(largest_eps, _group_max((default_steps(q) * _rms(k)[group]).amax(1), group, N))
     limit = LIMIT
     if len(rows) < q.shape[1]:
