@@ -1,9 +1,10 @@
 """Training in several processes that torchrun started, with DDP (`ReplicatedModel`) or FSDP2 (`ShardedModel`).
 
 Every process draws the whole batch of a step, computes the loss of its own rows of it, and takes part in the reduction
-of gradients. Results do not depend on the number of processes, except for the order of sums and for dropout masks: the
-training loop divides each loss by the targets of the whole batch, so shards of different sizes count correctly. Only
-rank 0 writes files and prints.
+of gradients. Results do not depend on the number of processes, except for the order of sums and for dropout masks. The
+loss of a process is a sum over the targets in its rows. The training loop divides it by the number of targets in the
+whole batch, so that shards of different sizes count correctly, and multiplies it by `world_size`, because DDP and FSDP2
+average gradients over the processes where their sum is wanted. Only rank 0 writes files and prints.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Process:
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Runs the body in rank 0 before it runs in the others, so that they find the files that rank 0 wrote."""
-        # No try/finally: if rank 0 fails, the others must not go on. Their collective fails when its process ends.
+        # No try/finally: if rank 0 fails, the others must not go on. Their barrier fails when rank 0's process ends.
         if not self.is_main:
             self.barrier()
         yield
@@ -151,7 +152,8 @@ def _peer_errors() -> Iterator[None]:
 
 
 class ParallelModel(ABC):
-    """A model that all processes train together; gradients are averaged over the processes.
+    """A model that all processes train together. Gradients are averaged over the processes, for which the training loop
+    makes up by a factor `world_size` in the loss.
 
     `loss`: what training calls instead of the loss that was passed to the constructor, because DDP has to wrap it.
     """
@@ -233,7 +235,8 @@ def _uses_all_parameters(model: nn.Module, loss: Loss, batch: Batch) -> bool:
 class ShardedModel(ParallelModel):
     """A model of which every process has a shard of each weight, its gradient and its optimiser state (FSDP2).
 
-    To evaluate and to save, the weights are gathered into a full copy of the model, which is kept on the CPU.
+    To evaluate and to save, the weights are gathered into a full copy of the model, which is kept on the CPU. `example`
+    is not used: FSDP2 need not know which parameters the loss depends on.
     """
 
     def __init__(self, model: Model[Any], loss: Loss, process: Process, example: Callable[[], Batch]) -> None:
@@ -267,7 +270,7 @@ class ShardedModel(ParallelModel):
     def load_weights(self, folder: Path) -> None:
         self.full_copy.restore(folder)
         weights = self.full_copy.state_dict()
-        shards = {name: shard_like(weights[name], like) for name, like in self.model.state_dict().items()}
+        shards = {name: shard_like(weights[name], current) for name, current in self.model.state_dict().items()}
         self.model.load_state_dict(shards)
 
 
@@ -287,7 +290,8 @@ def full_tensor(x: Tensor) -> Tensor:
 def shard_like(x: Tensor, like: Tensor) -> Tensor:
     """Returns this process's shard of a full tensor, with the device mesh and placements of `like`; `x` itself where
     `like` is not sharded or has another shape."""
-    # Optimiser state other than moments (the step count, say) has another shape and stays as it is.
+    # `import_state` passes optimiser state too. Moments have the shape of their parameter `like` and are sharded as it
+    # is; the step count has another shape and stays whole.
     if not is_sharded(like) or x.shape != like.shape:
         return x
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -11,11 +11,13 @@ without them. ∂x is the gradient of the loss by x.
 A *kernel* is a Triton function that is launched, a *program* is one instance of it in the grid.
 
 **Chunks and segments.** A sequence is cut into segments, so that even one sequence fills the device, and a segment into
-chunks of C = 64 tokens. `chunk_sums_kernel` goes through each segment and stores S and Z before each chunk (counted
-from the beginning of its segment) and of the whole segment; `scan_segments_kernel` replaces the segments' sums by
-running totals. After that all chunks are independent: `output_kernel` computes attention within a chunk from explicit
-scores ψ(q)·ψ(k) [C,C], and attention to all earlier keys through S and Z. Features are computed block by block where
-they are needed and never stored. For narrow heads without stabilisers one kernel, `chained_kernel`, does all of it.
+chunks of C = 64 tokens. `chunk_sums_kernel` goes through each segment and stores S and Z before each chunk (summed from
+the beginning of its segment) and of the whole segment; `scan_segments_kernel` replaces the segments' sums by running
+totals. After that all chunks are independent: `output_kernel` computes attention within a chunk from explicit scores
+ψ(q)·ψ(k) [C,C], where ψ is φ without its scale (see Stabilisers), and attention to all earlier keys through S and Z.
+Features are computed block by block where they are needed and never stored. For narrow heads without stabilisers one
+kernel, `chained_kernel`, does all of it.
+
 In the backward pass `query_grad_kernel` reads S and Z of the forward pass. Then `chunk_sums_kernel` sums, from the end
 of the sequence, R = Σ ψ(q_i) ∂out_iᵀ / s_i and ρ = Σ ψ(q_i) δ_i / s_i, the counterparts of S and Z, with the normaliser
 s_i = ψ(q_i)ᵀ Z_i and δ_i = −∂out_i·out_i; `key_value_grad_kernel` reads those. Decoding one token at a time has a
@@ -25,10 +27,13 @@ kernel of its own, `decode_step_kernel`.
 (`performer`, `fourier`; for `elu` and `precomputed` φ = ψ). All sums are kept relative to 2ᵐ, where the *peak* m is the
 running maximum of c: nothing overflows, and no later key can change an earlier output. Scaling by powers of two is
 exact. Results do not depend on c and m, so no gradient passes through them. A query's own factor cancels in the ratio.
-The *shift* of a vector is what is subtracted in the exponent of its features. With p_f = (w_f·x) K^(−1/4) log₂e:
+The *shift* of a vector is what is subtracted in the exponent of its features. With p_f = (w_f·x) K^(−1/4) log₂e, and
+trig_f(x) the sine or the cosine of (w_f·x) K^(−1/4):
 
     performer   φ_f(k) = 2^(p_f − k_shift),     ψ_f(k) = 2^(p_f − k_shift − c),     ψ_f(q) = 2^(p_f − q_shift)
-    fourier     φ_f(k) = 2^(−k_shift) sin or cos of (w_f·k) K^(−1/4)
+    fourier     φ_f(k) = 2^(−k_shift) trig_f(k),    ψ_f(k) = 2^(−k_shift − c) trig_f(k),   ψ_f(q) = trig_f(q)
+
+For `fourier` the function `feature_map` returns trig_f alone, and the kernels multiply by the power of two afterwards.
 
 In the sums over queries (backward) each term is scaled by 2^(−m_i), so −m_i plays the part of c, and its running
 maximum M that of m. A segment starts from the peak of everything before it (backward: after it), so that its sums and
@@ -68,7 +73,10 @@ initial state in the first slot (forward) or the gradient of the final state in 
     chunk_Z_scales   [BH,chunks,F+2]       f32      Z before each chunk (backward: ρ); then peak and exponent of chunk_S
     segment_sums     [BH,slots,F·V+F]      f32      S and Z of each segment, then the running totals in their place
     segment_S_cast   [BH,slots,F·V]        product  S of the running totals once more, in the dtype of the products
-    segment_scales   [BH,slots,2]          f32      peak and shared exponent of each slot, before and after the scan
+    scales           [BH,slots,2]          f32      peak and shared exponent of each slot before the scan; the kernels
+                                                    that sum and scan call it segment_scales
+    segment_scales   [BH,slots,2]          f32      peak and shared exponent of the running totals, so after the scan;
+                                                    `scan_segments_kernel`, which writes it, calls it running_scales
     chunk_R, segment_R_cast                product  backward: R in place of chunk_S and segment_S_cast
     final_sums       [B,G,F,V+1]           f32      the state after the last token: S, and Z as its last column
     final_peak       [B,G]                 f32      its peak, to base e as in `regard.mechanisms`

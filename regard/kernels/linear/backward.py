@@ -130,7 +130,9 @@ def _run_query_grad(
     B, H, T = q.shape[:3]
     span = plan.key_segments.span
     if plan.is_chained(call.causal, call.has_initial_state, True):
-        span = k.shape[2] + CHUNK  # `chained_kernel` stores chunk sums of the whole sequence, as if it were one segment
+        # `chained_kernel` sums from the beginning of the sequence, as if that were one segment. Any span will do that
+        # exceeds the index of the last chunk's first token.
+        span = k.shape[2] + CHUNK
     grid = (B * H * plan.blocks_v * ceil_div(T, CHUNK), 1)
     launch_planned(
         triton_query_grad.query_grad_kernel, call.plan_without_identity, grid,

@@ -42,8 +42,9 @@ def launch(
     """Launches a kernel with the first compiler settings that fit the device.
 
     Compiled kernels are cached under `key` and the dtypes and alignment of the tensors: Triton's own look-up takes
-    longer than most of these kernels run. So `key` has to hold the kernel, then everything that determines constants
-    and settings; error messages show its second entry. `constants` and `settings` are called only if nothing is cached.
+    longer than most of these kernels run. So `key` has to hold the kernel, everything that determines constants and
+    settings, and the scalars, because Triton compiles other code where one of them is 1 or divisible by 16. Error
+    messages show the second entry of `key`. `constants` and `settings` are called only if nothing is cached.
     """
     device = tensors[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current device

@@ -169,6 +169,6 @@ def _forward_flops(*shapes: Any, **_: Any) -> int:
 def _backward_flops(d_out: Any, d_final: Any, *shapes: Any, **_: Any) -> int:
     """Returns the FLOPs of the backward pass: twice those of the forward pass, but only once those of projections,
     since directions get no gradient."""
-    saved, (map, causal, _started) = _split_arguments(shapes)
+    saved, (map, causal, _has_initial_state) = _split_arguments(shapes)
     forward = _count_flops(saved.q, saved.v, saved.w, map, causal)
     return forward + _count_flops(saved.q, saved.v, saved.w, map, causal, with_projections=False)

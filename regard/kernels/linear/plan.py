@@ -177,9 +177,9 @@ def cut_into_segments(tokens: int, wanted: int) -> Segments:
 
 
 def _chained_span(tokens: int, BH: int, device: torch.device) -> int:
-    """Returns the tokens of a segment for `chained_kernel`. Two of its programs are resident on each SM (streaming
-    multiprocessor). With more than about √tokens segments, the last one would wait longer for the sums of the others
-    than it computes."""
+    """Returns the number of tokens in a segment for `chained_kernel`. Two of its programs are resident on each SM
+    (streaming multiprocessor). With more than √(tokens / HANDOVER_TOKENS) segments, the last one would wait longer for
+    the sums of the others than it computes."""
     span = cut_into_segments(tokens, 2 * sm_count(device) // BH).span
     return max(span, ceil_div(math.isqrt(HANDOVER_TOKENS * tokens), CHUNK) * CHUNK)
 

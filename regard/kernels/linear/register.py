@@ -79,7 +79,6 @@ def _unsupported_sequence(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor) ->
     V = v.shape[3]
     F = mechanism.feature_count(K)
     # Fourier's sums cancel: to be accurate to float32 or float16 they would need float64 accumulators.
-    # Fourier's sums cancel: to be accurate to float32 or float16 they would need float64 accumulators.
     needs_float64 = isinstance(mechanism, Fourier) and v.dtype != torch.bfloat16
     too_wide = isinstance(mechanism, Performer) and v.dtype != torch.bfloat16 and K > _MAX_HEAD_DIM // 2
     if needs_float64 or too_wide or F > _MAX_FEATURES or max(K, V) > _MAX_HEAD_DIM:
@@ -176,9 +175,11 @@ def _attend_token(
 
 def _directions(mechanism: Linear, q: Tensor) -> Tensor | None:
     """Returns the directions [D,K] of random features, or None for other maps. A mechanism that was built without a
-    width draws them on its first call, here in float32; otherwise they have the dtype in which the model keeps them."""
+    head width K draws them on its first call, here in float32; otherwise they have the dtype in which the model keeps
+    them."""
     if not isinstance(mechanism, Performer | Fourier):
         return None
+    # The argument only says which K, which device and which dtype; its contents are not read.
     return mechanism.directions(q.new_empty(q.shape[3], dtype=torch.float32))
 
 

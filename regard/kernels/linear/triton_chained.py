@@ -104,8 +104,8 @@ def chained_kernel(
         initial_sums [BG,F,V+1]: the state before the first token, if HAS_INITIAL_STATE.
     Writes:
         out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1 / s_i, or 0 where s_i has underflowed.
-        chunk_S [BG,chunks,F,V], chunk_Z_scales [BG,chunks,F+2]: S and Z of the whole sequence before each chunk but the
-            first, for the backward pass; if CHUNK_SUMS.
+        chunk_S [BG,chunks,F,V], chunk_Z_scales [BG,chunks,F+2]: S and Z of all keys before each chunk but the first,
+            summed from the beginning of the sequence, not of the segment, for the backward pass; if CHUNK_SUMS.
         final_sums [BG,F,V+1]: the state after the last token, if FINAL.
     Reads and writes:
         handed_over [BG,segments−1,BF·BV+BF]: S and Z after each segment but the last.
@@ -167,10 +167,10 @@ def chained_kernel(
         keys = cast_operand(psi, PRECISION)
         S_cast = cast_operand(S, PRECISION)
         if CHUNK_SUMS:
-            chunk_slot = bg * tl.cdiv(T, C) + begin // C + n
+            chunk_row = bg * tl.cdiv(T, C) + begin // C + n
             wanted = begin + n * C > 0
-            tl.store(chunk_S + chunk_slot * (F * V) + ff[:, None] * V + vv[None, :], S_cast, mask=inside & wanted)
-            tl.store(chunk_Z_scales + chunk_slot * (F + 2) + ff, Z, mask=inside_Z & wanted)
+            tl.store(chunk_S + chunk_row * (F * V) + ff[:, None] * V + vv[None, :], S_cast, mask=inside & wanted)
+            tl.store(chunk_Z_scales + chunk_row * (F + 2) + ff, Z, mask=inside_Z & wanted)
         for r in range(GROUP):
             h = g * GROUP + r
             token = (begin + n * C).to(tl.int64)

@@ -29,7 +29,7 @@ def locate_chunk(BH, value_blocks):
 
 @triton.jit
 def load_scales(
-    chunk_Z_scales, segment_scales, chunk_slot, segment_slot, has_chunk_sum, F: tl.constexpr, STABILISED: tl.constexpr,
+    chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F: tl.constexpr, STABILISED: tl.constexpr,
     CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
     """Returns four scalars about the sums that are carried into a chunk:
@@ -38,12 +38,15 @@ def load_scales(
         exponent           the shared exponent of chunk_S, or of segment_S_cast where there is no chunk_S
         segment_factor     what Z of the earlier segments is multiplied by: 2^(its peak − peak)
         segment_S_factor   what S of the earlier segments is multiplied by: segment_factor, times a power of two because
-                           its shared exponent is not that of chunk_S; zero if nothing came before
+                           its shared exponent is not that of chunk_S
 
-    Unless the chunk's segment has met a higher peak, segment_factor is 1.
+    If STABILISED, CHUNK_SUMS and SEGMENT_SUMS, both factors are zero where nothing came before the segment; otherwise
+    segment_factor is 1 unless the segment has met a higher peak. If one of the three flags is not set, segment_factor
+    is always 1.
 
-    chunk_Z_scales [BH,chunks,F+2]: the last two columns hold peak and exponent of chunk_S; read at chunk_slot.
-    segment_scales [BH,slots,2]: peak and exponent of segment_S_cast; read at segment_slot.
+    chunk_Z_scales [BH,chunks,F+2]: the last two columns hold peak and exponent of chunk_S; read at the row
+        chunk_row = bh·chunks + chunk.
+    segment_scales [BH,slots,2]: peak and exponent of segment_S_cast; read at the row slot_row = bh·slots + slot.
     has_chunk_sum: whether chunk_S exists: the first chunk of a segment has none.
     """
     peak = tl.full((), float("-inf"), tl.float32)
@@ -52,18 +55,18 @@ def load_scales(
     if STABILISED:
         segment_peak = peak
         if SEGMENT_SUMS:
-            segment_peak = tl.load(segment_scales + segment_slot * 2)
+            segment_peak = tl.load(segment_scales + slot_row * 2)
         if CHUNK_SUMS:
-            peak = tl.load(chunk_Z_scales + chunk_slot * (F + 2) + F, mask=has_chunk_sum, other=float("-inf"))
+            peak = tl.load(chunk_Z_scales + chunk_row * (F + 2) + F, mask=has_chunk_sum, other=float("-inf"))
         peak = tl.maximum(peak, segment_peak)
         if CHUNK_SUMS and SEGMENT_SUMS:
             segment_factor = tl.exp2(segment_peak - finite_or_zero(peak))
     segment_S_factor = segment_factor
     if SHARED_EXPONENT:
         if SEGMENT_SUMS:
-            exponent = tl.load(segment_scales + segment_slot * 2 + 1)
+            exponent = tl.load(segment_scales + slot_row * 2 + 1)
         if CHUNK_SUMS:
-            chunk_exponent = tl.load(chunk_Z_scales + chunk_slot * (F + 2) + F + 1, mask=has_chunk_sum, other=0.0)
+            chunk_exponent = tl.load(chunk_Z_scales + chunk_row * (F + 2) + F + 1, mask=has_chunk_sum, other=0.0)
             chunk_exponent = tl.where(has_chunk_sum, chunk_exponent, exponent)
             segment_S_factor = segment_factor * tl.exp2(exponent - chunk_exponent)
             exponent = chunk_exponent
@@ -72,31 +75,31 @@ def load_scales(
 
 @triton.jit
 def load_S(
-    sums, slot, exists, ff, end, value_block, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr
+    sums, index, exists, ff, end, value_block, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr
 ):  # fmt: skip
     """Returns a block [BF,BV] of a matrix S, zeros if it does not exist.
 
-    sums [slots,F,V]: chunk_S or segment_S_cast; slot: the index of the matrix.
+    sums [·,F,V]: chunk_S or segment_S_cast, its first two dimensions taken as one; index: that of the matrix.
     ff [BF]: which rows of it; those from `end` on are zero. value_block: which block of its columns.
     """
     vv = value_block * BV + tl.arange(0, BV)
     inside = (ff[:, None] < end) & (vv[None, :] < V) & exists
-    return tl.load(sums + slot * (F * V) + ff[:, None] * V + vv[None, :], mask=inside, other=0.0)
+    return tl.load(sums + index * (F * V) + ff[:, None] * V + vv[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def load_carried_sums(
-    chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum, has_segment_sum,
+    chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_row, slot_row, has_chunk_sum, has_segment_sum,
     segment_factor, ff, value_block, TRIG: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, ADD: tl.constexpr = False,
 ):  # fmt: skip
     """Returns the sums that are carried into a chunk, for the directions ff [BF]: S from its segment [BF,BV], S of the
     earlier segments [BF,BV], and Z [BF] of both together. With ADD the first is the sum of both, in bfloat16.
 
-    chunk_S [BH,chunks,F,V], chunk_Z_scales [BH,chunks,F+2]: S and Z before each chunk; read at chunk_slot if
+    chunk_S [BH,chunks,F,V], chunk_Z_scales [BH,chunks,F+2]: S and Z before each chunk; read at chunk_row if
         has_chunk_sum.
-    segment_sums [BH,slots,F·V+F]: running totals, of which Z is read at segment_slot.
-    segment_S_cast [BH,slots,F,V]: S of the running totals; read at segment_slot if has_segment_sum.
+    segment_sums [BH,slots,F·V+F]: running totals, of which Z is read at slot_row.
+    segment_S_cast [BH,slots,F,V]: S of the running totals; read at slot_row if has_segment_sum.
     segment_factor: from `load_scales`. TRIG: 0 for sines, or for the features of other maps; 1 for cosines.
     """
     D: tl.constexpr = F // features_per_direction(MAP)
@@ -105,17 +108,17 @@ def load_carried_sums(
     S_chunk = 0.0
     S_segment = 0.0
     if CHUNK_SUMS:
-        S_chunk = load_S(chunk_S, chunk_slot, has_chunk_sum, rows, end, value_block, V, F, BV)
+        S_chunk = load_S(chunk_S, chunk_row, has_chunk_sum, rows, end, value_block, V, F, BV)
     if SEGMENT_SUMS:
-        S_segment = load_S(segment_S_cast, segment_slot, has_segment_sum, rows, end, value_block, V, F, BV)
+        S_segment = load_S(segment_S_cast, slot_row, has_segment_sum, rows, end, value_block, V, F, BV)
     if ADD:
         S_chunk = tl.cast(tl.cast(S_segment, tl.float32) * segment_factor + tl.cast(S_chunk, tl.float32), tl.bfloat16)
     Z = tl.zeros([ff.shape[0]], tl.float32)
     if CHUNK_SUMS:
-        Z = tl.load(chunk_Z_scales + chunk_slot * (F + 2) + rows, mask=(rows < end) & has_chunk_sum, other=0.0)
+        Z = tl.load(chunk_Z_scales + chunk_row * (F + 2) + rows, mask=(rows < end) & has_chunk_sum, other=0.0)
     if SEGMENT_SUMS:
         inside = rows < end
-        Z_segment = tl.load(segment_sums + segment_slot * (F * V + F) + F * V + rows, mask=inside, other=0.0)
+        Z_segment = tl.load(segment_sums + slot_row * (F * V + F) + F * V + rows, mask=inside, other=0.0)
         Z += Z_segment * segment_factor
     return S_chunk, S_segment, Z
 

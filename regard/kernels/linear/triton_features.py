@@ -27,8 +27,8 @@ def features_per_direction(MAP):
 @triton.jit
 def load_vectors(x, stride, present, block, K: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, W_PARTS: tl.constexpr):
     """Returns the tile from which a block of features is computed. Where vectors are projected (W_PARTS > 0), each
-    feature depends on all of x, so that is whole vectors [C,BK]; otherwise the BF columns with the indices of the
-    block, [C,BF].
+    feature depends on all of x, and the tile holds whole vectors, [C,BK]. Otherwise it holds the columns block·BF to
+    block·BF + BF − 1 of x, [C,BF].
 
     x: pointer to the first token's vector; stride: elements from one token to the next; present [C]: which tokens to
     load.
@@ -79,7 +79,8 @@ def to_log2(p, K: tl.constexpr, MAP: tl.constexpr):
 
 @triton.jit
 def project(x, ws, K: tl.constexpr, MAP: tl.constexpr, W_PARTS: tl.constexpr):
-    """Returns the projections x wᵀ [C,BF] on a block of directions; x itself with W_PARTS = 0.
+    """Returns the projections x wᵀ [C,BF] on a block of directions, for `performer` as exponents to base two
+    (`to_log2`); x itself with W_PARTS = 0.
 
     x: [C,BK], or [C,BF] with W_PARTS = 0. ws: the parts of `load_directions`, each [BF,BK].
     """
@@ -97,7 +98,8 @@ def project(x, ws, K: tl.constexpr, MAP: tl.constexpr, W_PARTS: tl.constexpr):
 
 @triton.jit
 def project_transposed(x, ws, K: tl.constexpr, MAP: tl.constexpr, W_PARTS: tl.constexpr):
-    """Returns the projections w xᵀ [BF,C], transposed because a sum over tokens takes ψᵀ as its first operand.
+    """Returns the projections w xᵀ [BF,C], for `performer` as exponents to base two (`to_log2`). They are transposed
+    because a sum over tokens takes ψᵀ as its first operand.
 
     x [C,BK]; ws: the parts of `load_directions`, each [BF,BK].
     """
@@ -113,8 +115,9 @@ def project_transposed(x, ws, K: tl.constexpr, MAP: tl.constexpr, W_PARTS: tl.co
 
 @triton.jit
 def sin_cos(p, K: tl.constexpr, PRECISE: tl.constexpr):
-    """Returns (sin, cos) of K^(−1/4) p, each of the shape of p. If PRECISE they are computed by polynomials, to 2⁻²²,
-    else by the device's own instructions, to 2⁻²⁰."""
+    """Returns (sin, cos) of K^(−1/4) p, each of the shape of p. If PRECISE they are computed by polynomials, with
+    errors of about 2⁻²², else by the device's own instructions, with errors up to 2⁻²⁰. Both hold for angles within
+    [−π, π]; errors grow beyond."""
     if PRECISE:
         # Reduce to r in [−½, ½] half turns. Every half turn flips the sign, the float's top bit, of sine and cosine.
         half_turns = p * (K**-0.25 / PI)
@@ -136,13 +139,15 @@ def feature_map(
     p, shift, ff, K: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, MAP: tl.constexpr, TRIG: tl.constexpr,
     PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Returns (ψ, ∂ψ/∂p), both of the shape of p; ∂ψ/∂p lacks the constant factor K^(−1/4) of random features.
+    """Returns (ψ, slope), both of the shape of p (slope is the number 1 for `precomputed`). The slope is the derivative
+    of ψ by w·x, without the factor K^(−1/4) of random features; for maps without directions, by p.
 
         precomputed  ψ = p
         elu          ψ = max(p, 0) + 2^(min(p, 0) log₂e − shift);
                      a shift of inf makes ψ zero for a hidden token, whose p is zero
         performer    ψ = 2^(p − shift)
-        fourier      ψ = sin p (TRIG 0) or cos p (TRIG 1), of p times K^(−1/4); shift is not used
+        fourier      ψ = sin(K^(−1/4) p) (TRIG 0) or cos(K^(−1/4) p) (TRIG 1); shift is not used, and the caller
+                     multiplies by the power of two that belongs to ψ of a key
 
     p: projections, or the vectors themselves for `precomputed` and `elu`; [C,BF] or [BF,C].
     shift: exponents that broadcast with p. ff: the direction of each element of p; ψ is zero for those beyond D.

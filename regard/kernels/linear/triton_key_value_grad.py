@@ -59,7 +59,7 @@ def squared_norm_slope(MAP, K):
 
 @triton.jit
 def scale_exactly(x, scale):
-    """Returns each row of x [C,w] times its power of two, scale [C], without rounding: bfloat16 stays bfloat16, and
+    """Returns each row of x [C,n] times its power of two, scale [C], without rounding: bfloat16 stays bfloat16, and
     other dtypes are returned as float32, since float16 could underflow."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.float32) * scale[:, None]).to(tl.bfloat16)
@@ -137,13 +137,13 @@ def key_value_grad_kernel(
     head_in_group = h % GROUP
     present = t < T
     seen = load_visible(visible, b, t, T, MASKED)
-    chunk_slot = bh * tl.cdiv(T, C) + chunk
+    chunk_row = bh * tl.cdiv(T, C) + chunk
     has_chunk_sum = ((chunk + 1) * C % span > 0) & ((chunk + 1) * C < T)
-    segment_slot = bh * slots  # holds the sums of all queries
+    slot_row = bh * slots  # holds the sums of all queries
     if CAUSAL:
-        segment_slot = bh * slots + (chunk * C // span + 1)
+        slot_row = bh * slots + (chunk * C // span + 1)
     M, _, segment_factor, _ = load_scales(
-        chunk_Z_scales, segment_scales, chunk_slot, segment_slot, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
         SEGMENT_SUMS, False,
     )  # fmt: skip
     has_segment_sum = is_positive(segment_factor)
@@ -154,35 +154,35 @@ def key_value_grad_kernel(
     values = load_rows(v + b * v_b + g * v_h + token * v_t, v_t, seen, vv, V)
     shift_q = 0.0
     shift_k = tl.zeros([C], tl.float32)
-    after_scale = tl.where(seen, 1.0, 0.0)
+    carried_scale = tl.where(seen, 1.0, 0.0)
     if STABILISED:
         c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
         shift_k = tl.load(k_shift + bg * T + t, mask=seen, other=0.0) + finite_or_zero(c)
-        after_scale = tl.exp2(c + M)
+        carried_scale = tl.exp2(c + M)
     # The gradients of the scores of the chunk, queries in columns: weight · (∂out·v + δ) / s.
     exponent = tl.zeros([C], tl.float32)
     if CAUSAL:
         if MAP == "performer":
             shift_q = tl.load(q_shift + bh * T + t, mask=present, other=0.0)[:, None]
         delta_query = tl.load(delta + bh * T + t, mask=present, other=0.0) * delta_factor
-        grad = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V)
+        d_outputs = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V)
         # [C,BV] @ [BV,C] -> [C,C], keys by queries
-        d_scores = dot(values, tl.trans(grad), tl.zeros([C, C], tl.float32) + delta_query[None, :], PRECISION)
+        d_scores = dot(values, tl.trans(d_outputs), tl.zeros([C, C], tl.float32) + delta_query[None, :], PRECISION)
         d_scores *= score_scale(bg * T + t, bh * T + t, stabiliser, query_peak, inv_norm, seen, present, STABILISED)
         if PRECISION == "fp16":  # each key's row of d_scores gets an exponent of its own
             largest = tl.max(tl.abs(d_scores), 1)
             exponent = tl.where(largest > 0, shared_exponent(largest), 0.0)
             d_scores = d_scores * tl.exp2(-exponent)[:, None]
         d_scores = cast_operand(d_scores, PRECISION)
-    after_row_scale = after_scale * tl.exp2(-exponent)
+    carried_row_scale = carried_scale * tl.exp2(-exponent)
     values_chunk = values
     values_segment = values
     if STABILISED:
-        values_chunk = scale_exactly(values, after_row_scale)
-        values_segment = scale_exactly(values, after_row_scale * segment_factor)
+        values_chunk = scale_exactly(values, carried_row_scale)
+        values_segment = scale_exactly(values, carried_row_scale * segment_factor)
     # Block by block of features: ∂ψ(k) and ∂v from the queries after the chunk, and the scores ψ(k)·ψ(q) for ∂v.
     scores = tl.zeros([C, C], tl.float32)
-    grad_v = tl.zeros([C, BV], tl.float32)
+    d_values = tl.zeros([C, BV], tl.float32)
     d_x = tl.zeros([C, BK], tl.float32)
     d_log_phi = tl.zeros([C], tl.float32)
     # In fp16 there are too few registers for products with both terms of R, so the terms are added first.
@@ -198,7 +198,7 @@ def key_value_grad_kernel(
         d_p = tl.zeros([C, BF], tl.float32)
         for trig in tl.static_range(features_per_direction(MAP)):
             R_chunk, R_segment, rho = load_carried_sums(
-                chunk_R, chunk_Z_scales, segment_sums, segment_R_cast, chunk_slot, segment_slot, has_chunk_sum,
+                chunk_R, chunk_Z_scales, segment_sums, segment_R_cast, chunk_row, slot_row, has_chunk_sum,
                 has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS, ADD,
             )  # fmt: skip
             R = R_segment
@@ -216,16 +216,16 @@ def key_value_grad_kernel(
             if CAUSAL:
                 # [C,BF] @ [BF,C] -> [C,C], keys by queries
                 scores = dot(psi, tl.trans(psi_q), scores, SCORE_PRECISION)
-            # [C,1] · [1,BF] -> [C,BF], next to the products that it nearly cancels
-            d_psi += (delta_factor * after_row_scale)[:, None] * rho[None, :]
+            # ρ is added here, right before the products that nearly cancel it. [C,1] · [1,BF] -> [C,BF]
+            d_psi += (delta_factor * carried_row_scale)[:, None] * rho[None, :]
             if CHUNK_SUMS or SEGMENT_SUMS:
                 # [C,BF] @ [BF,BV] -> [C,BV]
-                grad_v = dot(psi, R, grad_v, PRECISION)
+                d_values = dot(psi, R, d_values, PRECISION)
                 # [C,BV] @ [BV,BF] -> [C,BF]
                 d_psi = dot(values_chunk, tl.trans(R), d_psi, PRECISION)
             if CHUNK_SUMS and SEGMENT_SUMS and not ADD:
                 # [C,BF] @ [BF,BV] -> [C,BV]
-                grad_v = dot(psi * segment_factor, R_segment, grad_v, PRECISION)
+                d_values = dot(psi * segment_factor, R_segment, d_values, PRECISION)
                 # [C,BV] @ [BV,BF] -> [C,BF]
                 d_psi = dot(values_segment, tl.trans(R_segment), d_psi, PRECISION)
             if STABILISED:
@@ -236,22 +236,22 @@ def key_value_grad_kernel(
             d_x = project_backward(d_p, ws, d_x, PRECISION)
         else:
             store_rows(dk_rows, dk_t, present, ff, tl.where(seen[:, None], d_p, 0.0), K)
-    grad_v = grad_v * after_scale[:, None]
+    d_values = d_values * carried_scale[:, None]
     if CAUSAL:  # loaded and computed again: there are too few registers to keep them through the loop
-        grad = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V)
+        d_outputs = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V)
         scores *= score_scale(bg * T + t, bh * T + t, stabiliser, query_peak, inv_norm, seen, present, STABILISED)
         # [C,C] @ [C,BV] -> [C,BV]
         if PRECISION == "fp16":  # cancelling weights need bf16x3; ∂out is exact in bfloat16
-            grad_v = dot(scores, grad.to(tl.bfloat16), grad_v, "bf16x3")
+            d_values = dot(scores, d_outputs.to(tl.bfloat16), d_values, "bf16x3")
         else:
-            grad_v = dot(scores, grad, grad_v, PRECISION)
+            d_values = dot(scores, d_outputs, d_values, PRECISION)
     if MAP == "fourier":  # its ψ = sin or cos was not scaled by 2^(−k_shift − c)
         scale = tl.exp2(exponent - shift_k)
-        grad_v = grad_v * tl.exp2(-shift_k)[:, None]
+        d_values = d_values * tl.exp2(-shift_k)[:, None]
         d_x = d_x * scale[:, None]
         d_log_phi = d_log_phi * scale
     dv_rows = d_v + head_in_group * dv_p + b * dv_b + g * dv_h + token * dv_t
-    store_rows(dv_rows, dv_t, present, vv, grad_v, V)
+    store_rows(dv_rows, dv_t, present, vv, d_values, V)
     if STABILISED:
         d_log_phi = d_log_phi * squared_norm_slope(MAP, K)
         d_x = d_x * K**-0.25 + d_log_phi[:, None] * load_rows(k_rows, k_t, seen, tl.arange(0, BK), K)

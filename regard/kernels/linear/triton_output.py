@@ -100,14 +100,14 @@ def output_kernel(
     g = h // GROUP
     token = chunk.to(tl.int64) * C
     present = t < T
-    chunk_slot = bg * tl.cdiv(T, C) + chunk
+    chunk_row = bg * tl.cdiv(T, C) + chunk
     has_chunk_sum = (chunk * C) % span > 0
-    segment_slot = bg * slots + (slots - 1)  # holds the sums of all keys
+    slot_row = bg * slots + (slots - 1)  # holds the sums of all keys
     if CAUSAL:
-        segment_slot = bg * slots + chunk * C // span
+        slot_row = bg * slots + chunk * C // span
     SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16"
     m, exponent, segment_factor, segment_S_factor = load_scales(
-        chunk_Z_scales, segment_scales, chunk_slot, segment_slot, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
         SEGMENT_SUMS, SHARED_EXPONENT,
     )  # fmt: skip
     has_segment_sum = is_positive(segment_S_factor)
@@ -138,7 +138,7 @@ def output_kernel(
         for trig in tl.static_range(features_per_direction(MAP)):
             # All loads come first, because the compiler does not move any of them ahead of a product.
             S_chunk, S_segment, Z = load_carried_sums(
-                chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum,
+                chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_row, slot_row, has_chunk_sum,
                 has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
             )  # fmt: skip
             p_q = project(qs, ws, K, MAP, W_PARTS)

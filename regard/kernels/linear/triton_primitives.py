@@ -85,11 +85,12 @@ def cast_operand(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def round_operand(x, PRECISION: tl.constexpr):
-    """Returns float32 x rounded to the bits that `dot` keeps of it, still as float32.
+    """Returns float32 x rounded to the 8 bits that `dot` keeps of it in mode bf16, still as float32; in other modes,
+    x unchanged.
 
-    ψ must be rounded in Z exactly as `dot` rounds it in S, or numerator and normaliser disagree. Adding 2¹⁶x and
-    subtracting it again rounds x to the 8 bits of bfloat16, and is much faster than converting to bfloat16 and back.
-    Requires that 2¹⁶x does not overflow.
+    In mode bf16 ψ must be rounded in Z exactly as `dot` rounds it in S, or numerator and normaliser disagree; other
+    modes keep more bits. Adding 2¹⁶x and subtracting it again rounds x to the 8 bits of bfloat16, and is much faster
+    than converting to bfloat16 and back. Requires that 2¹⁶x does not overflow.
     """
     if PRECISION == "bf16":
         return (x + x * 65536.0) - x * 65536.0
@@ -118,22 +119,22 @@ def is_positive(x):
 
 
 @triton.jit
-def load_rows(x, stride, present, columns, W: tl.constexpr):
-    """Returns a tile [C,w] with one row per token: zeros for tokens that are not present, and for columns beyond W.
+def load_rows(x, stride, present, columns, WIDTH: tl.constexpr):
+    """Returns a tile [C,n] with one row per token: zeros for tokens that are not present, and for columns ≥ WIDTH.
 
     x: pointer to the first token's row; stride: elements from one token to the next.
-    present [C]: which tokens to load. columns [w]: the columns to load.
+    present [C]: which tokens to load. columns [n]: the columns to load.
     """
     rows = tl.arange(0, present.shape[0])
-    inside = present[:, None] & (columns[None, :] < W)
+    inside = present[:, None] & (columns[None, :] < WIDTH)
     return tl.load(x + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def store_rows(x, stride, present, columns, tile, W: tl.constexpr):
-    """Writes `tile` [C,w], with one row per token, to the addresses from which `load_rows` would read it."""
+def store_rows(x, stride, present, columns, tile, WIDTH: tl.constexpr):
+    """Writes `tile` [C,n], with one row per token, to the addresses from which `load_rows` would read it."""
     rows = tl.arange(0, present.shape[0])
-    inside = present[:, None] & (columns[None, :] < W)
+    inside = present[:, None] & (columns[None, :] < WIDTH)
     tl.store(x + rows[:, None] * stride + columns[None, :], tile, mask=inside)
 
 

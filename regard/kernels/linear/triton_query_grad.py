@@ -5,7 +5,7 @@ With s_i the normaliser of query i, δ_i = −∂out_i·out_i and all sums relat
     ∂ψ(q_i) = Σ_{j≤i} ψ(k_j) (∂out_i·v_j + δ_i) / s_i
 
 Keys of the same chunk contribute through the gradients of explicit scores [C,C]; all earlier keys through S and Z of
-the forward pass, as S ∂out_i + Z δ_i.
+the forward pass, as (S ∂out_i + Z δ_i) / s_i.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -36,7 +36,9 @@ from regard.kernels.linear.triton_primitives import (
 
 @triton.constexpr_function
 def project_backward_precision(PRECISION):
-    """Returns the precision of a product with directions in bfloat16, which have no low part."""
+    """Returns the precision of the product ∂p w with directions w in bfloat16. In bf16x3 only ∂p is split into a high
+    and a low part, because `dot` does not split bfloat16. Modes bf16 and fp16 take one product of bfloat16, because
+    gradients may exceed the range of float16."""
     if PRECISION == "bf16x3":
         return "bf16x3"
     return "bf16"
@@ -59,9 +61,10 @@ def project_backward(d_p, ws, acc, PRECISION: tl.constexpr):
 def store_back_scales(back_shift, back_chunk_max, m_query, shift_q, inverse, present, value_block):
     """Writes the exponents with which `chunk_sums_kernel` (REVERSE) sums over queries, for one chunk.
 
-    back_shift: pointers [C]. Written is log₂ of what ψ(q) is divided by, shift_q + m_query − log₂|1/s|; inf where 1/s =
-    0. back_chunk_max: pointer to a scalar. Written is the largest −m_query of the chunk. m_query, shift_q, inverse,
-    present [C]: of each query, its peak, its shift, 1/s, and whether it exists.
+    back_shift: pointers [C] to where shift_q + m_query − log₂|1/s| goes, or inf where 1/s = 0. It is log₂ of what 2^p
+        (for `fourier` the sine or cosine) is divided by.
+    back_chunk_max: pointer to where the largest −m_query of the chunk goes.
+    m_query, shift_q, inverse, present [C]: of each query, its peak, its shift, 1/s, and whether it exists.
     """
     shift = tl.where(inverse == 0, float("inf"), shift_q + finite_or_zero(m_query) - tl.log2(tl.abs(inverse)))
     tl.store(back_shift, shift, mask=present & (value_block == 0))
@@ -114,14 +117,14 @@ def query_grad_kernel(
     g = h // GROUP
     token = chunk.to(tl.int64) * C
     present = t < T
-    chunk_slot = bg * tl.cdiv(T, C) + chunk
+    chunk_row = bg * tl.cdiv(T, C) + chunk
     has_chunk_sum = (chunk * C) % span > 0
-    segment_slot = bg * slots + (slots - 1)  # holds the sums of all keys
+    slot_row = bg * slots + (slots - 1)  # holds the sums of all keys
     if CAUSAL:
-        segment_slot = bg * slots + chunk * C // span
+        slot_row = bg * slots + chunk * C // span
     SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16"
     m, exponent, segment_factor, segment_S_factor = load_scales(
-        chunk_Z_scales, segment_scales, chunk_slot, segment_slot, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
         SEGMENT_SUMS, SHARED_EXPONENT,
     )  # fmt: skip
     has_segment_sum = is_positive(segment_S_factor)
@@ -132,10 +135,10 @@ def query_grad_kernel(
     if MAP == "performer":
         shift_q = tl.load(q_shift + bh * T + t, mask=present, other=0.0)
     inverse = tl.load(inv_norm + bh * T + t, mask=present, other=0.0)
-    grad = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V).to(tl.float32)
+    d_outputs = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V).to(tl.float32)
     outputs = load_rows(out + b * o_b + h * o_h + token * o_t, o_t, present, vv, V).to(tl.float32)
     # [C,BV] · [C,BV] -> [C]
-    delta_query = -tl.sum(grad * outputs, 1)
+    delta_query = -tl.sum(d_outputs * outputs, 1)
     tl.store(delta + value_block.to(tl.int64) * BH * T + bh * T + t, delta_query, mask=present)
     if STABILISED:
         m_query = m + tl.zeros_like(inverse)
@@ -153,7 +156,7 @@ def query_grad_kernel(
         seen = load_visible(visible, b, t, T, MASKED)
         values = load_rows(v + b * v_b + g * v_h + token * v_t, v_t, seen, vv, V)
         # [C,BV] @ [BV,C] -> [C,C]
-        d_scores = dot(grad, tl.trans(values), tl.zeros([C, C], tl.float32) + delta_query[:, None], PRECISION)
+        d_scores = dot(d_outputs, tl.trans(values), tl.zeros([C, C], tl.float32) + delta_query[:, None], PRECISION)
         allowed = causal_mask(seen)
         if STABILISED:
             c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
@@ -169,7 +172,7 @@ def query_grad_kernel(
         else:
             d_scores = tl.where(allowed, d_scores, 0.0)
     if SHARED_EXPONENT:  # each query's row of d_scores and ∂out gets an exponent of its own, besides that of S
-        largest = tl.max(tl.abs(grad), 1) * carried_scale
+        largest = tl.max(tl.abs(d_outputs), 1) * carried_scale
         delta_query = delta_query * tl.exp2(-exponent)
         if CAUSAL:
             largest = tl.maximum(largest, tl.max(tl.abs(d_scores), 1))
@@ -182,8 +185,8 @@ def query_grad_kernel(
     if CAUSAL:
         d_scores = cast_operand(d_scores, PRECISION)
     if STABILISED:
-        grad = grad * carried_scale[:, None]
-    grad = cast_operand(grad, PRECISION)  # exact: it is ∂out times a power of two; the factor 1/s comes last
+        d_outputs = d_outputs * carried_scale[:, None]
+    d_outputs = cast_operand(d_outputs, PRECISION)  # exact: it is ∂out times a power of two; the factor 1/s comes last
     # Block by block of features: ∂ψ(q) from carried sums and from d_scores, then back through ψ and the directions.
     d_x = tl.zeros([C, BK], tl.float32)
     D: tl.constexpr = F // features_per_direction(MAP)
@@ -201,17 +204,17 @@ def query_grad_kernel(
         d_p = tl.zeros([C, BF], tl.float32)
         for trig in tl.static_range(features_per_direction(MAP)):
             S_chunk, S_segment, Z = load_carried_sums(
-                chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_slot, segment_slot, has_chunk_sum,
+                chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_row, slot_row, has_chunk_sum,
                 has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
             )  # fmt: skip
             # [C,1] · [1,BF] -> [C,BF]
             d_psi = delta_query[:, None] * Z[None, :]
             # [C,BV] @ [BV,BF] -> [C,BF]
             if CHUNK_SUMS:
-                d_psi = dot(grad, tl.trans(S_chunk), d_psi, PRECISION)
+                d_psi = dot(d_outputs, tl.trans(S_chunk), d_psi, PRECISION)
             if SEGMENT_SUMS:
                 d_psi = dot_scaled(
-                    grad, tl.trans(S_segment), segment_S_factor, d_psi, PRECISION, STABILISED and CHUNK_SUMS
+                    d_outputs, tl.trans(S_segment), segment_S_factor, d_psi, PRECISION, STABILISED and CHUNK_SUMS
                 )  # fmt: skip
             if CAUSAL:
                 p_k = project(ks, ws, K, MAP, W_PARTS)

@@ -12,8 +12,8 @@ from regard.kernels.linear.triton_primitives import LOG2E, dot_as_stored, finite
 
 @triton.jit
 def max_projection(x, w, block, K: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, MAP: tl.constexpr):
-    """Returns the largest projection [C] of each vector on a block of directions, to base two. Low precision is enough,
-    because the stabiliser is rounded up.
+    """Returns the largest projection [C] of each vector on a block of directions, as an exponent to base two. Low
+    precision is enough, because results do not depend on the exact stabiliser of a key or shift of a query.
 
     x [C,BK]: vectors. w [BF,BK]: the high part of the directions of the block.
     """

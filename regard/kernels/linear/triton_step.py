@@ -59,7 +59,7 @@ def _feature_map(
 @triton.jit
 def decode_step_kernel(
     q, k, v, w, visible, sums, peak, tokens, out, new_sums, new_peak, new_tokens,
-    q_b, q_h, k_b, k_g, v_b, v_g, H, G,
+    q_b, q_h, k_b, k_h, v_b, v_h, H, G,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, MAP: tl.constexpr, MASKED: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +69,7 @@ def decode_step_kernel(
         m' = max(m, c),     [S, Z]' = e^(m − m') [S, Z] + e^(c − m') ψ(k) [v, 1]ᵀ,     out = ψ(q)ᵀS' / ψ(q)ᵀZ'
 
     Reads:
-        q [B,H,1,K], k [B,G,1,K], v [B,G,1,V]: the token; strides q_b, q_h, k_b, k_g, v_b, v_g of batch and heads.
+        q [B,H,1,K], k [B,G,1,K], v [B,G,1,V]: the token; strides q_b, q_h, k_b, k_h, v_b, v_h of batch and heads.
         w [D,K]: directions of random features.
         visible [B,1]: whether the token is visible, if MASKED; a hidden token leaves the state unchanged, but still
             gets an output.
@@ -89,8 +89,8 @@ def decode_step_kernel(
     seen = b >= 0  # always true, as a tensor
     if MASKED:
         seen = tl.load(visible + b) != 0
-    psi, c = _feature_map(k + b * k_b + g * k_g, w, seen, ff, K, F, BK, MAP, DTYPE)
-    value = tl.load(v + b * v_b + g * v_g + vv, mask=seen & (vv < V), other=0.0).to(DTYPE)
+    psi, c = _feature_map(k + b * k_b + g * k_h, w, seen, ff, K, F, BK, MAP, DTYPE)
+    value = tl.load(v + b * v_b + g * v_h + vv, mask=seen & (vv < V), other=0.0).to(DTYPE)
     offset = bg.to(tl.int64) * F * (V + 1) + ff * (V + 1)
     inside = (ff < F)[:, None] & (vv < V)[None, :]
     S = tl.load(sums + offset[:, None] + vv[None, :], mask=inside, other=0.0)

@@ -27,7 +27,8 @@ from regard.kernels.linear.triton_primitives import (
 @triton.constexpr_function
 def sum_precision(PRECISION, REVERSE):
     """Returns the precision of the products in the sums over tokens. For `fourier` (mode fp16) these are bf16x3 in the
-    forward pass, because its terms cancel, and bf16 in the backward pass, whose range exceeds that of float16."""
+    forward pass, because its terms cancel, and bf16 in the backward pass, because gradients may exceed the range of
+    float16."""
     if PRECISION != "fp16":
         return PRECISION
     if REVERSE:
@@ -52,10 +53,10 @@ def peak_before_segment(
     """
     m = tl.full((), float("-inf"), tl.float32)
     bound = tl.full((), 0.0, tl.float32)
-    slot = bh * slots
+    slot_row = bh * slots
     if REVERSE:
-        slot = bh * slots + (slots - 1)
-    carry_offset = slot * 2
+        slot_row = bh * slots + (slots - 1)
+    carry_offset = slot_row * 2
     if CARRY_IN:
         m = tl.load(segment_scales + carry_offset)
     begin = 0
@@ -101,7 +102,8 @@ def store_sums(
 def add_tokens(S, Z, psi, ys, Z_weights, PRECISION: tl.constexpr, REVERSE: tl.constexpr):
     """Returns S [BF,BV] and Z [BF] with the tokens of one chunk added.
 
-    psi [BF,C]: their features. ys [C,BV]: values, or ∂out if REVERSE. Z_weights [C]: δ, read only if REVERSE.
+    psi [BF,C]: their features, relative to the peak of S and Z; if REVERSE, also divided by s. ys [C,BV]: values, or
+    ∂out if REVERSE. Z_weights [C]: δ, read only if REVERSE.
     """
     # [BF,C] @ [C,BV] -> [BF,BV]
     S = dot(psi, ys, S, PRECISION)
@@ -145,7 +147,7 @@ def chunk_sums_kernel(
         delta [B,heads,T]: δ, if REVERSE.
     Writes:
         chunk_S [BH,chunks,F,V]: S before each chunk, from the beginning of its segment; if CHUNK_SUMS. The first chunk
-            of a segment has nothing before it: its slot is neither written nor read.
+            of a segment has nothing before it: its row is neither written nor read.
         chunk_Z_scales [BH,chunks,F+2]: Z before each chunk, then the peak and the shared exponent of chunk_S.
         segment_sums [BH,slots,F·V+F]: S and Z of the whole segment, in slot first_slot + segment; if SEGMENT_SUMS.
         segment_scales [BH,slots,2]: its peak, and the shared exponent for the total up to it. If CARRY_IN, the slot of
@@ -169,7 +171,7 @@ def chunk_sums_kernel(
     Z = tl.zeros([BF], tl.float32)
     S_cos = S  # sums for cosines, where S and Z are those for sines
     Z_cos = Z
-    # chunk_S is float16, divided by 2^⌈log₂(bound on the preceding sum)⌉.
+    # If SHARED_EXPONENT, chunk_S is float16, and divided by 2^⌈log₂(bound on the preceding sum)⌉.
     SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16" and not REVERSE
     SUM_PRECISION: tl.constexpr = sum_precision(PRECISION, REVERSE)
     m = tl.full((), float("-inf"), tl.float32)
@@ -184,11 +186,11 @@ def chunk_sums_kernel(
         chunk = start // C + step
         if REVERSE:
             chunk = start // C + (segment_chunks - 1 - step)
-        chunk_slot = bh * tl.cdiv(T, C) + chunk
+        chunk_row = bh * tl.cdiv(T, C) + chunk
         if CHUNK_SUMS:
             wanted = step > 0  # nothing comes before the first chunk
-            S_out = chunk_S + chunk_slot * (F * V)
-            Z_out = chunk_Z_scales + chunk_slot * (F + 2)
+            S_out = chunk_S + chunk_row * (F * V)
+            Z_out = chunk_Z_scales + chunk_row * (F + 2)
             S_stored = S
             if SHARED_EXPONENT:
                 inv_scale = tl.exp2(-shared_exponent(bound))
@@ -212,7 +214,7 @@ def chunk_sums_kernel(
             Z_weights = tl.load(delta + bh * T + t, mask=seen, other=0.0)
         token_shift = tl.where(seen, 0.0, float("inf"))  # ψ of a hidden token is zero
         if STABILISED:
-            largest = tl.load(chunk_max + chunk_slot)
+            largest = tl.load(chunk_max + chunk_row)
             m_new = tl.maximum(m, largest)
             rescale = tl.exp2(m - finite_or_zero(m_new))
             S = S * rescale
@@ -222,7 +224,7 @@ def chunk_sums_kernel(
                 S_cos = S_cos * rescale
                 Z_cos = Z_cos * rescale
             if SHARED_EXPONENT:
-                bound = bound * rescale + tl.load(chunk_bound + chunk_slot) * tl.exp2(largest - finite_or_zero(m))
+                bound = bound * rescale + tl.load(chunk_bound + chunk_row) * tl.exp2(largest - finite_or_zero(m))
             token_shift = tl.load(shift + bh * T + t, mask=seen, other=float("inf")) + finite_or_zero(m)
         if W_PARTS:  # ψᵀ [BF,C], the first operand of the sum over tokens
             p = project_transposed(xs, ws, K, MAP, W_PARTS)
@@ -251,13 +253,13 @@ def chunk_sums_kernel(
             # [C,BF] · [C] -> [BF]
             Z += tl.sum(round_operand(psi, PRECISION) * Z_weights[:, None], 0)
     if SEGMENT_SUMS:
-        slot = bh * slots + first_slot + segment
-        S_out = segment_sums + slot * (F * V + F)
+        slot_row = bh * slots + first_slot + segment
+        S_out = segment_sums + slot_row * (F * V + F)
         store_sums(S_out, S_out + F * V, S, Z, ff, vv, True, 0, V, F, MAP)
         if features_per_direction(MAP) == 2:
             store_sums(S_out, S_out + F * V, S_cos, Z_cos, ff, vv, True, 1, V, F, MAP)
-        tl.store(segment_scales + slot * 2, m, mask=pid % blocks == 0)
-        tl.store(segment_scales + slot * 2 + 1, shared_exponent(bound), mask=pid % blocks == 0)
+        tl.store(segment_scales + slot_row * 2, m, mask=pid % blocks == 0)
+        tl.store(segment_scales + slot_row * 2 + 1, shared_exponent(bound), mask=pid % blocks == 0)
 
 
 @triton.jit
@@ -268,7 +270,7 @@ def scan_segments_kernel(
     """Replaces the sums of the segments by their running totals. One program does BLOCK of the N elements of one
     sequence and head, over all slots:
 
-        total_s = Σ_{r≤s} 2^(m_r − M_s) sums_r,     M_s = max_{r≤s} m_r     (r ≥ s if REVERSE)
+        total_s = Σ_{r≤s} 2^(m_r − peak_s) sums_r,     peak_s = max_{r≤s} m_r     (r ≥ s if REVERSE)
 
     Reads:
         segment_sums [BH,slots,N]: S and Z of each segment, N = F·V+F. Only slots first ≤ s < last have been written.
@@ -277,7 +279,7 @@ def scan_segments_kernel(
         segment_sums: the totals, in place.
         segment_S_cast [BH,slots,S_size]: S of the totals once more, in the dtype of the products; S_size = F·V.
             Divided by 2^(shared exponent) if SHARED_EXPONENT.
-        running_scales [BH,slots,2]: M_s if STABILISED, and the shared exponent if SHARED_EXPONENT.
+        running_scales [BH,slots,2]: peak_s if STABILISED, and the shared exponent if SHARED_EXPONENT.
     """
     bh = tl.program_id(0).to(tl.int64)
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -287,22 +289,22 @@ def scan_segments_kernel(
         s = step
         if REVERSE:
             s = slots - 1 - step
-        slot = bh * slots + s
+        slot_row = bh * slots + s
         filled = (s >= first) & (s < last)
-        x = tl.load(segment_sums + slot * N + offset, mask=filled & (offset < N), other=0.0)
+        x = tl.load(segment_sums + slot_row * N + offset, mask=filled & (offset < N), other=0.0)
         if STABILISED:
-            segment_peak = tl.load(segment_scales + slot * 2, mask=filled, other=float("-inf"))
+            segment_peak = tl.load(segment_scales + slot_row * 2, mask=filled, other=float("-inf"))
             new_peak = tl.maximum(peak, segment_peak)
             rescaled = total * tl.exp2(peak - finite_or_zero(new_peak))
             total = rescaled + x * tl.exp2(segment_peak - finite_or_zero(new_peak))
             peak = new_peak
-            tl.store(running_scales + slot * 2, peak, mask=tl.program_id(1) == 0)
+            tl.store(running_scales + slot_row * 2, peak, mask=tl.program_id(1) == 0)
         else:
             total += x
-        tl.store(segment_sums + slot * N + offset, total, mask=offset < N)
+        tl.store(segment_sums + slot_row * N + offset, total, mask=offset < N)
         cast = total
         if SHARED_EXPONENT:
-            exponent = tl.load(segment_scales + slot * 2 + 1, mask=filled, other=0.0)
-            tl.store(running_scales + slot * 2 + 1, exponent, mask=tl.program_id(1) == 0)
+            exponent = tl.load(segment_scales + slot_row * 2 + 1, mask=filled, other=0.0)
+            tl.store(running_scales + slot_row * 2 + 1, exponent, mask=tl.program_id(1) == 0)
             cast = total * tl.exp2(-exponent)
-        tl.store(segment_S_cast + slot * S_size + offset, cast, mask=offset < S_size)
+        tl.store(segment_S_cast + slot_row * S_size + offset, cast, mask=offset < S_size)
