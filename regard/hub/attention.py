@@ -1,11 +1,12 @@
-"""The only file that uses transformers' attention interface.
+"""The only file that changes the tables of transformers' attention interface.
 
 Transformers keeps a table of attention functions and a table of mask functions, both by name; the config of a model
-names the entry that its layers call. This file adds entries and changes that name, in two ways:
+names the entry that its layers call. The functions here add entries and change that name, in two ways:
 
 - `install`: layers with an `AttentionReplacement` call it, and every other layer calls the same function as before.
-- `recording_attention`: while the context lasts, each call goes to the `eager` function of the model's modeling file,
-  and a recorder gets its inputs and its weights. So the recorded weights are exactly those that this file computes.
+- `recording_attention`: while the context lasts, each call goes to the layer's replacement, or else to the `eager`
+  function of the model's modeling file, and a recorder gets its inputs and its weights. So the recorded weights of a
+  layer without a replacement are exactly those that the modeling file computes.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
             config._attn_implementation_internal = implementation
         _unregister(RECORDING)
         if not any(replacement_in(module) for module in model.modules()):
-            # `restore` was called inside the context; the loop above has put its entry's name back.
+            # If `restore` was called inside the context, the loop above has put the names of the entries of `install`
+            # back into the configs. If the model never had a replacement, this changes nothing in them.
             uninstall(model)
 
 
@@ -198,7 +200,10 @@ def _call_original(
 
 
 def _model_collects_weights() -> bool:
-    """Tells whether transformers collects weights in this forward pass: some layers do not pass `output_attentions`."""
+    """Tells whether transformers collects attention weights in this forward pass.
+
+    Its collector is asked, because some layers do not pass `output_attentions` on to their attention function.
+    """
     from transformers.utils import output_capturing
 
     collector: Any = output_capturing._active_collector
@@ -206,7 +211,7 @@ def _model_collects_weights() -> bool:
 
 
 def _recorded_function(module: nn.Module) -> Callable[..., Any]:
-    """Returns a layer's attention function with weights: its replacement, or else the eager function of its model."""
+    """Returns the function that computes a layer's output and weights: its replacement, or else its eager function."""
     replacement = replacement_in(module)
     if replacement is None:
         return _eager_function(module)

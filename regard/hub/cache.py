@@ -28,7 +28,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     # generate() reads these two flags.
     is_compileable = False  # the state is allocated in the first call
-    is_croppable = False  # a sum over the past cannot drop its last tokens
+    is_croppable = False  # `crop` removes no tokens from a state
 
     def __init__(self, mechanism: Mechanism, original: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

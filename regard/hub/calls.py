@@ -1,7 +1,8 @@
 """One attention call of a Hugging Face model, and the module that computes it with a mechanism of regard.
 
-Every argument of a call (mask, bias, softcap, scale, dropout, any other keyword) is either applied, or raises an error
-that names it, if it would change the result.
+Every argument of a call that would change the result (mask, bias, softcap, scale, dropout, any other keyword) is
+applied, or raises an error that names it. There are two exceptions: a scale that the user chose replaces that of the
+call, and cross-attention that reads a state applies no dropout.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class AttentionReplacement(nn.Module):
     """A mechanism of regard that replaces the attention of one attention module.
 
     It is a submodule of that module, so that `.to()`, `state_dict()` and training include the mechanism's parameters
-    and buffers. `implementations` holds the names of the entries in transformers' tables that lead to it.
+    and buffers. `implementations` holds the names under which `attention.install` has registered functions for its
+    model with transformers; it is empty if the replacement is not installed.
     """
 
     # All replacements that exist: `uninstall` looks up which entries are still needed.
@@ -114,8 +116,9 @@ class AttentionReplacement(nn.Module):
         return out, mechanism.weights(q, k, mask).to(call.q.dtype)
 
 
-# Keywords that need no handling here: positions are in q and k already, windows in the mask.
-_WITHOUT_EFFECT = {
+# Keywords that `_check_keywords` accepts with any value. Some do not concern attention, such as `labels`. The others
+# are applied elsewhere: positions are in q and k already, windows are in the mask, and `forward` applies dropout.
+_ACCEPTED_KEYWORDS = {
     *("position_ids", "position_embeddings", "cache_position", "sliding_window", "deterministic", "seq_idx"),
     *("use_cache", "return_dict", "logits_to_keep", "num_items_in_batch", "labels", "is_causal", "dropout"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "output_cross_attentions"),
@@ -129,9 +132,12 @@ _REASONS = {
 
 
 def _scale_queries(replacement: AttentionReplacement, call: Call) -> Tensor:
-    """Scales q [B,H,T,K] such that q·k/√K, which mechanisms compute, equals the model's own score."""
+    """Returns q [B,H,T,K], scaled such that q·k/√K, which mechanisms compute, equals the model's own score.
+
+    For Softmax, q is returned unchanged, and the mechanism's scale is set instead, unless the user chose one.
+    """
     mechanism = replacement.mechanism
-    if isinstance(mechanism, Softmax):  # its scale can be set, unless the user chose one
+    if isinstance(mechanism, Softmax):
         if not replacement.has_own_scale:
             mechanism.scale = call.scaling
         return call.q
@@ -229,7 +235,7 @@ def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
 def _check_keywords(replacement: AttentionReplacement, call: Call) -> None:
     """Raises an error for the first keyword that has an effect and is not supported."""
     supported = {"position_bias", "softcap"} if replacement.has_scores else set()
-    for name in sorted(set(call.kwargs) - _WITHOUT_EFFECT - supported):
+    for name in sorted(set(call.kwargs) - _ACCEPTED_KEYWORDS - supported):
         if _has_effect(call.kwargs[name]):
             raise replacement.refuse(f"'{name}'", _REASONS.get(name, "regard does not know what it asks for"))
 

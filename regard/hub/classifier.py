@@ -166,9 +166,9 @@ class Classifier(Model[ClassifierConfig]):
         self.model.load_state_dict(fetch(folder, labels=CLASSES).model.state_dict())
 
     def summary(self, T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
-        """Returns the number of parameters, and the FLOPs of one forward pass over B texts of T tokens.
+        """Returns the number of parameters, their bytes, and the FLOPs of one forward pass over B texts of T tokens.
 
-        The FLOPs count matrix products, and the bytes count the weights alone.
+        The FLOPs are those of the matrix products.
         """
         from torch.utils.flop_counter import FlopCounterMode  # imports triton, which is slow
 

@@ -20,11 +20,11 @@ from regard.hub.gate import quiet
 class HubModelCost:
     """The cost of B sequences of T tokens.
 
-    `weights` is the size of the model's weights in bytes. `forward` counts the FLOPs of the matrix products for all
-    tokens, and `step` the FLOPs for one more token of each sequence. `cache` is the size of the cache in bytes after T
-    tokens, and `a_token` the number of bytes that one more token of one sequence adds to the cache. Without a cache
-    `step`, `cache` and `a_token` are None. In a mixture of experts, where FLOPs depend on the tokens, `forward` and
-    `step` are None.
+    `kind` is the model's `model_type` in transformers. `weights` is the size of the model's weights in bytes. `forward`
+    counts the FLOPs of the matrix products for all tokens, and `step` the FLOPs for one more token of each sequence.
+    `cache` is the size of the cache in bytes after T tokens, and `a_token` the number of bytes that one more token of
+    one sequence adds to the cache. Without a cache `step`, `cache` and `a_token` are None. In a mixture of experts,
+    where FLOPs depend on the tokens, `forward` and `step` are None.
     """
 
     name: str
@@ -84,7 +84,9 @@ def _run(model: Any, B: int, T: int, past: Any = None) -> Any:
         inputs["past_key_values"] = past
     if getattr(model.config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = tokens
-        if past is not None:  # the encoder's outputs for the source are in the cache already
+        if past is not None:
+            # Cross-attention reads the keys and values of the source from the cache. The zeros only take the place of
+            # the encoder's outputs, so that the encoder does not run again.
             width = model.config.hidden_size
             inputs["encoder_outputs"] = (torch.zeros(B, T, width, device="meta", dtype=model.dtype),)
     with torch.device("meta"):
@@ -103,12 +105,15 @@ def _cache_bytes(cache: Any) -> int:
 
 
 def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Yields every tensor in a cache once, at any depth; `seen` holds the ids of the objects visited so far."""
+    """Yields each tensor of keys, values or states in a cache once, at any depth: it has more than 2 dimensions.
+
+    `seen` holds the ids of the objects visited so far.
+    """
     if id(thing) in seen:
         return
     seen.add(id(thing))
     if isinstance(thing, Tensor):
-        if thing.dim() > 2:  # tensors with fewer dimensions count tokens
+        if thing.dim() > 2:  # the others are empty, or hold a number of tokens
             yield thing
     elif isinstance(thing, dict):
         for part in thing.values():

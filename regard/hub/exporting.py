@@ -190,21 +190,21 @@ def _unsupported_settings(family: Family, config: Any, hf_config: Mapping[str, A
     except RegardError as error:
         yield str(error)
         return
-    for name, value, theirs in _differences(config, back):
+    for name, value, value_back in _differences(config, back):
         written_as_zeros = family.zero_bias and name in _BIASES and not value
         if not written_as_zeros and name not in _ONLY_IN_TRAINING:
-            yield f"{name} = {value!r} (it has {theirs!r})"
+            yield f"{name} = {value!r} (it has {value_back!r})"
 
 
-def _differences(ours: Section, theirs: Section) -> Iterator[tuple[str, Any, Any]]:
-    """Yields each setting in which two configs differ: its full name, our value and their value."""
-    for name, value in ours.as_dict().items():
-        mine = getattr(ours, name)
-        other = getattr(theirs, name)
-        if isinstance(mine, Section):
-            yield from _differences(mine, other)
-        elif mine != other:
-            yield f"{ours.place}.{name}", value, other
+def _differences(config: Section, back: Section) -> Iterator[tuple[str, Any, Any]]:
+    """Yields each setting in which a config and the one read back differ: its full name, and both values."""
+    for name, value in config.as_dict().items():
+        before = getattr(config, name)
+        after = getattr(back, name)
+        if isinstance(before, Section):
+            yield from _differences(before, after)
+        elif before != after:
+            yield f"{config.place}.{name}", value, after
 
 
 def _convert_tensors(

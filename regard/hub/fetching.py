@@ -35,7 +35,7 @@ class LoadedModel:
 
 
 def is_hub_folder(folder: str | Path) -> bool:
-    """Tells whether a folder holds a Hugging Face model: it has a config.json that regard did not write."""
+    """Tells whether a folder holds a Hugging Face model: it has a config.json that is not in regard's own format."""
     try:
         document = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

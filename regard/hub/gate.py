@@ -93,7 +93,10 @@ def model_class(config: Any) -> Any:
 
 @contextmanager
 def no_remote_code() -> Iterator[Any]:
-    """Yields the module `transformers` with messages silenced, the prompt to run code and hub kernels disabled."""
+    """Yields the module `transformers`, which is silenced while the context lasts.
+
+    Meanwhile it can neither ask at the terminal whether to run code, nor get a kernel from the hub.
+    """
     library = import_transformers()
     from transformers import dynamic_module_utils
     from transformers.integrations import hub_kernels
@@ -162,7 +165,8 @@ def _check_tokenizer_class(library: Any, folder: Path) -> None:
         while isinstance(name, str) and name:
             for tried in (name, f"{name}Fast"):  # transformers tries the name with and without the suffix
                 cls = getattr(library, tried, None)
-                absent = cls is None or getattr(cls, "is_dummy", False)  # for a class whose library is missing
+                # `is_dummy` marks what transformers puts in the place of a class whose library is missing.
+                absent = cls is None or getattr(cls, "is_dummy", False)
                 if not absent and not _is_subclass(cls, library.PreTrainedTokenizerBase):
                     raise HubError(
                         f"{path}: tokenizer_class names {tried:.80}, which is no tokenizer; expected the class of one, "

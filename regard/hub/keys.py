@@ -48,10 +48,10 @@ _MISSING = object()
 
 
 class Keys:
-    """The keys of a config.json, and which of them are `left`: not taken yet, and not known to have no effect.
+    """The keys of a config.json, and in `left` those that are still to be taken.
 
-    `default` holds transformers' defaults for missing keys. `ignore` names keys that, as the user says, do not affect
-    the outputs.
+    Keys without effect (`INERT` and `ignore`) need not be taken, and are never in `left`. `default` holds transformers'
+    defaults for missing keys. `ignore` names keys that, as the user says, do not affect the outputs.
     """
 
     def __init__(
@@ -80,7 +80,10 @@ class Keys:
         return value
 
     def size(self, key: str, limit: str, otherwise: Any = _MISSING) -> int:
-        """Returns a key's integer from 1 to SIZE_LIMITS[limit]; `otherwise` replaces a missing key and null."""
+        """Returns the value of a key, which must be an integer from 1 to SIZE_LIMITS[limit].
+
+        `otherwise` replaces null, and stands for a missing key that is not in `default`.
+        """
         value = self.take(key, otherwise)
         if value is None and otherwise is not _MISSING:
             value = otherwise
@@ -89,7 +92,7 @@ class Keys:
         return value
 
     def number(self, key: str, otherwise: Any = _MISSING) -> float:
-        """Returns a key's number of zero or more, such as a dropout or an epsilon."""
+        """Returns the value of a key, which must be a finite number ≥ 0, such as a dropout or an epsilon."""
         value = self.take(key, otherwise)
         if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < float("inf"):
             raise self.refuse(key, "expected a number of zero or more")

@@ -32,7 +32,10 @@ class LazyMask(Tensor):
 
     @staticmethod
     def create(structured: Mask | None, matrix: Tensor | None, arguments: dict[str, Any]) -> LazyMask:
-        """Returns a mask from its structured form alone, or from its matrix [B,1,T,S] and structured form or None."""
+        """Returns a mask, which is given as its structured form, as its matrix [B,1,T,S], or as both.
+
+        `structured` is None if the mask has no structured form. `matrix` may be None if `structured` is given.
+        """
         if matrix is None:
             B, T, S = (int(arguments[n]) for n in ("batch_size", "q_length", "kv_length"))
             # A single expanded value has the right shape and takes no memory.
@@ -128,7 +131,7 @@ def _structured_mask_from_arguments(arguments: dict[str, Any], causal: bool) -> 
     device = arguments.get("device", "cpu")
     written = (torch.arange(S, device=device) < start + T).expand(int(arguments["batch_size"]), S)
     visible = written if visible is None else visible & written
-    # Rows holds two numbers for each query: of visible keys before it, and of visible keys that it may attend to.
+    # For each query, Rows holds how many visible keys are before it, and how many visible keys it may attend to.
     limit = visible.long().cumsum(1)[:, start : start + T]
     return Mask(causal=True, visible=visible, rows=Rows(limit - visible[:, start : start + T].long(), limit))
 
@@ -160,7 +163,10 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
 
 
 def as_boolean(mask: Num[Tensor, "*any"]) -> Bool[Tensor, "*any"] | None:
-    """Returns a mask as booleans, True where a query may see a key; None for an additive mask with other biases."""
+    """Returns a mask as booleans, True where a query may see a key.
+
+    Returns None for an additive mask with a value that neither is 0 nor hides a key.
+    """
     if mask.dtype == torch.bool:
         return mask
     hidden = mask <= _hidden_threshold(mask.dtype)

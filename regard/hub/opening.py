@@ -66,8 +66,9 @@ def open_model(
     """Opens a model in evaluation mode, with its tokenizer.
 
     `name` is a run, an experiment or a model folder of regard's, a Hugging Face folder or id, a GGUF file, or 'random:'
-    before one of these or before a model type of transformers. The model is of regard's classes if regard saved it, and
-    of transformers' classes otherwise. `seed` seeds random weights. `download` permits downloading a model of the hub.
+    before one of these or before a model type of transformers. A model in regard's own format is of regard's classes;
+    every other model is of transformers' classes. `seed` seeds random weights. `download` permits downloading a model
+    of the hub.
     """
     device = resolve_device(str(device))
     source = find_source(name)

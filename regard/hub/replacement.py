@@ -37,7 +37,7 @@ M = TypeVar("M", bound=nn.Module)
 class Place:
     """An attention module whose attention can be replaced: its name, its layer's number, and its part.
 
-    `part` tells self-attention of the "encoder", self-attention of the "decoder", and "cross"-attention apart.
+    `part` is "encoder" or "decoder" for self-attention, and "cross" for cross-attention.
     """
 
     name: str
@@ -92,7 +92,7 @@ def use(
 def restore(model: M) -> M:
     """Restores the model's own attention in all layers, and returns the model.
 
-    A cache that was filled before cannot be used afterwards.
+    A cache that holds the state of a mechanism cannot be used afterwards.
     """
     for module in model.modules():
         _remove_replacement(module)
@@ -158,6 +158,7 @@ def _build_for_place(name: str, place: Place, model: nn.Module, options: Mapping
     if head_dim is None and heads and hidden_size:
         head_dim = hidden_size // heads
     length = _find_number(module, config, "max_position_embeddings", "n_positions", "max_source_positions")
+    # The option `width` of a mechanism is the width of one head, not the hidden size.
     sizes = {"heads": heads, "width": head_dim, "length": length}
     for key, parameter in parameters_of(lookup(name)).items():
         required = parameter.default is parameter.empty

@@ -22,7 +22,7 @@ ACTIVATION_TO_HF = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 @dataclass(frozen=True)
 class TensorMap:
-    """The names of one tensor of ours, and of the tensors of theirs whose concatenation along dim 0 it is.
+    """Says, by names, which tensors of theirs make up one tensor of ours: it is their concatenation along dim 0.
 
     `sizes` are the lengths of their tensors along dim 0, or () for a single tensor. `transposed`: their tensors are
     stored [in, out]. `skip`: the number of leading rows of their tensor that ours omits. `zeros`: if our model does not
@@ -56,7 +56,7 @@ class Family(ABC):
 
     @abstractmethod
     def read(self, keys: Keys, head: str) -> Any:
-        """Returns our config for their config.json and an output head, with no field left to its default."""
+        """Returns our config for their config.json and an output head."""
 
     @abstractmethod
     def write(self, config: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Family(ABC):
         """Yields the map of each tensor of our state dict."""
 
     def copies(self, config: Any) -> dict[str, str]:
-        """Maps the name of each tensor that a file may hold as a copy to the name of the tensor that it repeats."""
+        """Returns {copy: original}, names of theirs: a file may hold the tensor `original` again, as `copy`."""
         return {}
 
     def guess_output_head(self, names: Collection[str]) -> str:

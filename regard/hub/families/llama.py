@@ -112,7 +112,7 @@ class Llama(Family):
         }
 
     def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
-        """Returns the keys of config.json that only this family writes."""
+        """Returns those keys of config.json that this family writes and not every family in this file does."""
         return {"attention_bias": config.attention.bias, "mlp_bias": config.block.bias}
 
     def tensor_maps(self, config: GPTConfig, hf_config: Mapping[str, Any]) -> Iterator[TensorMap]:
