@@ -28,6 +28,7 @@ from regard.laws import (
     Unasked,
     ask,
     draw_case,
+    draw_long_case,
     subject,
 )
 from regard.laws.subjects import explain_exception
@@ -123,6 +124,8 @@ def check(
             if progress is not None:
                 progress(s.label, name)
             cases = [draw_case(seed + i, precisions[i % len(precisions)], device) for i in range(draws)]
+            if draws >= DRAWS:
+                cases.append(draw_long_case(seed, precisions[-1], device))
             verdicts.append(judge(s, name, law, cases))
     unasked = []
     if like is None and not only:

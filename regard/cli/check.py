@@ -158,9 +158,11 @@ def _print(verdicts: Verdicts) -> None:
 
 def _matrix(verdicts: Verdicts) -> object:
     laws = list(dict.fromkeys(v.law for v in verdicts))
-    made = table("", *laws)
+    made = table("", *laws, padding=(0, 1, 0, 0))
+    made.columns[0].no_wrap = True
     for column in made.columns[1:]:
         column.justify = "center"
+        column.overflow = "fold"  # a narrow terminal breaks the laws' names, not those of mechanisms
     for subject, row in groupby(verdicts, key=lambda v: v.subject):
         made.add_row(subject, *(Text(MARKS[v.status], _STYLES[v.status]) for v in row))
     return made

@@ -27,6 +27,7 @@ from regard.laws.outside import (
     gradients_are_right,
     heads_and_shapes,
     looks_ahead,
+    queries_are_independent,
 )
 from regard.laws.padding import blind_rows_are_zero, hidden_keys_are_inert
 from regard.laws.same import SameAs
@@ -45,6 +46,7 @@ __all__ = [
     "Unasked",
     "ask",
     "draw_case",
+    "draw_long_case",
     "subject",
 ]
 
@@ -64,6 +66,7 @@ LAWS.update(
         "batch": batch_does_not_matter,
         "gradients": gradients_are_right,
         "heads": heads_and_shapes,
+        "queries": queries_are_independent,
     }
 )
 
@@ -78,8 +81,9 @@ def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
     G = pick(1, 1, 2, 3)
     padding = pick("none", "left", "right", "inside")
     T = pick(1, 2, 5, 7, 11, 13, 131)
+    B = pick(1, 2, 3)
     return Case(
-        B=pick(1, 2, 3),
+        B=B,
         T=T,
         S=pick(2, 3, 5, 17),
         H=G * pick(1, 2, 3),
@@ -94,6 +98,11 @@ def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
         seed=seed,
         device=device,
     )
+
+
+def draw_long_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
+    """Returns a case of more than a thousand tokens, in one row and with few heads: some faults begin late."""
+    return draw_case(seed, dtype, device).but(B=1, T=1031, H=2, G=1, window=None, documents=False)
 
 
 class Unasked(NamedTuple):

@@ -87,10 +87,68 @@ def recurrent_is_parallel(subject: Subject, case: Case) -> Finding:
             parts.append(out)
         return _against_forward(mechanism, torch.cat(parts, 2), q, k, v, mask)
 
-    return worst(
+    findings = [
         agree(case, partial(compute, chunks=chunks), f"chunks of {chunks} against the whole")
         for chunks in (some_chunks, single_tokens)
-    )
+    ]
+    if case.dtype == "float64" and 1 < case.T < 20:
+        findings.append(_gradients_through_state(subject, case))
+    if case.B > 1 and case.T > 1:
+        findings.append(agree(case, partial(_reordered_state, subject), "a state whose rows changed places"))
+    return worst(findings)
+
+
+def _gradients_through_state(subject: Subject, case: Case) -> Finding:
+    """Returns whether gradients through a state are those of the whole sequence."""
+    mechanism = _mechanism(subject, case)
+    mask = case.mask(case.T, case.T)
+    half = case.T // 2
+    sizes = [half, case.T - half]
+    directions = case.draw(case.B, case.H, case.T, case.V, stream=5)
+    results = []
+    for in_chunks in (True, False):
+        leaves = [x.requires_grad_() for x in case.qkv()]
+        q, k, v = leaves
+        if in_chunks:
+            state = mechanism.empty(case.size(S=2), Mask(window=mask.window))
+            parts = []
+            visible = _split_visible(mask.visible, sizes)
+            for qs, ks, vs, seen in zip(q.split(sizes, 2), k.split(sizes, 2), v.split(sizes, 2), visible, strict=True):
+                out, state = mechanism.extend(qs, ks, vs, state, seen)
+                parts.append(out)
+            out = torch.cat(parts, 2)
+        else:
+            out = mechanism(q, k, v, mask)
+        sure = mechanism.unambiguous_rows(q, k, mask)
+        weigh = directions
+        if sure is not None:
+            weigh = directions * sure[..., None]
+        results.append(torch.cat([g.flatten() for g in gradients_or_zeros((out * weigh).sum(), leaves)]))
+    got, want = results
+    # Where weights cancel, rounding is magnified once more on the way back.
+    limit = 1e-8
+    if mechanism.signed:
+        limit = 1e-4
+    return Finding(difference(got, want), limit, "gradients through a state against those of the whole")
+
+
+def _reordered_state(subject: Subject, case: Case) -> Compared:
+    """Returns the outputs of a state whose rows were reordered halfway, put back in order, beside the whole."""
+    mechanism = _mechanism(subject, case)
+    q, k, v = case.qkv()
+    mask = case.mask(case.T, case.T)
+    order = case.range(case.B).roll(1)
+    sizes = [case.T // 2, case.T - case.T // 2]
+    seen_before, seen_after = _split_visible(mask.visible, sizes)
+    before, after = zip(*(x.split(sizes, 2) for x in (q, k, v)), strict=True)
+    state = mechanism.empty(case.size(S=2), Mask(window=mask.window))
+    first, state = mechanism.extend(before[0], before[1], before[2], state, seen_before)
+    if seen_after is not None:
+        seen_after = seen_after[order]
+    moved = [x[order] for x in after]
+    second, _ = mechanism.extend(moved[0], moved[1], moved[2], fork(state, order), seen_after)
+    out = torch.cat([first, second[order.argsort()]], 2)
+    return _against_forward(mechanism, out, q, k, v, mask)
 
 
 def _draw_chunks(case: Case) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -111,6 +112,9 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
     for b in range(case.B):
         alone = subject.run(plain, [x[b : b + 1] for x in inputs])
         findings.append(compare(alone[0], b, f"sequence {b} alone and in a batch"))
+    # The same numbers, laid out as a transposed tensor is.
+    transposed = subject.run(plain, [x.mT.contiguous().mT for x in inputs])
+    findings.append(compare(transposed, slice(None), "inputs that are not contiguous"))
     if subject.takes_visible and case.padding != "none":
         for b in range(case.B):
             if not subject.takes_length(case.T + 1 + b):
@@ -202,11 +206,29 @@ def gradients_are_right(subject: Subject, case: Case) -> Finding:
         replaced = dict(zip(map(id, used), leaves, strict=True))
         return subject.run(case, [replaced.get(id(x), x) for x in inputs])
 
+    findings = [_gradcheck(run, used, "")]
+    if subject.takes_visible and case.T > 1:
+        visible = torch.ones(case.B, case.T, dtype=torch.bool, device=case.device)
+        visible[:, 1::2] = False  # every query sees the first key: who sees nothing is another law's question
+
+        def run_padded(*leaves: Tensor) -> Tensor:
+            replaced = dict(zip(map(id, used), leaves, strict=True))
+            padded = subject.run(case, [replaced.get(id(x), x) for x in inputs], visible)
+            if len(inputs) == 1:
+                padded = padded[visible]
+            return padded
+
+        findings.append(_gradcheck(run_padded, used, " with hidden keys"))
+    return worst(findings)
+
+
+def _gradcheck(run: Callable[..., Tensor], leaves: list[Tensor], where: str) -> Finding:
+    """Returns whether autograd's gradients agree with finite differences."""
     try:
-        gradcheck(run, used, eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
+        gradcheck(run, leaves, eps=1e-6, atol=1e-6, rtol=1e-4, fast_mode=True)
     except GradcheckError as error:
-        return Finding(math.inf, 1e-4, "gradcheck: " + " ".join(str(error).split())[:160])
-    return Finding(0.0, 1e-4, "gradcheck in float64")
+        return Finding(math.inf, 1e-4, f"gradcheck{where}: " + " ".join(str(error).split())[:160])
+    return Finding(0.0, 1e-4, f"gradcheck in float64{where}")
 
 
 def _argmax_gradients(mechanism: Argmax, case: Case, inputs: list[Tensor]) -> Finding:
@@ -232,6 +254,55 @@ def _argmax_gradients(mechanism: Argmax, case: Case, inputs: list[Tensor]) -> Fi
             Finding(difference(hard[2], by_hand), 1e-10, "dv against onehotᵀ dout"),
         ]
     )
+
+
+def queries_are_independent(subject: Subject, case: Case) -> Finding:
+    """a query's output is its own: fewer queries over the same keys get what they get among all"""
+    if not subject.takes_fewer_queries:
+        raise DoesNotApply("it takes as many queries as keys")
+    case = subject.fit(case.but(padding="none", window=None, documents=False))
+    findings = []
+    for causal in (False, True):
+        asked = case.but(causal=causal)
+        if not subject.can_be(causal) or not subject.takes_length(asked.T):
+            continue
+        for n in sorted({1, (asked.T + 1) // 2}):
+            findings.append(_ask_last_queries(subject, asked, n))
+    if not findings:
+        raise DoesNotApply("it cannot be asked about fewer queries")
+    return worst(findings)
+
+
+def _ask_last_queries(subject: Subject, case: Case, n: int) -> Finding:
+    """Returns whether the last n queries alone get what they get among all.
+
+    Causal queries are the last of the keys. Some libraries take them for the first ones instead (the mask is aligned at
+    the top left), which is a convention of theirs and no fault.
+    """
+    q, k, v = subject.inputs(case)
+    axis = subject.token_axis
+    T = q.shape[axis]
+    last = q.narrow(axis, T - n, n)
+    want = subject.run(case, [q, k, v]).narrow(axis, T - n, n)
+    got = subject.run(case, [last, k, v])
+    what = f"the last {n} of {T} queries, causal = {case.causal}"
+    if got.shape != want.shape:
+        return Finding(math.inf, 0.0, f"{what}: output {list(got.shape)} instead of {list(want.shape)}")
+    scale = subject.cancellation_scale(case, [q, k, v])
+    if scale is None:
+        scale = want.abs().max()
+    else:
+        scale = scale.narrow(axis, T - n, n)
+    sure = subject.unambiguous_rows(case, [q, k, v])
+    if sure is not None:
+        got = got[sure[..., T - n :]]
+        want = want[sure[..., T - n :]]
+    found = Finding(difference(got, want, scale), case.tolerance_or(2.0), what)
+    if found.broken and case.causal and not subject.own:
+        first = subject.run(case, [last, k.narrow(axis, 0, n), v.narrow(axis, 0, n)])
+        if difference(got, first, first.abs().max()) <= found.limit:
+            return Finding(0.0, found.limit, f"{what}, aligned at the first keys")
+    return found
 
 
 def heads_and_shapes(subject: Subject, case: Case) -> Finding:

@@ -132,6 +132,11 @@ class Stranger(Subject):
         return self.key_mask is not None
 
     @property
+    def takes_fewer_queries(self) -> bool:  # type: ignore[override]
+        self.find_out()
+        return self.takes_other_lengths
+
+    @property
     def causal(self) -> bool:  # type: ignore[override]
         self.find_out()
         return bool(self._claims)
@@ -160,6 +165,9 @@ class Stranger(Subject):
         if self.precision is not None and case.dtype == "float64":
             case = case.but(precision=self.precision)
         return case.but(window=None, documents=False)
+
+    def can_be(self, causal: bool) -> bool:
+        return self.can_be_told or causal == self.causal
 
     def takes_length(self, T: int) -> bool:
         self.find_out()

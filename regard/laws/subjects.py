@@ -30,6 +30,7 @@ class Subject:
     token_axis = 2
     causal = True
     takes_visible = False
+    takes_fewer_queries = False
     own = False
 
     def __init__(self, label: str, source: str) -> None:
@@ -39,6 +40,10 @@ class Subject:
     def fit(self, case: Case) -> Case:
         """Returns the case with sizes that the subject can take."""
         return case
+
+    def can_be(self, causal: bool) -> bool:
+        """Returns whether it can be run causal, or not causal."""
+        return True
 
     def takes_length(self, T: int) -> bool:
         """Returns whether it can be given T tokens."""
@@ -69,6 +74,7 @@ class MechanismSubject(Subject):
     """A mechanism: a registered name, a class, or an instance."""
 
     takes_visible = True
+    takes_fewer_queries = True
     own = True
 
     def __init__(self, thing: str | type[Mechanism] | Mechanism, source: str | None = None, **options: Any) -> None:
@@ -103,6 +109,12 @@ class MechanismSubject(Subject):
                 groups = heads
             case = case.but(H=heads, G=groups)
         return case.but(K=width or case.K)
+
+    def can_be(self, causal: bool) -> bool:
+        # Without causality fewer queries than keys are cross-attention.
+        if isinstance(self.thing, Mechanism):
+            return causal or self.thing.crosses
+        return causal or lookup(self.thing).crosses
 
     def mechanism(self, case: Case) -> Mechanism:
         sizes = (case.T, case.H, case.G, case.K, case.V, case.seed, case.dtype, case.rounded, case.device)

@@ -49,6 +49,14 @@ BROKEN_BY = {
     "unmasked_causal_module": "looks-ahead",
     "keys_tiled": "heads",
     "queries_reversed": "heads",
+    "unscaled_single_query": "queries",
+    "scaled_by_length": "queries",
+    "off_by_one_for_fewer_queries": "queries",
+    "reads_memory_as_contiguous": "batch",
+    "forgets_after_a_thousand": "looks-ahead",
+    "wrong_gradient_under_padding": "gradients",
+    "DetachedState": "recurrent",
+    "BatchSecond": "recurrent",
 }
 
 
@@ -70,12 +78,14 @@ def test_every_law_is_broken_by_some_mutant():
     assert set(BROKEN_BY.values()) == set(LAWS)
 
 
-@pytest.mark.parametrize("name", ["attention", "right_module"])
+@pytest.mark.parametrize("name", ["attention", "right_module", "right_for_fewer_queries"])
 def test_right_attention_of_a_stranger_breaks_no_law(name):
     result = run("--plugin", f"{MUTANTS}:{name}", "--json")
     verdicts = json.loads(result.output)
     assert result.exit_code == 0, result.output
-    assert {v["law"] for v in verdicts if v["status"] == "holds"} == {"looks-ahead", "batch", "gradients", "heads"}
+    kept = {v["law"] for v in verdicts if v["status"] == "holds"}
+    assert kept - {"queries"} == {"looks-ahead", "batch", "gradients", "heads"}
+    assert "queries" in kept or name == "right_module"
 
 
 def test_a_mechanism_only_breaks_the_laws_it_should():

@@ -1,6 +1,7 @@
 """Attention with deliberate mistakes, each to be reported by the law that it breaks, by `regard check --plugin`."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -154,6 +155,34 @@ class SharedState(Softmax):
         return out, state
 
 
+class DetachedState(Softmax):
+    """Cuts the gradient between one chunk and the next."""
+
+    def extend(self, q, k, v, state, visible=None):
+        state = state._replace(k=state.k.detach(), v=state.v.detach())
+        return super().extend(q, k, v, state, visible)
+
+
+class ChunkState(NamedTuple):
+    """A state whose batch stands second, where nobody who reorders rows looks for it."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class BatchSecond(Softmax):
+    """Keeps its keys as [G,B,S,K]."""
+
+    def empty(self, size, rules=Mask()):
+        return ChunkState(torch.zeros(size.G, size.B, 0, size.K), torch.zeros(size.G, size.B, 0, size.V))
+
+    def extend(self, q, k, v, state, visible=None):
+        keys = torch.cat([state.k.to(k), k.transpose(0, 1)], 2)
+        values = torch.cat([state.v.to(v), v.transpose(0, 1)], 2)
+        out = self.forward(q, keys.transpose(0, 1), values.transpose(0, 1), Mask(causal=True))
+        return out, ChunkState(keys, values)
+
+
 def attention(q, k, v, causal=True):
     """Right, for comparison."""
     raw = q @ k.mT / math.sqrt(q.shape[-1])
@@ -269,3 +298,70 @@ unmasked_causal_module = Tokens(causal=False)
 def unscaled(q, k, v, causal=True):
     """Keeps every law of a bare function, and is no softmax attention."""
     return attention(q * math.sqrt(q.shape[-1]), k, v, causal)
+
+
+def _right(q, k, v, causal):
+    """Right for fewer queries than keys, too: the queries are the last of them."""
+    raw = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        T, S = raw.shape[-2:]
+        raw = raw.masked_fill(torch.ones(T, S, dtype=torch.bool).triu(1 + S - T), float("-inf"))
+    return raw.softmax(-1) @ v
+
+
+def right_for_fewer_queries(q, k, v, causal=True):
+    """Right."""
+    return _right(q, k, v, causal)
+
+
+def unscaled_single_query(q, k, v, causal=True):
+    """Forgets the scale where there is one query, as in a step of decoding."""
+    if q.shape[2] == 1:
+        q = q * math.sqrt(q.shape[-1])
+    return _right(q, k, v, causal)
+
+
+def scaled_by_length(q, k, v, causal=True):
+    """Divides by the square root of the number of queries."""
+    return _right(q * math.sqrt(q.shape[-1] / q.shape[2]), k, v, causal)
+
+
+def off_by_one_for_fewer_queries(q, k, v, causal=True):
+    """Hides one key too many where there are fewer queries than keys."""
+    if not causal or q.shape[2] == k.shape[2]:
+        return _right(q, k, v, causal)
+    return _right(q, k[:, :, :-1], v[:, :, :-1], causal)
+
+
+def reads_memory_as_contiguous(q, k, v, causal=True):
+    """Takes the memory of its values for contiguous."""
+    values = torch.as_strided(v, v.shape, torch.empty(v.shape).stride())
+    return _right(q, k, values, causal)
+
+
+def forgets_after_a_thousand(q, k, v, causal=True):
+    """Sees the future from the 1,000th token on."""
+    out = _right(q, k, v, causal)
+    if q.shape[2] > 1000:
+        out = torch.cat([out[:, :, :1000], _right(q[:, :, 1000:], k, v, False)], 2)
+    return out
+
+
+class _WrongUnderPadding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 1.5 * grad
+
+
+def wrong_gradient_under_padding(q, k, v, causal=True, visible=None):
+    """Right outputs, and gradients that are wrong only where keys are hidden."""
+    raw = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        raw = raw.masked_fill(torch.ones_like(raw, dtype=torch.bool).triu(1), float("-inf"))
+    if visible is not None:
+        raw = _WrongUnderPadding.apply(raw.masked_fill(~visible[:, None, None], -1e9))
+    return raw.softmax(-1) @ v

@@ -64,7 +64,9 @@ def test_a_walk_through_all_views_with_the_mouse_alone(window):
     assert (values.nan_to_num(0) - (trace.weights(1, 3) - weights)).abs().max() < 4e-3
     tab(shown, "Masks")
     values, _, _ = shown.cells()
-    assert values.int().equal(attended.rules.reasons(*trace.recordings[0].read(attended), torch.arange(T)).int())
+    assert values.int().equal(
+        attended.rules.reasons(*trace.recordings[0].query_and_key_tokens(attended), torch.arange(T)).int()
+    )
     tab(shown, "Positions")
     values, _, columns = shown.cells()
     assert values[2, columns.index("−3")].item() == pytest.approx(weights.diagonal(-3).mean().item(), abs=2e-3)
