@@ -85,6 +85,7 @@ def check(
     like: Any = None,
     length: int | None = None,
     width: int | None = None,
+    blind_zeros: bool = False,
     progress: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> Verdicts:
@@ -94,7 +95,8 @@ def check(
     of regard or Hugging Face; None asks them of every registered mechanism. `only` names laws. Without `dtype` float64
     and float32 take turns. `causal` says whether it claims not to look ahead; None finds out. `like`, anything that
     can be checked, adds the law `same`: the thing gives what that gives. `length` and `width` are those of the tokens
-    of a module that does not say them itself.
+    of a module that does not say them itself. `blind_zeros` holds it to zeros where a query sees nothing, as regard's
+    own mechanisms are; of others that is only noted.
     """
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
@@ -109,6 +111,8 @@ def check(
     if thing is None:
         things = list(mechanisms())
     subjects = [subject(t, causal=causal, length=length, width=width, **options) for t in things]
+    for s in subjects:
+        s.promises_zeros = s.promises_zeros or blind_zeros
     laws: Registry[Any] = Registry("law")
     laws.update(LAWS)
     if like is not None:

@@ -66,7 +66,7 @@ def blind_rows_are_zero(subject: Subject, case: Case) -> Finding:
             findings.append(Finding(difference(g, w), limit, f"gradient of {name} with NaN or infinity in hidden keys"))
     found = worst(findings)
     # Most libraries leave such rows undefined; regard's own mechanisms promise zeros.
-    return found._replace(noted=not subject.own)
+    return found._replace(noted=not subject.promises_zeros)
 
 
 def _padding(subject: Subject, case: Case) -> Tensor:

@@ -464,7 +464,10 @@ class Stranger(Subject):
         self._claims = not both_ways
 
     def _influence(self) -> Tensor:
-        """Returns how much the output at each token moves when each other token changes, [T,T]."""
+        """Returns how much the output at each token moves when the value of each other token changes, [T,T].
+
+        Values are what attention mixes: a key that is seen through a sum over all of them, and no value, is a leak.
+        """
         case = self._probe(B=2)
         inputs = self.inputs(case)
         axis = self.layout.token_axis
@@ -473,9 +476,8 @@ class Stranger(Subject):
             rows = []
             for j in range(case.T):
                 changed = [x.clone() for x in inputs]
-                for n, x in enumerate(changed):
-                    row = x.select(axis, j)
-                    row.copy_(case.draw(*row.shape, stream=50 + n))
+                row = changed[-1].select(axis, j)
+                row.copy_(case.draw(*row.shape, stream=50))
                 moved = (self._call(case, changed) - before).abs().movedim(axis, 0).flatten(1)
                 rows.append(moved.amax(1))
         return torch.stack(rows, 1)

@@ -25,6 +25,7 @@ class Subject:
     `token_axis` is the axis of tokens in inputs and outputs. `causal` says whether it claims not to look ahead.
     `takes_visible` says whether it can be told which keys may be seen. `own` says whether it is one of regard's
     mechanisms or registered beside them: these keep all laws, strangers those that everybody agrees on.
+    `promises_zeros` says whether a query that sees nothing must give zeros.
     """
 
     token_axis = 2
@@ -32,6 +33,7 @@ class Subject:
     takes_visible = False
     takes_fewer_queries = False
     own = False
+    promises_zeros = False
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label
@@ -76,6 +78,7 @@ class MechanismSubject(Subject):
     takes_visible = True
     takes_fewer_queries = True
     own = True
+    promises_zeros = True
 
     def __init__(self, thing: str | type[Mechanism] | Mechanism, source: str | None = None, **options: Any) -> None:
         if isinstance(thing, str):

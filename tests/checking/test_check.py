@@ -337,7 +337,13 @@ def test_padding_is_compared_too():
         bias = None if visible is None else torch.where(visible, 0.0, -1e9)[:, None, None]
         return regard.attend(q, k, v, causal=causal, bias=bias)
 
-    (verdict,) = regard.check(averages_blind_rows, like="softmax", only=["same"])
+    (verdict,) = regard.check(averages_blind_rows, like="softmax", only=["same"], blind_zeros=True)
+    assert verdict.status == "broken" and verdict.detail == "outputs with padding"
+
+    def drops_the_mask(q, k, v, causal=True, visible=None):
+        return regard.attend(q, k, v, causal=causal)
+
+    (verdict,) = regard.check(drops_the_mask, like="softmax", only=["same"])
     assert verdict.status == "broken" and verdict.detail == "outputs with padding"
 
 
@@ -542,3 +548,27 @@ def test_the_laws_are_adopted_in_one_line():
     )
     with pytest.raises(AssertionError, match="raised"):
         assert_lawful(lambda q, k, v: q @ k)
+
+
+def test_what_a_query_gets_that_sees_nothing_is_everybodys_own_affair():
+    def average(q, k, v, causal=True, visible=None):
+        raw = q @ k.mT / q.shape[-1] ** 0.5
+        may = torch.ones(raw.shape[-2:], dtype=torch.bool)
+        if causal:
+            may = may.tril()
+        if visible is not None:
+            may = may & visible[:, None, None, :]
+        return raw.masked_fill(~may, -1e9).softmax(-1) @ v
+
+    assert regard.check(average, like="softmax", draws=8).ok
+    broken = regard.check(average, like="softmax", draws=8, blind_zeros=True).broken
+    assert {v.law for v in broken} == {"blind", "same"}
+
+
+def test_a_sum_over_all_keys_is_a_leak_though_nobody_said_causal():
+    def scan(q, k, v):
+        q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
+        sums = torch.cumsum(k[..., :, None] * v[..., None, :], dim=2)
+        return torch.einsum("bhtf,bhtfv->bhtv", q, sums) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
+
+    assert [v.law for v in regard.check(scan, draws=4, only=["looks-ahead"]).broken] == ["looks-ahead"]

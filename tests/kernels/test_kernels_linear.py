@@ -78,7 +78,7 @@ UNITS = """
 import interpreted
 import torch
 from regard.kernels import fast, plain
-from regard.laws.case import spread
+from regard.laws.case import cancellation_scale
 from regard.mechanisms import mechanism
 from regard.shapes import Mask, Size
 
@@ -97,7 +97,7 @@ for causal, order in ((True, "rising"), (True, "wild"), (False, "wild")):
         out = choose(m)(*inputs, Mask(causal=causal))
         results.append([out, *torch.autograd.grad((out * direction).sum(), inputs)])
     want, got = results
-    scale = spread(m, plain(m).weights(q.double(), k.double(), Mask(causal=causal)), v.double())
+    scale = cancellation_scale(m, plain(m).weights(q.double(), k.double(), Mask(causal=causal)), v.double())
     assert ((got[0].double() - want[0]).abs() / scale).max() <= 2**-8, (causal, order)
     for n in (1, 2, 3):
         far = (got[n].double() - want[n]).abs().max() / want[n].abs().max()
