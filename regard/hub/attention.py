@@ -3,10 +3,12 @@
 Transformers keeps a table of attention functions and a table of mask functions, both by name; the config of a model
 names the entry that its layers call. The functions here add entries and change that name, in two ways:
 
-- `install`: layers with an `AttentionReplacement` call it, and every other layer calls the same function as before.
+- `install`: layers with an `AttentionReplacement` call it, and every other layer calls the same function as before, or
+  the `eager` one if weights are asked for.
 - `recording_attention`: while the context lasts, each call goes to the layer's replacement, or else to the `eager`
-  function of the model's modeling file, and a recorder gets its inputs and its weights. So the recorded weights of a
-  layer without a replacement are exactly those that the modeling file computes.
+  function of the model's modeling file, and a recorder gets its inputs and its weights. No dropout is applied to
+  the weights meanwhile. So the recorded weights of a layer without a replacement are exactly those that the modeling
+  file computes without dropout.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ def import_transformers() -> Any:
 
 @contextmanager
 def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[None]:
-    """Shows every attention call of the model to the recorder while the context lasts."""
+    """Shows every attention call of the model to the recorder while the context lasts.
+
+    No dropout is applied to the attention weights while they are recorded, not even in training mode.
+    """
     names = {module: name for name, module in model.named_modules()}
 
     def record(
@@ -98,7 +103,10 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
 
 
 def install(model: Any) -> None:
-    """Makes the layers with a replacement call it; the other layers call the same function as before."""
+    """Makes the layers with a replacement call it.
+
+    The other layers call the same function as before, or the eager one if weights are asked for.
+    """
     for config in _configs(model):
         original = config._attn_implementation_internal or "eager"
         if not original.startswith(PREFIX):
@@ -183,7 +191,10 @@ def _attention_forward(
 def _call_original(
     name: str, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """Calls the layer's own attention function with the mask that it expects, and returns out and weights."""
+    """Returns out and weights of the layer's own attention function, or of the eager one if weights are asked for.
+
+    The function gets the mask in the form that it expects.
+    """
     if kwargs.get("output_attentions"):
         name = "eager"  # fused functions return no weights
     if isinstance(mask, LazyMask):

@@ -1,8 +1,8 @@
 """One attention call of a Hugging Face model, and the module that computes it with a mechanism of regard.
 
 Every argument of a call that would change the result (mask, bias, softcap, scale, dropout, any other keyword) is
-applied, or raises an error that names it. There are two exceptions: a scale that the user chose replaces that of the
-call, and cross-attention that reads a state applies no dropout.
+applied, or raises an error that names it. There are three exceptions: a scale that the user chose replaces that of
+the call, cross-attention that reads a state applies no dropout, and no dropout is applied while attention is recorded.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class AttentionReplacement(nn.Module):
     """A mechanism of regard that replaces the attention of one attention module.
 
     It is a submodule of that module, so that `.to()`, `state_dict()` and training include the mechanism's parameters
-    and buffers. `implementations` holds the names under which `attention.install` has registered functions for its
-    model with transformers; it is empty if the replacement is not installed.
+    and buffers. `implementations` names the entries of transformers' tables that its model uses, as `attention.install`
+    set them; it is empty if the replacement is not installed.
     """
 
     # All replacements that exist: `uninstall` looks up which entries are still needed.

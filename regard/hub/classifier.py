@@ -148,7 +148,10 @@ class Classifier(Model[ClassifierConfig]):
         return logits
 
     def save(self, folder: str | Path) -> None:
-        """Writes the model and its tokenizer; config.json comes last, so that a folder with that file is complete."""
+        """Writes the model and its tokenizer.
+
+        The file config.json comes last, so that a new folder with that file is complete.
+        """
         folder = Path(folder)
         stage = folder / f".{secrets.token_hex(4)}"
         try:
@@ -189,7 +192,7 @@ class Classifier(Model[ClassifierConfig]):
 
 
 def _count_positions(model: nn.Module) -> int | None:
-    """Returns the size of a model's learned position embedding; None if it has none."""
+    """Returns the number of positions that a model has learned embeddings for; None if it has none."""
     for name, module in model.named_modules():
         if "position_embedding" in name and isinstance(module, nn.Embedding):
             if module.padding_idx is None:

@@ -18,7 +18,7 @@ from regard.hub.gate import quiet
 
 @dataclass(frozen=True)
 class HubModelCost:
-    """The cost of B sequences of T tokens.
+    """The cost of B sequences of T tokens; an encoder-decoder gets T source tokens and T target tokens.
 
     `kind` is the model's `model_type` in transformers. `weights` is the size of the model's weights in bytes. `forward`
     counts the FLOPs of the matrix products for all tokens, and `step` the FLOPs for one more token of each sequence.
@@ -105,7 +105,7 @@ def _cache_bytes(cache: Any) -> int:
 
 
 def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Yields each tensor of keys, values or states in a cache once, at any depth: it has more than 2 dimensions.
+    """Yields once each tensor in a cache, at any depth, that has more than 2 dimensions: keys, values and states.
 
     `seen` holds the ids of the objects visited so far.
     """

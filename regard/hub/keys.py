@@ -1,7 +1,7 @@
 """A Hugging Face config, key by key: every key that affects the outputs is supported, or raises an error that names it.
 
-A family takes the keys that it supports. Every other key must be one that does not affect the outputs (`INERT`), or
-have one of its allowed values (`ALLOWED_VALUES`).
+A family takes the keys that it supports. Every other key must be one that does not affect the outputs (`INERT`, or
+the user's `ignore`), be null, or have one of its allowed values (`ALLOWED_VALUES`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Keys:
     def size(self, key: str, limit: str, otherwise: Any = _MISSING) -> int:
         """Returns the value of a key, which must be an integer from 1 to SIZE_LIMITS[limit].
 
-        `otherwise` replaces null, and stands for a missing key that is not in `default`.
+        `otherwise` is used if the value is null, or if the key is missing and not in `default`.
         """
         value = self.take(key, otherwise)
         if value is None and otherwise is not _MISSING:

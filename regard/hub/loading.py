@@ -136,7 +136,8 @@ def _check_copies(weights: Weights, copies: Mapping[str, str]) -> None:
 def _can_be_ignored(name: str, family: Family, config: Any) -> bool:
     """Tells whether a tensor can be ignored.
 
-    It can if it is a buffer, a part of BERT's next-sentence head, or of a pooler where no classification head uses it.
+    It can if it is a buffer, part of BERT's next-sentence head, or part of a pooler in a model without a classification
+    head.
     """
     pooler = name.startswith("pooler.") and getattr(config, "head", None) in ("none", "masked")
     return pooler or name.endswith(family.ignored_suffixes)

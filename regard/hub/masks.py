@@ -2,7 +2,8 @@
 
 A model calls its mask function once per forward pass, and passes the result to every layer. The mask function of this
 file returns a `LazyMask`. Where the mask is causal, hides padding, or both, it has a structured form: a `Mask` of
-regard, for which no [T,S] matrix is computed. Any other mask remains a matrix.
+regard. For transformers' plain causal and bidirectional mask functions, the structured form is made without computing
+a [T,S] matrix. Every other mask is computed as a matrix, and gets a structured form if it has one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from regard.shapes import Mask, Rows
 
 
 class LazyMask(Tensor):
-    """A boolean mask [B,1,T,S], True where a query may see a key, whose matrix is computed when a value is first read.
+    """A boolean mask [B,1,T,S], True where a query may see a key.
 
+    The matrix of a plain causal or bidirectional mask is not computed until a value is read.
     `structured` is the same mask as a `Mask` of regard, or None if it has no structured form. `window` is the size of a
     sliding window or chunk, if the model has one. `arguments` are those of the model's call of its mask function.
     """
@@ -51,7 +53,11 @@ class LazyMask(Tensor):
         return mask
 
     def for_implementation(self, name: str) -> Any:
-        """Returns the mask of transformers' own mask function of that name, for layers without a replacement."""
+        """Returns the mask that transformers makes for the attention implementation `name`.
+
+        Layers without a replacement get this mask. It is None if transformers has no mask function of that name, or if
+        its mask function returns None.
+        """
         if name not in self.computed:
             from transformers.masking_utils import AttentionMaskInterface
 
@@ -101,7 +107,7 @@ def lazy_mask(**arguments: Any) -> LazyMask:
 
 
 def boolean_mask(**arguments: Any) -> Bool[Tensor, "B 1 T S"]:
-    """Returns the mask of a forward pass as a boolean tensor, for models whose attention is recorded."""
+    """Returns the mask of a forward pass as a boolean tensor, True where a query may see a key."""
     from transformers.masking_utils import sdpa_mask
 
     mask = sdpa_mask(**arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
@@ -139,8 +145,9 @@ def _structured_mask_from_arguments(arguments: dict[str, Any], causal: bool) -> 
 def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
     """Returns the structured form of a mask matrix, boolean or additive; None if it has no structured form.
 
-    It has one if query t may attend to the first n_t visible keys, for some n_t: to all of them, or up to the position
-    of the query (causal), or to any other number. A key is visible if some query may attend to it.
+    It has one if it is the same matrix for all heads (its dim 1 is 1), has a boolean form (see `as_boolean`), and lets
+    each query t attend to exactly the first n_t visible keys, for any numbers n_t. A key is visible if some query may
+    attend to it. With `cross`, the queries are not taken for the last keys of a causal mask.
     """
     allowed = as_boolean(mask)
     if allowed is None or allowed.shape[1] != 1:

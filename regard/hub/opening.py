@@ -33,9 +33,10 @@ GGUF = ".gguf"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a name stands for, found without opening anything.
+    """What a name stands for, found without loading a model or asking the hub.
 
-    `location` is a folder, a GGUF file or an id on the hub. `trained` is False where 'random:' came before the name.
+    `location` is a folder, a GGUF file, an id on the hub or a model type of transformers. If the name can be none of
+    these, `kind` is "missing" and `location` is the name. `trained` is False where 'random:' came before the name.
     """
 
     kind: Literal["regard", "transformers", "gguf", "missing"]

@@ -84,7 +84,10 @@ def find_folder(name: str | Path, download: bool = False) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the content of a folder's config.json; refuses a config that names code to run, or an absurd size."""
+    """Returns the content of a folder's config.json.
+
+    Refuses a config.json with an absurd size, and a folder that `check_settings` refuses.
+    """
     path = folder / CONFIG
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

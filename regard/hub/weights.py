@@ -24,7 +24,8 @@ _LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # the suffixes that old files
 class Weights:
     """The tensors of a folder by name, as a context manager that keeps the files open.
 
-    `prefix` is removed from the names that begin with it.
+    `prefix` is removed from the names that begin with it, and the old suffixes .gamma and .beta become .weight and
+    .bias.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
@@ -54,7 +55,7 @@ class Weights:
 
     @property
     def names(self) -> set[str]:
-        """The names of all tensors, without the prefix."""
+        """The names of all tensors, without the prefix and with the new suffixes."""
         return set(self._tensors)
 
     def path_of(self, name: str) -> Path:
@@ -86,7 +87,10 @@ class Weights:
         return tensor
 
     def _files(self) -> dict[Path, set[str]]:
-        """Maps each file to the tensor names that the index lists for it; to an empty set if there is no index."""
+        """Maps each file to the tensor names that the index lists for it.
+
+        If model.safetensors exists, it is the only file, the index is not read, and the set of names is empty.
+        """
         if (self.folder / WEIGHTS).exists():
             return {self.folder / WEIGHTS: set()}
         path = self.folder / INDEX
@@ -114,7 +118,10 @@ class Weights:
             ) from None
 
     def _add(self, stored: str, file: Any, path: Path) -> None:
-        """Adds a tensor under its name without prefix; raises an error if two stored names become the same name."""
+        """Adds a tensor under its name without prefix and with the new suffix.
+
+        Raises an error if two stored names become the same name.
+        """
         name = stored.removeprefix(self.prefix)
         for old, new in _LEGACY.items():
             if name.endswith(old):

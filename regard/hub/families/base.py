@@ -40,7 +40,8 @@ class TensorMap:
 class Family(ABC):
     """Models of one architecture: of one `model_type` of transformers, and of the class `model` of ours.
 
-    `prefix` begins the names of all their tensors, except those of the output head. `output_heads` maps the classes of
+    `prefix` begins the names of their tensors, except those of the layers that transformers adds for an output head
+    (lm_head, cls, classifier); files of a base class such as BertModel may lack it. `output_heads` maps the classes of
     transformers to our output heads: "lm", "masked" (MLM), "classes" (classification) or "none". `default` holds
     transformers' defaults for missing keys. `ignored_suffixes` are suffixes of the names of tensors to ignore, such as
     buffers. `zero_bias`: their layers always have biases; where ours have none, zeros are exported.
@@ -67,7 +68,10 @@ class Family(ABC):
         """Yields the map of each tensor of our state dict."""
 
     def copies(self, config: Any) -> dict[str, str]:
-        """Returns {copy: original}, names of theirs: a file may hold the tensor `original` again, as `copy`."""
+        """Returns {extra: original}, names of tensors of theirs: a file may also hold the tensor `extra`.
+
+        If the embedding is tied, `extra` must equal `original`; otherwise the model does not use it.
+        """
         return {}
 
     def guess_output_head(self, names: Collection[str]) -> str:

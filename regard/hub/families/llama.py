@@ -112,7 +112,7 @@ class Llama(Family):
         }
 
     def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
-        """Returns those keys of config.json that this family writes and not every family in this file does."""
+        """Returns the keys of config.json that this family writes besides those common to all families in this file."""
         return {"attention_bias": config.attention.bias, "mlp_bias": config.block.bias}
 
     def tensor_maps(self, config: GPTConfig, hf_config: Mapping[str, Any]) -> Iterator[TensorMap]:
@@ -221,7 +221,7 @@ class Qwen3(Qwen2):
 
 
 def read_rotary(keys: Keys) -> dict[str, Any]:
-    """Returns the options of our rotary positions that differ from their defaults.
+    """Returns those options of our rotary positions whose values are not our defaults.
 
     Newer configs hold the options in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`.
     """
