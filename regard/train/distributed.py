@@ -4,7 +4,7 @@ Every process draws the whole batch of a step, computes the loss of its own rows
 of gradients. Results do not depend on the number of processes, except for the order of sums and for dropout masks. The
 loss of a process is a sum over the targets in its rows. The training loop divides it by the number of targets in the
 whole batch, so that shards of different sizes count correctly, and multiplies it by `world_size`, because DDP and FSDP2
-average gradients over the processes where their sum is wanted. Only rank 0 writes files and prints.
+average gradients over the processes, whereas training needs their sum. Only rank 0 writes files and prints.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def _peer_errors() -> Iterator[None]:
 
 
 class ParallelModel(ABC):
-    """A model that all processes train together. Gradients are averaged over the processes, for which the training loop
-    makes up by a factor `world_size` in the loss.
+    """A model that all processes train together. Gradients are averaged over the processes; the training loop
+    multiplies the loss by `world_size`, so that the average is the sum that training needs.
 
     `loss`: what training calls instead of the loss that was passed to the constructor, because DDP has to wrap it.
     """
@@ -174,7 +174,7 @@ class ParallelModel(ABC):
 
     @abstractmethod
     def load_weights(self, folder: Path) -> None:
-        """Loads the weights of a model folder into this process's copy or shards."""
+        """Loads the weights of a model folder into this process's copy or shards. All ranks must call it."""
 
 
 class ReplicatedModel(ParallelModel):
@@ -288,8 +288,9 @@ def full_tensor(x: Tensor) -> Tensor:
 
 
 def shard_like(x: Tensor, like: Tensor) -> Tensor:
-    """Returns this process's shard of a full tensor, with the device mesh and placements of `like`; `x` itself where
-    `like` is not sharded or has another shape."""
+    """Returns rank 0's full tensor `x` as a DTensor with the device mesh and placements of `like`. All processes must
+    call this, because rank 0 sends each its part; the contents of their own `x` are ignored. Where `like` is not
+    sharded or has another shape, `x` itself is returned."""
     # `import_state` passes optimiser state too. Moments have the shape of their parameter `like` and are sharded as it
     # is; the step count has another shape and stays whole.
     if not is_sharded(like) or x.shape != like.shape:

@@ -15,8 +15,8 @@ chunks of C = 64 tokens. `chunk_sums_kernel` goes through each segment and store
 the beginning of its segment) and of the whole segment; `scan_segments_kernel` replaces the segments' sums by running
 totals. After that all chunks are independent: `output_kernel` computes attention within a chunk from explicit scores
 ψ(q)·ψ(k) [C,C], where ψ is φ without its scale (see Stabilisers), and attention to all earlier keys through S and Z.
-Features are computed block by block where they are needed and never stored. For narrow heads without stabilisers one
-kernel, `chained_kernel`, does all of it.
+Features are computed block by block where they are needed and never stored. For causal attention of narrow bfloat16
+heads without stabilisers one kernel, `chained_kernel`, does the whole forward pass (`Plan.is_chained` says when).
 
 In the backward pass `query_grad_kernel` reads S and Z of the forward pass. Then `chunk_sums_kernel` sums, from the end
 of the sequence, R = Σ ψ(q_i) ∂out_iᵀ / s_i and ρ = Σ ψ(q_i) δ_i / s_i, the counterparts of S and Z, with the normaliser
@@ -37,7 +37,7 @@ For `fourier` the function `feature_map` returns trig_f alone, and the kernels m
 
 In the sums over queries (backward) each term is scaled by 2^(−m_i), so −m_i plays the part of c, and its running
 maximum M that of m. A segment starts from the peak of everything before it (backward: after it), so that its sums and
-the totals of the other segments share a scale until the segment meets a higher peak.
+the totals of what came before share a scale until the segment meets a higher peak.
 
 **Precision.** Accumulators, normalisers and peaks are float32. The mode of the products (`triton_primitives` lists
 them) depends on the dtype of v, the map and F:
@@ -73,10 +73,10 @@ initial state in the first slot (forward) or the gradient of the final state in 
     chunk_Z_scales   [BH,chunks,F+2]       f32      Z before each chunk (backward: ρ); then peak and exponent of chunk_S
     segment_sums     [BH,slots,F·V+F]      f32      S and Z of each segment, then the running totals in their place
     segment_S_cast   [BH,slots,F·V]        product  S of the running totals once more, in the dtype of the products
-    scales           [BH,slots,2]          f32      peak and shared exponent of each slot before the scan; the kernels
-                                                    that sum and scan call it segment_scales
-    segment_scales   [BH,slots,2]          f32      peak and shared exponent of the running totals, so after the scan;
-                                                    `scan_segments_kernel`, which writes it, calls it running_scales
+    scales           [BH,slots,2]          f32      peak and shared exponent of each slot before the scan; `sums` and
+                                                    `triton_sums` call this tensor segment_scales
+    segment_scales   [BH,slots,2]          f32      peak and shared exponent of the running totals, after the scan;
+                                                    `sums` and `triton_sums` call this tensor running_scales
     chunk_R, segment_R_cast                product  backward: R in place of chunk_S and segment_S_cast
     final_sums       [B,G,F,V+1]           f32      the state after the last token: S, and Z as its last column
     final_peak       [B,G]                 f32      its peak, to base e as in `regard.mechanisms`

@@ -1,4 +1,6 @@
-"""The random directions w as the kernels take them: split into parts in the dtype of the inputs, and cached."""
+"""The random directions w as the kernels take them: bfloat16 parts for bfloat16 inputs, else one part in float32. The
+parts are cached.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def prepare_directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, T
     """Returns the plan with the number of parts, and the parts of w [D,K] stacked below each other, [W_PARTS·D,K].
 
     For maps without directions the second result is the identity, or x as a placeholder if nothing is projected.
-    Results are cached for the lifetime of w.
+    The latest parts of each w are cached as long as w exists, except if w is an inference tensor or a CUDA graph is
+    being captured. x: the vectors to project; the parts depend on its dtype, and the identity is on its device.
     """
     if w is None:
         if plan.projects_identity:

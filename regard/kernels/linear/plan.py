@@ -66,9 +66,9 @@ class Plan(NamedTuple):
 
     @property
     def projects_identity(self) -> bool:
-        """Whether vectors are multiplied by the identity, which does not change them. The result of a tl.dot already
-        has the register layout that the next tl.dot takes as an operand; a loaded tile does not have it. Therefore
-        features are computed once, not once for each of two layouts."""
+        """Whether vectors are multiplied by the identity before the feature map. This does not change their values,
+        but the product has the register layout that the next tl.dot takes as an operand. A loaded tile does not have
+        it: from one, the compiler would compute the features twice, once in each layout."""
         return not self.stabilised and self.has_spare_registers and self.dtype == torch.bfloat16
 
     @property

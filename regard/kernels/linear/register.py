@@ -174,9 +174,9 @@ def _attend_token(
 
 
 def _directions(mechanism: Linear, q: Tensor) -> Tensor | None:
-    """Returns the directions [D,K] of random features, or None for other maps. A mechanism that was built without a
-    head width K draws them on its first call, here in float32; otherwise they have the dtype in which the model keeps
-    them."""
+    """Returns the directions [D,K] of random features, or None for other maps. A mechanism that has directions
+    already keeps them in a dtype of its own, and they are returned in that. One that was built without a head width K
+    draws them on its first call; if this is that call, it draws them in float32."""
     if not isinstance(mechanism, Performer | Fourier):
         return None
     # The argument only says which K, which device and which dtype; its contents are not read.

@@ -24,8 +24,9 @@ def write_carry_in(
     segment_sums: Tensor, segment_scales: Tensor, state: Tensor, peak: Tensor | None, *, reverse: bool = False,
     shared_exponent: bool = False,
 ) -> None:  # fmt: skip
-    """Writes the state [B,N,F,V+1] that is carried in into its slot: the first, or the last if `reverse`. Its peak (to
-    base two) and the shared exponent of its S go into segment_scales."""
+    """Writes the carried-in state [B,N,F,V+1] to its slot of segment_sums: the first, or the last if `reverse`. If it
+    has a peak (to base two), this is written to the same slot of segment_scales, and, if `shared_exponent`, so is the
+    shared exponent of its S."""
     slot = 0
     if reverse:
         slot = segment_sums.shape[1] - 1

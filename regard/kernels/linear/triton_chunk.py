@@ -40,9 +40,9 @@ def load_scales(
         segment_S_factor   what S of the earlier segments is multiplied by: segment_factor, times a power of two because
                            its shared exponent is not that of chunk_S
 
-    If STABILISED, CHUNK_SUMS and SEGMENT_SUMS, both factors are zero where nothing came before the segment; otherwise
-    segment_factor is 1 unless the segment has met a higher peak. If one of the three flags is not set, segment_factor
-    is always 1.
+    segment_factor is 1 unless all of STABILISED, CHUNK_SUMS and SEGMENT_SUMS are set. If they are, it is 0 where
+    nothing came before the segment (and so is segment_S_factor), less than 1 where the segment has met a higher peak
+    before this chunk, and 1 elsewhere.
 
     chunk_Z_scales [BH,chunks,F+2]: the last two columns hold peak and exponent of chunk_S; read at the row
         chunk_row = bh·chunks + chunk.

@@ -50,8 +50,8 @@ def grad_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS):
 
 @triton.constexpr_function
 def squared_norm_slope(MAP, K):
-    """Returns the derivative of log φ(k) by k through ‖k‖², as a multiple of k: φ grows with ‖k‖² for `fourier`, and
-    shrinks for `performer`."""
+    """Returns the number a with ∂ log g / ∂k = a k, where g is the factor of φ(k) that depends on ‖k‖²: g grows with
+    ‖k‖² for `fourier`, and shrinks for `performer`."""
     if MAP == "fourier":
         return K**-0.5
     return -(K**-0.5)

@@ -4,8 +4,9 @@ PRECISION names how a product of two tiles is done. All of them accumulate in fl
 
     bf16     one product of bfloat16 (8 bits)
     bf16x3   three products of bfloat16 parts, high·high + high·low + low·high (16 bits)
-    fp16     one product of float16 (11 bits), for operands that share an exponent (`shared_exponent`); one product of
-             bfloat16 if neither operand was cast to float16 before (`cast_operand`)
+    fp16     one product of float16 (11 bits) if at least one operand is float16 already (stored so, or cast by
+             `cast_operand`), else one product of bfloat16; operands that may leave the range of float16 have to be
+             scaled before, by a power of two that all elements of a row or matrix share (`shared_exponent`)
     fp16x3   three products of float16 parts (22 bits), for operands of magnitude at most about 1
     tf32x3   three products of tf32 parts (21 bits), as Triton does them
 """

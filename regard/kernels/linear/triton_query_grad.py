@@ -61,8 +61,8 @@ def project_backward(d_p, ws, acc, PRECISION: tl.constexpr):
 def store_back_scales(back_shift, back_chunk_max, m_query, shift_q, inverse, present, value_block):
     """Writes the exponents with which `chunk_sums_kernel` (REVERSE) sums over queries, for one chunk.
 
-    back_shift: pointers [C] to where shift_q + m_query − log₂|1/s| goes, or inf where 1/s = 0. It is log₂ of what 2^p
-        (for `fourier` the sine or cosine) is divided by.
+    back_shift: pointers [C] to where shift_q + m_query − log₂|1/s| goes, or inf where 1/s = 0. 2^p (for `fourier` the
+        sine or cosine) divided by 2^back_shift is 2^(−m_query) ψ(q) / |s|.
     back_chunk_max: pointer to where the largest −m_query of the chunk goes.
     m_query, shift_q, inverse, present [C]: of each query, its peak, its shift, 1/s, and whether it exists.
     """

@@ -32,7 +32,7 @@ def stabiliser_kernel(
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Computes the exponents that keep ψ and the sums in range. One program does the chunks program_id(0),
-    program_id(0) + programs, … of all heads, so that it loads directions only once.
+    program_id(0) + programs, … of all heads, so that it loads the first two blocks of directions only once.
 
         performer, keys      shift = ‖k‖² log₂e / 2√K,      c = ⌈max_f p_f − shift⌉     (log₂ φ_f = p_f − shift)
         performer, queries   shift = max_f p_f              (‖q‖² cancels in the ratio)

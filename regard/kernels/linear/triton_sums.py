@@ -41,15 +41,16 @@ def peak_before_segment(
     chunk_max, chunk_bound, segment_scales, bh, first_chunk, segment_chunks, chunks, slots, REVERSE: tl.constexpr,
     CARRY_IN: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """Returns two scalars: the peak m of everything before a segment (after it if REVERSE), and a bound for the
-    elements of the S of all that, relative to 2ᵐ (zero unless SHARED_EXPONENT). The sums of a segment are relative to
-    this peak from the start, so that the totals of earlier segments need no rescaling unless the segment meets a higher
-    peak.
+    """Returns two scalars for a segment: the peak m of all tokens before it (after it if REVERSE) and of the state that
+    is carried in; and a bound for the magnitude of each element of the S that sums these, relative to 2ᵐ (zero unless
+    SHARED_EXPONENT). The sums of a segment are relative to this peak from the start, so that the totals of earlier
+    segments need no rescaling unless the segment meets a higher peak.
 
     chunk_max, chunk_bound [BH,chunks]: of each chunk, its largest exponent and the bound for what it adds to S.
     segment_scales [BH,slots,2]: peak and exponent of the state that is carried in, in the first slot or (REVERSE) the
         last; read if CARRY_IN.
-    bh: index of the sequence and head; first_chunk: index of the segment's first chunk; segment_chunks: its chunks.
+    bh: index of the sequence and head; first_chunk: index of the segment's first chunk; segment_chunks: the number of
+        its chunks.
     """
     m = tl.full((), float("-inf"), tl.float32)
     bound = tl.full((), 0.0, tl.float32)
