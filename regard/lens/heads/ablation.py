@@ -111,7 +111,7 @@ def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor
 
 
 def _layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
-    """Returns (layer, side and name) of each self-attention module, and its number of heads."""
+    """Returns ({"layer", "side", "name"}, number of heads) of each self-attention module."""
     attentions = [a for a in recordable.record_one(text).attentions if a.kind == "self"]
     if any(isinstance(a.formula, Dense) and a.q is None for a in attentions):
         raise OptionError(f"{recordable.card.cls} makes its attention itself, so no head of it can be removed")

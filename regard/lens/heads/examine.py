@@ -32,7 +32,7 @@ def default_texts() -> list[str]:
 def default_labels(recordable: RecordableModel, seed: int = 0) -> list[dict[str, Any]] | None:
     """Returns the labels of all heads, measured on regard's default texts, in the form of `Recording.labels`.
 
-    Returns None, with a warning, if the model cannot read these texts.
+    Returns None if the model does not read text, and None with a warning if it cannot read these texts.
     """
     if not recordable.reads_text:
         return None
@@ -102,7 +102,7 @@ def layer_means(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 
 
 def repeated_tokens(recordable: RecordableModel, seed: int = 0) -> list[list[int]]:
-    """Returns sequences in which random tokens are given twice in a row, as induction heads need.
+    """Returns sequences of random tokens, each followed by a copy of itself, to measure induction.
 
     Returns [] if the model does not read tokens, or if its context or its vocabulary is too small.
     """

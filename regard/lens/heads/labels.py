@@ -1,9 +1,11 @@
 """Labelling heads: scores over several texts with bootstrap intervals, and a label for what stands out.
 
 A head qualifies for the label of a score if the bootstrap interval of (score − baseline) lies above zero and the
-difference is at least `EFFECT`. If several scores qualify, the largest difference wins, except that a specific score
-beats a general one that includes it (previous over local), and that other scores beat "first" and "separator", which
-are attention sinks. A head that qualifies for none is "mixed".
+difference (the effect) is at least `EFFECT`; at least `MIN_BLOCKS` blocks of queries are required. If several scores
+qualify, the largest effect wins, except that a score is dropped if one that takes precedence has at least half its
+effect. A specific score takes precedence over a general one that includes it (previous over local), and scores of
+ordinary tokens take precedence over "first" and "separator", which are attention sinks. A head that qualifies for none
+is "mixed".
 """
 
 from __future__ import annotations
@@ -134,7 +136,10 @@ def choose_label(scores: dict[str, Score]) -> str:
 
 
 def significant_scores(scores: dict[str, Score], preceded_by: Mapping[str, Sequence[str]]) -> dict[str, Score]:
-    """Returns the scores that stand out, without those dropped for a score that takes precedence (`preceded_by`)."""
+    """Returns the scores that stand out, by name, without those that another score explains.
+
+    A score is dropped if one of the scores in preceded_by[name] also stands out, with at least half its effect.
+    """
     good = {name: score for name, score in scores.items() if score.stands_out}
     for name, others in preceded_by.items():
         mine = good.get(name)

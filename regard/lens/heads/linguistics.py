@@ -1,9 +1,10 @@
 """Heads and linguistic structure: how often a head attends to the right word (syntax) or mention (coreference).
 
 A head's prediction for a word is the other word with the largest weight. The weight from a word is the mean over its
-tokens, and the weight onto a word the sum over its tokens. For each relation the best head is compared with the best
-fixed distance; for coreference with the nearest earlier mention. The confidence interval is corrected for picking the
-best head.
+tokens, and the weight onto a word the sum over its tokens. For coreference, the weight onto a mention is the mean over
+its tokens, and only earlier mentions are candidates. For each relation the best head is compared with the best fixed
+distance; for coreference with the nearest earlier mention. The confidence interval is corrected for picking the best
+head.
 """
 
 from __future__ import annotations

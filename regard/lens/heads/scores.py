@@ -1,9 +1,9 @@
-"""Scores of heads: the attention mass on a set of keys, compared with that of uniform attention.
+"""Scores of heads: for most, the attention mass on a set of keys, compared with that of uniform attention.
 
     score = mean over queries of Σ_{j ∈ set(i)} w(i, j),      baseline = mean of |set(i) ∩ allowed(i)| / |allowed(i)|
 
-Queries whose set is empty, or that are fully masked, do not count. Sums are stored per block of queries, for a block
-bootstrap.
+A query does not count if it is padding, sees fewer than two keys, has only weights of 0, or has an empty set. The score
+"broad" is an entropy instead (`_add_broad`). Sums are stored per block of queries, for a block bootstrap.
 """
 
 from __future__ import annotations

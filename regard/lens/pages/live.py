@@ -1,7 +1,8 @@
 """Generating token by token, with the attention weights of each step.
 
-A step runs the model over the new tokens (the prompt, or the last token) and returns logits and one row of weights per
-attention module. The model is held only during a step, so several generations can take turns.
+A step runs the model over the new tokens (the prompt, or the last token) and returns logits and, for each attention
+module, the weights [H,S] of the last query. The model is locked (by `guard`) only during a step, so several generations
+can take turns.
 """
 
 from __future__ import annotations

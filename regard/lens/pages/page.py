@@ -56,7 +56,10 @@ def policy(script: str, style: str) -> str:
 
 
 def write_page(trace: Trace | Encoded, path: str | Path, title: str | None = None) -> int:
-    """Writes the page of a trace and returns its size in bytes; an earlier file stays until it is complete."""
+    """Writes the page of a trace, and returns its size in bytes.
+
+    An earlier file is replaced only once the new one is complete.
+    """
     encoded = encode(trace) if isinstance(trace, Trace) else trace
     names = dict.fromkeys(card["name"] for card in encoded.header["models"])
     size = 0

@@ -248,9 +248,10 @@ class ModelCapture:
 
 
 class GradientTaps:
-    """An `AttentionRecorder` that adds zeros to the output of every module, to get the gradients of the outputs.
+    """An `AttentionRecorder` that adds zeros to the heads' outputs in every module, to get the gradients of these.
 
-    The zeros are shared by all examples of a batch, so their gradient is the sum over the examples.
+    The outputs are those before the output projection. The zeros are shared by all examples of a batch, so the gradient
+    of the zeros is the sum over the examples.
     """
 
     def __init__(self) -> None:

@@ -127,7 +127,8 @@ def _first_token(configs: Sequence[Any], *names: str) -> int | None:
 def generate_ids(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]) -> list[int]:
     """Returns the ids of the prompt and the generated tokens; for an encoder-decoder, start token and generated tokens.
 
-    One more token is generated than is returned, because the model never attends from the last one.
+    One extra token is generated, and the last token is dropped: it is never fed to the model, so it has no row of
+    weights.
     """
     if not model.can_generate():
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")

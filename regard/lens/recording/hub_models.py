@@ -186,10 +186,11 @@ def _labels(model: Any, inputs: dict[str, Any], prompt_length: int) -> Tensor:
 
 
 def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, capture: ModelCapture) -> float:
-    """Stores the gradient of the masked-language-model loss with respect to each module's output; returns the loss.
+    """Stores the gradient of the masked-language-model loss for each module, and returns the loss.
 
-    Each masked copy of the text has its own outputs, to which the same zeros are added; so their gradient is the sum of
-    the copies' gradients.
+    The gradient is that of the heads' outputs, before the output projection. The same zeros are added to the outputs of
+    all masked copies in a batch, so the gradient of the zeros is the sum of the copies' gradients. The gradients of the
+    batches are added.
     """
     mask_id = require_mask_token(tokenizer)
     ids = inputs["input_ids"][0]
@@ -245,7 +246,7 @@ def _sequences(
 
 
 def _with_padding(tokens: Tokens, mask: Tensor | None) -> Tokens:
-    """Returns the tokens with those marked as padding for which the mask [1,T] is 0."""
+    """Returns the tokens, with padding marked where the mask [1,T] is 0; a mask of another shape is ignored."""
     if mask is None or mask.dim() != 2 or mask.shape[1] != len(tokens) or bool(mask.bool().all()):
         return tokens
     lists = {key: getattr(tokens, key) for key in ("tokens", "ids", "starts", "ends", "words", "special")}

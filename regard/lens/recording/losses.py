@@ -56,7 +56,8 @@ def require_language_head(model: Any) -> None:
 def next_token_labels(inputs: dict[str, Any], prompt_length: int = 1) -> Int[Tensor, "1 T"]:
     """Returns the labels of one text for a Hugging Face model, with the first `prompt_length` tokens ignored.
 
-    The labels are the decoder ids of an encoder-decoder, and the input ids of other models.
+    The labels are the input ids, or for an encoder-decoder the decoder ids shifted left by one, as transformers
+    expects.
     """
     if "decoder_input_ids" not in inputs:
         labels: Tensor = inputs["input_ids"].clone()

@@ -50,7 +50,8 @@ class LayerInputs:
 def derive_formula(attended: Attended, mechanism: Mechanism, inputs: LayerInputs) -> Formula:
     """Returns the formula of a mechanism, and stores the arrays that it needs in `attended`.
 
-    A subclass may compute something else than its parent, so a mechanism is recognised by its exact class.
+    A subclass may compute something else than its parent, so a mechanism is recognised by its exact class. The
+    exception is linear attention: for an unknown subclass of `Linear` the features are stored.
     """
     q, k, mask = inputs.q, inputs.k, inputs.mask
     cls = type(mechanism)

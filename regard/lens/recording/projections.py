@@ -84,7 +84,10 @@ def _keep_first(
 
 
 def _build_attended(layer: int, name: str, weights: Float[Tensor, "H T S"], vectors: dict[str, Tensor]) -> Attended:
-    """Returns the `Attended` of one layer; leaves out q, k or v if its width does not divide by the number of heads."""
+    """Returns the `Attended` of one layer.
+
+    Leaves out q, k or v if its shape is not [T,width] with a width divisible by the number of heads.
+    """
     H, T, S = weights.shape
     causal = T == S and not bool(weights.triu(1).any())
     per_head = {

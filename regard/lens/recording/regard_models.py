@@ -46,7 +46,10 @@ MAX_OWN_TARGET_TOKENS = 20  # limit for a decoder that generates its own target 
 
 
 class LayerCapture:
-    """The captured inputs of one attention layer (first example of the batch), and the gradient of its output."""
+    """The captured inputs of one attention layer (first example of the batch), and a gradient.
+
+    The gradient is that of the heads' outputs, before the output projection.
+    """
 
     def __init__(self, layer: int, side: str, kind: str, name: str, attention: Attention) -> None:
         self.layer = layer
@@ -248,10 +251,11 @@ def _run_whole(
 
 
 def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture], tokenizer: Tokenizer | None) -> float:
-    """Stores the gradient of the masked-language-model loss with respect to each layer's output; returns the loss.
+    """Stores the gradient of the masked-language-model loss for each layer, and returns the loss.
 
-    Each masked copy of the text has its own outputs, to which the same zeros are added; so their gradient is the sum of
-    the copies' gradients.
+    The gradient is that of the heads' outputs, before the output projection. The same zeros are added to the outputs of
+    all masked copies in a batch, so the gradient of the zeros is the sum of the copies' gradients. The gradients of the
+    batches are added.
     """
     positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
     totals: list[Tensor] = []
@@ -283,7 +287,8 @@ def _next_token_loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt_leng
 def _generate(model: Model[Any], tokens: Tensor, settings: Settings) -> list[int]:
     """Returns the ids that the model generates, for a Seq2Seq after its start token.
 
-    One more token is generated than is returned, because the model never attends from the last one.
+    Up to `max_tokens` + 1 tokens are generated, and the extra one is dropped: it is never fed to the model, so it has
+    no row of weights.
     """
     if not isinstance(model, Decoder):
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")

@@ -1,4 +1,4 @@
-"""Traces: recorded queries, keys, values and normalisers, from which every weight can be computed, and their file."""
+"""Traces: recorded queries, keys, values and normalisers, from which weights are computed; and their file format."""
 
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import decode, encode, load

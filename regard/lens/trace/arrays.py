@@ -26,7 +26,7 @@ TYPES = {"f32": "<f4", "f16": "<f2", "i32": "<i4", "i16": "<i2", "u8": "u1"}
 
 
 class TraceError(RegardError, ValueError):
-    """A trace is damaged, is no trace at all, has a newer format, or lacks what was requested."""
+    """A trace cannot be read, is damaged, is no trace at all, has a newer format, or has no recordings."""
 
 
 def pack(x: Tensor, kind: str) -> bytes:
@@ -109,7 +109,7 @@ def round_to_steps(x: Tensor, step: Tensor) -> Tensor:
 
 
 def default_steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
-    """Returns the default step size of each column: RMS / STEPS_PER_RMS, or more if codes would exceed MAX_CODE."""
+    """Returns the default step size of each column: RMS / STEPS_PER_RMS, or more if codes would exceed MAX_CODE / 2."""
     x = x.detach().float()
     if x.shape[-2] == 0:
         return torch.ones_like(x.sum(-2))

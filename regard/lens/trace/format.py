@@ -186,7 +186,10 @@ def _put(blocks: list[bytearray], number: int, raw: bytes, kind: str, shape: tup
 
 
 def _encode_attention(recording: Recording, attended: Attended, blocks: list[bytearray]) -> dict[str, Any]:
-    """Appends the arrays of one attention module to the last block, and returns its header entry."""
+    """Appends the arrays of one attention module to the last block, and its overview to the first.
+
+    Returns the header entry of the module.
+    """
     here = len(blocks) - 1
 
     def put(x: Tensor, kind: str, step: Tensor | None = None) -> dict[str, Any]:
@@ -308,7 +311,10 @@ def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: lis
 
 
 def _check_shapes(tensors: dict[str, Tensor], entry: dict[str, Any], sequences: list[Tokens], source: str) -> None:
-    """Raises TraceError if the heads or tokens of an array differ in number from those of the attention module."""
+    """Raises TraceError if an array has another number of tokens, or of heads, than the attention module.
+
+    The number of heads of k and v is not checked.
+    """
     T = len(sequences[entry["queries"]])
     S = len(sequences[entry["keys"]])
     expected = dict.fromkeys(("q", "g", "n", "choice", "sign"), (entry["heads"], T))

@@ -1,6 +1,6 @@
 """How a weight is computed from the arrays of a trace: one formula for each kind of attention.
 
-softmax   exp(scale·q·k + bias − n)          n = log Σ exp(…) of the row
+softmax   exp(scale·q·k + bias − n)          n = log Σ exp(…) of the row; with an attention sink, n includes the sink
 feature   sign · φ(q)·φ(k) · exp(−n)         n = log |Σ φ(q)·φ(k)| of the row
 onehot    1 at the chosen key, else 0
 dense     the weights themselves, stored in tiles of rows

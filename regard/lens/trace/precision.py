@@ -1,4 +1,6 @@
-"""Chooses the quantisation steps of q and k such that no attention weight changes by more than 1e-3.
+"""Chooses how q and k are stored; for softmax attention, such that no attention weight changes by more than 1e-3.
+
+The following is about softmax attention; `choose_precision` says how q and k of other attention are stored.
 
 Quantisation changes a score by Σ_d (δq_d·k_d + q_d·δk_d), so the step of column d of q may be ε divided by the RMS of
 column d of k, and the other way round. ε is searched on a sample of rows, and then verified on all rows. Two things
@@ -45,7 +47,11 @@ class StoredVectors(NamedTuple):
 
 
 def choose_precision(recording: Recording, attended: Attended) -> StoredVectors:
-    """Quantises q and k as coarsely as LIMIT allows; q and k of kernel attention are stored as floats."""
+    """Quantises q and k of softmax attention as coarsely as LIMIT and `default_steps` allow.
+
+    The q and k of kernel attention are stored as floats. In other attention no weight is computed from q and k, so they
+    are quantised with `default_steps`.
+    """
     q = attended.q
     k = attended.k
     assert q is not None and k is not None
@@ -201,7 +207,10 @@ def _storage(x: Tensor, step: Float[Tensor, "N K"]) -> list[Storage]:
 
 
 def _features_to_half(recording: Recording, attended: Attended) -> StoredVectors:
-    """Stores q and k of kernel attention in float16 for heads whose weights stay within LIMIT, else in float32."""
+    """Stores q and k of kernel attention in float16 if the weights of the sampled rows change by at most LIMIT.
+
+    Otherwise they are stored in float32. Query heads that share a key head are decided together.
+    """
     q, k, group = attended.q, attended.k, _group(attended)
     assert q is not None and k is not None
     rows = _sample_rows(q.shape[1])
@@ -222,7 +231,10 @@ def _rms(x: Float[Tensor, "N T K"]) -> Float[Tensor, "N K"]:
 
 
 def _sample_rows(T: int) -> Int[Tensor, " R"]:
-    """Returns the sampled rows: spread over the text, and all of the first, whose few keys have large weights."""
+    """Returns the sampled rows: ROWS spread over the text, and the first ROWS // 4, whose few keys have large weights.
+
+    A row is returned only once.
+    """
     first = torch.arange(min(T, ROWS // 4))
     rows: Tensor = torch.cat([first, torch.linspace(0, T - 1, ROWS).round().long()]).unique()
     return rows

@@ -93,7 +93,10 @@ def infer_rules(allowed: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Toke
 
 
 def _rows_showing_window(queries: Tokens) -> list[int]:
-    """Returns two queries whose number of visible keys may be the window: the last and a middle one, no padding."""
+    """Returns the last and the middle one of the queries that are not padding; [] if all are padding.
+
+    Their numbers of visible keys are candidates for the size of the window.
+    """
     rows = queries.not_padding.nonzero()[:, 0]
     if not len(rows):
         return []

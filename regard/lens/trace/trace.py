@@ -3,8 +3,8 @@
     weight(i, j) = sign_i · a(i, j) · exp(e(i, j) − n_i)
 
 For softmax attention `e` is the score and `a` is 1; for kernel attention `a` · exp(`e`) is φ(q)·φ(k), and `sign_i` is
-the sign of the normaliser. Weights are computed on request, a chunk of rows at a time. The whole T×S matrix is stored
-only for attention that has no such form (`Dense`).
+the sign of the normaliser. Weights are computed on request, a chunk of rows at a time. One-hot attention stores the
+index of the attended key; other attention that has no such form stores the whole T×S matrix (`Dense`).
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def factor_and_exponent(
 ) -> tuple[Tensor | None, Tensor]:
     """Returns factor `a` and exponent `e` of every entry, masked or not; `a` is None if it is 1 everywhere.
 
-    A weight is a·exp(e) divided by the sum of its row.
+    The weight of an allowed entry is a·exp(e) divided by the normaliser of its row; that of a masked entry is 0.
     """
     assert attended.q is not None and attended.k is not None
     q = attended.q[list(heads)][:, rows]
