@@ -97,8 +97,9 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
             config._attn_implementation_internal = implementation
         _unregister(RECORDING)
         if not any(replacement_in(module) for module in model.modules()):
-            # If `restore` was called inside the context, the loop above has put the names of the entries of `install`
-            # back into the configs. If the model never had a replacement, this changes nothing in them.
+            # If `restore` was called inside the context, the loop above has undone it: the configs name the entries of
+            # `install` again, and `uninstall` corrects that. If the model never had a replacement, no config names such
+            # an entry, and `uninstall` leaves the configs as they are.
             uninstall(model)
 
 
@@ -248,7 +249,7 @@ def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[...
     outputs = []
     for start in range(0, T, step):
         queries = slice(start, min(T, start + step))
-        attend = _attention_for_queries(call, queries, function)
+        attend = _cut_to_queries(call, queries, function)
         q = call.q[:, :, queries]
         if torch.is_grad_enabled():  # the backward pass recomputes the weights, so that they are not kept
             out, weights = checkpoint(attend, q, call.k, call.v, use_reentrant=False)
@@ -261,7 +262,7 @@ def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[...
 
 @dataclass(frozen=True)
 class _AttentionForQueries:
-    """An attention function for a chunk of R queries of a call, with the mask and the keywords cut to these queries."""
+    """An attention function for a chunk of R queries of a call, with the mask and the keywords of these queries."""
 
     call: Call
     function: Callable[..., Any]
@@ -277,8 +278,8 @@ class _AttentionForQueries:
         return out, weights
 
 
-def _attention_for_queries(call: Call, queries: slice, function: Callable[..., Any]) -> _AttentionForQueries:
-    """Returns the attention function for some queries of a call."""
+def _cut_to_queries(call: Call, queries: slice, function: Callable[..., Any]) -> _AttentionForQueries:
+    """Returns the attention function for some queries of a call; cuts the mask and the keywords to these queries."""
     kwargs = {name: _slice_queries(x, queries, call) for name, x in call.kwargs.items() if name != "dropout"}
     mask = call.mask
     if mask is not None:
@@ -319,7 +320,7 @@ def _eager_function(module: nn.Module) -> Callable[..., Any]:
 
 
 def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:
-    """Returns the factor of q·k: `scaling` if it is given, or else 1/√K."""
+    """Returns the factor of q·k: `scaling`, or if it is None, 1/√d, where d is the module's `head_dim` or else K."""
     if scaling is not None:
         return float(scaling)
     head_dim = getattr(module, "head_dim", None)

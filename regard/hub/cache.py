@@ -1,8 +1,8 @@
 """A layer of transformers' cache that keeps the state of a mechanism instead of keys and values.
 
-The state of a linear mechanism has a constant size; the state of a synthesizer consists of its values alone. The cache
-returns new keys and values unchanged, and the attention function extends the state by them. This module is imported
-only when it is needed, because it imports transformers.
+The state of a linear mechanism has a constant size; the state of a synthesizer consists of its values alone. When the
+model writes new keys and values to this layer, the layer returns them unchanged, and the attention function extends the
+state by them. This module is imported only when it is needed, because it imports transformers.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.state is None:
             self.state = mechanism.write(mechanism.empty(Size.of(q, k, v, causal=False)), k, v, visible)
             self.length = k.shape[2]
-            # At later steps the model passes the cached keys and values on, unread: tensors without tokens will do.
+            # At later steps the model takes the keys and values of the source from this layer, and passes them to the
+            # attention function. That function reads only the state, so tensors with zero tokens are enough here.
             self.keys = k.new_empty(*k.shape[:2], 0, k.shape[3])
             self.values = v.new_empty(*v.shape[:2], 0, v.shape[3])
         return mechanism.read(q, self.state)
@@ -177,10 +178,11 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 def prepare_state_layer(
     module: nn.Module, mechanism: Mechanism, cross: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> StateLayer | None:
-    """Puts a `StateLayer` into the cache for an attention module, announces an update to it, and returns it.
+    """Returns the `StateLayer` of an attention module in the cache, and announces an update to it.
 
-    The cache is found among the arguments of the module's forward. Returns None without a cache, or if the module's
-    layer of the cache holds keys already: then all keys will come with the attention call.
+    If the module's layer of the cache is empty, a new `StateLayer` replaces it. The cache is found among the arguments
+    of the module's forward. Returns None if there is no cache, if the module does not know its `layer_idx`, or if its
+    layer of the cache holds keys or another state already. Then attention is computed from the call's keys and values.
     """
     caches = [x for x in (*kwargs.values(), *args) if isinstance(x, Cache)]
     if not caches:

@@ -34,14 +34,19 @@ class Call:
     q: Tensor
     k: Tensor
     v: Tensor
-    mask: Tensor | None  # [B|1,1|H,T,S]: boolean, True where a query may see a key, or added to the scores
+    # [B|1,1|H,T|1,≥S]: boolean, True where a query may see a key, or added to the scores. Columns after the first S are
+    # not used.
+    mask: Tensor | None
     scaling: float  # the factor of q·k
     cross: bool  # whether it is cross-attention
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def allowed(self) -> Tensor | None:
-        """The mask [T,S] of the batch's first example, True where a query may see a key; None without a mask."""
+        """The mask [T,S] of the first head of the batch's first example; None if the call has no mask.
+
+        It is True where a query may see a key.
+        """
         if self.mask is None:
             return None
         mask = self.mask[0, 0]
@@ -54,11 +59,12 @@ class AttentionReplacement(nn.Module):
     """A mechanism of regard that replaces the attention of one attention module.
 
     It is a submodule of that module, so that `.to()`, `state_dict()` and training include the mechanism's parameters
-    and buffers. `implementations` names the entries of transformers' tables that its model uses, as `attention.install`
-    set them; it is empty if the replacement is not installed.
+    and buffers. Transformers keeps its attention functions in a table by name, and `attention.install` adds an entry
+    for each attention implementation of a model. `implementations` holds the names of the entries that the model of
+    this replacement uses; it is empty if the replacement is not installed.
     """
 
-    # All replacements that exist: `uninstall` looks up which entries are still needed.
+    # All replacements that exist: from them `attention.uninstall` finds the entries that are still needed.
     live: ClassVar[WeakSet[AttentionReplacement]] = WeakSet()
 
     def __init__(self, mechanism: Mechanism, name: str, cross: bool) -> None:
@@ -148,7 +154,11 @@ def _scale_queries(replacement: AttentionReplacement, call: Call) -> Tensor:
 
 
 def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, layer: StateLayer) -> Tensor:
-    """Extends the state in the cache by the new keys and values, and returns out [B,H,T,V] from it."""
+    """Returns out [B,H,T,V] from the state in the cache.
+
+    Self-attention first extends the state by the new keys and values. Cross-attention writes the keys and values of the
+    source into the state in the first call, and only reads the state in later calls.
+    """
     mechanism = replacement.mechanism
     if call.kwargs.get("output_attentions"):
         raise replacement.refuse(
@@ -169,7 +179,10 @@ def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, l
 
 
 def _check_window(replacement: AttentionReplacement, call: Call, tokens: int, window: int | None) -> None:
-    """Raises an error if a sliding window is smaller than the number of tokens that a state would sum over."""
+    """Raises an error if the call has a sliding window that is smaller than the number of tokens.
+
+    A mechanism that keeps a state, or that has no scores, cannot apply such a window. `window` is that of the cache.
+    """
     for width in (window, call.kwargs.get("sliding_window"), getattr(call.mask, "window", None)):
         if width is not None and tokens > int(width):
             raise replacement.refuse(
@@ -225,7 +238,7 @@ def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
     """Returns a mask without a structured form as an additive bias; refuses it if the mechanism has no scores."""
     S = call.k.shape[2]
     if not replacement.has_scores:
-        _check_window(replacement, call, S, None)
+        _check_window(replacement, call, S, None)  # if the matrix comes from a window, this error says so
         raise replacement.refuse("a mask given as a matrix", "it knows causal masks and padding")
     assert call.mask is not None
     # The mask may have more columns than there are keys. Slicing a LazyMask computes its matrix.

@@ -177,7 +177,7 @@ class Classifier(Model[ClassifierConfig]):
 
         T = T or self.tokenizer.limit or 128
         counter = FlopCounterMode(display=False)
-        tokens = torch.full((B, T), self.tokenizer.pad + 1, device=self.device)
+        tokens = torch.full((B, T), self.tokenizer.pad + 1, device=self.device)  # any token but padding
         training = self.training
         implementation = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")  # products inside fused attention cannot be counted on a CPU

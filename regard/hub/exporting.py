@@ -65,7 +65,7 @@ def export(model: Model[Any], folder: str | Path) -> Exported:
     Raises NoEquivalentError if transformers has no equivalent, naming the settings that it cannot represent. Never
     overwrites a file.
     """
-    target = Path(folder).absolute()  # `_write` needs the parent folder
+    target = Path(folder).absolute()  # `_write` needs the folder's name, which the path "." does not have
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise HubError(f"{folder} is there already and not empty; nothing was written. Choose another folder")
     if not isinstance(model, GPT | Encoder):
@@ -124,12 +124,12 @@ def _canonical_config(model: GPT | Encoder) -> Any:
             "groups": size.G,
             "key_width": size.K,
             "value_width": size.V,
-            "bias": _first_set(config.attention.bias, config.block.bias),
-            "out_bias": _first_set(config.attention.out_bias, config.block.bias),
+            "bias": _value_or_default(config.attention.bias, config.block.bias),
+            "out_bias": _value_or_default(config.attention.out_bias, config.block.bias),
             "merge": merge,
         },
         block={
-            "final_norm": _first_set(config.block.final_norm, config.block.before),
+            "final_norm": _value_or_default(config.block.final_norm, config.block.before),
             "hidden": model.get_parameter("stack.blocks.0.mlp.out.weight").shape[1],
         },
     )
@@ -144,7 +144,7 @@ def _canonical_config(model: GPT | Encoder) -> Any:
     return config.but(**changes)
 
 
-def _first_set(value: bool | None, default: bool) -> bool:
+def _value_or_default(value: bool | None, default: bool) -> bool:
     """Returns the value, or the default if the value is None."""
     return default if value is None else value
 
@@ -221,7 +221,7 @@ def _convert_tensors(
                 x = torch.zeros(_missing_shape(tensor_map, ours, config), dtype=like.dtype, device=like.device)
             pieces = x.split(tensor_map.sizes) if tensor_map.sizes else (x,)
             for name, piece in zip(tensor_map.theirs, pieces, strict=True):
-                if tensor_map.skip:  # rows for padding, which are never read
+                if tensor_map.skip:  # RoBERTa's rows before the first position: no token but padding reads them
                     piece = torch.cat([piece.new_zeros(tensor_map.skip, *piece.shape[1:]), piece])
                 if tensor_map.transposed:
                     piece = piece.T

@@ -129,7 +129,7 @@ def _find_config(name: str | Path, download: bool) -> tuple[Any, Path | None]:
 
 
 def _classifier_class(config: Any, labels: Sequence[str]) -> Any:
-    """Returns the ...ForSequenceClassification class for a config, and sets the config's labels."""
+    """Returns the ...ForSequenceClassification class for a config; sets its labels and clears its problem type."""
     mapping = import_transformers().MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     if type(config) not in mapping:
         raise HubError(f"transformers has no classifier for a {type(config).__name__}; expected an encoder, e.g. BERT")

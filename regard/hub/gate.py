@@ -145,7 +145,7 @@ def _no_kernel(name: str, *_: Any, **__: Any) -> NoReturn:
 
 def _find_class(library: Any, name: Any, path: Path) -> Any:
     """Returns transformers' model class of a name, or None if the name does not exist; refuses anything but a model."""
-    cls = name
+    cls = name  # an entry of `architectures` that is neither a string nor null is refused below
     if isinstance(name, str):
         cls = getattr(library, name, None)
     if cls is None:

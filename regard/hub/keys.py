@@ -1,7 +1,7 @@
 """A Hugging Face config, key by key: every key that affects the outputs is supported, or raises an error that names it.
 
-A family takes the keys that it supports. Every other key must be one that does not affect the outputs (`INERT`, or
-the user's `ignore`), be null, or have one of its allowed values (`ALLOWED_VALUES`).
+A family takes the keys that it supports. Every other key must be one that need not be taken (`INERT`, or the user's
+`ignore`), be null, or have one of its allowed values (`ALLOWED_VALUES`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 from regard.config import SIZE_LIMITS
 from regard.errors import HubError
 
-# Keys that do not affect a model's outputs: who wrote it, how it was initialised, how to generate with it.
+# Keys that no family needs to take. Most do not affect a model's outputs: who wrote it, how it was initialised, how to
+# generate with it. A few affect the outputs of some models, and the families concerned read them: pad_token_id gives
+# the first position of RoBERTa, and id2label and num_labels give the size of a classification head.
 INERT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
@@ -50,7 +52,7 @@ _MISSING = object()
 class Keys:
     """The keys of a config.json, and in `left` those that are still to be taken.
 
-    Keys without effect (`INERT` and `ignore`) need not be taken, and are never in `left`. `default` holds transformers'
+    The keys in `INERT` and `ignore` need not be taken, and are never in `left`. `default` holds transformers'
     defaults for missing keys. `ignore` names keys that, as the user says, do not affect the outputs.
     """
 
@@ -113,7 +115,10 @@ class Keys:
         return known[value]
 
     def must(self, key: str, *allowed: Any) -> None:
-        """Raises an error unless the value of a key is `allowed`: regard's models support no other value."""
+        """Raises an error if a key has a value that is not among `allowed`, the only ones that regard's models support.
+
+        A key in `ignore` may have any value. A missing key has transformers' default; without a default it is allowed.
+        """
         if key not in self.ignore and self.take(key, allowed[0]) not in allowed:
             raise self.refuse(key, f"regard's models can only hold {allowed[0]!r} there")
 
@@ -131,5 +136,5 @@ class Keys:
 
 
 def _more(left: list[str]) -> str:
-    """Returns, for the error about the first key that is left, the names of a few more."""
+    """Returns " (nor key2, key3, …)", up to five more keys that were not taken; "" if there is only one such key."""
     return f" (nor {', '.join(left[1:6])})" if len(left) > 1 else ""

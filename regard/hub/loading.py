@@ -144,7 +144,7 @@ def _can_be_ignored(name: str, family: Family, config: Any) -> bool:
 
 
 def _check_shapes(weights: Weights, tensor_map: TensorMap, want: list[int]) -> None:
-    """Raises an error if a tensor of theirs is missing, quantised, or of a shape that does not match our tensor."""
+    """Raises an error if a tensor of theirs is missing, or has a shape or a dtype that our tensor cannot take."""
     for name, size in zip(tensor_map.theirs, tensor_map.sizes or (want[0] + tensor_map.skip,), strict=True):
         if name not in weights.names:
             raise HubError(
@@ -156,7 +156,7 @@ def _check_shapes(weights: Weights, tensor_map: TensorMap, want: list[int]) -> N
             expected.reverse()
         if shape != expected:
             raise HubError(f"{weights.path_of(name)} does not fit {CONFIG}: {name} is {shape}, expected {expected}")
-        weights.dtype(name)  # raises if the tensor is quantised
+        weights.dtype(name)  # raises an error for a dtype that regard does not read, such as a quantised one
 
 
 def _assemble(weights: Weights, tensor_map: TensorMap) -> Tensor:

@@ -1,9 +1,10 @@
 """The masks of transformers' models as masks of regard.
 
 A model calls its mask function once per forward pass, and passes the result to every layer. The mask function of this
-file returns a `LazyMask`. Where the mask is causal, hides padding, or both, it has a structured form: a `Mask` of
-regard. For transformers' plain causal and bidirectional mask functions, the structured form is made without computing
-a [T,S] matrix. Every other mask is computed as a matrix, and gets a structured form if it has one.
+file returns a `LazyMask`. Many masks have a structured form, a `Mask` of regard: those that are causal, those that hide
+padding, and all others that `recognise_structure` describes. For transformers' plain causal and bidirectional mask
+functions, the structured form is made without computing a [T,S] matrix. Every other mask is first computed as a matrix,
+in which `recognise_structure` then looks for a structured form.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class LazyMask(Tensor):
         mask.structured = structured
         mask.arguments = arguments
         mask.computed = {}
+        # A mask with a structured form rarely needs its matrix: `matrix()` computes it when it is first read.
         if structured is None:
             mask.computed["matrix"] = matrix
         mask.window = arguments.get("local_size")
@@ -87,7 +89,8 @@ class LazyMask(Tensor):
             return func(*to_matrix(args), **to_matrix(kwargs or {}))
 
 
-# Operations on the mask itself: none of them needs its values. Attributes are called by their getters.
+# Operations that do not read the values of a mask. Torch passes the reading of an attribute, such as `mask.shape`, to
+# `__torch_function__` as a call of the attribute's getter, `Tensor.shape.__get__`.
 _READS_NO_VALUES = {
     *(getattr(Tensor, n).__get__ for n in ("shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_cuda")),
     *(getattr(Tensor, n) for n in ("size", "dim", "is_floating_point", "is_complex", "as_subclass", "__hash__")),
@@ -147,7 +150,8 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
 
     It has one if it is the same matrix for all heads (its dim 1 is 1), has a boolean form (see `as_boolean`), and lets
     each query t attend to exactly the first n_t visible keys, for any numbers n_t. A key is visible if some query may
-    attend to it. With `cross`, the queries are not taken for the last keys of a causal mask.
+    attend to it. In self-attention the T queries are the last T of the S keys, and a mask can be causal in that sense.
+    With `cross` (cross-attention) the queries are not keys, so this form is not tried.
     """
     allowed = as_boolean(mask)
     if allowed is None or allowed.shape[1] != 1:

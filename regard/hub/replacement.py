@@ -205,7 +205,10 @@ def _remove_replacement(module: nn.Module) -> None:
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Puts a `StateLayer` into the cache before the module writes to the cache, if the mechanism keeps a state."""
+    """Puts a `StateLayer` into the cache before the module writes to the cache, if the mechanism keeps a state.
+
+    Also resets `was_called`, which `_after_forward` reads.
+    """
     replacement = replacement_in(module)
     if replacement is None or not is_installed(module):
         return

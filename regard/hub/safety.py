@@ -42,12 +42,14 @@ _SIZE_KEYS = {
     "key_width": "head_dim d_kv",
     "hidden": "intermediate_size d_ff n_inner ffn_dim encoder_ffn_dim decoder_ffn_dim",
 }
-# Fields that name code to run, or permit it, unless their value is false, null or a number.
+# Fields that name code to run, or permit it. Values that are false, null, empty or a number do neither.
 _CODE = ("auto_map", "custom_pipelines", "custom_generate", "kernel_config", "trust_remote_code", "use_kernels")
-# Fields that name another file to read, which has not been checked: it may in turn load a shared library.
+# Fields that name other files for transformers to read. Those files have not been checked, and can name a shared
+# library to load.
 _FILES = ("configuration_files", "checkpoint_path", "sudachi_config_path", "sudachi_resource_dir")
-# Fields that choose an implementation, with the values that transformers and torch implement themselves. For any other
-# value code comes from the hub, as for flash_attention_2 where `kernels` is installed and `flash_attn` is not.
+# Fields that choose an implementation, and the values that transformers and torch implement themselves. Any other value
+# can make transformers get code from the hub. One is flash_attention_2: if `flash_attn` is not installed and `kernels`
+# is, transformers gets a kernel from the hub instead.
 _CHOICES = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "grouped_mm", "batched_mm"),
@@ -86,7 +88,8 @@ def find_folder(name: str | Path, download: bool = False) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the content of a folder's config.json.
 
-    Refuses a config.json with an absurd size, and a folder that `check_settings` refuses.
+    Refuses a config whose hidden size, vocabulary or other model size is above its limit, and a folder that
+    `check_settings` refuses.
     """
     path = folder / CONFIG
     try:
@@ -105,7 +108,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Refuses a folder whose settings name, at any depth, code to run or something to fetch."""
+    """Refuses a folder whose settings name, at any depth, code to run, a model to fetch or other files to read."""
     for name in (*SETTINGS, *sorted(path.name for path in folder.glob("config.*.json"))):
         path = folder / name
         for key, value in _all_fields(_read_json(path)):
@@ -140,8 +143,9 @@ def check_weights(folder: Path) -> None:
 
 def _check_field(path: Path, key: str, value: Any) -> None:
     """Refuses a field that makes transformers run, fetch or read something that has not been checked."""
-    names_something = bool(value) and (value is True or not isinstance(value, int | float))
-    if key in _CODE and names_something:
+    # A true flag permits code, and a non-empty string, list or object names code or files. Numbers do neither.
+    takes_effect = bool(value) and (value is True or not isinstance(value, int | float))
+    if key in _CODE and takes_effect:
         shown = value
         if isinstance(value, Mapping):
             shown = next(iter(value.values()), value)
@@ -149,7 +153,7 @@ def _check_field(path: Path, key: str, value: Any) -> None:
             f"{path}: {key} names code to run ({shown!s:.80}), and regard runs no one's code. Use a model that "
             f"transformers itself has; if this one is the same without that code, take the key '{key}' out"
         )
-    if key in _FILES and names_something:
+    if key in _FILES and takes_effect:
         raise HubError(
             f"{path}: {key} names other files to read ({value!s:.80}), and regard reads only those it has checked; "
             f"take the key '{key}' out"

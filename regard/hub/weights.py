@@ -68,7 +68,7 @@ class Weights:
         return list(file.get_slice(stored).get_shape())
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns the dtype of a tensor, from the header of its file; refuses a quantised one."""
+        """Returns the dtype of a tensor, from the header of its file; refuses one that is not in `DTYPES`."""
         file, stored, path = self._tensors[name]
         kind = str(file.get_slice(stored).get_dtype())
         if kind not in DTYPES:

@@ -35,7 +35,7 @@ class RecordableModel:
 
     @property
     def limit(self) -> int | None:
-        """The maximum number of input tokens; None if there is no limit."""
+        """The maximum number of input tokens; None if there is no limit, or if the config states none."""
         if not isinstance(self.model, Model):
             return token_limit(self.model)
         stacks = [m for m in self.model.modules() if isinstance(m, Stack)]
@@ -65,7 +65,8 @@ class RecordableModel:
     def _as_input(self, text: Any) -> Any:
         """Returns the text, or its UTF-8 bytes as token ids if the model has random weights and no tokenizer.
 
-        Such a model knows no words, so any ids will do. A trained model without a tokenizer is refused.
+        Such a model knows no words, so any ids will do. Without a tokenizer, a model that is trained, or that may be
+        trained (`trained` is None), is refused.
         """
         if not isinstance(text, str) or self.tokenizer is not None:
             return text

@@ -33,7 +33,7 @@ Loss = Callable[[Batch], Tensor]
 
 
 class ProcessError(RegardError, RuntimeError):
-    """Raised when a collective fails because another process has ended."""
+    """Raised when a collective fails, most likely because another process has ended."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class Process:
         return name
 
     def init_group(self, device: torch.device) -> None:
-        """Initialises the process group unless it already is. It is never destroyed: processes that torchrun started
-        cannot rendezvous a second time."""
+        """Initialises the process group and makes a CUDA `device` the current one. Does nothing if the group exists
+        already, or if there is only one process. The group is never destroyed: processes that torchrun started cannot
+        rendezvous a second time."""
         if self.world_size == 1 or dist.is_initialized():
             return
         backend = "gloo"
@@ -144,7 +145,8 @@ class Process:
 
 @contextmanager
 def _peer_errors() -> Iterator[None]:
-    """Turns the RuntimeError of a collective into a `ProcessError`, which says that another process has ended."""
+    """Turns any RuntimeError of a collective into a `ProcessError`. Its message names the usual cause, that another
+    process has ended, and quotes the first line of the error."""
     try:
         yield
     except RuntimeError as error:
@@ -155,7 +157,8 @@ class ParallelModel(ABC):
     """A model that all processes train together. Gradients are averaged over the processes; the training loop
     multiplies the loss by `world_size`, so that the average is the sum that training needs.
 
-    `loss`: what training calls instead of the loss that was passed to the constructor, because DDP has to wrap it.
+    The constructor of a subclass takes the task's loss. `loss` is what training calls in its place: the same function,
+    or for DDP its wrapper.
     """
 
     loss: Loss
@@ -227,7 +230,7 @@ def _uses_all_parameters(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     for gradients that never come."""
     learned = [p for p in model.parameters() if p.requires_grad]
     devices = [p.device for p in learned[:1] if p.device.type == "cuda"]
-    with torch.random.fork_rng(devices):  # dropout draws from the generator
+    with torch.random.fork_rng(devices):  # so that dropout here does not change the masks of training
         gradients = torch.autograd.grad(loss(batch), learned, allow_unused=True)
     return all(gradient is not None for gradient in gradients)
 
@@ -256,13 +259,14 @@ class ShardedModel(ParallelModel):
         self.fsdp: FSDPModule = model
 
     def sync_gradients(self, enabled: bool) -> AbstractContextManager[None]:
+        # FSDP2 keeps this setting until the next call, so there is nothing to do when the context is left.
         self.fsdp.set_requires_gradient_sync(enabled)
         return nullcontext()
 
     @contextmanager
     def full_model(self, device: str | torch.device = "cpu") -> Iterator[Model[Any]]:
         shards = self.model.state_dict()
-        for name, weight in self.full_copy.state_dict().items():  # one at a time: together they may not fit into memory
+        for name, weight in self.full_copy.state_dict().items():  # one at a time: all may not fit on the GPU
             weight.copy_(full_tensor(shards[name]))
         yield self.full_copy.train(self.model.training).to(device)
         self.full_copy.cpu()
@@ -291,8 +295,8 @@ def shard_like(x: Tensor, like: Tensor) -> Tensor:
     """Returns rank 0's full tensor `x` as a DTensor with the device mesh and placements of `like`. All processes must
     call this, because rank 0 sends each its part; the contents of their own `x` are ignored. Where `like` is not
     sharded or has another shape, `x` itself is returned."""
-    # `import_state` passes optimiser state too. Moments have the shape of their parameter `like` and are sharded as it
-    # is; the step count has another shape and stays whole.
+    # `import_state` in `regard.train.optimizer` passes optimiser state too. Moments have the shape of their parameter
+    # `like` and are sharded as it is; the step count has another shape and stays whole.
     if not is_sharded(like) or x.shape != like.shape:
         return x
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -40,9 +40,10 @@ class TensorMap:
 class Family(ABC):
     """Models of one architecture: of one `model_type` of transformers, and of the class `model` of ours.
 
-    `prefix` begins the names of their tensors, except those of the layers that transformers adds for an output head
-    (lm_head, cls, classifier); files of a base class such as BertModel may lack it. `output_heads` maps the classes of
-    transformers to our output heads: "lm", "masked" (MLM), "classes" (classification) or "none". `default` holds
+    The names of their tensors begin with `prefix`, except those of the layers that transformers adds for an output head
+    (lm_head, cls, classifier). In files of a base class such as BertModel the names may lack the prefix. `output_heads`
+    maps the classes of transformers to our output heads: "lm", "masked" (MLM), "classes" (classification) or "none". A
+    base class such as GPT2Model has no head, but it maps to "lm", because our GPT always has that head. `default` holds
     transformers' defaults for missing keys. `ignored_suffixes` are suffixes of the names of tensors to ignore, such as
     buffers. `zero_bias`: their layers always have biases; where ours have none, zeros are exported.
     """
@@ -68,14 +69,18 @@ class Family(ABC):
         """Yields the map of each tensor of our state dict."""
 
     def copies(self, config: Any) -> dict[str, str]:
-        """Returns {extra: original}, names of tensors of theirs: a file may also hold the tensor `extra`.
+        """Returns {copy: original}: the names of tensors of theirs that a file may hold although no map needs them.
 
-        If the embedding is tied, `extra` must equal `original`; otherwise the model does not use it.
+        With a tied embedding, `copy` is the same parameter as `original`, so in a file both must be equal. With an
+        untied embedding, transformers has `copy` but does not use it, so in a file it may have any value.
         """
         return {}
 
     def guess_output_head(self, names: Collection[str]) -> str:
-        """Returns the output head of a model whose config does not name a class, judged by the names of its tensors."""
+        """Returns the output head of a model whose config does not name a class.
+
+        `names` are the names of its tensors. A family with several output heads overrides this method to judge by them.
+        """
         return next(iter(self.output_heads.values()))
 
     def architecture(self, head: str) -> str:
@@ -89,7 +94,10 @@ def output_head_of(config: Any) -> str:
 
 
 def layer_maps(ours: str, theirs: str, *kinds: str, **options: Any) -> Iterator[TensorMap]:
-    """Yields a map for each of `kinds` ("weight", "bias") of a linear layer or a norm."""
+    """Yields a map for each of `kinds` ("weight", "bias") of a linear layer or a norm.
+
+    A bias that our layer does not have is exported as zeros.
+    """
     for kind in kinds:
         yield TensorMap(f"{ours}.{kind}", (f"{theirs}.{kind}",), zeros=kind == "bias", **options)
 

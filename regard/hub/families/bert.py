@@ -73,7 +73,7 @@ class Bert(Family):
             keys.must("classifier_dropout", None, dropout)
         else:  # no other head has this dropout, so its value does not matter
             keys.take("classifier_dropout")
-            classes = 2
+            classes = 2  # the default of `EncoderConfig`: the other heads have no classes
         tied = keys.flag("tie_word_embeddings")
         return EncoderConfig(
             vocabulary=keys.size("vocab_size", "vocabulary"),
@@ -177,7 +177,8 @@ class Bert(Family):
             for name, theirs in zip(("dense", "classes"), self.classification_head, strict=True):
                 yield from layer_maps(f"head.{name}", theirs, "weight", "bias")
 
-    # Files often hold the tied embedding and the output bias a second time, as decoder.weight and decoder.bias.
+    # Tied: files often hold the embedding and predictions.bias a second time, as decoder.weight and decoder.bias.
+    # Untied: transformers uses decoder.bias, and files also hold predictions.bias, which is not used.
     def copies(self, config: EncoderConfig) -> dict[str, str]:
         decoder = self.mlm_head["decoder"]
         bias = self.mlm_head["bias"]
@@ -224,6 +225,7 @@ class Roberta(Bert):
 
     def _skipped_rows(self, hf_config: Mapping[str, Any]) -> int:
         pad = hf_config.get("pad_token_id", self.default["pad_token_id"])
+        # `_count_positions` refuses −1, and so a config without a valid pad_token_id.
         return pad + 1 if isinstance(pad, int) else -1
 
     def write(self, config: EncoderConfig) -> dict[str, Any]:

@@ -80,7 +80,10 @@ class Llama(Family):
         )
 
     def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
-        """Returns whether there are biases in the q, k and v projections, in the output projection, and in the MLP."""
+        """Returns whether there are biases in the q, k and v projections, in the output projection, and in the MLP.
+
+        Llama's own method also refuses a `width` that is not a multiple of `heads`, as transformers does for a Llama.
+        """
         if width % heads:
             raise keys.refuse("num_attention_heads", f"a Llama's hidden_size = {width} must divide into its heads")
         attention = keys.flag("attention_bias", False)

@@ -28,7 +28,7 @@ kernel of its own, `decode_step_kernel`.
 running maximum of c: nothing overflows, and no later key can change an earlier output. Scaling by powers of two is
 exact. Results do not depend on c and m, so no gradient passes through them. A query's own factor cancels in the ratio.
 The *shift* of a vector is what is subtracted in the exponent of its features. With p_f = (w_f·x) K^(−1/4) log₂e, and
-trig_f(x) the sine or the cosine of (w_f·x) K^(−1/4):
+trig_f(x) the sine or the cosine of (w_f·x) K^(−1/4), and without the factor 1/√D that `regard.mechanisms` gives to φ:
 
     performer   φ_f(k) = 2^(p_f − k_shift),     ψ_f(k) = 2^(p_f − k_shift − c),     ψ_f(q) = 2^(p_f − q_shift)
     fourier     φ_f(k) = 2^(−k_shift) trig_f(k),    ψ_f(k) = 2^(−k_shift − c) trig_f(k),   ψ_f(q) = trig_f(q)
@@ -36,8 +36,11 @@ trig_f(x) the sine or the cosine of (w_f·x) K^(−1/4):
 For `fourier` the function `feature_map` returns trig_f alone, and the kernels multiply by the power of two afterwards.
 
 In the sums over queries (backward) each term is scaled by 2^(−m_i), so −m_i plays the part of c, and its running
-maximum M that of m. A segment starts from the peak of everything before it (backward: after it), so that its sums and
-the totals of what came before share a scale until the segment meets a higher peak.
+maximum M that of m.
+
+The peak of a segment does not start at −∞ but at the peak of everything before the segment (backward: after it). The
+sums of the segment and the running total of all earlier ones are then relative to the same peak and can be added as
+they are. Only after the segment has met a higher peak must the running total be scaled down.
 
 **Precision.** Accumulators, normalisers and peaks are float32. The mode of the products (`triton_primitives` lists
 them) depends on the dtype of v, the map and F:
@@ -59,7 +62,7 @@ initial state in the first slot (forward) or the gradient of the final state in 
 
     name             shape                 dtype    meaning
     q, k, v          [B,H,T,K] [B,G,T,K]   inputs'  queries, keys, values [B,G,T,V]; features for the map `precomputed`
-    w                [W_PARTS·D,K]         k's, f32 directions, in parts that sum to w; or the identity [K,K]
+    w                [W_PARTS·D,K]         bf16/f32 directions, in parts that sum to w; or the identity [K,K]
     visible          [B,T]                 bool     which keys may be attended to
     out              [B,H,T,V]             v's, f32 outputs; float32 where weights may be negative
     inv_norm         [B,H,T]               f32      1 / s_i, the inverse normaliser; 0 where s_i underflows
@@ -73,10 +76,9 @@ initial state in the first slot (forward) or the gradient of the final state in 
     chunk_Z_scales   [BH,chunks,F+2]       f32      Z before each chunk (backward: ρ); then peak and exponent of chunk_S
     segment_sums     [BH,slots,F·V+F]      f32      S and Z of each segment, then the running totals in their place
     segment_S_cast   [BH,slots,F·V]        product  S of the running totals once more, in the dtype of the products
-    scales           [BH,slots,2]          f32      peak and shared exponent of each slot before the scan; `sums` and
-                                                    `triton_sums` call this tensor segment_scales
-    segment_scales   [BH,slots,2]          f32      peak and shared exponent of the running totals, after the scan;
-                                                    `sums` and `triton_sums` call this tensor running_scales
+    segment_scales   [BH,slots,2]          f32      before the scan: the peak of each segment's sums, and the shared
+                                                    exponent that S of the running total up to it will have
+    running_scales   [BH,slots,2]          f32      after the scan: peak and shared exponent of each running total
     chunk_R, segment_R_cast                product  backward: R in place of chunk_S and segment_S_cast
     final_sums       [B,G,F,V+1]           f32      the state after the last token: S, and Z as its last column
     final_peak       [B,G]                 f32      its peak, to base e as in `regard.mechanisms`

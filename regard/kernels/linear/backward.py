@@ -137,7 +137,7 @@ def _run_query_grad(
     launch_planned(
         triton_query_grad.query_grad_kernel, call.plan_without_identity, grid,
         (q, k, v, call.directions, call.visible, saved.q_shift, saved.k_shift, saved.stabiliser, saved.chunk_S,
-         saved.chunk_Z_scales, saved.segment_sums, saved.segment_S_cast, saved.segment_scales, saved.out,
+         saved.chunk_Z_scales, saved.segment_sums, saved.segment_S_cast, saved.running_scales, saved.out,
          saved.inv_norm, saved.query_peak, call.d_out, d_q, delta, back_shift, back_chunk_max),
         (*strides(q, k, v, saved.out, call.d_out), d_q.stride(0), *strides(d_q[0]), T, span,
          plan.key_segments.slots, H, B * H, plan.blocks_v),
@@ -153,40 +153,42 @@ def _sum_backward(call: BackwardCall, back_shift: Tensor, back_chunk_max: Tensor
     q = call.saved.q
     H, T = q.shape[1:3]
     BH = q.shape[0] * H
-    slots = 0
-    if plan.query_segments.slots > 2 or not call.causal or call.d_final is not None or call.has_initial_state:
+    slots = 0  # segment sums are needed for later segments, for all queries together, and for the gradients of states
+    if plan.query_segments.several or not call.causal or call.d_final is not None or call.has_initial_state:
         slots = plan.query_segments.slots
-    chunks = 0
+    chunks = 0  # sums after each chunk are needed where a segment has more than one
     if call.causal and min(T, plan.query_segments.span) > CHUNK:
         chunks = ceil_div(T, CHUNK)
-    scales = delta.new_empty(BH, slots, 2)  # of the segments, before the scan
+    segment_scales = delta.new_empty(BH, slots, 2)  # of the segments, before the scan
     back = BackwardSums(
         segment_sums=delta.new_empty(BH, slots, plan.state_size),
         segment_R_cast=q.new_empty(BH, slots, plan.F * plan.V, dtype=plan.backward_sum_dtype),
-        segment_scales=torch.empty_like(scales),
+        running_scales=torch.empty_like(segment_scales),
         chunk_R=q.new_empty(BH, chunks, plan.F * plan.V, dtype=plan.backward_sum_dtype),
         chunk_Z_scales=delta.new_empty(BH, chunks, plan.F + 2),
     )
     if not slots and not chunks:
         return back
     if call.d_final is not None:
-        _write_final_state_grad(call, call.d_final, back.segment_sums, scales)
+        _write_final_state_grad(call, call.d_final, back.segment_sums, segment_scales)
+    # Placeholders for what is not read here: q for the mask, the second back_chunk_max for chunk_bound. The first
+    # segment has slot 0, because the last slot is the carried-in one.
     sum_chunks(
         plan, plan.query_segments, BH,
         (q, call.d_out, call.directions, q, back_shift, back_chunk_max, back_chunk_max, call.saved.inv_norm, delta,
-         back.chunk_R, back.chunk_Z_scales, back.segment_sums, scales),
+         back.chunk_R, back.chunk_Z_scales, back.segment_sums, segment_scales),
         (*strides(q, call.d_out), T, plan.query_segments.span, plan.query_segments.slots, 0, H),
         REVERSE=True, CARRY_IN=call.d_final is not None, MASKED=False, CHUNK_SUMS=chunks > 0, SEGMENT_SUMS=slots > 0,
     )  # fmt: skip
     if slots:
         scan_segments(
-            plan, back.segment_sums, scales, back.segment_R_cast, back.segment_scales,
+            plan, back.segment_sums, segment_scales, back.segment_R_cast, back.running_scales,
             carry_in=call.d_final is not None, reverse=True,
         )  # fmt: skip
     return back
 
 
-def _write_final_state_grad(call: BackwardCall, d_final: Tensor, segment_sums: Tensor, scales: Tensor) -> None:
+def _write_final_state_grad(call: BackwardCall, d_final: Tensor, segment_sums: Tensor, segment_scales: Tensor) -> None:
     """Writes the gradient of the final state [B,G,F,V+1] into the last slot. The state is shared by the query heads
     of a group, whose R are added later, so its gradient is given to the first head of the group and zeros to the
     others."""
@@ -194,9 +196,11 @@ def _write_final_state_grad(call: BackwardCall, d_final: Tensor, segment_sums: T
     by_head[:, :, 0] = d_final
     peak = None
     if call.plan.stabilised:
-        last = call.saved.segment_scales[:, -1:, 0].expand(-1, call.group)
+        # The state is relative to 2^last, so its gradient has the exponent −last, as a query has −m_i. A state without
+        # keys has last = −inf. Its gradient gets −inf too, and therefore the factor 0.
+        last = call.saved.running_scales[:, -1:, 0].expand(-1, call.group)
         peak = torch.where(last == -math.inf, last, -last)
-    write_carry_in(segment_sums, scales, by_head.flatten(1, 2), peak, reverse=True)
+    write_carry_in(segment_sums, segment_scales, by_head.flatten(1, 2), peak, reverse=True)
 
 
 def _run_key_value_grad(call: BackwardCall, back: BackwardSums, delta: Tensor, d_k: Tensor, d_v: Tensor) -> None:
@@ -210,7 +214,7 @@ def _run_key_value_grad(call: BackwardCall, back: BackwardSums, delta: Tensor, d
     launch_planned(
         triton_key_value_grad.key_value_grad_kernel, call.plan_without_identity, grid,
         (q, k, v, call.directions, call.visible, saved.q_shift, saved.k_shift, saved.stabiliser, back.chunk_R,
-         back.chunk_Z_scales, back.segment_sums, back.segment_R_cast, back.segment_scales, saved.inv_norm,
+         back.chunk_Z_scales, back.segment_sums, back.segment_R_cast, back.running_scales, saved.inv_norm,
          saved.query_peak, call.d_out, delta, d_k, d_v),
         (*strides(q, k, v, call.d_out), d_k.stride(0), *strides(d_k[0]), d_v.stride(0), *strides(d_v[0]), T_k,
          plan.query_segments.span, plan.query_segments.slots, H, B * H, plan.blocks_v),
@@ -228,5 +232,5 @@ def _write_initial_state_grad(call: BackwardCall, back: BackwardSums, d_initial:
     d_initial.copy_(by_head.unflatten(1, (plan.G, call.group)).sum(2))
     if plan.stabilised and call.saved.peak is not None:
         # All heads of a group have the same peaks: take those of the first.
-        back_peak = back.segment_scales[:, 0, 0].view(B, plan.G, call.group)[..., 0]
+        back_peak = back.running_scales[:, 0, 0].view(B, plan.G, call.group)[..., 0]
         d_initial.mul_(torch.exp2(plan.peak_to_log2(call.saved.peak) + back_peak)[..., None, None])

@@ -21,7 +21,8 @@ def prepare_directions(plan: Plan, w: Tensor | None, x: Tensor) -> tuple[Plan, T
 
     For maps without directions the second result is the identity, or x as a placeholder if nothing is projected.
     The latest parts of each w are cached as long as w exists, except if w is an inference tensor or a CUDA graph is
-    being captured. x: the vectors to project; the parts depend on its dtype, and the identity is on its device.
+    being captured. x: any tensor with the dtype and the device of the call, such as v. The parts depend on its dtype,
+    the identity is on its device, and its contents are not read.
     """
     if w is None:
         if plan.projects_identity:

@@ -57,7 +57,7 @@ def allocate_results(plan: Plan, call: LinearCall) -> ForwardResults:
         query_peak=torch.empty(B, plan.G, size_if(plan.stabilised and call.causal, T), **float32),
         segment_sums=torch.empty(BG, slots, plan.state_size, **float32),
         segment_S_cast=torch.empty(BG, slots, plan.F * plan.V, **summed),
-        segment_scales=torch.empty(BG, slots, 2, **float32),
+        running_scales=torch.empty(BG, slots, 2, **float32),
         chunk_S=torch.empty(BG, chunks, plan.F * plan.V, **summed),
         chunk_Z_scales=torch.empty(BG, chunks, plan.F + 2, **float32),
         q_shift=torch.empty(B, H, size_if(plan.map == "performer", T), **float32),
@@ -74,10 +74,10 @@ def _count_sums(plan: Plan, call: LinearCall) -> tuple[int, int]:
         if call.needs_grad and T_k > CHUNK:
             return 0, ceil_div(T_k, CHUNK)
         return 0, 0
-    slots = 0
-    if call.final or has_initial_state or not call.causal or plan.key_segments.slots > 2:
+    slots = 0  # segment sums are needed for later segments, for all keys together, and for states
+    if call.final or has_initial_state or not call.causal or plan.key_segments.several:
         slots = plan.key_segments.slots
-    chunks = 0
+    chunks = 0  # sums before each chunk are needed where a segment has more than one
     if call.causal and min(T_k, plan.key_segments.span) > CHUNK:
         chunks = ceil_div(T_k, CHUNK)
     return slots, chunks
@@ -107,23 +107,25 @@ def _run_kernels(plan: Plan, call: LinearCall, directions: Tensor, results: Forw
         "SEGMENT_SUMS": results.segment_sums.numel() > 0,
     }
     has_initial_state = call.sums is not None
-    scales = torch.empty_like(results.segment_scales)  # of the segments, before the scan
+    segment_scales = torch.empty_like(results.running_scales)  # of the segments, before the scan
     if call.sums is not None:
         peak = None
         if call.peak is not None:
             peak = plan.peak_to_log2(call.peak)
-        write_carry_in(results.segment_sums, scales, call.sums, peak, shared_exponent=plan.precision == "fp16")
+        write_carry_in(results.segment_sums, segment_scales, call.sums, peak, shared_exponent=plan.precision == "fp16")
     if flags["CHUNK_SUMS"] or flags["SEGMENT_SUMS"]:
+        # The second and the third v are placeholders for inv_norm and delta. The first segment has slot 1, because
+        # slot 0 is the carried-in one.
         sum_chunks(
             plan, plan.key_segments, BG,
             (k, v, directions, visible, results.k_shift, chunk_max, chunk_bound, v, v, results.chunk_S,
-             results.chunk_Z_scales, results.segment_sums, scales),
+             results.chunk_Z_scales, results.segment_sums, segment_scales),
             (*strides(k, v), T_k, plan.key_segments.span, plan.key_segments.slots, 1, plan.G),
             REVERSE=False, CARRY_IN=has_initial_state, **flags,
         )  # fmt: skip
     if flags["SEGMENT_SUMS"]:
         scan_segments(
-            plan, results.segment_sums, scales, results.segment_S_cast, results.segment_scales,
+            plan, results.segment_sums, segment_scales, results.segment_S_cast, results.running_scales,
             carry_in=has_initial_state, reverse=False,
         )  # fmt: skip
     chunk = CHUNK
@@ -132,7 +134,7 @@ def _run_kernels(plan: Plan, call: LinearCall, directions: Tensor, results: Forw
     launch_planned(
         triton_output.output_kernel, plan, (B * H * plan.blocks_v * ceil_div(T, chunk), 1),
         (q, k, v, directions, visible, results.q_shift, results.k_shift, results.stabiliser, results.chunk_S,
-         results.chunk_Z_scales, results.segment_sums, results.segment_S_cast, results.segment_scales, results.out,
+         results.chunk_Z_scales, results.segment_sums, results.segment_S_cast, results.running_scales, results.out,
          results.inv_norm, results.query_peak),
         (*strides(q, k, v, results.out), T, plan.key_segments.span, plan.key_segments.slots, H, B * H, plan.blocks_v),
         GROUP=H // plan.G, CAUSAL=call.causal, **flags, C=chunk,
@@ -140,7 +142,7 @@ def _run_kernels(plan: Plan, call: LinearCall, directions: Tensor, results: Forw
     if call.final:
         results.final_sums.copy_(unpack_state(plan, results.segment_sums[:, -1], B))
         if plan.stabilised:
-            peak = plan.peak_from_log2(results.segment_scales[:, -1, 0])
+            peak = plan.peak_from_log2(results.running_scales[:, -1, 0])
             results.final_peak.copy_(peak.view_as(results.final_peak))
         else:
             results.final_peak.fill_(-math.inf)

@@ -22,7 +22,8 @@ CompilerSetting = tuple[int, int | None]  # pipeline stages; registers per threa
 def launch_planned(
     kernel: Any, plan: Plan, grid: tuple[int, int], tensors: Tensors, scalars: tuple[int, ...], **flags: Any
 ) -> None:
-    """Launches a kernel with the constexprs of a plan and `flags`. scalars: its arguments that follow the tensors."""
+    """Launches a kernel with the constexprs of a plan. scalars: its arguments that follow the tensors. flags: further
+    constexprs, which also replace those of the plan that have the same name (C, BF)."""
 
     def constants() -> dict[str, Any]:
         return {
@@ -138,7 +139,7 @@ def _best_with_stabilisers(plan: Plan, flags: dict[str, Any]) -> dict[str, Compi
     segments = plan.key_segments
     if flags.get("REVERSE"):
         segments = plan.query_segments
-    if segments.slots > 2:  # several segments, as many as run at once: three programs per SM
+    if segments.several:  # the plan makes at most three programs per SM, which leaves each of them 168 registers
         best["chunk_sums_kernel"] = (3, 168)
     if flags.get("CAUSAL"):
         best["output_kernel"] = (1, 168)

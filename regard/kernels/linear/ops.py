@@ -45,12 +45,12 @@ def _allocate_fake(*arguments: Any) -> tuple[Tensor, ...]:
 def linear_attention_backward(
     d_out: Tensor, d_final: Tensor | None, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, visible: Tensor | None,
     peak: Tensor | None, out: Tensor, inv_norm: Tensor, query_peak: Tensor, segment_sums: Tensor,
-    segment_S_cast: Tensor, segment_scales: Tensor, chunk_S: Tensor, chunk_Z_scales: Tensor, q_shift: Tensor,
+    segment_S_cast: Tensor, running_scales: Tensor, chunk_S: Tensor, chunk_Z_scales: Tensor, q_shift: Tensor,
     k_shift: Tensor, stabiliser: Tensor, map: str, causal: bool, has_initial_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k, v and, where the call had an initial state, of its sums."""
     saved = SavedTensors(
-        q, k, v, w, visible, peak, out, inv_norm, query_peak, segment_sums, segment_S_cast, segment_scales, chunk_S,
+        q, k, v, w, visible, peak, out, inv_norm, query_peak, segment_sums, segment_S_cast, running_scales, chunk_S,
         chunk_Z_scales, q_shift, k_shift, stabiliser,
     )  # fmt: skip
     return (*run_backward(d_out, d_final, saved, map, causal, has_initial_state),)

@@ -28,6 +28,11 @@ class Segments(NamedTuple):
     span: int  # tokens of a segment, a multiple of CHUNK
     slots: int  # segments, and one more slot for a state that is carried in
 
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one segment."""
+        return self.slots > 2
+
 
 class Plan(NamedTuple):
     """How one call is divided among programs, and how precise its products are."""
@@ -100,23 +105,27 @@ class Plan(NamedTuple):
         return self.sum_dtype
 
     def peak_to_log2(self, peak: Tensor) -> Tensor:
-        """Returns a state's peak (to base e) as the kernels keep it: to base two, and without the factor 1/√D of φ."""
+        """Returns the peak of a state as the kernels keep it. A state's peak is to base e and includes the factor 1/√D
+        that `regard.mechanisms` gives to φ; the kernels' peak is to base two, and their φ lacks that factor."""
         return peak.float() * LOG2E + self._peak_offset
 
     def peak_from_log2(self, peak: Tensor) -> Tensor:
-        """Returns a peak of the kernels as a state keeps it: to base e, with the factor 1/√D of φ."""
+        """Returns a peak of the kernels as a state keeps it; the inverse of `peak_to_log2`."""
         return (peak - self._peak_offset) / LOG2E
 
     @property
     def _peak_offset(self) -> float:
-        """log₂ √D, by which the kernels' peaks are higher than a state's, since their φ lacks the factor 1/√D."""
+        """log₂ √D: what `peak_to_log2` adds, because the kernels' φ is √D times that of a state. 0 for maps without
+        stabilisers."""
         if not self.stabilised:
             return 0.0
         return math.log2(self.F // features_per_direction(self.map)) / 2
 
     def is_chained(self, causal: bool, has_initial_state: bool, needs_grad: bool) -> bool:
-        """Returns whether `chained_kernel` does the whole forward pass. It does not if there is an initial state and a
-        backward pass will follow: `chained_kernel` stores no sums before the first chunk for `query_grad_kernel`."""
+        """Returns whether `chained_kernel` does the whole forward pass. It does so for causal attention under the
+        conditions of `projects_identity`, because it projects on the identity and keeps S in registers. The exception
+        is a call with an initial state and a backward pass: `query_grad_kernel` would need the sums before the first
+        chunk, which `chained_kernel` does not store."""
         return self.projects_identity and causal and not (has_initial_state and needs_grad)
 
 
@@ -171,7 +180,8 @@ def choose_precision(map: str, dtype: torch.dtype, F: int) -> str:
 
 
 def cut_into_segments(tokens: int, wanted: int) -> Segments:
-    """Returns segments of whole chunks for a number of tokens: about `wanted` segments."""
+    """Divides a number of tokens into equal segments of whole chunks (the last may be shorter): at most `wanted` and at
+    most MAX_SLOTS − 1 of them, but at least one."""
     span = ceil_div(tokens, CHUNK * max(1, min(wanted, MAX_SLOTS - 1))) * CHUNK
     return Segments(span, ceil_div(tokens, span) + 1)
 

@@ -34,7 +34,7 @@ class ForwardResults(NamedTuple):
     query_peak: Tensor
     segment_sums: Tensor
     segment_S_cast: Tensor
-    segment_scales: Tensor
+    running_scales: Tensor
     chunk_S: Tensor
     chunk_Z_scales: Tensor
     q_shift: Tensor
@@ -56,7 +56,7 @@ class SavedTensors(NamedTuple):
     query_peak: Tensor
     segment_sums: Tensor
     segment_S_cast: Tensor
-    segment_scales: Tensor
+    running_scales: Tensor
     chunk_S: Tensor
     chunk_Z_scales: Tensor
     q_shift: Tensor
@@ -75,7 +75,7 @@ class BackwardSums(NamedTuple):
 
     segment_sums: Tensor
     segment_R_cast: Tensor
-    segment_scales: Tensor
+    running_scales: Tensor
     chunk_R: Tensor
     chunk_Z_scales: Tensor
 

@@ -2,8 +2,9 @@
 before it (after it in `key_value_grad_kernel`), which are *carried* into it.
 
 Carried sums come in two terms: `chunk_S`, the sums from the beginning of the chunk's segment, and `segment_S_cast`, the
-running totals of all earlier segments. Each is multiplied separately: adding the two matrices first takes longer than a
-second product. What is said of S and Z here holds for R and ρ in the backward pass, from the end.
+running totals of all earlier segments. Each is multiplied separately, because adding the two matrices first takes
+longer than a second product; only in mode fp16 `key_value_grad_kernel` adds them (ADD), to save registers. What is said
+of S and Z here holds for R and ρ in the backward pass, from the end.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -29,7 +30,7 @@ def locate_chunk(BH, value_blocks):
 
 @triton.jit
 def load_scales(
-    chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F: tl.constexpr, STABILISED: tl.constexpr,
+    chunk_Z_scales, running_scales, chunk_row, slot_row, has_chunk_sum, F: tl.constexpr, STABILISED: tl.constexpr,
     CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
     """Returns four scalars about the sums that are carried into a chunk:
@@ -46,7 +47,7 @@ def load_scales(
 
     chunk_Z_scales [BH,chunks,F+2]: the last two columns hold peak and exponent of chunk_S; read at the row
         chunk_row = bh·chunks + chunk.
-    segment_scales [BH,slots,2]: peak and exponent of segment_S_cast; read at the row slot_row = bh·slots + slot.
+    running_scales [BH,slots,2]: peak and exponent of segment_S_cast; read at the row slot_row = bh·slots + slot.
     has_chunk_sum: whether chunk_S exists: the first chunk of a segment has none.
     """
     peak = tl.full((), float("-inf"), tl.float32)
@@ -55,7 +56,7 @@ def load_scales(
     if STABILISED:
         segment_peak = peak
         if SEGMENT_SUMS:
-            segment_peak = tl.load(segment_scales + slot_row * 2)
+            segment_peak = tl.load(running_scales + slot_row * 2)
         if CHUNK_SUMS:
             peak = tl.load(chunk_Z_scales + chunk_row * (F + 2) + F, mask=has_chunk_sum, other=float("-inf"))
         peak = tl.maximum(peak, segment_peak)
@@ -64,7 +65,7 @@ def load_scales(
     segment_S_factor = segment_factor
     if SHARED_EXPONENT:
         if SEGMENT_SUMS:
-            exponent = tl.load(segment_scales + slot_row * 2 + 1)
+            exponent = tl.load(running_scales + slot_row * 2 + 1)
         if CHUNK_SUMS:
             chunk_exponent = tl.load(chunk_Z_scales + chunk_row * (F + 2) + F + 1, mask=has_chunk_sum, other=0.0)
             chunk_exponent = tl.where(has_chunk_sum, chunk_exponent, exponent)
@@ -127,8 +128,8 @@ def load_carried_sums(
 def dot_scaled(a, S, scale, acc, PRECISION: tl.constexpr, SCALED: tl.constexpr):
     """Returns acc + scale · a S. Without SCALED the scale is not read, and taken as 1.
 
-    a [m,k], S [k,n], acc [m,n]. scale: a scalar power of two. Mostly it is 1, which saves the multiplication; it is 0
-    where nothing came before, which saves the product.
+    a [m,k], S [k,n], acc [m,n]. scale: a scalar, which is a power of two, or 0 where nothing came before. In modes bf16
+    and fp16 a scale of 1, the most frequent, saves the multiplication, and a scale of 0 saves the product.
     """
     # [m,k] @ [k,n] -> [m,n]
     if SCALED and (PRECISION == "bf16" or PRECISION == "fp16"):

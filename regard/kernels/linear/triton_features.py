@@ -119,7 +119,9 @@ def sin_cos(p, K: tl.constexpr, PRECISE: tl.constexpr):
     errors of about 2⁻²², else by the device's own instructions, with errors up to 2⁻²⁰. Both hold for angles within
     [−π, π]; errors grow beyond."""
     if PRECISE:
-        # Reduce to r in [−½, ½] half turns. Every half turn flips the sign, the float's top bit, of sine and cosine.
+        # Reduce to r in [−½, ½] half turns, and count the half turns that were taken away. If their number is odd, sine
+        # and cosine change sign. `whole` is so large that the lowest bit of its float32 pattern is the parity of that
+        # number; shifted to the top, it is the sign bit.
         half_turns = p * (K**-0.25 / PI)
         whole = half_turns + ROUND_TO_INTEGER
         r = half_turns - (whole - ROUND_TO_INTEGER)

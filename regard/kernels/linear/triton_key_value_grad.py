@@ -40,8 +40,8 @@ from regard.kernels.linear.triton_query_grad import project_backward
 def grad_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS):
     """Returns the precision of the scores ψ(k)·ψ(q) within a chunk. A query that is nearly orthogonal to all keys that
     it sees has a tiny normaliser, and its scores need all digits. That happens in short sequences: with one float16
-    product, 2 of 200 sequences of two tokens missed the tolerance. So for `fourier` (mode fp16) a sequence of a single
-    chunk, which has no chunk and segment sums, takes three products.
+    product, 2 of 200 sequences of two tokens missed the tolerance. So for `fourier` (mode fp16) three products are
+    taken where there are neither chunk nor segment sums: for a causal sequence of a single chunk without states.
     """
     if PRECISION == "fp16" and not CHUNK_SUMS and not SEGMENT_SUMS:
         return "fp16x3"
@@ -50,8 +50,8 @@ def grad_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS):
 
 @triton.constexpr_function
 def squared_norm_slope(MAP, K):
-    """Returns the number a with ∂ log g / ∂k = a k, where g is the factor of φ(k) that depends on ‖k‖²: g grows with
-    ‖k‖² for `fourier`, and shrinks for `performer`."""
+    """Returns the number a with ∂(log φ_f) / ∂k = a k at fixed projections w·k. φ(k) has the factor exp(a ‖k‖² / 2),
+    which grows with ‖k‖² for `fourier` and shrinks for `performer`."""
     if MAP == "fourier":
         return K**-0.5
     return -(K**-0.5)
@@ -92,7 +92,7 @@ def score_scale(
 @triton.jit
 def key_value_grad_kernel(
     q, k, v, w, visible, q_shift, k_shift, stabiliser, chunk_R, chunk_Z_scales, segment_sums, segment_R_cast,
-    segment_scales, inv_norm, query_peak, d_out, delta, d_k, d_v,
+    running_scales, inv_norm, query_peak, d_out, delta, d_k, d_v,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_b, d_h, d_t, dk_p, dk_b, dk_h, dk_t, dv_p, dv_b, dv_h, dv_t,
     T, span, slots, H, BH, value_blocks,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
@@ -117,7 +117,7 @@ def key_value_grad_kernel(
         k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
         chunk_R [B·H,chunks,F,V], chunk_Z_scales [B·H,chunks,F+2]: R, and ρ with its peak, after each chunk in its
             segment; if CHUNK_SUMS.
-        segment_sums [B·H,slots,F·V+F], segment_R_cast [B·H,slots,F,V], segment_scales [B·H,slots,2]: running totals
+        segment_sums [B·H,slots,F·V+F], segment_R_cast [B·H,slots,F,V], running_scales [B·H,slots,2]: running totals
             from the end: slot n holds the total of segment n and all after it; if SEGMENT_SUMS.
         inv_norm [B,H,T]: 1/s. query_peak [B,G,T]: m_i. delta [B,H,T]: δ. d_out [B,H,T,V]: ∂out; strides d_b, d_h, d_t.
     Writes:
@@ -143,7 +143,7 @@ def key_value_grad_kernel(
     if CAUSAL:
         slot_row = bh * slots + (chunk * C // span + 1)
     M, _, segment_factor, _ = load_scales(
-        chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        chunk_Z_scales, running_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
         SEGMENT_SUMS, False,
     )  # fmt: skip
     has_segment_sum = is_positive(segment_factor)
@@ -153,13 +153,13 @@ def key_value_grad_kernel(
     dk_rows = d_k + (head_in_group * value_blocks + value_block) * dk_p + b * dk_b + g * dk_h + token * dk_t
     values = load_rows(v + b * v_b + g * v_h + token * v_t, v_t, seen, vv, V)
     shift_q = 0.0
-    shift_k = tl.zeros([C], tl.float32)
+    shift_k = tl.zeros([C], tl.float32)  # the shift of ψ(k) is k_shift + c, that of φ(k) is k_shift
     carried_scale = tl.where(seen, 1.0, 0.0)
     if STABILISED:
         c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
         shift_k = tl.load(k_shift + bg * T + t, mask=seen, other=0.0) + finite_or_zero(c)
         carried_scale = tl.exp2(c + M)
-    # The gradients of the scores of the chunk, queries in columns: weight · (∂out·v + δ) / s.
+    # The gradients of the chunk's scores ψ(k_j)·ψ(q_i), queries in columns: 2^(c_j − m_i) (∂out_i·v_j + δ_i) / s_i.
     exponent = tl.zeros([C], tl.float32)
     if CAUSAL:
         if MAP == "performer":
@@ -174,6 +174,8 @@ def key_value_grad_kernel(
             exponent = tl.where(largest > 0, shared_exponent(largest), 0.0)
             d_scores = d_scores * tl.exp2(-exponent)[:, None]
         d_scores = cast_operand(d_scores, PRECISION)
+    # carried_scale is the factor 2^(c_j + M) of the carried sums. In ∂ψ(k), where they are added to the products with
+    # d_scores, they have to be divided by the exponents of the rows of d_scores as well.
     carried_row_scale = carried_scale * tl.exp2(-exponent)
     values_chunk = values
     values_segment = values
@@ -184,7 +186,7 @@ def key_value_grad_kernel(
     scores = tl.zeros([C, C], tl.float32)
     d_values = tl.zeros([C, BV], tl.float32)
     d_x = tl.zeros([C, BK], tl.float32)
-    d_log_phi = tl.zeros([C], tl.float32)
+    d_log_phi = tl.zeros([C], tl.float32)  # Σ_f ∂ψ_f ψ_f: the gradient of log of a factor that all φ_f(k) share
     # In fp16 there are too few registers for products with both terms of R, so the terms are added first.
     ADD: tl.constexpr = CHUNK_SUMS and SEGMENT_SUMS and PRECISION == "fp16"
     SCORE_PRECISION: tl.constexpr = grad_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS)
@@ -245,7 +247,7 @@ def key_value_grad_kernel(
             d_values = dot(scores, d_outputs.to(tl.bfloat16), d_values, "bf16x3")
         else:
             d_values = dot(scores, d_outputs, d_values, PRECISION)
-    if MAP == "fourier":  # its ψ = sin or cos was not scaled by 2^(−k_shift − c)
+    if MAP == "fourier":  # its ψ = sin or cos lacked the factor 2^(−k_shift − c); and ∂ψ was divided by 2^exponent
         scale = tl.exp2(exponent - shift_k)
         d_values = d_values * tl.exp2(-shift_k)[:, None]
         d_x = d_x * scale[:, None]

@@ -60,7 +60,7 @@ def weighted_value_precision(MAP, PRECISION):
 @triton.jit
 def output_kernel(
     q, k, v, w, visible, q_shift, k_shift, stabiliser, chunk_S, chunk_Z_scales, segment_sums, segment_S_cast,
-    segment_scales, out, inv_norm, query_peak,
+    running_scales, out, inv_norm, query_peak,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, T, span, slots, H, BH, value_blocks,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, MAP: tl.constexpr, PRECISION: tl.constexpr, STABILISED: tl.constexpr, W_PARTS: tl.constexpr,
@@ -82,7 +82,7 @@ def output_kernel(
         q_shift [B,H,T]: shift of each query; `performer` alone.
         k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
         chunk_S [B·G,chunks,F,V], chunk_Z_scales [B·G,chunks,F+2]: sums before each chunk in its segment; if CHUNK_SUMS.
-        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], segment_scales [B·G,slots,2]: running totals
+        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], running_scales [B·G,slots,2]: running totals
             over the segments: slot n holds all before segment n, the last slot all; if SEGMENT_SUMS.
     Writes:
         out [B,H,T,V]: outputs; strides o_b, o_h, o_t.
@@ -107,7 +107,7 @@ def output_kernel(
         slot_row = bg * slots + chunk * C // span
     SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16"
     m, exponent, segment_factor, segment_S_factor = load_scales(
-        chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        chunk_Z_scales, running_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
         SEGMENT_SUMS, SHARED_EXPONENT,
     )  # fmt: skip
     has_segment_sum = is_positive(segment_S_factor)
@@ -115,7 +115,7 @@ def output_kernel(
     k_rows = k + b * k_b + g * k_h + token * k_t
     seen = load_visible(visible, b, t, T, MASKED and CAUSAL)
     shift_q = 0.0
-    shift_k = 0.0
+    shift_k = 0.0  # the shift of ψ(k) is k_shift + c, that of φ(k) is k_shift
     if MAP == "performer":
         shift_q = tl.load(q_shift + bh * T + t, mask=present, other=0.0)[:, None]
     if MAP == "performer" and CAUSAL:
@@ -168,7 +168,7 @@ def output_kernel(
             c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
             m_query = tl.maximum(tl.associative_scan(c, 0, maximum), m)
             weight_exponent = c
-            if MAP == "fourier":  # ψ = sin or cos has no scale: its weight is 2^(−k_shift), not rounded up to 2ᶜ
+            if MAP == "fourier":  # sine and cosine are not divided by 2ᶜ, so the factor is 2^(−k_shift)
                 weight_exponent = -tl.load(k_shift + bg * T + t, mask=seen, other=float("inf"))
             masked_exponent = tl.where(allowed, weight_exponent[None, :], float("-inf"))
             scores = scores * tl.exp2(masked_exponent - finite_or_zero(m_query)[:, None])

@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-SMALLEST_BOUND: tl.constexpr = tl.constexpr(2.0**-60)  # then the product of two inverse scales, 2^120, is finite
-# A smaller normaliser has lost digits to underflow. It is tiny / eps of float32.
+# The least bound from which a shared exponent is computed. The product of two inverse scales, 2^120 at most, is finite.
+SMALLEST_BOUND: tl.constexpr = tl.constexpr(2.0**-60)
+# A normaliser smaller than this has lost digits to underflow. This is tiny / eps of float32.
 SMALLEST_NORM: tl.constexpr = tl.constexpr(2.0**-103)
 
 
@@ -101,8 +102,8 @@ def round_operand(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def shared_exponent(bound):
-    """Returns the exponent e of the smallest power of two with 2ᵉ ≥ bound. Numbers up to `bound`, divided by 2ᵉ, have
-    magnitude at most 1, so that float16 neither overflows nor loses digits that matter."""
+    """Returns the smallest integer e ≥ −60 with 2ᵉ ≥ bound. Numbers up to `bound`, divided by 2ᵉ, have magnitude at
+    most 1, so that float16 neither overflows nor loses digits that matter."""
     return tl.ceil(tl.log2(tl.maximum(bound, SMALLEST_BOUND)))
 
 

@@ -74,7 +74,7 @@ def store_back_scales(back_shift, back_chunk_max, m_query, shift_q, inverse, pre
 @triton.jit
 def query_grad_kernel(
     q, k, v, w, visible, q_shift, k_shift, stabiliser, chunk_S, chunk_Z_scales, segment_sums, segment_S_cast,
-    segment_scales, out, inv_norm, query_peak, d_out, d_q, delta, back_shift, back_chunk_max,
+    running_scales, out, inv_norm, query_peak, d_out, d_q, delta, back_shift, back_chunk_max,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, d_b, d_h, d_t, dq_p, dq_b, dq_h, dq_t,
     T, span, slots, H, BH, value_blocks,
     K: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr, BV: tl.constexpr,
@@ -97,7 +97,7 @@ def query_grad_kernel(
         k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
         chunk_S [B·G,chunks,F,V], chunk_Z_scales [B·G,chunks,F+2]: sums before each chunk, from the forward pass; if
             CHUNK_SUMS.
-        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], segment_scales [B·G,slots,2]: running totals
+        segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], running_scales [B·G,slots,2]: running totals
             over the segments, from the forward pass; if SEGMENT_SUMS.
         out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1/s. query_peak [B,G,T]: m_i.
         d_out [B,H,T,V]: ∂out; strides d_b, d_h, d_t.
@@ -124,7 +124,7 @@ def query_grad_kernel(
         slot_row = bg * slots + chunk * C // span
     SHARED_EXPONENT: tl.constexpr = PRECISION == "fp16"
     m, exponent, segment_factor, segment_S_factor = load_scales(
-        chunk_Z_scales, segment_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
+        chunk_Z_scales, running_scales, chunk_row, slot_row, has_chunk_sum, F, STABILISED, CHUNK_SUMS,
         SEGMENT_SUMS, SHARED_EXPONENT,
     )  # fmt: skip
     has_segment_sum = is_positive(segment_S_factor)
@@ -148,9 +148,10 @@ def query_grad_kernel(
             back_shift + bh * T + t, back_chunk_max + bh * tl.cdiv(T, C) + chunk, m_query, shift_q, inverse,
             present, value_block,
         )  # fmt: skip
-    # The gradients of the scores of the chunk, keys in columns: weight · (∂out·v + δ), still to be divided by s.
+    # The gradients of the chunk's scores ψ(q_i)·ψ(k_j), keys in columns: 2^(c_j − m_i) (∂out_i·v_j + δ_i), still to be
+    # divided by s_i.
     seen = present
-    shift_k = 0.0
+    shift_k = 0.0  # the shift of ψ(k) is k_shift + c, that of φ(k) is k_shift
     carried_scale = tl.full([C], 1.0, tl.float32)
     if CAUSAL:
         seen = load_visible(visible, b, t, T, MASKED)
@@ -161,7 +162,7 @@ def query_grad_kernel(
         if STABILISED:
             c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
             weight_exponent = c
-            if MAP == "fourier":  # ψ = sin or cos has no scale: its weight is 2^(−k_shift), not rounded up to 2ᶜ
+            if MAP == "fourier":  # sine and cosine are not divided by 2ᶜ, so the factor is 2^(−k_shift)
                 weight_exponent = -tl.load(k_shift + bg * T + t, mask=seen, other=float("inf"))
             else:
                 shift_k = (tl.load(k_shift + bg * T + t, mask=seen, other=0.0) + finite_or_zero(c))[:, None]
@@ -186,7 +187,9 @@ def query_grad_kernel(
         d_scores = cast_operand(d_scores, PRECISION)
     if STABILISED:
         d_outputs = d_outputs * carried_scale[:, None]
-    d_outputs = cast_operand(d_outputs, PRECISION)  # exact: it is ∂out times a power of two; the factor 1/s comes last
+    # ∂out has only been multiplied by powers of two so far, and the factor 1/s comes last, so the cast loses no digits;
+    # in fp16 elements far smaller than the largest of their row may underflow.
+    d_outputs = cast_operand(d_outputs, PRECISION)
     # Block by block of features: ∂ψ(q) from carried sums and from d_scores, then back through ψ and the directions.
     d_x = tl.zeros([C, BK], tl.float32)
     D: tl.constexpr = F // features_per_direction(MAP)

@@ -19,7 +19,7 @@ from regard.kernels.linear.triton_primitives import finite_or_zero
 from regard.mechanisms import Sums
 
 REGISTER_BYTES = 1 << 16  # limit for the tile of sums of a program, and for its tile of directions
-FEW_HEADS = 128  # with fewer key heads in a batch, several programs share a head, so that no SM is idle
+FEW_HEADS = 128  # with fewer pairs of sequence and key head, a program does 16 columns, not 64, to occupy all SMs
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _feature_map(
             offset = (ff % D)[:, None] * K + kk[None, :]
             # [BF,BK] @ [BK] -> [BF]
             p += tl.sum(tl.load(w + offset, mask=kk[None, :] < K, other=0.0).to(DTYPE) * part[None, :], 1)
-            # [BK] · [BK] -> scalar
+            # [BK] · [BK] -> scalar; c is ‖x‖² / 2√K after the loop, which `fourier` returns
             c += tl.sum(part * part, 0) / 2
         if MAP == "performer":
             largest = tl.max(tl.where(ff < F, p, float("-inf")), 0)

@@ -144,7 +144,8 @@ def chunk_sums_kernel(
             if REVERSE; if STABILISED.
         chunk_max [BH,chunks]: the largest exponent (c, or −m) of each chunk, if STABILISED.
         chunk_bound [BH,chunks]: a bound for what each chunk adds to S, relative to 2^chunk_max; if SHARED_EXPONENT.
-        inv_norm [B,heads,T]: 1/s, if REVERSE.
+        inv_norm [B,heads,T]: 1/s, if REVERSE. back_shift includes log₂|s|, so `fourier` takes only the sign from here,
+            and `performer` nothing.
         delta [B,heads,T]: δ, if REVERSE.
     Writes:
         chunk_S [BH,chunks,F,V]: S before each chunk, from the beginning of its segment; if CHUNK_SUMS. The first chunk
@@ -230,7 +231,7 @@ def chunk_sums_kernel(
         if W_PARTS:  # ψᵀ [BF,C], the first operand of the sum over tokens
             p = project_transposed(xs, ws, K, MAP, W_PARTS)
             scale = tl.exp2(-token_shift)
-            if REVERSE and MAP == "fourier":  # the shift includes |1/s|, but not its sign
+            if REVERSE and MAP == "fourier":  # the shift includes log₂|s|, but not the sign of s
                 inverse = tl.load(inv_norm + bh * T + t, mask=seen, other=0.0)
                 scale = tl.where(inverse < 0, -scale, scale)
             elif REVERSE and MAP != "performer":
@@ -239,6 +240,7 @@ def chunk_sums_kernel(
                 psi = feature_map(p, token_shift[None, :], ff[:, None], K, F, BF, MAP, trig, not REVERSE)[0]
                 if MAP == "fourier" or (REVERSE and MAP != "performer"):
                     psi = psi * scale[None, :]
+                # With stabilisers ρ sums ψ as it is: only `dot` rounds it, for R.
                 if not (REVERSE and STABILISED):
                     psi = round_operand(psi, PRECISION)
                 if trig == 0:
@@ -275,12 +277,13 @@ def scan_segments_kernel(
 
     Reads:
         segment_sums [BH,slots,N]: S and Z of each segment, N = F·V+F. Only slots first ≤ s < last have been written.
-        segment_scales [BH,slots,2]: the peak m_r and the shared exponent of each slot.
+        segment_scales [BH,slots,2]: the peak m_r of each slot, and the shared exponent for the total up to it, which
+            `chunk_sums_kernel` found from bounds.
     Writes:
         segment_sums: the totals, in place.
         segment_S_cast [BH,slots,S_size]: S of the totals once more, in the dtype of the products; S_size = F·V.
             Divided by 2^(shared exponent) if SHARED_EXPONENT.
-        running_scales [BH,slots,2]: peak_s if STABILISED, and the shared exponent if SHARED_EXPONENT.
+        running_scales [BH,slots,2]: peak_s if STABILISED; the shared exponent, copied, if SHARED_EXPONENT.
     """
     bh = tl.program_id(0).to(tl.int64)
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

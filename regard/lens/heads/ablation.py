@@ -40,7 +40,8 @@ Progress = Callable[[int, int], None]  # called with the number of layers done, 
 def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress | None = None) -> dict[str, Any]:
     """Returns the cost of each self-attention head, ablated one at a time.
 
-    The result is {"measure": "loss" or "change", "whole": the loss of the whole model, "heads": [{…, "cost"}]}.
+    The result has the keys "measure" ("loss" or "change"), "whole" (the loss of the whole model; None for "change") and
+    "heads", with one dict per head: {"layer", "side", "name", "head", "cost"}.
     """
     model = recordable.model
     runs = [_make_run(recordable, text) for text in texts]
@@ -111,7 +112,11 @@ def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor
 
 
 def _layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
-    """Returns ({"layer", "side", "name"}, number of heads) of each self-attention module."""
+    """Returns ({"layer", "side", "name"}, number of heads) of each self-attention module.
+
+    Raises OptionError if a module is recorded as weights without q: such a model is taken to bypass transformers'
+    attention interface, through which the heads of Hugging Face models are removed.
+    """
     attentions = [a for a in recordable.record_one(text).attentions if a.kind == "self"]
     if any(isinstance(a.formula, Dense) and a.q is None for a in attentions):
         raise OptionError(f"{recordable.card.cls} makes its attention itself, so no head of it can be removed")

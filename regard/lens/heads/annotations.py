@@ -52,7 +52,7 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
     """Returns one sentence from the numbered lines of its words."""
     text = ""
     words: list[Span] = []
-    heads: list[int] = []
+    governors: list[int] = []
     relations: list[str] = []
     shared: tuple[int, Span] = (0, (0, 0))  # multiword token: number of its last word, its characters
     for line, row in rows:
@@ -79,14 +79,14 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
         else:
             words.append((len(text), len(text) + len(form)))
             text += form + space
-        heads.append(_parse_word_number(path, line, cells[6]) - 1)
+        governors.append(_parse_word_number(path, line, cells[6]) - 1)
         relations.append(cells[7].split(":")[0])
-    wrong = next((n for n, head in enumerate(heads) if head >= len(words)), None)
+    wrong = next((n for n, governor in enumerate(governors) if governor >= len(words)), None)
     if wrong is not None:
         raise DataError(
-            f"{path}, line {rows[0][0]}: word {wrong + 1} depends on {heads[wrong] + 1} of {len(words)} words"
+            f"{path}, line {rows[0][0]}: word {wrong + 1} depends on {governors[wrong] + 1} of {len(words)} words"
         )
-    return Parsed(text.rstrip(), tuple(words), tuple(heads), tuple(relations))
+    return Parsed(text.rstrip(), tuple(words), tuple(governors), tuple(relations))
 
 
 def _parse_word_number(path: str, line: int, text: str) -> int:

@@ -26,8 +26,9 @@ EFFECT = 0.1  # smallest difference (score − baseline) that counts
 DRAWS = 500  # number of bootstrap samples
 MIN_BLOCKS = 5  # smallest number of blocks of queries for a bootstrap interval
 MIXED = "mixed"
-# A score is dropped if another that takes precedence over it has at least half its effect. A specific score takes
-# precedence over a general one that includes it; scores of other tokens take precedence over attention sinks.
+# For each score, the scores that take precedence over it. A specific score takes precedence over a general one that
+# includes it. Scores of ordinary tokens take precedence over "first" and "separator". Punctuation is an attention sink,
+# too, so it does not take precedence over these two; but no score takes precedence over punctuation.
 _SINKS = ("first", "separator", "punctuation")
 _GENERAL = {
     "broad": tuple(name for name in SCORE_DESCRIPTIONS if name != "broad"),

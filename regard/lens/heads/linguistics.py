@@ -29,7 +29,7 @@ Record = Callable[[str], Recording]
 
 
 def evaluate_syntax(record: Record, sentences: Iterable[Parsed]) -> list[dict[str, Any]]:
-    """Returns the most accurate head for each dependency relation and direction; the baseline is a fixed distance."""
+    """Returns the most accurate head for each dependency relation and direction; the baseline is the best distance."""
     hits: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
     gaps: dict[tuple[str, str], list[int]] = defaultdict(list)
     head_ids: list[dict[str, Any]] = []

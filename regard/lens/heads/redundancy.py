@@ -70,7 +70,10 @@ def divergences(
 
 
 def _rows(recording: Recording, sequence: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the absolute weights [N,R,S] of all heads over one sequence, normalised, and uniform weights [1,R,S]."""
+    """Returns the absolute weights [N,R,S] of all heads over one sequence, normalised, and uniform weights [1,R,S].
+
+    The uniform weights are over the keys that the mask of the sequence's last module allows.
+    """
     found = []
     allowed = torch.zeros(0)
     for attended in recording.attentions:

@@ -2,8 +2,9 @@
 
     score = mean over queries of Σ_{j ∈ set(i)} w(i, j),      baseline = mean of |set(i) ∩ allowed(i)| / |allowed(i)|
 
-A query does not count if it is padding, sees fewer than two keys, has only weights of 0, or has an empty set. The score
-"broad" is an entropy instead (`_add_broad`). Sums are stored per block of queries, for a block bootstrap.
+A query does not count if it is padding, sees fewer than two keys, has only weights of 0 in all heads, or has an empty
+set. The score "broad" is an entropy instead (`_add_broad`). Sums are stored per block of queries, for a block
+bootstrap.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class BlockSums:
             return
         block = rows // size
         blocks = int(block[-1]) + 1
-        sums = (x.expand(len(score), -1)[:, rows].double() for x in (score, baseline))
-        score, baseline = (x.new_zeros(len(score), blocks).index_add_(1, block, x) for x in sums)
+        per_query = (x.expand(len(score), -1)[:, rows].double() for x in (score, baseline))
+        score, baseline = (x.new_zeros(len(score), blocks).index_add_(1, block, x) for x in per_query)
         count = torch.bincount(block, minlength=blocks).double()
         kept = count > 0
         self.score.append(score[:, kept])
@@ -82,7 +83,7 @@ def measure(
 ) -> None:
     """Adds one text to the sums of one attention module, for the scores that are keys of `into`."""
     queries, keys = recording.query_and_key_tokens(attended)
-    sets = {name: make for name, make in _key_sets(queries, keys, word_frequency).items() if name in into}
+    sets = {name: make for name, make in _key_sets(keys, word_frequency).items() if name in into}
     column = None
     if "broadcast" in into:
         column = _broadcast_columns(recording, attended)
@@ -100,21 +101,22 @@ def measure(
             _add_broad(into["broad"], attended, weights, allowed, rows, counted & (visible_keys > 1))
 
 
-def _key_sets(
-    queries: Tokens, keys: Tokens, word_frequency: dict[str, int]
-) -> dict[str, Callable[[Tensor], Bool[Tensor, "R S"]]]:
-    """Returns for each score a function from query rows to its set of keys, a Boolean tensor [R,S]."""
+def _key_sets(keys: Tokens, word_frequency: dict[str, int]) -> dict[str, Callable[[Tensor], Bool[Tensor, "R S"]]]:
+    """Returns for each score a function from query rows to its set of keys, a Boolean tensor [R,S].
+
+    Queries and keys are the same tokens: the scores are those of self-attention.
+    """
     p = keys.position_tensor
-    ids = _number_words(_words(keys))
-    same_token = _number_words(keys.tokens if keys.ids is None else [str(i) for i in keys.ids])
+    words = _words(keys)
+    word_ids = _number_words(words)
+    token_ids = _number_words(keys.tokens if keys.ids is None else [str(i) for i in keys.ids])
     special = torch.tensor(keys.special, dtype=torch.bool)
     first = torch.zeros(len(keys), dtype=torch.bool)
     first[int(keys.not_padding.int().argmax())] = True
-    words = _words(keys)
     punctuation = torch.tensor([_is_punctuation(t) and not s for t, s in zip(keys.tokens, keys.special, strict=True)])
     rare = torch.tensor([w in _rare(word_frequency) for w in words]) & ~special & ~punctuation
-    word_index = torch.tensor(keys.words)
-    previous_token = torch.cat([torch.tensor([-1]), same_token[:-1]])
+    word_index = torch.tensor(keys.words)  # the words of the text are counted, so equal words have different indices
+    previous_token = torch.cat([torch.tensor([-1]), token_ids[:-1]])
 
     def offset(d: int) -> Callable[[Tensor], Tensor]:
         return lambda rows: p[None] - p[rows][:, None] == d
@@ -125,11 +127,11 @@ def _key_sets(
     def elsewhere(rows: Tensor) -> Tensor:
         other = (word_index[rows][:, None] != word_index[None]) | (word_index[None] < 0)
         other &= torch.arange(len(keys))[None] != rows[:, None]
-        return (ids[rows][:, None] == ids[None]) & (ids[None] >= 0) & other & ~special[None]
+        return (word_ids[rows][:, None] == word_ids[None]) & (word_ids[None] >= 0) & other & ~special[None]
 
     def induction(rows: Tensor) -> Tensor:
         there = torch.arange(len(keys))[None]
-        return (same_token[rows][:, None] == previous_token[None]) & (there < rows[:, None]) & ~special[None]
+        return (token_ids[rows][:, None] == previous_token[None]) & (there < rows[:, None]) & ~special[None]
 
     return {
         "previous": offset(-1),
@@ -167,7 +169,7 @@ def _add_broadcast(
     share = weights.gather(2, chosen[..., None])[..., 0]
     visible = allowed[torch.arange(len(rows))[None], chosen]
     baseline = visible / allowed.sum(1).clamp(min=1)
-    # All queries of a text share its key, so they are one block.
+    # The queries of a text are scored on the same two keys, so they are not independent: all of a tile are one block.
     sums.add(share, baseline.float(), counted, size=len(rows))
 
 

@@ -154,9 +154,10 @@ class ModelServer:
                 why = "time"
                 break
         else:
+            longest = context_length(self.recordable)
             if len(written) == settings.max_tokens:
                 why = "max"
-            elif len(ids) + len(written) > (context_length(self.recordable) or MAX_TOKENS * 2):
+            elif longest is not None and len(ids) + len(written) > longest:
                 why = "full"
         yield {"kind": "end", "why": why, "ids": [*ids, *written]}
 
@@ -278,9 +279,9 @@ class Gate:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        refused = self._refused(scope)
-        if refused is not None:
-            await _answer(receive, send, *refused)
+        refusal = self._find_refusal(scope)
+        if refusal is not None:
+            await _answer(receive, send, *refusal)
             return
 
         async def send_with_headers(message: dict[str, Any]) -> None:
@@ -290,7 +291,8 @@ class Gate:
 
         await self.app(scope, receive, send_with_headers)
 
-    def _refused(self, scope: dict[str, Any]) -> tuple[int, str] | None:
+    def _find_refusal(self, scope: dict[str, Any]) -> tuple[int, str] | None:
+        """Returns the HTTP status and the message with which a request is refused; None if it is not refused."""
         given: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             given.setdefault(name, []).append(value)
@@ -301,10 +303,10 @@ class Gate:
         if any(page.lower() != b"http://" + host[0].lower() for page in origin):
             return 403, "this server answers only its own page"
         if scope["path"] == "/":
-            said = [part[6:] for part in scope["query_string"].split(b"&") if part.startswith(b"token=")]
+            tokens = [part[6:] for part in scope["query_string"].split(b"&") if part.startswith(b"token=")]
         else:
-            said = [x[7:] for x in given.get(b"authorization", []) if x.startswith(b"Bearer ")]
-        if len(said) != 1 or not compare_digest(said[0], self.token.encode()):
+            tokens = [x[7:] for x in given.get(b"authorization", []) if x.startswith(b"Bearer ")]
+        if len(tokens) != 1 or not compare_digest(tokens[0], self.token.encode()):
             return 403, "the token is missing or wrong: open the whole address that regard serve printed"
         return None
 

@@ -23,7 +23,7 @@ from regard.lens.trace.trace import Attended
 
 
 class ModuleCapture:
-    """All calls of one attention module: one call per text, or one per step of generation.
+    """The calls of one attention module for one text: a single call, or one call per step of generation.
 
     `dense_keys`: the total number of keys, if the weights themselves are to be stored (dense); else None.
     """
@@ -36,18 +36,17 @@ class ModuleCapture:
         self.q: list[Tensor] = []
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
-        self.n: list[Tensor] = []
-        self.masks: list[
-            tuple[int, Tensor | None, int]
-        ] = []  # per call: first key, mask from there on, number of queries
+        self.n: list[Tensor] = []  # log-normalisers [H,R] of the rows
+        # For each call: index of its first key in the whole sequence, its mask [T,S], and its number of queries T.
+        self.masks: list[tuple[int, Tensor | None, int]] = []
         self.offsets: dict[int, Tensor] = {}  # bias [H] of each distance j − i
         self.explained = True  # whether q, k, mask and bias reproduced all weights so far
         self.dense_keys = dense_keys
         self.unpacked_rows: list[Tensor] = []  # dense weights that do not fill a tile yet
         self.tiles: list[list[bytes]] = [[] for _ in range(heads)]
         self.rounding_error = torch.zeros(heads)
-        self.grad_tap: Tensor | None = None  # zeros added to the output, to get the gradient of the output
-        self.output_grad: Tensor | None = None
+        self.grad_tap: Tensor | None = None  # zeros added to the heads' outputs; they receive the gradient
+        self.output_grad: Tensor | None = None  # gradient of the loss with respect to the heads' outputs
         self.bias: Tensor | None = None  # bias of the current call
         self.queries = 0  # number of queries so far, over all calls
         self.keys = 0  # number of keys so far
@@ -110,7 +109,7 @@ class ModuleCapture:
         self.n.append(n)
 
     def end(self, out: Tensor, tap_gradients: bool) -> Tensor:
-        """Returns the output of a call; if `tap_gradients`, adds zeros whose gradient is that of the output."""
+        """Returns the heads' outputs of a call; if `tap_gradients`, adds zeros, which receive the same gradient."""
         self.bias = None
         if not tap_gradients:
             return out
@@ -157,15 +156,18 @@ class ModuleCapture:
 
     def _add_offsets(self, bias: Float[Tensor, "H T S"]) -> None:
         """Stores the bias of each distance j − i, taken from the first row and the first column of a call's bias."""
-        shift = self.first_key - self.first_query  # the call's first entry is this distance j − i from the diagonal
-        # Cloned, so that the matrix that they are views of can be freed.
+        shift = self.first_key - self.first_query  # distance j − i of the call's first query and first key
+        # The offsets are cloned, because views would keep the whole bias in memory.
         for j, offset in enumerate(bias[:, 0].T.clone()):
             self.offsets.setdefault(j + shift, offset)
         for i, offset in enumerate(bias[:, :, 0].T.clone()):
             self.offsets.setdefault(shift - i, offset)
 
     def _biases(self, start: int, R: int, S: int) -> Float[Tensor, "H R S"]:
-        """Returns the bias of R queries from `start` on for the S keys of the current call, looked up by distance."""
+        """Returns the bias of R queries for the S keys of the current call, looked up by distance.
+
+        `start` is the index of the first of these queries in the whole sequence.
+        """
         lowest = self.first_key - (start + R - 1)
         zero = torch.zeros_like(next(iter(self.offsets.values())))
         by_distance = torch.stack([self.offsets.get(d, zero) for d in range(lowest, self.first_key + S - start)], 1)
@@ -238,7 +240,7 @@ class ModelCapture:
         self.modules[call.name].rows(call, start, weights)
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        """Returns the output of the call, with zeros added to it if gradients are tapped."""
+        """Returns the heads' outputs of the call, with zeros added to them if gradients are tapped."""
         return self.modules[call.name].end(out, self.tap_gradients)
 
     @property
@@ -248,10 +250,10 @@ class ModelCapture:
 
 
 class GradientTaps:
-    """An `AttentionRecorder` that adds zeros to the heads' outputs in every module, to get the gradients of these.
+    """An `AttentionRecorder` that adds zeros to the heads' outputs, before the output projection, in every module.
 
-    The outputs are those before the output projection. The zeros are shared by all examples of a batch, so the gradient
-    of the zeros is the sum over the examples.
+    The gradient of the loss with respect to these zeros is that with respect to the heads' outputs, summed over the
+    examples of a batch, because all examples share the zeros.
     """
 
     def __init__(self) -> None:
@@ -271,7 +273,10 @@ class GradientTaps:
 
 
 def _added_bias(call: Call) -> Float[Tensor, "H T S"] | None:
-    """Returns the bias that the call adds to its scores, masked entries set to 0; None if there is no bias."""
+    """Returns the bias that the call adds to its scores; None if there is none.
+
+    The bias is the sum of `position_bias` and of the numbers in an additive mask, in which masked entries count as 0.
+    """
     total: Tensor | None = None
     position_bias: Any = call.kwargs.get("position_bias")
     if position_bias is not None:

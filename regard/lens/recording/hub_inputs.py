@@ -56,7 +56,7 @@ def text_config(model: Any) -> Any:
 
 
 def token_limit(model: Any) -> int | None:
-    """Returns the maximum number of input tokens of a model; None if there is no limit."""
+    """Returns the maximum number of input tokens of a model; None if its config states none."""
     config = text_config(model)
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if limit is None:
@@ -88,7 +88,7 @@ def target_ids(model: Any, target: str | Sequence[int], tokenizer: Any) -> Tenso
 
 
 def lacks_target(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Returns whether the inputs of an encoder-decoder contain none for the decoder."""
+    """Returns whether the model is an encoder-decoder and `inputs` has no input for its decoder."""
     names = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
     return is_encoder_decoder(model) and not any(name in inputs for name in names)
 
@@ -96,7 +96,8 @@ def lacks_target(model: Any, inputs: Mapping[str, Any]) -> bool:
 def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the settings for generating a target because none was given, and warns.
 
-    If the model cannot generate, adds the start token to `inputs` as the decoder's only input, and returns None.
+    If the model cannot generate, or has no start token to begin with, returns None, and adds the start token (without
+    one, the padding token) to `inputs` as the decoder's only input.
     """
     configs = (getattr(model, "generation_config", None), model.config)
     start = _first_token(configs, "decoder_start_token_id", "bos_token_id")

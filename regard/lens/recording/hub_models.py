@@ -70,10 +70,11 @@ def record_hub_model(
     if generate is not None:
         prompt = _prompt_length(model, inputs)
     masked = gradient is True and is_masked_model(model)
-    # The gradient comes from separate passes over masked copies, so the pass over the text itself needs none.
-    differentiated: Gradient = False if masked else gradient
-    with evaluation_mode(model), torch.random.fork_rng(), torch.set_grad_enabled(bool(differentiated)):
-        seed = torch.seed()
+    # The masked-language-model loss has passes of its own, over masked copies, so the pass over the text needs no
+    # gradient.
+    text_gradient: Gradient = False if masked else gradient
+    with evaluation_mode(model), torch.random.fork_rng(), torch.set_grad_enabled(bool(text_gradient)):
+        seed = torch.seed()  # draws a seed and sets it, so that a second run can use the same random numbers
         if generate is not None and gradient:
             inputs = append_generated(model, inputs, generate)
             generate = None
@@ -82,12 +83,12 @@ def record_hub_model(
             require_mask_token(tokenizer)
         elif gradient is True:
             model_kwargs = inputs | {"labels": _labels(model, inputs, prompt or 1)}
-        capture = ModelCapture(bool(differentiated))
-        ids, loss = _run(model, model_kwargs, generate, differentiated, capture)
+        capture = ModelCapture(bool(text_gradient))
+        ids, loss = _run(model, model_kwargs, generate, text_gradient, capture)
         if capture.unexplained:  # run again with the same random numbers, and store the weights of these modules
             torch.manual_seed(seed)
-            capture = ModelCapture(bool(differentiated), capture.unexplained)
-            _run(model, model_kwargs, generate, differentiated, capture)
+            capture = ModelCapture(bool(text_gradient), capture.unexplained)
+            _run(model, model_kwargs, generate, text_gradient, capture)
         if not capture.modules:
             if gradient or generate is not None:
                 raise HubError(_NO_INTERFACE.format(type(model).__name__))
@@ -155,7 +156,10 @@ def _run(
     gradient: Gradient,
     capture: ModelCapture,
 ) -> tuple[list[list[int]], float | None]:
-    """Runs the model; returns the ids of each sequence (input, then decoder input if there is one), and the loss."""
+    """Runs the model, and returns the ids of each sequence (input, then decoder input if there is one) and the loss.
+
+    If `gradient` is set, the gradients are stored in the modules of `capture`; otherwise the loss is None.
+    """
     with recording_attention(model, capture):
         if generate is not None:
             generated = generate_ids(model, inputs, generate)
@@ -186,11 +190,10 @@ def _labels(model: Any, inputs: dict[str, Any], prompt_length: int) -> Tensor:
 
 
 def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, capture: ModelCapture) -> float:
-    """Stores the gradient of the masked-language-model loss for each module, and returns the loss.
+    """Stores, for each module, the gradient of the masked-language-model loss, and returns the loss.
 
-    The gradient is that of the heads' outputs, before the output projection. The same zeros are added to the outputs of
-    all masked copies in a batch, so the gradient of the zeros is the sum of the copies' gradients. The gradients of the
-    batches are added.
+    The gradient is taken with respect to the heads' outputs, before the output projection. It is summed over all masked
+    copies of the text: over those in a batch because they share the added zeros, and here over the batches.
     """
     mask_id = require_mask_token(tokenizer)
     ids = inputs["input_ids"][0]
@@ -256,7 +259,7 @@ def _with_padding(tokens: Tokens, mask: Tensor | None) -> Tokens:
 def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> list[Attended]:
     """Returns the `Attended` of all captured modules; layers are counted separately for each side and kind.
 
-    Sequences without tokens, such as audio frames, are appended to `sequences`.
+    For a sequence that has no token ids, such as audio frames, numbered tokens are appended to `sequences`.
     """
     attentions = []
     layers: dict[tuple[str, bool], int] = {}
@@ -271,7 +274,8 @@ def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> l
         layers[side, module.cross] = layer + 1
         attended = module.to_attended(layer, side, queries, keys, sequences)
         if not is_encoder_decoder(model) and not module.cross:
-            # In a model with one stack, bidirectional attention makes it an encoder.
+            # The module of a model with one stack belongs to an encoder if it is bidirectional. A mask that no rule
+            # describes is taken for a decoder's.
             rules = attended.rules
             attended.side = "decoder" if rules.causal or rules.hidden is not None else "encoder"
         attentions.append(attended)
@@ -279,7 +283,7 @@ def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> l
 
 
 def _side_of(name: str, cross: bool) -> str:
-    """Returns "encoder" or "decoder", judged by the module's name."""
+    """Returns "decoder" for cross-attention; otherwise "encoder" or "decoder", judged by the module's name."""
     parts = name.split(".")
     if "encoder" in parts and "decoder" not in parts and not cross:
         return "encoder"

@@ -61,11 +61,11 @@ def _add_weights(
 ) -> None:
     """Computes the explicit weights [B,H,T,S] of one call and appends them to `maps`."""
     assert v is not None and mask is not None
-    if "k" not in mechanism.needs:
+    if "k" not in mechanism.needs:  # without keys, the mechanism takes the sizes (T, S) from the mask
         T = v.shape[2] if q is None else q.shape[2]
         mask = mask.but(size_override=(T, v.shape[2]))
     if k is not None:
-        k = mask.zero_hidden(k)
+        k = mask.zero_hidden(k)  # keys of padding tokens may hold anything, even NaN
     with without_autocast(v):
         weights = mechanism.weights(q, k, mask)
     maps.append(weights.expand(v.shape[0], -1, -1, -1))

@@ -1,7 +1,8 @@
 """The trace formula of each of regard's mechanisms, and the arrays that it needs.
 
-For softmax and kernel attention q, k and a formula are stored; for one-hot attention the index of the attended key. For
-any other mechanism the weights themselves are computed and stored.
+For softmax and kernel attention q, k and a formula are stored; for one-hot attention the index of the attended key.
+Most synthesizers are stored as softmax attention with other q and k. For any other mechanism, and for masks with
+documents, a bias or a relative position bias, the weights themselves are computed and stored (dense).
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ def _weight_tiles(mechanism: Mechanism, inputs: LayerInputs, step: int) -> Itera
     mask = inputs.mask
     assert mask.size_override is not None
     T, S = mask.size_override
+    # The mask takes its queries for the last ones of the sequence, so a part of them needs its positions. Masks of
+    # cross-attention do not depend on positions.
     positions = None
     if not inputs.cross:
         positions = mask.query_positions(T, S, inputs.v.device)
@@ -110,7 +113,7 @@ def _weight_tiles(mechanism: Mechanism, inputs: LayerInputs, step: int) -> Itera
         if positions is not None:
             rows = Rows(*(x[:, start:stop] for x in positions))
         bias = mask.bias
-        if bias is not None and bias.dim() > 1 and bias.shape[-2] == T > 1:
+        if bias is not None and bias.dim() > 1 and bias.shape[-2] == T > 1:  # one row per query, not one for all
             bias = bias[..., start:stop, :]
         q = inputs.q
         if q is not None:

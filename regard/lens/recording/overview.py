@@ -16,8 +16,9 @@ _SELF_ONLY = ("distance", "self")  # statistics that are not defined for cross-a
 def add_overview(recording: Recording, attended: Attended) -> None:
     """Sets `overview` and `figures` of an attention module, and its normalisers if they are not known yet.
 
-    The figures are means over the queries that are not fully masked: the entropy divided by its maximum, the attention
-    distance, the weight on the first token, the weight on the query's own token, and the largest weight.
+    In the overview, weights are averaged over neighbouring queries and summed over neighbouring keys. The figures are
+    means over the queries that are not padding and have a weight other than 0: the entropy divided by its maximum, the
+    attention distance, the weight on the first token, the weight on the query's own token, and the largest weight.
     """
     queries, keys = recording.query_and_key_tokens(attended)
     T, S, H = len(queries), len(keys), attended.heads
@@ -31,9 +32,9 @@ def add_overview(recording: Recording, attended: Attended) -> None:
     counts = torch.zeros(H, dtype=torch.long)
     for rows, weights in recording.tiles(attended):
         pooled.index_add_(1, row_of[rows], weights)
-        size = weights.abs() if attended.signed else weights
-        total = size.sum(-1, keepdim=True)
-        p = size / total.masked_fill(total == 0, 1)
+        magnitude = weights.abs() if attended.signed else weights
+        total = magnitude.sum(-1, keepdim=True)
+        p = magnitude / total.masked_fill(total == 0, 1)
         allowed = attended.rules.allowed(queries, keys, rows)
         counted = (total[..., 0] > 0) & queries.not_padding[rows]
         counts += counted.sum(1)

@@ -33,9 +33,10 @@ def record(
     model: one of regard's models, or one of Hugging Face's `transformers`.
     text: a text, token ids, or (for a Hugging Face model) a dict of ready-made inputs, such as an image.
     text_b: another text to compare with the first. It is recorded separately; it is not the second segment of a pair.
-    target: the text or ids that the decoder of an encoder-decoder is given. Without it, the decoder's input is what the
-        model itself generates greedily, with a warning.
-    generate: the number of tokens to generate after the text, or a dict of generation settings. Every step is recorded.
+    target: the text or ids that the decoder of an encoder-decoder is given. If there is no `target` and no `generate`,
+        the model generates a target greedily, with a warning; if it cannot generate, its decoder gets the start token.
+    generate: the number of tokens to generate after the text, or a dict of generation settings: the fields of
+        `regard.generate.Settings`, or for a Hugging Face model the arguments of its `generate`. Every step is recorded.
     gradient: whether to record the gradient of the loss with respect to the weights, too. The loss is the next-token
         cross entropy (over generated tokens only, if there are any); for a masked language model each token is masked
         in turn (pseudo-log-likelihood). A function of the model's output replaces this loss.

@@ -1,8 +1,8 @@
 """Recording regard's own models, with any mechanism: a whole sequence at once, or step by step while generating.
 
 The inputs of each layer's mechanism are captured while the model runs. When it runs step by step with a state (KV cache
-or recurrent), q, k and v of all steps are concatenated. Keys are in token order, so each step is one row of the same
-matrix that a single pass would give.
+or recurrent), q, k and v of all steps are concatenated. Queries and keys are in token order, so the weights are the
+same matrix that a single pass would give.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_OWN_TARGET_TOKENS = 20  # limit for a decoder that generates its own target 
 class LayerCapture:
     """The captured inputs of one attention layer (first example of the batch), and a gradient.
 
-    The gradient is that of the heads' outputs, before the output projection.
+    The gradient is that of the loss with respect to the heads' outputs, before the output projection.
     """
 
     def __init__(self, layer: int, side: str, kind: str, name: str, attention: Attention) -> None:
@@ -59,7 +59,7 @@ class LayerCapture:
         self.attention = attention
         self.parts: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
         self.mask = Mask()
-        self.grad_tap: Tensor | None = None  # zeros added to the output, to get the gradient of the output
+        self.grad_tap: Tensor | None = None  # zeros added to the heads' outputs; they receive the gradient
         self.output_grad: Tensor | None = None
 
     def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None) -> None:
@@ -76,10 +76,10 @@ class LayerCapture:
         return torch.cat(parts, 2) if parts else None
 
     def add_grad_tap(self, mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        """Forward hook: adds zeros [1,H,T,V] to the output, shared by all examples of the batch.
+        """Forward hook: adds zeros [1,H,T,V] to the heads' outputs [B,H,T,V], shared by all examples of the batch.
 
-        Their gradient is that of the output, summed over the examples. They require grad, so it exists even if no
-        parameter requires grad.
+        The gradient of the loss with respect to the zeros is that with respect to the heads' outputs, summed over the
+        examples. The zeros require grad, so the gradient exists even if no parameter requires grad.
         """
         self.grad_tap = torch.zeros_like(out[:1], requires_grad=True)
         return out + self.grad_tap
@@ -103,7 +103,6 @@ def record_regard_model(
         raise OptionError("nothing to record: the text has no tokens")
     if target is None and generate is None and isinstance(model, Seq2Seq):
         generate = _settings_for_own_target(model)
-        target = None if generate is not None else []
     layers = [LayerCapture(*layer) for layer in attention_layers(model)]
     cross = isinstance(model, Seq2Seq)
     prompt_length = 1 if cross else len(ids)
@@ -199,7 +198,7 @@ def _settings_for_own_target(model: Seq2Seq) -> Settings | None:
     Returns None if the model looks ahead and so cannot generate; its decoder is then given the start token alone.
     """
     try:
-        model.empty(1, 1)
+        model.empty(1, 1)  # an empty state, which a model that looks ahead does not have
     except LooksAheadError:
         warnings.warn(
             "no target was given, and this model looks ahead and cannot write one, so the decoder read its start token "
@@ -222,9 +221,10 @@ def _run_whole(
     tokenizer: Tokenizer | None,
     prompt_length: int = 1,
 ) -> float | None:
-    """Runs the model once over the whole text; if `gradient` is set, stores the gradients and returns the loss.
+    """Runs the model over the whole text; if `gradient` is set, stores the gradients and returns the loss.
 
-    The next-token loss excludes the first `prompt_length` tokens.
+    `decoder_ids` is the decoder's input for a Seq2Seq, and [] for other models. The next-token loss excludes the first
+    `prompt_length` tokens. For the masked-language-model loss, the model also runs over masked copies of the text.
     """
     target = torch.tensor([decoder_ids], dtype=torch.long, device=model.device)
     masked = gradient is True and isinstance(model, Encoder) and isinstance(model.head, MaskedHead)
@@ -251,11 +251,10 @@ def _run_whole(
 
 
 def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture], tokenizer: Tokenizer | None) -> float:
-    """Stores the gradient of the masked-language-model loss for each layer, and returns the loss.
+    """Stores, for each layer, the gradient of the masked-language-model loss, and returns the loss.
 
-    The gradient is that of the heads' outputs, before the output projection. The same zeros are added to the outputs of
-    all masked copies in a batch, so the gradient of the zeros is the sum of the copies' gradients. The gradients of the
-    batches are added.
+    The gradient is taken with respect to the heads' outputs, before the output projection. It is summed over all masked
+    copies of the text: over those in a batch because they share the added zeros, and here over the batches.
     """
     positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
     totals: list[Tensor] = []
@@ -285,10 +284,9 @@ def _next_token_loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt_leng
 
 
 def _generate(model: Model[Any], tokens: Tensor, settings: Settings) -> list[int]:
-    """Returns the ids that the model generates, for a Seq2Seq after its start token.
+    """Returns the ids that the model generates, at most `max_tokens`; for a Seq2Seq, the start token precedes them.
 
-    Up to `max_tokens` + 1 tokens are generated, and the extra one is dropped: it is never fed to the model, so it has
-    no row of weights.
+    One token more than `max_tokens` is generated and then dropped, as in `generate_ids` for Hugging Face models.
     """
     if not isinstance(model, Decoder):
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")

@@ -57,6 +57,7 @@ def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
 def _count_raw_bits(whole: np.ndarray) -> int:
     """Returns the number of low bits to store raw that minimises raw bits plus the entropy of the upper part."""
     sample = whole.reshape(-1)[:: -(-whole.size // SAMPLE) or 1]
+    # With this many raw bits, the upper parts of the sample, plus MIDDLE, fit one byte; more would gain nothing.
     largest = max(0, int(np.abs(sample).max(initial=0)).bit_length() - 7)
     smallest = max(0, int(np.abs(whole).max(initial=0)).bit_length() - 15)  # the upper part must fit 16 bits
     return min(range(smallest, max(smallest, largest) + 1), key=lambda low: _entropy(sample >> low) + low)

@@ -311,9 +311,9 @@ def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: lis
 
 
 def _check_shapes(tensors: dict[str, Tensor], entry: dict[str, Any], sequences: list[Tokens], source: str) -> None:
-    """Raises TraceError if an array has another number of tokens, or of heads, than the attention module.
+    """Raises TraceError if q, k, v, g, n, sign or choice has another number of tokens than the attention module.
 
-    The number of heads of k and v is not checked.
+    The number of heads is checked too, except for k and v.
     """
     T = len(sequences[entry["queries"]])
     S = len(sequences[entry["keys"]])

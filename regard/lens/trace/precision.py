@@ -2,9 +2,9 @@
 
 The following is about softmax attention; `choose_precision` says how q and k of other attention are stored.
 
-Quantisation changes a score by Σ_d (δq_d·k_d + q_d·δk_d), so the step of column d of q may be ε divided by the RMS of
-column d of k, and the other way round. ε is searched on a sample of rows, and then verified on all rows. Two things
-allow large steps:
+Quantisation changes a score by Σ_d (δq_d·k_d + q_d·δk_d). Each column d may contribute an error of about ε: the step
+size of column d of q is ε divided by the RMS of column d of k, and the other way round. For each key head, the largest
+ε is searched on a sample of rows, and then verified on all rows. Two things allow large steps:
 
 - the normalisers are computed again from the quantised q and k, so an error that all scores of a row share cancels;
 - queries are fitted to the quantised keys k̂: q̂ stays near q, and q̂·k̂ ≈ q·k for the keys with the largest weights.
@@ -25,7 +25,7 @@ from regard.lens.trace.formulas import KernelFormula, SoftmaxFormula
 from regard.lens.trace.trace import Attended, Recording, kv_for_heads, weigh
 
 LIMIT = 1e-3  # largest allowed change of a weight
-ROWS = 128  # number of rows in the sample that ε is searched on
+ROWS = 128  # number of rows, spread over the text, in the sample that ε is searched on (see `_sample_rows`)
 SAFETY = 0.65  # if there are more rows than the sample, aim at this fraction of LIMIT: other rows may be worse
 TRIES = 8  # largest number of values of ε that are tried
 COARSER = 4  # keys get steps this many times larger: the fitted queries compensate for part of the keys' error
@@ -36,7 +36,11 @@ Storage = tuple[str, Tensor | None]  # the storage type of an array, and its ste
 
 
 class StoredVectors(NamedTuple):
-    """The q, k and n to store, the storage type of each head's q and k, and the largest weight error per head."""
+    """The q, k and n to store, the storage type of each head's q and k, and the largest weight error per head.
+
+    N is the number of key heads. k is rounded to its steps only when it is packed. The errors of kernel attention are
+    those of the sampled rows.
+    """
 
     q: Float[Tensor, "H T K"]
     k: Float[Tensor, "N S K"]
@@ -65,7 +69,10 @@ def choose_precision(recording: Recording, attended: Attended) -> StoredVectors:
 
 
 def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
-    """Quantises q and k with the ε found on sampled rows, and reduces ε while any row exceeds LIMIT."""
+    """Fits q to the quantised k with the ε found on sampled rows, and reduces ε while any row exceeds LIMIT.
+
+    Returns the fitted q, but k as it was, with its steps: `pack_steps` rounds it in the same way.
+    """
     q, k, n = attended.q, attended.k, attended.n
     assert q is not None and k is not None and n is not None
     group = _group(attended)
@@ -95,7 +102,7 @@ def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
     fitted_q[lost] = q[lost]
     fitted_n[lost] = n[lost]
     error[lost] = 0.0
-    q_step, k_step = _steps(attended, eps.masked_fill(wrong, 0))
+    q_step, k_step = _steps(attended, eps.masked_fill(wrong, 0))  # steps of 0, which _storage turns into float32
     return StoredVectors(fitted_q, k, fitted_n, _storage(q, q_step), _storage(k, k_step), error.tolist())
 
 
@@ -164,6 +171,8 @@ def _fit(
     K = q.shape[2]
     step = step[list(heads), None, :, None]
     # The columns are rounded in three parts; those not yet rounded compensate for the error of those that are.
+    # The correction is the smallest change of the columns not yet rounded that gives the wanted scores (ridge
+    # regression).
     for first, last in ((0, K // 2), (K // 2, K - K // 4), (K - K // 4, K)):
         free = quantised_k[..., first:]
         gram = free @ free.mT
@@ -201,7 +210,10 @@ def _group_max(x: Float[Tensor, "H *any"], group: Int[Tensor, " H"], N: int) -> 
 
 
 def _storage(x: Tensor, step: Float[Tensor, "N K"]) -> list[Storage]:
-    """Returns for each head ("step", its steps) if all its values fit the integer range, else ("f32", None)."""
+    """Returns for each head ("step", its steps) if all its values fit the integer range, else ("f32", None).
+
+    With a step of 0 no value fits.
+    """
     fits = (x.abs().amax(1) < MAX_CODE * step).all(1)
     return [("step", s) if good else ("f32", None) for s, good in zip(step, fits.tolist(), strict=True)]
 

@@ -41,6 +41,7 @@ class MaskRules:
         if self.window is not None:
             reasons[(p - other).abs() >= self.window] = 3
         if self.causal:
+            # A padding query shares its position with the next token that is not padding, which comes later.
             reasons[other >= p + queries.not_padding[rows][:, None].long()] = 2
         reasons[:, ~keys.not_padding] = 1
         return reasons
@@ -80,6 +81,7 @@ def infer_rules(allowed: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Toke
     candidates = [MaskRules()]
     if not cross:
         candidates += [MaskRules(causal=True)]
+        # A window shows in the number of keys of a row if it is causal, else in those up to the query itself.
         widths = [int(allowed[row].sum()) for row in _rows_showing_window(queries)]
         widths += [int(allowed[row, : row + 1].sum()) for row in _rows_showing_window(queries)]
         candidates += [MaskRules(causal=c, window=w) for w in sorted(set(widths)) if w > 0 for c in (True, False)]
@@ -95,7 +97,7 @@ def infer_rules(allowed: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Toke
 def _rows_showing_window(queries: Tokens) -> list[int]:
     """Returns the last and the middle one of the queries that are not padding; [] if all are padding.
 
-    Their numbers of visible keys are candidates for the size of the window.
+    The numbers of keys that they may attend to are candidates for the size of the window.
     """
     rows = queries.not_padding.nonzero()[:, 0]
     if not len(rows):

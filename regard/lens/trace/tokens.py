@@ -121,6 +121,7 @@ def _decode_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[t
     text = ""
     spans: list[tuple[int, int]] = []
     waiting = 0  # tokens whose span is not known yet, because their character is incomplete
+    # One piece per token, and one for the end, which may complete a character; the span of the end is cut off below.
     for piece in [*(pieces.push(i) for i in ids), pieces.finish()]:
         waiting += 1
         if piece:

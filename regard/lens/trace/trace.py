@@ -58,10 +58,11 @@ class Attended:
     ck: Float[Tensor, "G S"] | None = None
     slopes: Float[Tensor, " H"] | None = None  # ALiBi
     offsets: Float[Tensor, "H N"] | None = None  # relative position bias, for j − i = 1 − T … S − 1
-    g: Float[Tensor, "H T V"] | None = None  # gradient of the loss with respect to the module's output
-    overview: Float[Tensor, "H r c"] | None = None  # thumbnail: weights pooled to at most 32×32
+    g: Float[Tensor, "H T V"] | None = None  # gradient of the loss with respect to the heads' outputs
+    overview: Float[Tensor, "H r c"] | None = None  # thumbnail of at most 32×32 (`add_overview`)
     figures: dict[str, list[float] | None] = field(default_factory=dict)  # summary statistics, one number per head
-    error: list[float] = field(default_factory=list)  # per head: largest absolute error of weights in the stored trace
+    # For each head: largest absolute error of its weights in the stored trace (kernel attention: in a sample of rows).
+    error: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Recording:
     sequences: list[Tokens]
     attentions: list[Attended]
     loss: float | None = None
-    labels: list[dict[str, Any]] | None = None
+    labels: list[dict[str, Any]] | None = None  # what each head attends to (`HeadLabel.as_dict`)
 
     def attention(self, layer: int, kind: str = "self", side: str | None = None) -> Attended:
         """Returns the recorded attention of a layer; for an encoder-decoder `side` is "encoder" or "decoder"."""
@@ -285,8 +286,8 @@ def weigh(
 ) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
     """Returns the weights of softmax or kernel attention, and the log-normaliser of each row and its sign (or None).
 
-    The recorded normaliser is used if there is one, otherwise the sum of the row. Keys after the last one that any of
-    these rows may attend to are dropped; s is the number of keys that are left.
+    The recorded normaliser is used if there is one, otherwise the sum of the row. If the mask is causal, the keys after
+    the last one that any of these rows may attend to are dropped; s is the number of keys that are left.
     """
     keys = keys.prefix(attended.rules.reach(queries, keys, rows))
     a, e = factor_and_exponent(attended, queries, keys, heads, rows)
@@ -358,7 +359,7 @@ def has_bias(attended: Attended) -> bool:
 def bias(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> Float[Tensor, "#h #R #S"]:
-    """Returns the bias of the scores: −slope·|distance| (ALiBi) plus a learned bias for each distance j − i."""
+    """Returns the bias of the scores: −slope·|distance| (ALiBi) plus a stored bias for each distance j − i."""
     total = torch.zeros(1, 1, 1)
     if attended.slopes is not None:
         distance = (queries.position_tensor[rows][:, None] - keys.position_tensor[None]).abs()
