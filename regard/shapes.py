@@ -122,6 +122,29 @@ class Mask:
         """Returns this mask with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def without_idle_rules(self, T: int, S: int) -> Mask:
+        """Returns this mask without the rules that change nothing in a call of T queries and S keys.
+
+        They are a window that no pair exceeds, and a softcap of infinity. States and configs keep their rules.
+        """
+        mask = self
+        # Queries stand at S − 1 or before; one that is hidden itself, or has a place of its own, at S or before.
+        farthest = S - 1
+        if self.visible is not None or self.rows is not None:
+            farthest = S
+        placed_freely = self.rows is not None and not self.causal
+        if self.window is not None and self.window > farthest and T <= S and not placed_freely:
+            mask = mask.but(window=None)
+        if self.softcap == math.inf:
+            mask = mask.but(softcap=None)
+        return mask
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether the mask is causal at most, with all else as it would be without a mask."""
+        rules = (self.visible, self.window, self.documents, self.rows)
+        return not self.adjusts_scores and all(rule is None for rule in rules)
+
     @property
     def adjusts_scores(self) -> bool:
         """Returns whether the mask changes scores, and not only which of them count."""

@@ -359,7 +359,7 @@ def test_a_row_sum_of_zero_is_an_error_under_strict(causal):
 
 
 def test_an_unknown_kernel_is_named_with_those_that_exist():
-    with refused(KernelError, "softmax has no kernel called 'spda'", "Did you mean 'sdpa'?", "Known: auto, sdpa"):
+    with refused(KernelError, "softmax has no kernel called 'spda'", "Did you mean 'sdpa'?", "Known: auto, flex, sdpa"):
         kernels.fast(regard.mechanism("softmax"), "spda")
     with refused(KernelError, "elu has no kernel called 'sdpa'", "Known: "):
         kernels.fast(regard.mechanism("elu"), "sdpa")

@@ -4,12 +4,14 @@ A kernel has the arguments of the face it replaces, the mechanism first. Which o
 `fast(model)` lets regard choose (the default), `plain(model)` runs the reference, `fast(model, "sdpa")` insists.
 """
 
-from regard.kernels import decode, linear, quadratic, sdpa  # they register their kernels
+# They register their kernels, which are tried in this order.
+from regard.kernels import decode, flex, linear, quadratic, sdpa
 from regard.kernels.registry import fast, kernel, plain, registered, runs_here
 
 __all__ = [
     "decode",
     "fast",
+    "flex",
     "kernel",
     "linear",
     "plain",

@@ -17,6 +17,8 @@ from regard.kernels.registry import kernel
 from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
 from regard.shapes import Mask
 
+_LEAST_BLOCK = 64  # queries of a block under a window on a CPU: below it a call costs more than its products
+
 
 def _when(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask) -> str | None:
     """Returns why the kernel cannot run, or None."""
@@ -81,12 +83,37 @@ def fused_attention(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask:
     T = q.shape[2]
     S = k.shape[2]
     call = _fused_call(mechanism, q, k, mask.zero_hidden(v), mask, scale)
-    simple = mask.visible is None and mask.window is None and mask.documents is None and mask.rows is None
     # PyTorch's is_causal puts the queries first, regard puts them last: the same where T = S, or for one query.
-    if simple and not mask.adjusts_scores and (not mask.causal or T in (1, S)):
+    if mask.is_plain and (not mask.causal or T in (1, S)):
         return call(is_causal=mask.causal and T > 1)
+    C = max(_LEAST_BLOCK, mask.window or S)
+    windowed = mask.but(window=None).is_plain and mask.causal and T == S > 2 * C
+    if windowed and q.device.type == "cpu":
+        return _window_by_blocks(mechanism, q, k, v, mask, scale, C)
     attn_mask, blind = _dense_mask(q, mask, T, S)
     return call(attn_mask=attn_mask).masked_fill(blind, 0)
+
+
+def _window_by_blocks(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, C: int
+) -> Tensor:
+    """Returns causal attention [B,H,T,V] within a window of at most C, C queries at a time over 2·C keys.
+
+    A block of queries sees its own block of keys and the one before, so that the time grows with T·C and not with T².
+    """
+    # Split and not sliced: the gradient of a slice would be as long as the whole sequence.
+    queries, keys, values = (x.split(C, 2) for x in (q, k, v))
+    own = mask.but(causal=True).allowed(C, C, q.device)
+    both = mask.but(causal=True).allowed(C, 2 * C, q.device)
+    assert own is not None and both is not None
+    outs = [_fused_call(mechanism, queries[0], keys[0], values[0], mask, scale)(attn_mask=own)]
+    for i in range(1, len(queries)):
+        T = queries[i].shape[2]  # the last block may be shorter
+        near_keys = torch.cat(keys[i - 1 : i + 1], 2)
+        near_values = torch.cat(values[i - 1 : i + 1], 2)
+        call = _fused_call(mechanism, queries[i], near_keys, near_values, mask, scale)
+        outs.append(call(attn_mask=both[:, :, :T, : C + T]))
+    return torch.cat(outs, 2)
 
 
 def _fused_call(

@@ -91,6 +91,7 @@ class Linear(Mechanism):
 
     def forward(self, q: Queries, k: Keys, v: Values, mask: Mask = Mask()) -> Outputs:  # type: ignore[override]
         size = check_sizes(q, k, v, mask)
+        mask = mask.without_idle_rules(size.T, size.S)
         refuse(self, mask, "bias", "slopes", "relative", "softcap")
         # A running sum cannot forget: these need the pairs themselves.
         documents_both_ways = mask.documents is not None and not mask.causal

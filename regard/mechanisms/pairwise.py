@@ -155,6 +155,8 @@ def attend_by_weights(mechanism: Mechanism, q: Queries | None, k: Keys | None, v
     if "k" not in mechanism.needs and mask.size_override is None:
         queries = v if q is None else q
         mask = mask.but(size_override=(queries.shape[2], v.shape[2]))
+    T, S = mask.size(q, v if k is None else k)
+    mask = mask.without_idle_rules(T, S)
     fast = mechanism.select_kernel("forward", q, k, v, mask)
     if fast is not None:
         out: Tensor = fast(mechanism, q, k, v, mask)
