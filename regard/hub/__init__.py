@@ -3,7 +3,8 @@
 To read in this order:
 
 - files: `safety` and `gate` (what is refused), `weights`, `fetching` (transformers' models), `opening` (any model);
-- attention: `masks`, `calls`, `cache`, `attention` (recording), `replacement` (`use` and `restore`);
+- attention: `masks`, `calls`, `cache`, `attention` (the entries in transformers' tables: recording, and calling
+  replacements), `replacement` (`use` and `restore`);
 - converting weights between transformers' models and regard's: `keys`, `families`, `loading`, `exporting`,
   `tokenizer_files`;
 - on top of these: `classifier` (fine-tunes an encoder), `costs`.

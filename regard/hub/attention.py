@@ -238,9 +238,10 @@ def _recorded_function(module: nn.Module) -> Callable[..., Any]:
 
 
 def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[..., Any]) -> Tensor:
-    """Returns the output [B,T,H,V] of a call, and passes its weights to the recorder, one chunk of queries at a time.
+    """Returns the output [B,T,H,V] that the recorder gives back for a call, after passing it the call's weights.
 
-    Queries do not depend on each other, so the chunks give the same result, and no [T,S] matrix of all queries is held.
+    Weights are computed for a chunk of queries at a time, at most MAX_WEIGHTS of them or those of one query. Queries do
+    not depend on each other, so the chunks give the same result.
     """
     B, H, T, _ = call.q.shape
     S = call.k.shape[2]

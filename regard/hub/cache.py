@@ -28,7 +28,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     # generate() reads these two flags.
     is_compileable = False  # the state is allocated in the first call
-    is_croppable = False  # `crop` removes no tokens from a state
+    is_croppable = False  # `crop` raises an error: no tokens can be removed from a state
 
     def __init__(self, mechanism: Mechanism, original: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -182,7 +182,8 @@ def prepare_state_layer(
 
     If the module's layer of the cache is empty, a new `StateLayer` replaces it. The cache is found among the arguments
     of the module's forward. Returns None if there is no cache, if the module does not know its `layer_idx`, or if its
-    layer of the cache holds keys or another state already. Then attention is computed from the call's keys and values.
+    layer of the cache is not a `StateLayer` and is in use already; attention is then computed from the call's keys and
+    values. Raises an error if the layer holds the state of another mechanism.
     """
     caches = [x for x in (*kwargs.values(), *args) if isinstance(x, Cache)]
     if not caches:

@@ -34,8 +34,8 @@ class Call:
     q: Tensor
     k: Tensor
     v: Tensor
-    # [B|1,1|H,T|1,≥S]: boolean, True where a query may see a key, or added to the scores. Columns after the first S are
-    # not used.
+    # [B|1,1|H,T|1,≥S]: either boolean, with True where a query may see a key, or numbers that are added to the scores.
+    # Without a state, columns after the first S are not used; with a state, the columns are all tokens so far.
     mask: Tensor | None
     scaling: float  # the factor of q·k
     cross: bool  # whether it is cross-attention

@@ -1,6 +1,6 @@
 """A Hugging Face encoder with a classification head, as a model that regard's training loop trains, saves and resumes.
 
-Transformers' AutoModelForSequenceClassification loads the folder that it is saved to.
+The model is saved as a folder that transformers' AutoModelForSequenceClassification loads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClassifierConfig(Section):
 
     @property
     def mechanism(self) -> str:
-        """What tables of runs show as the mechanism: the encoder keeps the attention of its own code."""
+        """The text that tables of runs show as the mechanism: the encoder keeps its attention in transformers."""
         return "its own"
 
 
@@ -65,7 +65,8 @@ def default_encoder() -> Path:
 class HubTokenizer(Tokenizer):
     """A tokenizer of transformers (`inner`); it adds the special tokens that its model expects around a text.
 
-    `limit` is the maximum number of tokens that the model takes, or None if there is no maximum.
+    The attribute `limit` is the smaller of the model's and the tokenizer's maximum number of tokens, or None if neither
+    has one.
     """
 
     kind = "hub"
@@ -150,7 +151,7 @@ class Classifier(Model[ClassifierConfig]):
     def save(self, folder: str | Path) -> None:
         """Writes the model and its tokenizer.
 
-        The file config.json comes last, so that a new folder with that file is complete.
+        config.json is moved into the folder last: if the folder was new, and has a config.json, it is complete.
         """
         folder = Path(folder)
         stage = folder / f".{secrets.token_hex(4)}"
@@ -192,7 +193,7 @@ class Classifier(Model[ClassifierConfig]):
 
 
 def _count_positions(model: nn.Module) -> int | None:
-    """Returns the number of positions that a model has learned embeddings for; None if it has none."""
+    """Returns the number of positions in a model's learned position embedding; None if it has no such embedding."""
     for name, module in model.named_modules():
         if "position_embedding" in name and isinstance(module, nn.Embedding):
             if module.padding_idx is None:

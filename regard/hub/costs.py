@@ -127,7 +127,10 @@ def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
 
 @contextmanager
 def _explain_errors(name: str | Path) -> Iterator[None]:
-    """Re-raises any error of the model as a HubError: code that reads tensor values cannot run on the meta device."""
+    """Silences transformers, and re-raises any error of the model as a HubError.
+
+    Code that reads tensor values cannot run on the meta device.
+    """
     with quiet(import_transformers()):
         try:
             yield

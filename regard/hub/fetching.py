@@ -60,7 +60,9 @@ def display_name(name: str | Path) -> str:
 def fetch(
     name: str | Path, device: torch.device | str = "cpu", download: bool = False, labels: Sequence[str] = ()
 ) -> LoadedModel:
-    """Loads a model of transformers, with its tokenizer, from a folder or by its id on the hub.
+    """Loads a model as transformers' own class, with its tokenizer, from a folder or by its id on the hub.
+
+    `hub.load` reads the same folder into a model of regard.
 
     A model of the hub must have been downloaded before, unless `download` permits downloading it now. With `labels` the
     model is a sequence classifier with these labels; its classification head is random if the files have none that
@@ -119,7 +121,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:
 
 
 def _find_config(name: str | Path, download: bool) -> tuple[Any, Path | None]:
-    """Returns the default config of a model type such as 'gpt2', or the config of a model with its folder."""
+    """Returns (config, folder): a model's config and folder, or a type's ('gpt2') default config and None."""
     types = import_transformers().CONFIG_MAPPING
     if not Path(name).is_dir() and str(name) in types:
         return types[str(name)](), None

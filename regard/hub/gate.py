@@ -113,7 +113,7 @@ def no_remote_code() -> Iterator[Any]:
 
 @contextmanager
 def quiet(library: Any) -> Iterator[None]:
-    """Silences the library's messages and progress bars while the context lasts."""
+    """Silences the library's messages, except errors, and its progress bars while the context lasts."""
     log = library.utils.logging
     verbosity = log.get_verbosity()
     bars = log.is_progress_bar_enabled()

@@ -108,7 +108,10 @@ class Keys:
         return value
 
     def name(self, key: str, known: Mapping[str, str]) -> str:
-        """Returns regard's name for a key's string; `known` maps transformers' names to regard's."""
+        """Returns regard's name for a key's string; `known` maps transformers' names to regard's.
+
+        Raises an error for a string that is not in `known`.
+        """
         value = self.take(key)
         if not isinstance(value, str) or value not in known:
             raise self.refuse(key, f"regard's models have {', '.join(known)} there")

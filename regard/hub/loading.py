@@ -168,7 +168,10 @@ def _assemble(weights: Weights, tensor_map: TensorMap) -> Tensor:
 
 
 def _load_tokenizer(folder: Path, hf_config: Mapping[str, Any], vocabulary: int) -> Tokenizer | None:
-    """Returns the tokenizer of a folder; None without tokenizer.json, with a warning about other tokenizer files."""
+    """Returns the tokenizer of a folder, or None if it has no tokenizer.json.
+
+    Then it warns if the folder has a tokenizer in another format.
+    """
     path = folder / TOKENIZER
     if not path.exists():
         others = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]

@@ -1,7 +1,8 @@
 """The masks of transformers' models as masks of regard.
 
-A model calls its mask function once per forward pass, and passes the result to every layer. The mask function of this
-file returns a `LazyMask`. Many masks have a structured form, a `Mask` of regard: those that are causal, those that hide
+A model calls its mask function once per forward pass for each kind of layer (full, sliding), and passes the result to
+these layers. `lazy_mask`, for models with replacements, returns a `LazyMask`; `boolean_mask`, for recording, returns
+booleans. Many masks have a structured form, a `Mask` of regard: those that are causal, those that hide
 padding, and all others that `recognise_structure` describes. For transformers' plain causal and bidirectional mask
 functions, the structured form is made without computing a [T,S] matrix. Every other mask is first computed as a matrix,
 in which `recognise_structure` then looks for a structured form.
@@ -48,7 +49,8 @@ class LazyMask(Tensor):
         mask.structured = structured
         mask.arguments = arguments
         mask.computed = {}
-        # A mask with a structured form rarely needs its matrix: `matrix()` computes it when it is first read.
+        # A given matrix is kept only if there is no structured form. Else `matrix()` computes it, again if need be,
+        # when it is first read, which is rare.
         if structured is None:
             mask.computed["matrix"] = matrix
         mask.window = arguments.get("local_size")
@@ -150,8 +152,9 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
 
     It has one if it is the same matrix for all heads (its dim 1 is 1), has a boolean form (see `as_boolean`), and lets
     each query t attend to exactly the first n_t visible keys, for any numbers n_t. A key is visible if some query may
-    attend to it. In self-attention the T queries are the last T of the S keys, and a mask can be causal in that sense.
-    With `cross` (cross-attention) the queries are not keys, so this form is not tried.
+    attend to it. In self-attention the T queries are taken to be the last T of the S keys; a mask that is causal under
+    this assumption becomes `Mask(causal=True)` without `rows`. In cross-attention (`cross`) the queries are not keys,
+    so that result is never returned.
     """
     allowed = as_boolean(mask)
     if allowed is None or allowed.shape[1] != 1:
@@ -194,5 +197,8 @@ def as_additive(mask: Num[Tensor, "*any"], dtype: torch.dtype) -> Num[Tensor, "*
 
 
 def _hidden_threshold(dtype: torch.dtype) -> float:
-    """Returns the value at or below which an additive mask hides a key; models add the lowest of the dtype, or −∞."""
+    """Returns half the lowest number of the dtype: an additive mask hides a key where its value is at or below this.
+
+    Models use the lowest number itself, or −∞.
+    """
     return torch.finfo(dtype).min / 2

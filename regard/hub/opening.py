@@ -36,7 +36,8 @@ class ModelSource:
     """What a name stands for, found without loading a model or asking the hub.
 
     `location` is a folder, a GGUF file, an id on the hub or a model type of transformers. If the name can be none of
-    these, `kind` is "missing" and `location` is the name. `trained` is False where 'random:' came before the name.
+    these, `kind` is "missing" and `location` is the name without 'random:'. `trained` is False where 'random:' came
+    before the name. A folder that has no config.json of transformers counts as regard's.
     """
 
     kind: Literal["regard", "transformers", "gguf", "missing"]
@@ -133,6 +134,9 @@ def _open_gguf(source: ModelSource, device: str, seed: int) -> LoadedModel:
 
 
 def _can_be_hub_id(name: str) -> bool:
-    """Tells whether a name can be an id on the hub: one slash at most, and it neither exists nor looks like a path."""
+    """Tells whether a name can be an id on the hub.
+
+    Such a name has one slash at most, does not begin like a path ('.', '/', '~'), and no file or folder has it.
+    """
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     return not is_path and not Path(name).exists()

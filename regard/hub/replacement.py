@@ -37,7 +37,8 @@ M = TypeVar("M", bound=nn.Module)
 class Place:
     """An attention module whose attention can be replaced: its name, its layer's number, and its part.
 
-    `part` is "encoder" or "decoder" for self-attention, and "cross" for cross-attention.
+    `part` is "cross" for cross-attention, and "encoder" or "decoder" for self-attention. In a model that is no
+    encoder-decoder, causal self-attention counts as "decoder", any other as "encoder".
     """
 
     name: str
@@ -179,7 +180,7 @@ def _find_number(module: nn.Module, config: Any, *names: str) -> int | None:
 
 
 def _part_of(model: Any, module: nn.Module, name: str) -> Part:
-    """Returns whether an attention module is self-attention of the encoder, of the decoder, or cross-attention."""
+    """Returns the part of an attention module, as `Place` describes it."""
     if is_cross_attention(module, name):
         return "cross"
     if getattr(model.config, "is_encoder_decoder", False):

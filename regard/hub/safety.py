@@ -18,7 +18,8 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-# The files that transformers reads settings from. Vocabulary files are not checked: they hold tokens, no settings.
+# The files that transformers reads settings from; `check_settings` adds config.*.json, configs for single versions of
+# transformers. Vocabulary files are not checked: they hold tokens, no settings.
 SETTINGS = (
     CONFIG,
     "tokenizer_config.json",
@@ -108,7 +109,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Refuses a folder whose settings name, at any depth, code to run, a model to fetch or other files to read."""
+    """Refuses a folder with a setting, at any depth, that makes transformers run, fetch or read something unchecked."""
     for name in (*SETTINGS, *sorted(path.name for path in folder.glob("config.*.json"))):
         path = folder / name
         for key, value in _all_fields(_read_json(path)):

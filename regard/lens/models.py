@@ -42,7 +42,7 @@ class RecordableModel:
         return min((s.limit for s in stacks if s.limit is not None), default=None)
 
     def record(self, text: Text, text_b: Text | None = None, **options: Any) -> Trace:
-        """Records the attention of the model in one text, or in two separate ones; see `record` for the options."""
+        """Records the attention of the model while it reads one text, or each of two; see `record` for the options."""
         inputs = [self._as_input(x) for x in (text, text_b)]
         return record(self.model, *inputs, tokenizer=self.tokenizer, card=self.card, **options)
 
@@ -65,8 +65,8 @@ class RecordableModel:
     def _as_input(self, text: Any) -> Any:
         """Returns the text, or its UTF-8 bytes as token ids if the model has random weights and no tokenizer.
 
-        Such a model knows no words, so any ids will do. Without a tokenizer, a model that is trained, or that may be
-        trained (`trained` is None), is refused.
+        Such a model knows no words, so any ids will do. Raises OptionError if there is no tokenizer and the model is
+        trained, or if it is not known whether it is (`trained` is None).
         """
         if not isinstance(text, str) or self.tokenizer is not None:
             return text

@@ -22,8 +22,9 @@ ACTIVATION_TO_HF = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Says, by names, which tensors of theirs make up one tensor of ours: it is their concatenation along dim 0.
+    """Names the tensors of theirs that make up one tensor of ours.
 
+    Ours is the concatenation of theirs along dim 0, after transposing (`transposed`) and dropping rows (`skip`).
     `sizes` are the lengths of their tensors along dim 0, or () for a single tensor. `transposed`: their tensors are
     stored [in, out]. `skip`: the number of leading rows of their tensor that ours omits. `zeros`: if our model does not
     have the tensor, zeros are exported.
@@ -38,7 +39,7 @@ class TensorMap:
 
 
 class Family(ABC):
-    """Models of one architecture: of one `model_type` of transformers, and of the class `model` of ours.
+    """One architecture: a `model_type` of transformers, and `model`, our class that holds its weights.
 
     The names of their tensors begin with `prefix`, except those of the layers that transformers adds for an output head
     (lm_head, cls, classifier). In files of a base class such as BertModel the names may lack the prefix. `output_heads`
@@ -85,7 +86,7 @@ class Family(ABC):
 
     def architecture(self, head: str) -> str:
         """Returns the name of transformers' class with the given output head of ours."""
-        return next(name for name, mine in self.output_heads.items() if mine == head)
+        return next(name for name, ours in self.output_heads.items() if ours == head)
 
 
 def output_head_of(config: Any) -> str:

@@ -157,14 +157,14 @@ class Bert(Family):
                 yield TensorMap(
                     f"{ours}.attention.project.{kind}", names, projection_widths(config), zeros=kind == "bias"
                 )
-            for mine, other in {
+            for our_layer, their_layer in {
                 "attention.out": "attention.output.dense",
                 "attention_norm": "attention.output.LayerNorm",
                 "mlp.into": "intermediate.dense",
                 "mlp.out": "output.dense",
                 "mlp_norm": "output.LayerNorm",
             }.items():
-                yield from layer_maps(f"{ours}.{mine}", f"{theirs}.{other}", "weight", "bias")
+                yield from layer_maps(f"{ours}.{our_layer}", f"{theirs}.{their_layer}", "weight", "bias")
         if config.head == "masked":
             for name in ("dense", "norm"):
                 yield from layer_maps(f"head.{name}", self.mlm_head[name], "weight", "bias")

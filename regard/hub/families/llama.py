@@ -51,7 +51,7 @@ class Llama(Family):
         groups = keys.size("num_key_value_heads", "groups", heads)
         layers = keys.size("num_hidden_layers", "layers")
         key_width = keys.size("head_dim", "key_width", width // heads or 1)
-        keys.name("hidden_act", {"silu": "silu", "swish": "silu"})
+        keys.name("hidden_act", {"silu": "silu", "swish": "silu"})  # only checked: SwiGLU always uses silu
         bias, out_bias, mlp_bias = self._biases(keys, width, heads)
         return GPTConfig(
             vocabulary=keys.size("vocab_size", "vocabulary"),

@@ -102,7 +102,7 @@ def layer_means(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 
 
 def repeated_tokens(recordable: RecordableModel, seed: int = 0) -> list[list[int]]:
-    """Returns sequences of random tokens, each followed by a copy of itself, to measure induction.
+    """Returns sequences of token ids to measure induction: a random part, and the same part again.
 
     Returns [] if the model does not read tokens, or if its context or its vocabulary is too small.
     """
@@ -133,7 +133,11 @@ def _vocabulary(recordable: RecordableModel) -> tuple[int, set[int | None]]:
 
 
 def _record(recordable: RecordableModel, text: str, strict: bool) -> Recording | None:
-    """Records a text. If `strict`, errors are raised; otherwise the text is cut to fit, or None is returned."""
+    """Records a text.
+
+    If not `strict`, a text that is too long is cut to the model's limit, if that is known, and None is returned for a
+    text that the tokenizer cannot encode.
+    """
     try:
         return recordable.record_one(text)
     except TextError:

@@ -2,10 +2,10 @@
 
 A head qualifies for the label of a score if the bootstrap interval of (score − baseline) lies above zero and the
 difference (the effect) is at least `EFFECT`; at least `MIN_BLOCKS` blocks of queries are required. If several scores
-qualify, the largest effect wins, except that a score is dropped if one that takes precedence has at least half its
-effect. A specific score takes precedence over a general one that includes it (previous over local), and scores of
-ordinary tokens take precedence over "first" and "separator", which are attention sinks. A head that qualifies for none
-is "mixed".
+qualify, the largest effect wins, except that a score is dropped if another qualifying score takes precedence over it
+and has an effect at least half as large. A specific score takes precedence over a general one that includes it
+(previous over local), and scores of ordinary tokens take precedence over "first" and "separator", which are attention
+sinks. A head that qualifies for none is "mixed".
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def choose_label(scores: dict[str, Score]) -> str:
 def significant_scores(scores: dict[str, Score], preceded_by: Mapping[str, Sequence[str]]) -> dict[str, Score]:
     """Returns the scores that stand out, by name, without those that another score explains.
 
-    A score is dropped if one of the scores in preceded_by[name] also stands out, with at least half its effect.
+    A score is dropped if one of the scores in preceded_by[name] stands out, too, was not dropped itself, and has an
+    effect at least half as large.
     """
     good = {name: score for name, score in scores.items() if score.stands_out}
     for name, others in preceded_by.items():

@@ -80,9 +80,10 @@ def evaluate_coreference(record: Record, texts: Iterable[Mentions]) -> dict[str,
 def _word_weights(
     recording: Recording, spans: Sequence[Span], mean: bool = False
 ) -> tuple[list[dict[str, Any]], Float[Tensor, "N W W"], Bool[Tensor, "W W"]]:
-    """Returns the self-attention heads over the text, their weights between words, and which word may attend to which.
+    """Returns a dict that identifies each self-attention head of sequence 0, their weights between words, and a mask.
 
-    The weight onto a word is the sum over its tokens, or with `mean` their mean.
+    The mask says which word may attend to which in at least one attention module. The weight onto a word is the sum
+    over its tokens, or with `mean` their mean.
     """
     tokens = recording.sequences[0]
     of_word = _tokens_of(tokens, spans)

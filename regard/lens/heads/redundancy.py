@@ -41,10 +41,10 @@ def redundant_pairs(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 def divergences(
     recordings: Sequence[Recording],
 ) -> tuple[list[dict[str, Any]], Float[Tensor, " N"], Float[Tensor, "N N"]]:
-    """Returns the heads, the divergence [N] of each from uniform attention, and that [N,N] of each pair, in nats.
+    """Returns the heads, the divergence [N] of each from uniform attention, and the divergence [N,N] of each pair.
 
-    Divergences are means over queries and texts. Heads over different sequences (encoder and decoder) get ln 2, the
-    maximum.
+    Divergences are means over queries and texts, in nats. A pair of heads over different sequences (encoder and
+    decoder) gets ln 2, the maximum.
     """
     head_ids: list[dict[str, Any]] = [
         {"attention": n, "layer": a.layer, "side": a.side, "head": h}

@@ -74,7 +74,7 @@ class BlockSums:
 
 
 def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
-    """Returns how often each word occurs."""
+    """Returns how many tokens belong to each word: a word of three tokens counts three for each occurrence."""
     return Counter(word for tokens in sequences for word in _words(tokens) if word)
 
 
@@ -102,7 +102,7 @@ def measure(
 
 
 def _key_sets(keys: Tokens, word_frequency: dict[str, int]) -> dict[str, Callable[[Tensor], Bool[Tensor, "R S"]]]:
-    """Returns for each score a function from query rows to its set of keys, a Boolean tensor [R,S].
+    """Returns, for each score that is the mass on a set of keys, a function from query rows to that set [R,S].
 
     Queries and keys are the same tokens: the scores are those of self-attention.
     """
@@ -115,7 +115,8 @@ def _key_sets(keys: Tokens, word_frequency: dict[str, int]) -> dict[str, Callabl
     first[int(keys.not_padding.int().argmax())] = True
     punctuation = torch.tensor([_is_punctuation(t) and not s for t, s in zip(keys.tokens, keys.special, strict=True)])
     rare = torch.tensor([w in _rare(word_frequency) for w in words]) & ~special & ~punctuation
-    word_index = torch.tensor(keys.words)  # the words of the text are counted, so equal words have different indices
+    # The index of this occurrence of a word: two occurrences of a word have different indices, but equal `word_ids`.
+    word_index = torch.tensor(keys.words)
     previous_token = torch.cat([torch.tensor([-1]), token_ids[:-1]])
 
     def offset(d: int) -> Callable[[Tensor], Tensor]:
@@ -178,7 +179,8 @@ def _add_broad(
 ) -> None:
     """Adds the entropy divided by ln(number of visible keys); the baseline is that of random Gaussian scores.
 
-    The random scores have the scale that random directions with these norms of q and k would give.
+    The standard deviation of a random score is that of scale·q·k for vectors in random directions with the norms of
+    this q and this k; the mean key is subtracted from k first.
     """
     formula = attended.formula
     assert isinstance(formula, SoftmaxFormula) and attended.q is not None and attended.k is not None
@@ -225,7 +227,7 @@ def _is_punctuation(token: str) -> bool:
 
 
 def _rare(word_frequency: dict[str, int]) -> set[str]:
-    """Returns the words that occur once; none if the texts have fewer than 50 words."""
+    """Returns the words that have one token in all texts; none if the texts have fewer than 50 tokens of words."""
     words = {w for w in word_frequency if any(c.isalpha() for c in w)}
     if sum(word_frequency[w] for w in words) < 50:
         return set()

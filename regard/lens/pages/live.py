@@ -64,7 +64,7 @@ def generates(recordable: RecordableModel) -> bool:
 
 
 def context_length(recordable: RecordableModel) -> int | None:
-    """Returns the maximum number of tokens of a model's context; None if there is no limit."""
+    """Returns the maximum number of tokens of a model's context; None if there is no limit or it is not known."""
     if isinstance(recordable.model, Model):
         limit = getattr(recordable.model.stack, "limit", None)
     else:

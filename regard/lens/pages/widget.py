@@ -61,7 +61,7 @@ class Frame:
 
 
 def frame_html(trace: Trace, height: int) -> str:
-    """Returns an iframe element that contains the whole page of a trace; raises OptionError if it is too large."""
+    """Returns an iframe element that contains the page of a trace; raises OptionError if the trace is too large."""
     encoded = encode(trace)
     if encoded.page_size > MAX_PAGE_BYTES:
         raise OptionError(

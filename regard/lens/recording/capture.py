@@ -109,7 +109,10 @@ class ModuleCapture:
         self.n.append(n)
 
     def end(self, out: Tensor, tap_gradients: bool) -> Tensor:
-        """Returns the heads' outputs of a call; if `tap_gradients`, adds zeros, which receive the same gradient."""
+        """Returns the heads' outputs of a call.
+
+        If `tap_gradients`, zeros are added to them, and the gradient of these zeros is the gradient of the outputs.
+        """
         self.bias = None
         if not tap_gradients:
             return out
@@ -150,7 +153,7 @@ class ModuleCapture:
         return attended
 
     def _reproduces(self, scores: Tensor, n: Tensor, weights: Tensor, fully_masked: Tensor) -> bool:
-        """Returns whether exp(scores − n) equals the weights in all rows that are not `fully_masked` [H,R]."""
+        """Returns whether exp(scores − n) equals the weights up to `tolerance` in rows not `fully_masked` [H,R]."""
         computed = torch.exp(scores - n.masked_fill(fully_masked, 0)[..., None])
         return bool(((computed - weights).abs().amax(-1).masked_fill(fully_masked, 0) <= self.tolerance).all())
 

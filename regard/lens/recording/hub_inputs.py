@@ -73,7 +73,7 @@ def is_encoder_decoder(model: Any) -> bool:
 
 
 def target_ids(model: Any, target: str | Sequence[int], tokenizer: Any) -> Tensor:
-    """Returns decoder_input_ids [1,T]: the decoder start token followed by the target."""
+    """Returns decoder_input_ids [1,T]: the decoder start token, if the config has one, followed by the target."""
     if not is_encoder_decoder(model):
         raise OptionError(f"a {type(model).__name__} has no target: leave it out, or append it to the text")
     if isinstance(target, str):
@@ -96,8 +96,8 @@ def lacks_target(model: Any, inputs: Mapping[str, Any]) -> bool:
 def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the settings for generating a target because none was given, and warns.
 
-    If the model cannot generate, or has no start token to begin with, returns None, and adds the start token (without
-    one, the padding token) to `inputs` as the decoder's only input.
+    Returns None if the model cannot generate, or if its configs name no start token. The decoder's only input, which is
+    added to `inputs`, is then the start token, or the padding token if there is none. Raises OptionError without both.
     """
     configs = (getattr(model, "generation_config", None), model.config)
     start = _first_token(configs, "decoder_start_token_id", "bos_token_id")
@@ -153,7 +153,10 @@ def generate_ids(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]
 
 
 def append_generated(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Generates, and returns the inputs with the generated tokens appended, for one pass over both."""
+    """Generates, and returns inputs with which one pass reads the prompt and the generated tokens.
+
+    For an encoder-decoder, the generated tokens become `decoder_input_ids`.
+    """
     device = next(model.parameters()).device
     ids = generate_ids(model, inputs, settings)
     if is_encoder_decoder(model):

@@ -110,7 +110,7 @@ def record_hub_model(
 
 
 def hub_card(model: Any, name: str | None = None, trained: bool | None = None, note: str = "") -> Card:
-    """Returns the card of a Hugging Face model; sizes that its config does not contain are 0."""
+    """Returns the card of a Hugging Face model; sizes that its config neither contains nor implies are 0."""
     config = text_config(model)
     heads = _config_number(config, "num_attention_heads", "num_heads")
     width = _config_number(config, "hidden_size", "d_model")
@@ -192,8 +192,9 @@ def _labels(model: Any, inputs: dict[str, Any], prompt_length: int) -> Tensor:
 def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, capture: ModelCapture) -> float:
     """Stores, for each module, the gradient of the masked-language-model loss, and returns the loss.
 
-    The gradient is taken with respect to the heads' outputs, before the output projection. It is summed over all masked
-    copies of the text: over those in a batch because they share the added zeros, and here over the batches.
+    The gradient is taken with respect to the heads' outputs, before the output projection. It is the sum over all
+    masked copies of the text. The gradient of a batch is already the sum over its copies, because they share the added
+    zeros; this function adds up the batches.
     """
     mask_id = require_mask_token(tokenizer)
     ids = inputs["input_ids"][0]
@@ -291,7 +292,10 @@ def _side_of(name: str, cross: bool) -> str:
 
 
 def _find_sequence(sequences: list[Tokens], wanted: int, length: int) -> int:
-    """Returns the index of the wanted sequence if it has this length, else of another that has; else appends one."""
+    """Returns the index of a sequence of this length: `wanted` if it has it, else the first that has it.
+
+    If none has it, numbered tokens are appended to `sequences`, and their index is returned.
+    """
     candidates: list[int] = [wanted, *range(len(sequences))]
     for n in candidates:
         if len(sequences[n]) == length:

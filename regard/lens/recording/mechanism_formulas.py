@@ -1,8 +1,9 @@
 """The trace formula of each of regard's mechanisms, and the arrays that it needs.
 
 For softmax and kernel attention q, k and a formula are stored; for one-hot attention the index of the attended key.
-Most synthesizers are stored as softmax attention with other q and k. For any other mechanism, and for masks with
-documents, a bias or a relative position bias, the weights themselves are computed and stored (dense).
+Dense and factorised synthesizers are stored as softmax attention: the q and k that are stored are those whose softmax
+gives the synthesizer's weights. For any other mechanism, and for masks with documents, a bias or a relative position
+bias (of a synthesizer also with slopes or a softcap), the weights themselves are computed and stored (dense).
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def _weight_tiles(mechanism: Mechanism, inputs: LayerInputs, step: int) -> Itera
     mask = inputs.mask
     assert mask.size_override is not None
     T, S = mask.size_override
-    # The mask takes its queries for the last ones of the sequence, so a part of them needs its positions. Masks of
-    # cross-attention do not depend on positions.
+    # A mask assumes that its queries are the last ones of the sequence. For a part of the queries this is wrong, so
+    # their positions are given as `rows`. Masks of cross-attention do not depend on positions.
     positions = None
     if not inputs.cross:
         positions = mask.query_positions(T, S, inputs.v.device)

@@ -1,7 +1,7 @@
 """Recording models that bypass transformers' attention interface.
 
 Their weights come from `output_attentions`, and q, k, v from forward hooks on the projections, before any rotary
-embedding. The weights are stored as they are.
+embedding. The weights themselves are stored (dense, in float16).
 """
 
 from __future__ import annotations

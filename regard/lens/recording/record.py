@@ -28,7 +28,7 @@ def record(
     gradient: Gradient = False,
     card: Card | None = None,
 ) -> Trace:
-    """Records the attention of a model in a text; returns a trace with one recording, or with two if `text_b` is given.
+    """Records the attention of a model while it reads a text, or two texts; returns a trace with a recording of each.
 
     model: one of regard's models, or one of Hugging Face's `transformers`.
     text: a text, token ids, or (for a Hugging Face model) a dict of ready-made inputs, such as an image.

@@ -253,8 +253,9 @@ def _run_whole(
 def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture], tokenizer: Tokenizer | None) -> float:
     """Stores, for each layer, the gradient of the masked-language-model loss, and returns the loss.
 
-    The gradient is taken with respect to the heads' outputs, before the output projection. It is summed over all masked
-    copies of the text: over those in a batch because they share the added zeros, and here over the batches.
+    The gradient is taken with respect to the heads' outputs, before the output projection. It is the sum over all
+    masked copies of the text. The gradient of a batch is already the sum over its copies, because they share the added
+    zeros; this function adds up the batches.
     """
     positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
     totals: list[Tensor] = []

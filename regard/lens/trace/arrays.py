@@ -20,7 +20,9 @@ from regard.errors import RegardError
 STEPS_PER_RMS = 32  # the default step size of a column is its RMS divided by this
 MAX_CODE = 1 << 23  # largest absolute value of the integer code of a quantised number
 STEPS_PER_OCTAVE = 64  # step sizes are integer powers of 2^(1/64)
-MIDDLE = 128  # added to the upper parts of codes, so that small ones of either sign have the same high byte
+# Added to the upper part of each integer code (see `pack_steps`): the high byte of small parts of either sign is then
+# 0.
+MIDDLE = 128
 SAMPLE = 1 << 14  # number of codes in the sample by which the number of raw bits is chosen
 TYPES = {"f32": "<f4", "f16": "<f2", "i32": "<i4", "i16": "<i2", "u8": "u1"}
 
@@ -45,7 +47,7 @@ def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
     and Huffman coding brings it near its entropy.
     """
     whole = (x.detach().float() / step).round().clamp(-MAX_CODE, MAX_CODE).int().cpu().numpy()
-    low = _count_raw_bits(whole)
+    low = _choose_raw_bits(whole)
     upper = ((whole >> low) + MIDDLE).astype("<i2")
     noise = np.unpackbits(
         (whole & ((1 << low) - 1)).astype("<u4").reshape(-1, 1).view("u1"), axis=-1, count=low, bitorder="little"
@@ -54,7 +56,7 @@ def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
     return _deflated(bytes([low]), *_planes(exponent), *_planes(upper), np.packbits(noise, bitorder="little").tobytes())
 
 
-def _count_raw_bits(whole: np.ndarray) -> int:
+def _choose_raw_bits(whole: np.ndarray) -> int:
     """Returns the number of low bits to store raw that minimises raw bits plus the entropy of the upper part."""
     sample = whole.reshape(-1)[:: -(-whole.size // SAMPLE) or 1]
     # With this many raw bits, the upper parts of the sample, plus MIDDLE, fit one byte; more would gain nothing.
@@ -120,7 +122,7 @@ def default_steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
 
 
 def round_down_steps(step: Tensor) -> Tensor:
-    """Rounds step sizes down to ones that can be stored, powers of 2^(1/64); 0, of an all-zero column, becomes 1."""
+    """Rounds step sizes down to powers of 2^(1/64), from 2^−120 to 2^120; 0, of an all-zero column, becomes 1."""
     exponent = (step.double().log2() * STEPS_PER_OCTAVE).floor()
     return step_from_exponent(exponent.masked_fill(step <= 0, 0).clamp(-120 * STEPS_PER_OCTAVE, 120 * STEPS_PER_OCTAVE))
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from regard.lens.trace.arrays import unpack
 
-# (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck); a None stands for a tensor of zeros.
+# (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck); cq or ck is None if it is 0 everywhere.
 KernelTerms = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -51,7 +51,10 @@ class KernelFormula:
     feature_map: str
 
     def kernel_terms(self, q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
-        """Returns (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck), in float64; cq or ck is None if it is 0."""
+        """Returns (a, cq, ck) with φ(q)·φ(k) = a·exp(cq + ck), in float64; cq or ck is None if it is 0.
+
+        For the map "stored", cq and ck are in the trace, and None is returned for both.
+        """
         if w is not None:
             w = w.double()
         return _MAPS[self.feature_map](q.double(), k.double(), w)

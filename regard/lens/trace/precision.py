@@ -62,7 +62,7 @@ def choose_precision(recording: Recording, attended: Attended) -> StoredVectors:
     if isinstance(attended.formula, SoftmaxFormula):
         return _fit_softmax(recording, attended)
     if isinstance(attended.formula, KernelFormula):
-        return _features_to_half(recording, attended)
+        return _choose_float_types(recording, attended)
     return StoredVectors(
         q, k, attended.n, _storage(q, default_steps(q)), _storage(k, default_steps(k)), [0.0] * attended.heads
     )
@@ -107,7 +107,7 @@ def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
 
 
 def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
-    """Returns for each key head the largest ε that meets the limit on the sampled rows; 0 if none does."""
+    """Returns for each key head the largest ε found, in a few tries, that meets the limit on sampled rows; else 0."""
     q, k, formula = attended.q, attended.k, attended.formula
     assert q is not None and k is not None and isinstance(formula, SoftmaxFormula)
     rows = _sample_rows(q.shape[1])
@@ -218,10 +218,10 @@ def _storage(x: Tensor, step: Float[Tensor, "N K"]) -> list[Storage]:
     return [("step", s) if good else ("f32", None) for s, good in zip(step, fits.tolist(), strict=True)]
 
 
-def _features_to_half(recording: Recording, attended: Attended) -> StoredVectors:
-    """Stores q and k of kernel attention in float16 if the weights of the sampled rows change by at most LIMIT.
+def _choose_float_types(recording: Recording, attended: Attended) -> StoredVectors:
+    """Chooses float16 for q and k of kernel attention if the weights of the sampled rows change by at most LIMIT.
 
-    Otherwise they are stored in float32. Query heads that share a key head are decided together.
+    Otherwise it chooses float32. Query heads that share a key head are decided together.
     """
     q, k, group = attended.q, attended.k, _group(attended)
     assert q is not None and k is not None

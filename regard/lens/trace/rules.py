@@ -47,9 +47,9 @@ class MaskRules:
         return reasons
 
     def reach(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> int:
-        """Returns the length of a key prefix that contains every key these queries may attend to; at least 1.
+        """Returns the length of a key prefix that contains every key these queries may attend to.
 
-        It is the shortest such prefix as far as the causal rule is concerned; other rules are not taken into account.
+        Only the causal rule makes it shorter than all keys. It is at least 1 if there are keys.
         """
         if not self.causal or not len(rows):
             return len(keys)
@@ -74,14 +74,15 @@ class MaskRules:
 def infer_rules(allowed: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Tokens, cross: bool) -> MaskRules:
     """Returns the simplest rules that reproduce this mask (True: allowed); padding queries are ignored.
 
-    If none does, the mask itself is stored, one bit per entry, shared by all heads.
+    If none does, the rules hold the mask itself, for all heads.
     """
     if allowed is None:
         return MaskRules()
     candidates = [MaskRules()]
     if not cross:
         candidates += [MaskRules(causal=True)]
-        # A window shows in the number of keys of a row if it is causal, else in those up to the query itself.
+        # The size of a window is the number of allowed keys of a row if the mask is causal, else the number of allowed
+        # keys up to the query itself.
         widths = [int(allowed[row].sum()) for row in _rows_showing_window(queries)]
         widths += [int(allowed[row, : row + 1].sum()) for row in _rows_showing_window(queries)]
         candidates += [MaskRules(causal=c, window=w) for w in sorted(set(widths)) if w > 0 for c in (True, False)]

@@ -28,10 +28,11 @@ from regard.lens.trace.tokens import Tokens
 
 @dataclass
 class Attended:
-    """What was recorded of one attention module, all heads; the tensors are float32 on the CPU.
+    """What was recorded of one attention module, all heads; the tensors are on the CPU, float32 except `choice`.
 
     T queries, S keys, H heads, G key/value heads. `queries` and `keys` are indices into `Recording.sequences`. The
-    names of the fields are keys of the trace format (docs/trace-format.md).
+    names of the fields are keys of the trace format (docs/trace-format.md), where `formula` is "weights" and `rules` is
+    "mask".
     """
 
     layer: int
@@ -93,7 +94,10 @@ class Card:
 
 @dataclass
 class Recording:
-    """The attention of one model in one text (an encoder-decoder has two sequences, the source and the target)."""
+    """The attention of one model while it read one text.
+
+    An encoder-decoder has two sequences, the source and the target.
+    """
 
     name: str
     model: Card
@@ -242,7 +246,7 @@ class Trace:
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens of the first recording: its text, or the target of an encoder-decoder."""
+        """The tokens of the last sequence of the first recording: its text, or the target of an encoder-decoder."""
         return self.recordings[0].sequences[-1].tokens
 
     def save(self, path: str | Path) -> int:
