@@ -95,8 +95,8 @@ class Linear(Mechanism):
         refuse(self, mask, "bias", "slopes", "relative", "softcap")
         # A running sum cannot forget: these need the pairs themselves.
         documents_both_ways = mask.documents is not None and not mask.causal
-        last_of_more_keys = mask.causal and size.T != size.S
-        if mask.window is not None or documents_both_ways or last_of_more_keys:
+        moved_queries = mask.causal and (size.T != size.S or mask.rows is not None)
+        if mask.window is not None or documents_both_ways or moved_queries:
             return attend_by_weights(self, q, k, v, mask)
         fast = self.select_kernel("forward", q, k, v, mask)
         if fast is not None:

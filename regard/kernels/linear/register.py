@@ -62,6 +62,17 @@ def unsupported_inputs(
     return None
 
 
+def unsupported_rules(q: Tensor, k: Tensor, mask: Mask) -> str | None:
+    """Returns which rule of a mask the kernels would leave out, or None; they know padding and causal masks."""
+    if mask.documents is not None:
+        return "it knows no packed documents"
+    if mask.window is not None:
+        return "it knows no window"
+    if mask.rows is not None or (mask.causal and q.shape[2] != k.shape[2]):
+        return "it takes each causal query to stand at the key of the same index"
+    return None
+
+
 def unsupported_widths(K: int, V: int, device: torch.device) -> str | None:
     """Returns why heads of widths K and V need more shared memory than a GPU has, or None."""
     if max(K, V) > _NARROW_HEAD_DIM and _smem_bytes_per_block(device) < _WIDE_HEAD_SMEM_BYTES:
@@ -105,9 +116,7 @@ def _unsupported_token(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, state
 
 def _unsupported_forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
     """Returns why `forward` cannot run, or None if it can."""
-    if mask.documents is not None:
-        return "it knows no packed documents"
-    return _unsupported_sequence(mechanism, q, k, v)
+    return unsupported_rules(q, k, mask) or _unsupported_sequence(mechanism, q, k, v)
 
 
 def _unsupported_extend(

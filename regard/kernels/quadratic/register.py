@@ -24,8 +24,9 @@ def _when(mechanism: Quadratic, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> 
     reason = linear.unsupported_inputs(mechanism, q, k, v)
     if reason is not None:
         return reason
-    if mask.documents is not None:
-        return "it knows no packed documents"
+    reason = linear.unsupported_rules(q, k, mask)
+    if reason is not None:
+        return reason
     K = k.shape[3]
     V = v.shape[3]
     if max(K, V) > _WIDEST.get(v.dtype, 0):
