@@ -3,8 +3,9 @@
 Every process draws the whole batch of a step, computes the loss of its own rows of it, and takes part in the reduction
 of gradients. Results do not depend on the number of processes, except for the order of sums and for dropout masks. The
 loss of a process is a sum over the targets in its rows. The training loop divides it by the number of targets in the
-whole batch, so that shards of different sizes count correctly, and multiplies it by `world_size`, because DDP and FSDP2
-average gradients over the processes, whereas training needs their sum. Only rank 0 writes files and prints.
+whole batch, so that processes with different numbers of targets count correctly, and multiplies it by `world_size`,
+because DDP and FSDP2 average gradients over the processes, whereas training needs their sum. Only rank 0 writes
+checkpoints, metrics and progress; the others print their errors.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Process:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the only one that writes files and prints."""
+        """Whether this is rank 0, the only one that writes checkpoints, metrics and progress."""
         return self.rank == 0
 
     def device(self, name: str) -> str:

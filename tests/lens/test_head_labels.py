@@ -404,6 +404,26 @@ def test_removing_a_head_costs_what_its_output_was_worth():
     assert cost[0, 0] == pytest.approx(after - before, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["bloom", "gptj"])
+def test_heads_that_cannot_be_removed_are_not_said_to_cost_nothing(name):
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    if name == "bloom":
+        config = transformers.BloomConfig(vocab_size=61, hidden_size=24, n_layer=2, n_head=4)
+        model = transformers.BloomForCausalLM(config).eval()
+    else:
+        config = transformers.GPTJConfig(vocab_size=61, n_embd=24, n_layer=2, n_head=4, rotary_dim=4)
+        model = transformers.GPTJForCausalLM(config).eval()
+    subject = RecordableModel(model, None, hub_card(model))
+    with pytest.raises(OptionError, match="makes its attention itself"):
+        ablate(subject, [list(range(5, 17))])
+
+
+def test_a_head_without_scores_can_be_removed():
+    subject = subject_of(GPT.preset("nano", vocabulary=256, length=64, layers=1, mechanism="synthesizer-random"))
+    assert any(x["cost"] != 0 for x in ablate(subject, ["the dog ran home"])["heads"])
+
+
 def test_removing_a_head_of_a_hugging_face_model():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

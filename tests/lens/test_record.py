@@ -49,6 +49,18 @@ def test_every_mechanism_gives_the_weights_it_has(name, cls):
             close(trace.weights(layer, head, rows=[4, 22]), maps[0, head, [4, 22]], limit)
 
 
+@pytest.mark.parametrize("options", [{}, {"rank": 2}])
+@pytest.mark.parametrize("name", ["softmax", "synthesizer", "synthesizer-random"])
+def test_slopes_are_in_the_weights_of_every_mechanism_that_takes_them(name, options):
+    if name != "synthesizer-random":
+        options = {}
+    model, ids = nano(name, position="alibi", options=options), torch.randint(0, 50, (23,)).tolist()
+    trace = record(model, ids)
+    for layer, maps in enumerate(attention_maps(model, torch.tensor([ids]))):
+        for head in range(3):
+            close(trace.weights(layer, head), maps[0, head], 3e-4)
+
+
 @pytest.mark.parametrize("name", sorted(mechanisms()))
 def test_steps_of_generating_make_one_matrix(name):
     model = nano(name)

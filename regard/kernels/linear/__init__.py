@@ -27,10 +27,11 @@ kernel of its own, `decode_step_kernel`.
 (`performer`, `fourier`; for `elu` and `precomputed` φ = ψ). All sums are kept relative to 2ᵐ, where the *peak* m is the
 running maximum of c: nothing overflows, and no later key can change an earlier output. Scaling by powers of two is
 exact. Results do not depend on c and m, so no gradient passes through them. A query's own factor cancels in the ratio.
-The *shift* of a vector is what is subtracted in the exponent of its features. With p_f = (w_f·x) K^(−1/4) log₂e, and
-trig_f(x) the sine or the cosine of (w_f·x) K^(−1/4), and without the factor 1/√D that `regard.mechanisms` gives to φ:
+The *shift* of a vector is what is subtracted in the exponent of its features. Let p_f(x) = (w_f·x) K^(−1/4) log₂e, and
+let trig_f(x) be the sine or the cosine of (w_f·x) K^(−1/4). The kernels leave out the factor 1/√D that
+`regard.mechanisms` gives to φ, so that here
 
-    performer   φ_f(k) = 2^(p_f − k_shift),     ψ_f(k) = 2^(p_f − k_shift − c),     ψ_f(q) = 2^(p_f − q_shift)
+    performer   φ_f(k) = 2^(p_f(k) − k_shift),  ψ_f(k) = 2^(p_f(k) − k_shift − c),  ψ_f(q) = 2^(p_f(q) − q_shift)
     fourier     φ_f(k) = 2^(−k_shift) trig_f(k),    ψ_f(k) = 2^(−k_shift − c) trig_f(k),   ψ_f(q) = trig_f(q)
 
 For `fourier` the function `feature_map` returns trig_f alone, and the kernels multiply by the power of two afterwards.
@@ -61,7 +62,8 @@ queries (backward). chunks = ⌈T/C⌉. slots = segments + 1: one slot more for 
 initial state in the first slot (forward) or the gradient of the final state in the last slot (backward).
 
     name             shape                 dtype    meaning
-    q, k, v          [B,H,T,K] [B,G,T,K]   inputs'  queries, keys, values [B,G,T,V]; features for the map `precomputed`
+    q, k             [B,H,T,K] [B,G,T,K]   as given queries and keys; for the map `precomputed` their features
+    v                [B,G,T,V]             as given values
     w                [W_PARTS·D,K]         bf16/f32 directions, in parts that sum to w; or the identity [K,K]
     visible          [B,T]                 bool     which keys may be attended to
     out              [B,H,T,V]             v's, f32 outputs; float32 where weights may be negative
@@ -77,7 +79,7 @@ initial state in the first slot (forward) or the gradient of the final state in 
     segment_sums     [BH,slots,F·V+F]      f32      S and Z of each segment, then the running totals in their place
     segment_S_cast   [BH,slots,F·V]        product  S of the running totals once more, in the dtype of the products
     segment_scales   [BH,slots,2]          f32      before the scan: the peak of each segment's sums, and the shared
-                                                    exponent that S of the running total up to it will have
+                                                    exponent of S in the running total up to and with it
     running_scales   [BH,slots,2]          f32      after the scan: peak and shared exponent of each running total
     chunk_R, segment_R_cast                product  backward: R in place of chunk_S and segment_S_cast
     final_sums       [B,G,F,V+1]           f32      the state after the last token: S, and Z as its last column

@@ -92,7 +92,7 @@ def run_backward(
 
 
 def allocate_gradients(plan: Plan, q: Tensor, k: Tensor, v: Tensor, has_initial_state: bool) -> Gradients:
-    """Returns uninitialised gradients with the strides of the inputs: with others PyTorch would copy them."""
+    """Returns uninitialised gradients, laid out like the inputs: from another layout PyTorch would copy them."""
     dq, dk, dv = (torch.empty_like(with_unit_stride(x)) for x in (q, k, v))
     shape = (q.shape[0], plan.G, size_if(has_initial_state, plan.F), plan.V + 1)
     return Gradients(dq, dk, dv, torch.empty(shape, dtype=torch.float32, device=q.device))
@@ -130,8 +130,8 @@ def _run_query_grad(
     B, H, T = q.shape[:3]
     span = plan.key_segments.span
     if plan.is_chained(call.causal, call.has_initial_state, True):
-        # `chained_kernel` sums from the beginning of the sequence, as if that were one segment. Any span will do that
-        # exceeds the index of the last chunk's first token.
+        # `chained_kernel` sums from the beginning of the sequence, as if that were one segment. Any span that
+        # exceeds the index of the last chunk's first token has this effect: every chunk but the first has a chunk sum.
         span = k.shape[2] + CHUNK
     grid = (B * H * plan.blocks_v * ceil_div(T, CHUNK), 1)
     launch_planned(
@@ -153,7 +153,8 @@ def _sum_backward(call: BackwardCall, back_shift: Tensor, back_chunk_max: Tensor
     q = call.saved.q
     H, T = q.shape[1:3]
     BH = q.shape[0] * H
-    slots = 0  # segment sums are needed for later segments, for all queries together, and for the gradients of states
+    # Segment sums are needed if there are several segments, if attention is not causal, and for gradients of states.
+    slots = 0
     if plan.query_segments.several or not call.causal or call.d_final is not None or call.has_initial_state:
         slots = plan.query_segments.slots
     chunks = 0  # sums after each chunk are needed where a segment has more than one
@@ -196,10 +197,10 @@ def _write_final_state_grad(call: BackwardCall, d_final: Tensor, segment_sums: T
     by_head[:, :, 0] = d_final
     peak = None
     if call.plan.stabilised:
-        # The state is relative to 2^last, so its gradient has the exponent −last, as a query has −m_i. A state without
-        # keys has last = −inf. Its gradient gets −inf too, and therefore the factor 0.
-        last = call.saved.running_scales[:, -1:, 0].expand(-1, call.group)
-        peak = torch.where(last == -math.inf, last, -last)
+        # The state is relative to 2^state_peak, so its gradient has the exponent −state_peak, as a query has −m_i. A
+        # state without keys has state_peak = −inf; its gradient gets −inf too, which makes its factor 0.
+        state_peak = call.saved.running_scales[:, -1:, 0].expand(-1, call.group)
+        peak = torch.where(state_peak == -math.inf, state_peak, -state_peak)
     write_carry_in(segment_sums, segment_scales, by_head.flatten(1, 2), peak, reverse=True)
 
 
@@ -224,8 +225,8 @@ def _run_key_value_grad(call: BackwardCall, back: BackwardSums, delta: Tensor, d
 
 
 def _write_initial_state_grad(call: BackwardCall, back: BackwardSums, d_initial: Tensor) -> None:
-    """Writes the gradient of the initial state into d_initial [B,G,F,V+1]: R and ρ of all queries, summed over the
-    query heads of a group and scaled to the state's own peak."""
+    """Writes the gradient of the initial state into d_initial [B,G,F,V+1]: R and ρ of all queries, with the gradient
+    of the final state if there is one, summed over the query heads of a group and scaled to the state's own peak."""
     plan = call.plan
     B = call.saved.q.shape[0]
     by_head = unpack_state(plan, back.segment_sums[:, 0], B)

@@ -37,7 +37,7 @@ def run_forward(call: LinearCall) -> ForwardResults:
 
 
 def allocate_results(plan: Plan, call: LinearCall) -> ForwardResults:
-    """Returns uninitialised results; tensors that the call does not need are empty."""
+    """Returns uninitialised results; tensors that the call's kernels neither write nor read are empty."""
     B, H, T = call.q.shape[:3]
     T_k = call.v.shape[2]
     BG = B * plan.G
@@ -74,7 +74,9 @@ def _count_sums(plan: Plan, call: LinearCall) -> tuple[int, int]:
         if call.needs_grad and T_k > CHUNK:
             return 0, ceil_div(T_k, CHUNK)
         return 0, 0
-    slots = 0  # segment sums are needed for later segments, for all keys together, and for states
+    # Segment sums are needed if there are several segments, if attention is not causal (the sums of all keys), and if
+    # there is an initial or a final state.
+    slots = 0
     if call.final or has_initial_state or not call.causal or plan.key_segments.several:
         slots = plan.key_segments.slots
     chunks = 0  # sums before each chunk are needed where a segment has more than one

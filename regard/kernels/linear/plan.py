@@ -18,7 +18,7 @@ BLOCK_F = 64  # directions in a tile: features are computed this many at a time
 MAX_BLOCK_V = 128  # columns of V per program, at most
 MAX_SLOTS = 128  # slots of a sequence, at most
 HANDOVER_TOKENS = 48  # cost of handing sums to the next segment, in tokens processed meanwhile
-FEW_FEATURES = 32  # with at least this many features, rounding errors of bfloat16 average out
+FEW_FEATURES = 32  # fewer than this are few: rounding errors of bfloat16 do not average out
 RANDOM_FEATURES = ("performer", "fourier")
 
 
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     key_segments: Segments  # for the sums over keys
     query_segments: Segments  # for the sums over queries in the backward pass
     chained_span: int  # tokens of a segment of `chained_kernel`
-    w_parts: int = 0  # number of parts of w; 0 where vectors are not projected
+    w_parts: int = 0  # parts of w, filled in by `prepare_directions`; 0 before, and where vectors are not projected
 
     @property
     def stabilised(self) -> bool:
@@ -65,15 +65,16 @@ class Plan(NamedTuple):
 
     @property
     def has_spare_registers(self) -> bool:
-        """Whether K and V are at most 64 and each product is a single one (not three), so that a program has registers
-        for tiles of more than CHUNK tokens or BLOCK_F features."""
+        """Whether a program has registers for tiles of more than CHUNK tokens or BLOCK_F features: K and V are at most
+        64, and products are single ones, not three (some products of `fourier` are three even so)."""
         return self.precision in ("bf16", "fp16") and max(self.K, self.V) <= 64
 
     @property
     def projects_identity(self) -> bool:
         """Whether vectors are multiplied by the identity before the feature map. This does not change their values,
-        but the product has the register layout that the next tl.dot takes as an operand. A loaded tile does not have
-        it: from one, the compiler would compute the features twice, once in each layout."""
+        but the product has the register layout that the next tl.dot takes as an operand. A loaded tile has
+        another layout, and the compiler would compute the features of a loaded tile twice, once in each layout. The
+        kernels of ∂q, ∂k and ∂v do without."""
         return not self.stabilised and self.has_spare_registers and self.dtype == torch.bfloat16
 
     @property
@@ -105,8 +106,9 @@ class Plan(NamedTuple):
         return self.sum_dtype
 
     def peak_to_log2(self, peak: Tensor) -> Tensor:
-        """Returns the peak of a state as the kernels keep it. A state's peak is to base e and includes the factor 1/√D
-        that `regard.mechanisms` gives to φ; the kernels' peak is to base two, and their φ lacks that factor."""
+        """Returns the peak of a state as the kernels keep it. A state's peak is to base e, and e^peak times its sums
+        has the factor 1/√D that `regard.mechanisms` gives to φ. The kernels' peak is to base two and their φ lacks that
+        factor; the sums stay as they are, so the peak takes it up."""
         return peak.float() * LOG2E + self._peak_offset
 
     def peak_from_log2(self, peak: Tensor) -> Tensor:
@@ -158,13 +160,13 @@ def _make_plan(
     if map in RANDOM_FEATURES and precision != "bf16":
         widest = MAX_BLOCK_V // 2
     block_v = min(tile_side(V), widest)
-    # Enough segments for one wave of `chunk_sums_kernel`: 1, 3 or 4 of its programs are resident per SM.
+    # As many segments as fit into one wave of `chunk_sums_kernel`: 1, 3 or 4 of its programs are resident per SM.
     programs = {"fourier": 1, "performer": 3}.get(map, 4) * sm_count(device)
     blocks = ceil_div(F // features_per_direction(map), BLOCK_F) * ceil_div(V, block_v)
-    segments = programs // (blocks * B)
+    segments_of_all_heads = programs // (blocks * B)
     return Plan(
-        map, precision, q_dtype, H, G, K, V, F, block_v, cut_into_segments(T_k, segments // G),
-        cut_into_segments(T, segments // H), _chained_span(T_k, B * G, device),
+        map, precision, q_dtype, H, G, K, V, F, block_v, cut_into_segments(T_k, segments_of_all_heads // G),
+        cut_into_segments(T, segments_of_all_heads // H), _chained_span(T_k, B * G, device),
     )  # fmt: skip
 
 

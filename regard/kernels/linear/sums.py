@@ -58,9 +58,10 @@ def scan_segments(
     plan: Plan, segment_sums: Tensor, segment_scales: Tensor, segment_S_cast: Tensor, running_scales: Tensor, *,
     carry_in: bool, reverse: bool,
 ) -> None:  # fmt: skip
-    """Replaces segment_sums [BH,slots,N] by running totals over the slots, from the end if `reverse`. Writes their S to
-    segment_S_cast, and their peaks and shared exponents to running_scales. carry_in: whether a state is carried in."""
-    BH, slots, N = segment_sums.shape
+    """Replaces segment_sums [BH,slots,F·V+F] by running totals over the slots, from the end if `reverse`. Writes their
+    S to segment_S_cast, and their peaks and shared exponents to running_scales. carry_in: whether there is a carried-in
+    state."""
+    BH, slots, state_size = segment_sums.shape
     first = 0
     last = slots
     if not carry_in:  # its slot, the first or the last, holds nothing
@@ -68,7 +69,7 @@ def scan_segments(
             last = slots - 1
         else:
             first = 1
-    scalars = (slots, first, last, N, segment_S_cast.shape[2])
+    scalars = (slots, first, last, state_size, segment_S_cast.shape[2])
     flags = {
         "STABILISED": plan.stabilised,
         "REVERSE": reverse,
@@ -77,7 +78,8 @@ def scan_segments(
     kernel = triton_sums.scan_segments_kernel
     launch(
         (kernel, "scan_segments_kernel", segment_sums.device, scalars, *flags.values()), kernel,
-        (BH, ceil_div(N, SCAN_BLOCK), 1), (segment_sums, segment_scales, segment_S_cast, running_scales), scalars,
+        (BH, ceil_div(state_size, SCAN_BLOCK), 1), (segment_sums, segment_scales, segment_S_cast, running_scales),
+        scalars,
         lambda: {"BLOCK": SCAN_BLOCK, **flags}, lambda: [{"num_warps": 4}],
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ class LinearCall(NamedTuple):
 
 class ForwardResults(NamedTuple):
     """What the forward pass writes: the output, the final state if it is wanted, and the tensors that the backward pass
-    needs. Tensors that a call does not need are empty."""
+    needs. Tensors that the kernels of a call neither write nor read are empty."""
 
     out: Tensor
     final_sums: Tensor

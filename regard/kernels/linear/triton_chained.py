@@ -1,9 +1,9 @@
-"""Causal linear attention of narrow heads in one Triton kernel: one program per segment waits for the sums of the
-segment before it, and hands its own on.
+"""Causal linear attention of narrow heads in one Triton kernel: one program per segment waits for the total of
+all segments before it, adds its own sums, and hands the new total on.
 
-Keys and values are read twice, and the sums of a segment stay in registers. Each program draws a ticket when it starts,
-which decides its segment; so the program that it waits for has always started. Deterministic: atomics only draw tickets
-and set flags, and sums are always added in the same order.
+Keys and values are read twice (those of the last segment once), and the sums of a segment stay in registers. Each
+program draws a ticket when it starts, which decides its segment; so the program that it waits for has always started.
+Deterministic: atomics only draw tickets and set flags, and sums are always added in the same order.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

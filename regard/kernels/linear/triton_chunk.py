@@ -1,10 +1,10 @@
-"""Code shared by the kernels whose programs handle one chunk each: which chunk that is, and the sums of all tokens
-before it (after it in `key_value_grad_kernel`), which are *carried* into it.
+"""Code shared by the kernels whose programs handle one chunk each: which chunk that is, and its *preceding* sums, those
+of all tokens before it (after it in `key_value_grad_kernel`).
 
-Carried sums come in two terms: `chunk_S`, the sums from the beginning of the chunk's segment, and `segment_S_cast`, the
-running totals of all earlier segments. Each is multiplied separately, because adding the two matrices first takes
+Preceding sums come in two terms: `chunk_S`, the sums from the beginning of the chunk's segment, and `segment_S_cast`,
+the running totals of all earlier segments. Each is multiplied separately, because adding the two matrices first takes
 longer than a second product; only in mode fp16 `key_value_grad_kernel` adds them (ADD), to save registers. What is said
-of S and Z here holds for R and ρ in the backward pass, from the end.
+of S and Z here holds for R and ρ in `key_value_grad_kernel`, from the end.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -89,7 +89,7 @@ def load_S(
 
 
 @triton.jit
-def load_carried_sums(
+def load_preceding_sums(
     chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_row, slot_row, has_chunk_sum, has_segment_sum,
     segment_factor, ff, value_block, TRIG: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, ADD: tl.constexpr = False,

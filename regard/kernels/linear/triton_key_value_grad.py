@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.linear.triton_chunk import load_carried_sums, load_scales, locate_chunk
+from regard.kernels.linear.triton_chunk import load_preceding_sums, load_scales, locate_chunk
 from regard.kernels.linear.triton_features import (
     feature_map,
     features_per_direction,
@@ -37,7 +37,7 @@ from regard.kernels.linear.triton_query_grad import project_backward
 
 
 @triton.constexpr_function
-def grad_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS):
+def backward_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS):
     """Returns the precision of the scores ψ(k)·ψ(q) within a chunk. A query that is nearly orthogonal to all keys that
     it sees has a tiny normaliser, and its scores need all digits. That happens in short sequences: with one float16
     product, 2 of 200 sequences of two tokens missed the tolerance. So for `fourier` (mode fp16) three products are
@@ -113,13 +113,14 @@ def key_value_grad_kernel(
         q [B,H,T,K], k [B,G,T,K], v [B,G,T,V]: inputs; strides q_b, q_h, q_t and so on. q only if CAUSAL.
         w [W_PARTS·D,K]: directions.
         visible [B,T]: the mask over keys, if MASKED.
-        q_shift [B,H,T]: shift of each query; `performer` alone.
+        q_shift [B,H,T]: shift of each query; `performer` alone, if CAUSAL.
         k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
         chunk_R [B·H,chunks,F,V], chunk_Z_scales [B·H,chunks,F+2]: R, and ρ with its peak, after each chunk in its
             segment; if CHUNK_SUMS.
         segment_sums [B·H,slots,F·V+F], segment_R_cast [B·H,slots,F,V], running_scales [B·H,slots,2]: running totals
             from the end: slot n holds the total of segment n and all after it; if SEGMENT_SUMS.
-        inv_norm [B,H,T]: 1/s. query_peak [B,G,T]: m_i. delta [B,H,T]: δ. d_out [B,H,T,V]: ∂out; strides d_b, d_h, d_t.
+        inv_norm [B,H,T]: 1/s. delta [B,H,T]: δ. d_out [B,H,T,V]: ∂out; strides d_b, d_h, d_t. All if CAUSAL.
+        query_peak [B,G,T]: m_i; if CAUSAL and STABILISED.
     Writes:
         d_k [GROUP·value_blocks,B,G,T,K]: partial sums of ∂k; strides dk_p, dk_b, dk_h, dk_t.
         d_v [GROUP,B,G,T,V]: partial sums of ∂v; strides dv_p, dv_b, dv_h, dv_t.
@@ -154,11 +155,11 @@ def key_value_grad_kernel(
     values = load_rows(v + b * v_b + g * v_h + token * v_t, v_t, seen, vv, V)
     shift_q = 0.0
     shift_k = tl.zeros([C], tl.float32)  # the shift of ψ(k) is k_shift + c, that of φ(k) is k_shift
-    carried_scale = tl.where(seen, 1.0, 0.0)
+    preceding_scale = tl.where(seen, 1.0, 0.0)
     if STABILISED:
         c = tl.load(stabiliser + bg * T + t, mask=seen, other=float("-inf"))
         shift_k = tl.load(k_shift + bg * T + t, mask=seen, other=0.0) + finite_or_zero(c)
-        carried_scale = tl.exp2(c + M)
+        preceding_scale = tl.exp2(c + M)
     # The gradients of the chunk's scores ψ(k_j)·ψ(q_i), queries in columns: 2^(c_j − m_i) (∂out_i·v_j + δ_i) / s_i.
     exponent = tl.zeros([C], tl.float32)
     if CAUSAL:
@@ -174,14 +175,14 @@ def key_value_grad_kernel(
             exponent = tl.where(largest > 0, shared_exponent(largest), 0.0)
             d_scores = d_scores * tl.exp2(-exponent)[:, None]
         d_scores = cast_operand(d_scores, PRECISION)
-    # carried_scale is the factor 2^(c_j + M) of the carried sums. In ∂ψ(k), where they are added to the products with
-    # d_scores, they have to be divided by the exponents of the rows of d_scores as well.
-    carried_row_scale = carried_scale * tl.exp2(-exponent)
-    values_chunk = values
-    values_segment = values
+    # preceding_scale is the factor 2^(c_j + M) of the preceding sums. In ∂ψ(k), where they are added to the products
+    # with d_scores, they are divided by 2^exponent of their row, as d_scores was.
+    preceding_row_scale = preceding_scale * tl.exp2(-exponent)
+    values_for_R = values
+    values_for_segment_R = values
     if STABILISED:
-        values_chunk = scale_exactly(values, carried_row_scale)
-        values_segment = scale_exactly(values, carried_row_scale * segment_factor)
+        values_for_R = scale_exactly(values, preceding_row_scale)
+        values_for_segment_R = scale_exactly(values, preceding_row_scale * segment_factor)
     # Block by block of features: ∂ψ(k) and ∂v from the queries after the chunk, and the scores ψ(k)·ψ(q) for ∂v.
     scores = tl.zeros([C, C], tl.float32)
     d_values = tl.zeros([C, BV], tl.float32)
@@ -189,7 +190,7 @@ def key_value_grad_kernel(
     d_log_phi = tl.zeros([C], tl.float32)  # Σ_f ∂ψ_f ψ_f: the gradient of log of a factor that all φ_f(k) share
     # In fp16 there are too few registers for products with both terms of R, so the terms are added first.
     ADD: tl.constexpr = CHUNK_SUMS and SEGMENT_SUMS and PRECISION == "fp16"
-    SCORE_PRECISION: tl.constexpr = grad_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS)
+    SCORE_PRECISION: tl.constexpr = backward_score_precision(PRECISION, CHUNK_SUMS, SEGMENT_SUMS)
     D: tl.constexpr = F // features_per_direction(MAP)
     for block in range((D + BF - 1) // BF):
         ff = block * BF + tl.arange(0, BF)
@@ -199,7 +200,7 @@ def key_value_grad_kernel(
             qs = load_vectors(q_rows, q_t, present, block, K, BK, BF, W_PARTS)
         d_p = tl.zeros([C, BF], tl.float32)
         for trig in tl.static_range(features_per_direction(MAP)):
-            R_chunk, R_segment, rho = load_carried_sums(
+            R_chunk, R_segment, rho = load_preceding_sums(
                 chunk_R, chunk_Z_scales, segment_sums, segment_R_cast, chunk_row, slot_row, has_chunk_sum,
                 has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS, ADD,
             )  # fmt: skip
@@ -219,17 +220,17 @@ def key_value_grad_kernel(
                 # [C,BF] @ [BF,C] -> [C,C], keys by queries
                 scores = dot(psi, tl.trans(psi_q), scores, SCORE_PRECISION)
             # ρ is added here, right before the products that nearly cancel it. [C,1] · [1,BF] -> [C,BF]
-            d_psi += (delta_factor * carried_row_scale)[:, None] * rho[None, :]
+            d_psi += (delta_factor * preceding_row_scale)[:, None] * rho[None, :]
             if CHUNK_SUMS or SEGMENT_SUMS:
                 # [C,BF] @ [BF,BV] -> [C,BV]
                 d_values = dot(psi, R, d_values, PRECISION)
                 # [C,BV] @ [BV,BF] -> [C,BF]
-                d_psi = dot(values_chunk, tl.trans(R), d_psi, PRECISION)
+                d_psi = dot(values_for_R, tl.trans(R), d_psi, PRECISION)
             if CHUNK_SUMS and SEGMENT_SUMS and not ADD:
                 # [C,BF] @ [BF,BV] -> [C,BV]
                 d_values = dot(psi * segment_factor, R_segment, d_values, PRECISION)
                 # [C,BV] @ [BV,BF] -> [C,BF]
-                d_psi = dot(values_segment, tl.trans(R_segment), d_psi, PRECISION)
+                d_psi = dot(values_for_segment_R, tl.trans(R_segment), d_psi, PRECISION)
             if STABILISED:
                 # [C,BF] · [C,BF] -> [C]
                 d_log_phi += tl.sum(d_psi * psi, 1)
@@ -238,7 +239,7 @@ def key_value_grad_kernel(
             d_x = project_backward(d_p, ws, d_x, PRECISION)
         else:
             store_rows(dk_rows, dk_t, present, ff, tl.where(seen[:, None], d_p, 0.0), K)
-    d_values = d_values * carried_scale[:, None]
+    d_values = d_values * preceding_scale[:, None]
     if CAUSAL:  # loaded and computed again: there are too few registers to keep them through the loop
         d_outputs = load_rows(d_out + b * d_b + h * d_h + token * d_t, d_t, present, vv, V)
         scores *= score_scale(bg * T + t, bh * T + t, stabiliser, query_peak, inv_norm, seen, present, STABILISED)

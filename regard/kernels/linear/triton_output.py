@@ -9,7 +9,7 @@ import triton.language as tl
 from regard.kernels.linear.triton_chunk import (
     causal_mask,
     dot_scaled,
-    load_carried_sums,
+    load_preceding_sums,
     load_scales,
     locate_chunk,
 )
@@ -78,9 +78,9 @@ def output_kernel(
     Reads:
         q [B,H,T,K], k [B,G,T,K], v [B,G,T,V]: inputs; strides q_b, q_h, q_t and so on. k and v only if CAUSAL.
         w [W_PARTS·D,K]: directions.
-        visible [B,T]: the mask over keys, if MASKED.
+        visible [B,T]: the mask over keys, if MASKED and CAUSAL.
         q_shift [B,H,T]: shift of each query; `performer` alone.
-        k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
+        k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED and CAUSAL.
         chunk_S [B·G,chunks,F,V], chunk_Z_scales [B·G,chunks,F+2]: sums before each chunk in its segment; if CHUNK_SUMS.
         segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], running_scales [B·G,slots,2]: running totals
             over the segments: slot n holds all before segment n, the last slot all; if SEGMENT_SUMS.
@@ -137,7 +137,7 @@ def output_kernel(
             ks = load_vectors(k_rows, k_t, seen, block, K, BK, BF, W_PARTS)
         for trig in tl.static_range(features_per_direction(MAP)):
             # All loads come first, because the compiler does not move any of them ahead of a product.
-            S_chunk, S_segment, Z = load_carried_sums(
+            S_chunk, S_segment, Z = load_preceding_sums(
                 chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_row, slot_row, has_chunk_sum,
                 has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
             )  # fmt: skip
@@ -159,7 +159,7 @@ def output_kernel(
                 psi_k = feature_map(p_k, shift_k, ff[None, :], K, F, BF, MAP, trig, True)[0]
                 # [C,BF] @ [BF,C] -> [C,C]
                 scores = dot(psi_q, tl.trans(cast_operand(psi_k, SCORE_PRECISION)), scores, SCORE_PRECISION)
-    # Scale and mask the scores, scale the carried sums to the peak of each query, and add both.
+    # Scale and mask the scores, scale the preceding sums to the peak of each query, and add both.
     if SHARED_EXPONENT:
         result = result * tl.exp2(exponent)
     if CAUSAL:
@@ -172,9 +172,9 @@ def output_kernel(
                 weight_exponent = -tl.load(k_shift + bg * T + t, mask=seen, other=float("inf"))
             masked_exponent = tl.where(allowed, weight_exponent[None, :], float("-inf"))
             scores = scores * tl.exp2(masked_exponent - finite_or_zero(m_query)[:, None])
-            carried_scale = tl.exp2(m - finite_or_zero(m_query))
-            result = result * carried_scale[:, None]
-            norm = norm * carried_scale
+            preceding_scale = tl.exp2(m - finite_or_zero(m_query))
+            result = result * preceding_scale[:, None]
+            norm = norm * preceding_scale
             tl.store(query_peak + bg * T + t, m_query, mask=present & (value_block == 0) & (h % GROUP == 0))
         else:
             scores = tl.where(allowed, scores, 0.0)

@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-# The least bound from which a shared exponent is computed. The product of two inverse scales, 2^120 at most, is finite.
+# Smaller bounds are raised to this before a shared exponent is computed. An inverse scale 2^(−exponent) is then at most
+# 2^60, and the product of two of them is finite.
 SMALLEST_BOUND: tl.constexpr = tl.constexpr(2.0**-60)
 # A normaliser smaller than this has lost digits to underflow. This is tiny / eps of float32.
 SMALLEST_NORM: tl.constexpr = tl.constexpr(2.0**-103)
@@ -28,8 +29,9 @@ SMALLEST_NORM: tl.constexpr = tl.constexpr(2.0**-103)
 def dot(a, b, acc, PRECISION: tl.constexpr):
     """Returns acc + a b in float32.
 
-    a [m,k], b [k,n]: operands of any float dtype. In fp16, one of them must be float16 already, or else the product is
-    done in bfloat16. In bf16x3, a bfloat16 operand has no low part, which saves a product. acc [m,n]: float32.
+    a [m,k], b [k,n]: operands of any float dtype. In fp16 the product is done in float16 if at least one of them is
+    float16 already, and in bfloat16 otherwise. In bf16x3, a bfloat16 operand has no low part, which saves a product.
+    acc [m,n]: float32.
     """
     if PRECISION == "bf16" or (PRECISION == "fp16" and a.dtype != tl.float16 and b.dtype != tl.float16):
         # [m,k] @ [k,n] -> [m,n]
@@ -76,7 +78,8 @@ def dot_as_stored(a, b, acc):
 
 @triton.jit
 def cast_operand(x, PRECISION: tl.constexpr):
-    """Returns x in the dtype in which `dot` takes it. Call it where several products share an operand."""
+    """Returns x cast to bfloat16 (bf16) or float16 (fp16), unchanged in other modes. This saves casts where several
+    products share an operand; in fp16 it also makes `dot` take float16."""
     if PRECISION == "bf16":
         return x.to(tl.bfloat16)
     elif PRECISION == "fp16":

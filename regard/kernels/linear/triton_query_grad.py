@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.kernels.linear.triton_chunk import causal_mask, dot_scaled, load_carried_sums, load_scales, locate_chunk
+from regard.kernels.linear.triton_chunk import causal_mask, dot_scaled, load_preceding_sums, load_scales, locate_chunk
 from regard.kernels.linear.triton_features import (
     feature_map,
     features_per_direction,
@@ -92,14 +92,15 @@ def query_grad_kernel(
     Reads:
         q [B,H,T,K], k [B,G,T,K], v [B,G,T,V]: inputs; strides q_b, q_h, q_t and so on. k and v only if CAUSAL.
         w [W_PARTS·D,K]: directions.
-        visible [B,T]: the mask over keys, if MASKED.
+        visible [B,T]: the mask over keys, if MASKED and CAUSAL.
         q_shift [B,H,T]: shift of each query; `performer` alone.
-        k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED.
+        k_shift, stabiliser [B,G,T]: shift and c of each key; if STABILISED and CAUSAL.
         chunk_S [B·G,chunks,F,V], chunk_Z_scales [B·G,chunks,F+2]: sums before each chunk, from the forward pass; if
             CHUNK_SUMS.
         segment_sums [B·G,slots,F·V+F], segment_S_cast [B·G,slots,F,V], running_scales [B·G,slots,2]: running totals
             over the segments, from the forward pass; if SEGMENT_SUMS.
-        out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1/s. query_peak [B,G,T]: m_i.
+        out [B,H,T,V]: outputs; strides o_b, o_h, o_t. inv_norm [B,H,T]: 1/s.
+        query_peak [B,G,T]: m_i; if STABILISED and CAUSAL.
         d_out [B,H,T,V]: ∂out; strides d_b, d_h, d_t.
     Writes:
         d_q [value_blocks,B,H,T,K]: partial sums of ∂q; strides dq_p, dq_b, dq_h, dq_t.
@@ -152,7 +153,7 @@ def query_grad_kernel(
     # divided by s_i.
     seen = present
     shift_k = 0.0  # the shift of ψ(k) is k_shift + c, that of φ(k) is k_shift
-    carried_scale = tl.full([C], 1.0, tl.float32)
+    preceding_scale = tl.full([C], 1.0, tl.float32)
     if CAUSAL:
         seen = load_visible(visible, b, t, T, MASKED)
         values = load_rows(v + b * v_b + g * v_h + token * v_t, v_t, seen, vv, V)
@@ -168,17 +169,17 @@ def query_grad_kernel(
                 shift_k = (tl.load(k_shift + bg * T + t, mask=seen, other=0.0) + finite_or_zero(c))[:, None]
             masked_exponent = tl.where(allowed, weight_exponent[None, :], float("-inf"))
             d_scores *= tl.exp2(masked_exponent - (finite_or_zero(m_query) + exponent)[:, None])
-            carried_scale = tl.exp2(m - finite_or_zero(m_query))
-            delta_query *= carried_scale
+            preceding_scale = tl.exp2(m - finite_or_zero(m_query))
+            delta_query *= preceding_scale
         else:
             d_scores = tl.where(allowed, d_scores, 0.0)
     if SHARED_EXPONENT:  # each query's row of d_scores and ∂out gets an exponent of its own, besides that of S
-        largest = tl.max(tl.abs(d_outputs), 1) * carried_scale
+        largest = tl.max(tl.abs(d_outputs), 1) * preceding_scale
         delta_query = delta_query * tl.exp2(-exponent)
         if CAUSAL:
             largest = tl.maximum(largest, tl.max(tl.abs(d_scores), 1))
         inv_scale = tl.exp2(-shared_exponent(largest))
-        carried_scale = carried_scale * inv_scale
+        preceding_scale = preceding_scale * inv_scale
         delta_query = delta_query * inv_scale
         inverse = inverse * tl.exp2(shared_exponent(largest) + exponent)
         if CAUSAL:
@@ -186,11 +187,11 @@ def query_grad_kernel(
     if CAUSAL:
         d_scores = cast_operand(d_scores, PRECISION)
     if STABILISED:
-        d_outputs = d_outputs * carried_scale[:, None]
+        d_outputs = d_outputs * preceding_scale[:, None]
     # ∂out has only been multiplied by powers of two so far, and the factor 1/s comes last, so the cast loses no digits;
     # in fp16 elements far smaller than the largest of their row may underflow.
     d_outputs = cast_operand(d_outputs, PRECISION)
-    # Block by block of features: ∂ψ(q) from carried sums and from d_scores, then back through ψ and the directions.
+    # Block by block of features: ∂ψ(q) from preceding sums and from d_scores, then back through ψ and the directions.
     d_x = tl.zeros([C, BK], tl.float32)
     D: tl.constexpr = F // features_per_direction(MAP)
     for block in range((D + BF - 1) // BF):
@@ -206,7 +207,7 @@ def query_grad_kernel(
         qs = load_vectors(q_rows + zero, q_t, present, block, K, BK, BF, W_PARTS)
         d_p = tl.zeros([C, BF], tl.float32)
         for trig in tl.static_range(features_per_direction(MAP)):
-            S_chunk, S_segment, Z = load_carried_sums(
+            S_chunk, S_segment, Z = load_preceding_sums(
                 chunk_S, chunk_Z_scales, segment_sums, segment_S_cast, chunk_row, slot_row, has_chunk_sum,
                 has_segment_sum, segment_factor, ff, value_block, trig, V, F, BV, MAP, CHUNK_SUMS, SEGMENT_SUMS,
             )  # fmt: skip

@@ -154,7 +154,7 @@ def decode_step(
         widest = 16
     block = min(triton.next_power_of_2(V), widest, max_columns)
     warps = 4
-    if 4 * block > max_columns:  # S takes over a quarter of the limit: spread it over more threads
+    if 4 * block > max_columns:  # S takes more than a quarter of the limit: spread it over more threads
         warps = 8
     decode_step_kernel[(B * G, triton.cdiv(V, block))](
         q, k, v, directions, visible, sums, peak, state.tokens, out, *after,

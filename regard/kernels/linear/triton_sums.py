@@ -37,14 +37,14 @@ def sum_precision(PRECISION, REVERSE):
 
 
 @triton.jit
-def peak_before_segment(
+def scales_before_segment(
     chunk_max, chunk_bound, segment_scales, bh, first_chunk, segment_chunks, chunks, slots, REVERSE: tl.constexpr,
     CARRY_IN: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """Returns two scalars for a segment: the peak m of all tokens before it (after it if REVERSE) and of the state that
-    is carried in; and a bound for the magnitude of each element of the S that sums these, relative to 2ᵐ (zero unless
-    SHARED_EXPONENT). The sums of a segment are relative to this peak from the start, so that the totals of earlier
-    segments need no rescaling unless the segment meets a higher peak.
+    """Returns two scalars about everything that precedes a segment, that is, the tokens before it (after it if REVERSE)
+    and the carried-in state: their peak m, and a bound on the magnitude of the elements of their S relative to 2ᵐ (zero
+    unless SHARED_EXPONENT). The sums of a segment are relative to this peak from the start, so that the totals of
+    earlier segments need no rescaling unless the segment meets a higher peak.
 
     chunk_max, chunk_bound [BH,chunks]: of each chunk, its largest exponent and the bound for what it adds to S.
     segment_scales [BH,slots,2]: peak and exponent of the state that is carried in, in the first slot or (REVERSE) the
@@ -143,7 +143,8 @@ def chunk_sums_kernel(
         shift [B,heads,T]: what is subtracted in the exponent of x's features besides the peak: k_shift, or back_shift
             if REVERSE; if STABILISED.
         chunk_max [BH,chunks]: the largest exponent (c, or −m) of each chunk, if STABILISED.
-        chunk_bound [BH,chunks]: a bound for what each chunk adds to S, relative to 2^chunk_max; if SHARED_EXPONENT.
+        chunk_bound [BH,chunks]: a bound for what each chunk adds to S, relative to 2^chunk_max; if PRECISION is
+            fp16 and not REVERSE.
         inv_norm [B,heads,T]: 1/s, if REVERSE. back_shift includes log₂|s|, so `fourier` takes only the sign from here,
             and `performer` nothing.
         delta [B,heads,T]: δ, if REVERSE.
@@ -152,7 +153,8 @@ def chunk_sums_kernel(
             of a segment has nothing before it: its row is neither written nor read.
         chunk_Z_scales [BH,chunks,F+2]: Z before each chunk, then the peak and the shared exponent of chunk_S.
         segment_sums [BH,slots,F·V+F]: S and Z of the whole segment, in slot first_slot + segment; if SEGMENT_SUMS.
-        segment_scales [BH,slots,2]: its peak, and the shared exponent for the total up to it. If CARRY_IN, the slot of
+        segment_scales [BH,slots,2]: its peak, and the shared exponent for the total up to and with it. If CARRY_IN, the
+        slot of
             the state that is carried in was written before the launch, and is read.
     span: tokens of a segment; heads: G, or H if REVERSE; blocks: blocks of directions times value_blocks; value_blocks:
     blocks of value columns.
@@ -179,7 +181,7 @@ def chunk_sums_kernel(
     m = tl.full((), float("-inf"), tl.float32)
     bound = tl.full((), 0.0, tl.float32)
     if STABILISED and SEGMENT_SUMS:
-        m, bound = peak_before_segment(
+        m, bound = scales_before_segment(
             chunk_max, chunk_bound, segment_scales, bh, start // C, segment_chunks, tl.cdiv(T, C), slots, REVERSE,
             CARRY_IN, SHARED_EXPONENT,
         )  # fmt: skip
@@ -277,8 +279,8 @@ def scan_segments_kernel(
 
     Reads:
         segment_sums [BH,slots,N]: S and Z of each segment, N = F·V+F. Only slots first ≤ s < last have been written.
-        segment_scales [BH,slots,2]: the peak m_r of each slot, and the shared exponent for the total up to it, which
-            `chunk_sums_kernel` found from bounds.
+        segment_scales [BH,slots,2]: the peak m_r of each slot, and the shared exponent for the total up to and with
+            it, which `chunk_sums_kernel` found from bounds (that of the carried-in slot is from `write_carry_in`).
     Writes:
         segment_sums: the totals, in place.
         segment_S_cast [BH,slots,S_size]: S of the totals once more, in the dtype of the products; S_size = F·V.

@@ -28,7 +28,6 @@ from regard.lens.recording.losses import (
     special_tokens,
 )
 from regard.lens.recording.maps import evaluation_mode
-from regard.lens.trace.formulas import Dense
 from regard.models import Decoder, Encoder, Model, Seq2Seq, token_loss
 from regard.models.encoder import MaskedHead
 from regard.nn.capture import forward_hooks
@@ -112,23 +111,24 @@ def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor
 
 
 def _layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
-    """Returns ({"layer", "side", "name"}, number of heads) of each self-attention module.
-
-    Raises OptionError if a module is recorded as weights without q: such a model is taken to bypass transformers'
-    attention interface, through which the heads of Hugging Face models are removed.
-    """
+    """Returns ({"layer", "side", "name"}, number of heads) of each self-attention module."""
     attentions = [a for a in recordable.record_one(text).attentions if a.kind == "self"]
-    if any(isinstance(a.formula, Dense) and a.q is None for a in attentions):
-        raise OptionError(f"{recordable.card.cls} makes its attention itself, so no head of it can be removed")
     return [({"layer": a.layer, "side": a.side, "name": a.name}, a.heads) for a in attentions]
 
 
 @contextmanager
 def _without(model: Any, name: str, head: int) -> Iterator[None]:
-    """Sets the output of one head to zero while the context lasts."""
+    """Sets the output of one head to zero while the context lasts.
+
+    Raises OptionError at its end if a Hugging Face model did not call transformers' attention interface for the module
+    named, through which the head would have been removed.
+    """
     if not isinstance(model, Model):
-        with recording_attention(model, _HeadRemover(name, head)):
+        remover = _HeadRemover(name, head)
+        with recording_attention(model, remover):
             yield
+        if not remover.removed:
+            raise OptionError(f"{type(model).__name__} makes its attention itself, so no head of it can be removed")
         return
 
     def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
@@ -146,6 +146,7 @@ class _HeadRemover:
     def __init__(self, name: str, head: int) -> None:
         self.name = name
         self.head = head
+        self.removed = False
 
     def begin(self, call: Call) -> None:
         """Does nothing: the call is not changed."""
@@ -155,7 +156,10 @@ class _HeadRemover:
 
     def end(self, call: Call, out: Tensor) -> Tensor:
         """Returns the output [B,T,H,V]; in the chosen module the head is set to zero."""
-        return _zero_head(out, 2, self.head) if call.name == self.name else out
+        if call.name != self.name:
+            return out
+        self.removed = True
+        return _zero_head(out, 2, self.head)
 
 
 def _zero_head(out: Tensor, dim: int, head: int) -> Tensor:

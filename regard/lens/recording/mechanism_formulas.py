@@ -66,7 +66,9 @@ def derive_formula(attended: Attended, mechanism: Mechanism, inputs: LayerInputs
         if mask.slopes is not None:
             attended.slopes = mask.slopes.detach().float().cpu()
         return SoftmaxFormula(mechanism.score_scale(q.shape[-1]), mask.softcap)
-    if isinstance(mechanism, Synthesizer) and cls is Synthesizer and not mask.adjusts_scores:
+    if isinstance(mechanism, Synthesizer | RandomSynthesizer) and mask.adjusts_scores:
+        return _dense(attended, mechanism, inputs)
+    if isinstance(mechanism, Synthesizer) and cls is Synthesizer:
         assert q is not None
         attended.q, attended.k = map(first_example, mechanism.as_softmax(q, mask))
         return SoftmaxFormula(1.0)
