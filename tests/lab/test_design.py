@@ -258,10 +258,13 @@ def test_a_replacement_is_the_nearest_there_is():
 
 
 def test_one_head_against_two():
-    rows = two_heads.measure(two_heads.TwoHeads(), lambda text: None).rows
-    one, two = ([row.std for row in rows if row.heads == heads] for heads in (1, 2))
+    found = two_heads.measure(two_heads.TwoHeads(), lambda text: None)
+    one, two = ([row.std for row in found.over(False) if row.heads == heads] for heads in (1, 2))
     assert min(one) > 0.435 and max(one) < 0.495
     assert min(two) > 0.015 and max(two) < 0.145
+    # Where the key never points away from its query, two heads read one half of each, whatever the length.
+    two = [row for row in found.over(True) if row.heads == 2 and row.beta == 30 and row.key == "a"]
+    assert two[0].mean == pytest.approx(0.492, abs=0.004) and two[0].std == pytest.approx(0.046, abs=0.004)
 
 
 def test_one_head_is_a_sigmoid_of_the_length():

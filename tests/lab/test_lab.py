@@ -31,9 +31,19 @@ from regard.report.palette import style
 pytest.importorskip("matplotlib")
 
 SMALL = {
+    "two-heads": {"draws": 300, "betas": [5.0, 10.0]},
     "approximate": {"features": [8, 32], "widths": [4, 8], "draws": 3, "tokens": 6, "redraws": 20},
     "scale": {"widths": [4, 16], "head_widths": [4, 16], "tokens": 6, "pairs": 50, "draws": 8},
     "argmax": {"steps": 4, "every": 2, "runs": 2, "symbols": 6, "tokens": 3, "batch": 4},
+}
+
+
+# Where a number of the table that a terminal shows stands in the results: row, column, the number.
+SHOWN = {
+    "two-heads": (1, 2, lambda r: next(x["mean"] for x in r["rows"] if (x["beta"], x["heads"]) == (10.0, 2))),
+    "approximate": (0, 3, lambda r: 100 * r["errors"][0]["output"][1]),
+    "scale": (0, 1, lambda r: r["products"][0]["measured_variance"][0]),
+    "argmax": (1, 1, lambda r: 100 * sum(r["ways"][1]["final"]) / 2),
 }
 
 
@@ -46,7 +56,7 @@ def done(request, tmp_path_factory):
 
 def test_a_run_is_a_folder_that_can_be_made_again(done):
     name, folder, results, said = done
-    assert said and results["lab"] == name and EXPERIMENTS[name].about
+    assert (said or name == "two-heads") and results["lab"] == name and EXPERIMENTS[name].about
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "report.html", "results.json"]
     assert json.loads((folder / "results.json").read_text()) == results
     written = tomllib.loads((folder / "config.toml").read_text())
@@ -71,8 +81,9 @@ def test_the_page_stands_alone_and_names_what_it_lacks(done):
     name, folder, results, _ = done
     page = (folder / "report.html").read_text()
     assert "<script" not in page and "https://" not in page and "http://" not in page
-    assert page.count("<svg") >= 4 and not re.search(r"\bnan\b|\binf\b", page)
-    parts = [key for key, value in results.items() if isinstance(value, list | dict)]
+    pictures = {"two-heads": 2}.get(name, 4)
+    assert page.count("<svg") >= pictures and not re.search(r"\bnan\b|\binf\b", page)
+    parts = [key for key, value in results.items() if isinstance(value, list | dict) and key != "outcome"]
     for key in (parts[-1], "command"):
         with pytest.raises(ReportError, match="the part '"):
             EXPERIMENTS[name].page({k: v for k, v in results.items() if k != key})
@@ -206,6 +217,19 @@ def test_relative_kernel_is_one_with_many_features(name):
     q, k = (normal(generator(n), 1, 1, 5, 4) / 4 for n in range(2))
     found = approximate.relative_kernel(approximate._build(name, 60_000, 4, 0), q, k)
     assert (found - 1).abs().max() < 0.02
+
+
+def test_a_terminal_shows_the_main_numbers(done):
+    name, _, results, said = done
+    table = results["outcome"]
+    row, column, find = SHOWN[name]
+    shown = re.match(r"[-\d.]+", table["rows"][row][column])
+    assert float(shown[0]) == pytest.approx(find(results), rel=0.06, abs=0.06)
+    assert all(len(line) == len(table["columns"]) for line in table["rows"])
+    widths = [max(map(len, column)) for column in zip(table["columns"], *table["rows"], strict=True)]
+    assert sum(widths) + 2 * len(widths) <= 80
+    if name == "approximate":
+        assert said[0].startswith("1 of 6: ") and said[-1].startswith("6 of 6: ")
 
 
 def test_errors_fall_by_the_root_of_features_only_where_they_are_small():

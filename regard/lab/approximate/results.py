@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from regard.lab.base import LabConfig
+from regard.lab.results import OutcomeTable
 
 Quartiles = list[float]  # the first quartile, the median, the third
 Interval = list[float]  # a mean, and the ends of its 95% interval
@@ -111,6 +112,7 @@ class ApproximateResults:
     slopes: list[SlopeRow]
     laws: dict[str, VarianceLaw]
     bias: list[MechanismBias]
+    outcome: OutcomeTable | None = None
 
     @property
     def mechanisms(self) -> list[str]:

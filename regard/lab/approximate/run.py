@@ -31,6 +31,7 @@ from regard.lab.approximate.results import (
     VarianceRow,
 )
 from regard.lab.base import Say, lab, mean_within, normal, quartiles
+from regard.lab.results import OutcomeTable
 from regard.mechanisms import mechanism
 from regard.mechanisms.random_features import RandomFeatures
 
@@ -53,17 +54,35 @@ def measure(config: Approximate, say: Say) -> ApproximateResults:
     """How far random features are from softmax, over features, width and the size of inputs."""
     errors: list[ErrorRow] = []
     slopes: list[SlopeRow] = []
+    parts = len(VARIANCES) * len(config.widths) + 2
     for variance in VARIANCES:
         for K in config.widths:
-            say(f"errors at variance {variance}, K = {K}")
+            done = len(slopes) // len(NAMES)
+            say(f"{done + 1} of {parts}: errors at variance {variance}, K = {K}")
             for name in NAMES:
                 measured = _measure_errors(config, name, variance, K)
                 errors += [one.row for one in measured]
                 slopes.append(_fit_slopes(measured))
-    say("the laws of the kernel's variance")
+    say(f"{parts - 1} of {parts}: the laws of the kernel's variance")
     laws = {name: variance_law(config, name) for name in NAMES}
-    say("bias of kernel and output")
-    return ApproximateResults(config, errors, slopes, laws, [bias(config, name) for name in NAMES])
+    say(f"{parts} of {parts}: bias of kernel and output")
+    biases = [bias(config, name) for name in NAMES]
+    return ApproximateResults(config, errors, slopes, laws, biases, _outcome(config, errors))
+
+
+def _outcome(config: Approximate, errors: list[ErrorRow]) -> OutcomeTable:
+    """Returns the table that a terminal shows: the median error of the output at the fewest and the most features."""
+    found = {(row.mechanism, row.variance, row.width, row.features): row.output[1] for row in errors}
+    most = config.features[-1]
+    fewest = config.features[0]
+    lines = []
+    for name in NAMES:
+        for variance in VARIANCES:
+            for K in config.widths:
+                ends = [f"{found[name, variance, K, F]:.1%}" for F in (fewest, most)]
+                lines.append([name, variance, str(K), *ends])
+    columns = ["mechanism", "variance", "K", f"output error, F = {fewest}", f"F = {most}"]
+    return OutcomeTable(columns, lines)
 
 
 def _build(name: str, F: int, K: int, seed: int) -> RandomFeatures:

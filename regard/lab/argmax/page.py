@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -38,8 +39,8 @@ def _lead(results: ArgmaxResults) -> Markup:
 
 
 def _median(values: Sequence[float]) -> float:
-    """Returns the middle value, of an even number the upper one."""
-    return sorted(values)[len(values) // 2]
+    """Returns the median; that of an even number of values lies in the middle of two."""
+    return statistics.median(values)
 
 
 def _learning(results: ArgmaxResults) -> Iterable[Markup]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from regard.config import ConfigError
 from regard.lab.base import LabConfig
+from regard.lab.results import OutcomeTable
 
 Quartiles = list[float]  # the first quartile, the median, the third
 
@@ -78,3 +79,4 @@ class ArgmaxResults:
     config: Selecting
     chance: float
     ways: list[WayResults]
+    outcome: OutcomeTable | None = None

@@ -18,6 +18,7 @@ from regard.data.seeds import derive, generator
 from regard.lab.argmax.page import argmax_page
 from regard.lab.argmax.results import ArgmaxResults, CurveRow, Selecting, WayResults
 from regard.lab.base import Say, lab, normal, quartiles
+from regard.lab.results import OutcomeTable
 from regard.mechanisms import mechanism
 
 # The ways to attend that are compared, as options of `mechanism`.
@@ -139,7 +140,17 @@ def measure(config: Selecting, say: Say) -> ArgmaxResults:
                 finds=[training.finds for training in trainings],
             )
         )
-    return ArgmaxResults(config, chance=1 / config.labels, ways=ways)
+    return ArgmaxResults(config, chance=1 / config.labels, ways=ways, outcome=_outcome(config, ways))
+
+
+def _outcome(config: Selecting, ways: list[WayResults]) -> OutcomeTable:
+    """Returns the table that a terminal shows: medians over trainings, beside guessing."""
+    lines = []
+    for way in ways:
+        shown = [quartiles(numbers) for numbers in (way.final, way.finds, way.read_by_argmax)]
+        lines.append([way.name, *(f"{middle:.1%}" for _, middle, _ in shown)])
+    lines.append(["guessing", f"{1 / config.labels:.1%}", f"{1 / config.tokens:.1%}", "–"])
+    return OutcomeTable(["attention", "right answers", "looks at the asked", "read by argmax"], lines)
 
 
 def _summarize_curves(trainings: list[LookupTraining]) -> list[CurveRow]:

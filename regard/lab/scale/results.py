@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from regard.lab.base import LabConfig
+from regard.lab.results import OutcomeTable
 
 Quartiles = list[float]  # the first quartile, the median, the third
 Interval = list[float]  # a mean, and the ends of its 95% interval
@@ -112,3 +113,4 @@ class ScaleResults:
     sums: list[SumRow]
     identity: list[IdentityRow]
     pictures: list[WeightPicture]
+    outcome: OutcomeTable | None = None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.data.seeds import generator
 from regard.lab.base import Say, lab, mean_within, normal, quartiles
+from regard.lab.results import OutcomeTable
 from regard.lab.scale.page import scale_page
 from regard.lab.scale.results import (
     IdentityRow,
@@ -47,7 +48,23 @@ def measure(config: Scale, say: Say) -> ScaleResults:
         sums=[sums(config, K) for K in config.head_widths],
         identity=[identity(config, K) for K in config.head_widths],
         pictures=[WeightPicture(K, _self_weights(config, K, 0, shown).tolist()) for K in config.head_widths],
+        outcome=_outcome(product_rows, saturation_rows),
     )
+
+
+def _outcome(products: list[ProductRow], saturations: list[SaturationRow]) -> OutcomeTable:
+    """Returns the table that a terminal shows: how scores grow with the width, and what that does to softmax."""
+    centred = {row.width: row for row in products if row.mean == 0}
+    softmaxes = {(row.width, row.scaled): row for row in saturations}
+    lines = []
+    for width, product in centred.items():
+        plain, scaled = (softmaxes[width, divided] for divided in (False, True))
+        largest = [f"{row.largest[1]:.3f}" for row in (plain, scaled)]
+        gradients = [f"{row.gradient[1]:.2g}" for row in (plain, scaled)]
+        variance = f"{product.measured_variance[0]:.4g} ({product.predicted_variance:.4g})"
+        lines.append([str(width), variance, *largest, *gradients])
+    columns = ["d", "Var q·k (law)", "largest weight", "with 1/√d", "‖dp/dq‖", "with 1/√d"]
+    return OutcomeTable(columns, lines)
 
 
 def products(config: Scale, d: int, mean: float) -> ProductRow:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regard.lab.results import read_results
 from regard.lab.two_heads.results import DrawnWeights, TwoHeadsResults, WeightRow
 from regard.report import plots
 from regard.report.canvas import draw
-from regard.report.markup import Markup, number
-from regard.report.page import Page, figure, figures, heading, paragraph, table
+from regard.report.experiment import SectionBuilder, build_page
+from regard.report.markup import Markup, join, number
+from regard.report.page import Page, figure, figures, paragraph, table
 from regard.report.palette import INK, style
 
 if TYPE_CHECKING:
@@ -20,38 +21,55 @@ if TYPE_CHECKING:
 def two_heads_page(document: Mapping[str, Any]) -> Page:
     """Returns the page of one head against two, from what results.json holds."""
     results = read_results(TwoHeadsResults, document)
+    sections: list[SectionBuilder] = [("What was measured", _measured), ("Numbers", _numbers)]
+    if results.over(positive=True):  # results of older versions have none
+        sections.append(("Only where the key points to its query", _numbers_of_positive))
+    return build_page("One head against two", _lead, sections, results, document)
+
+
+def _lead(results: TwoHeadsResults) -> Markup:
+    one_head, two_heads = (_std_range(results.over(positive=False), heads) for heads in (1, 2))
+    return join(
+        "To average two values when the length of one key varies, one head is no good: the standard deviation of its "
+        f"weights is {one_head}. Of two heads that each read one value it is {two_heads}."
+    )
+
+
+def _measured(results: TwoHeadsResults) -> Iterable[Markup]:
     config = results.config
-    one_head, two_heads = (_std_range(results.rows, heads) for heads in (1, 2))
-    page = Page(
-        "One head against two",
-        f"To average two values when the length of one key varies, one head is no good: the standard deviation of its "
-        f"weights is {one_head}. Of two heads that each read one value it is {two_heads}.",
+    yield paragraph(
+        f"{config.keys} orthonormal keys, but key a comes as ε·a with ε drawn {config.draws:,} times from a "
+        f"normal distribution of mean 1 and variance {number(config.variance)} (seed {config.seed}). One "
+        "head asks β(a + b). Two heads ask βa and βb, and the mean of their weights counts."
     )
-    page.add(
-        heading("What was measured"),
-        paragraph(
-            f"{config.keys} orthonormal keys, but key a comes as ε·a with ε drawn {config.draws:,} times from a "
-            f"normal distribution of mean 1 and variance {number(config.variance)} (seed {config.seed}). One "
-            "head asks β(a + b). Two heads ask βa and βb, and the mean of their weights counts."
-        ),
-        figures(
-            figure(
-                _std_curves(results.rows),
-                "Longer queries make one head worse: it tips between a and b. They do not hurt two.",
-            ),
-            figure(
-                _scatter(results.drawn),
-                "Each dot is one draw. One head jumps at ε = 1, in the middle of the draws; two heads only near ε = 0.",
-            ),
-        ),
-        heading("Numbers"),
-        table(
-            [[f"{row.heads}, key {row.key}", row.beta, row.mean, row.std] for row in results.rows],
-            ["heads", "β", "mean weight", "standard deviation"],
-            "Weights of the two keys that are asked for",
+    curves = _std_curves(results.over(positive=False))
+    dots = _scatter(results.drawn)
+    yield figures(
+        figure(curves, "Longer queries make one head worse: it tips between a and b. They do not hurt two."),
+        figure(
+            dots,
+            "Each dot is one draw. One head jumps at ε = 1, in the middle of the draws; two heads only near ε = 0.",
         ),
     )
-    return page
+
+
+def _numbers(results: TwoHeadsResults) -> Iterable[Markup]:
+    yield _weight_table(results.over(positive=False), "Weights of the two keys that are asked for")
+
+
+def _numbers_of_positive(results: TwoHeadsResults) -> Iterable[Markup]:
+    rows = results.over(positive=True)
+    yield paragraph(
+        "Some draws of ε are negative: there key a points away from its query, and no head finds it. Over the draws "
+        f"with ε > 0 alone, the standard deviation is {_std_range(rows, 1)} with one head and {_std_range(rows, 2)} "
+        "with two."
+    )
+    yield _weight_table(rows, "Weights over the draws with ε > 0")
+
+
+def _weight_table(rows: Sequence[WeightRow], caption: str) -> Markup:
+    cells = [[f"{row.heads}, key {row.key}", row.beta, row.mean, row.std] for row in rows]
+    return table(cells, ["heads", "β", "mean weight", "standard deviation"], caption)
 
 
 def _std_range(rows: Sequence[WeightRow], heads: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from regard.lab.base import LabConfig
+from regard.lab.results import OutcomeTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,17 @@ class TwoHeads(LabConfig):
 
 @dataclass(frozen=True)
 class WeightRow:
-    """The weight of one key, "a" or "b", over all draws, with so many heads and queries of length beta."""
+    """The weight of one key, "a" or "b", with so many heads and queries of length beta.
+
+    `positive`: only over draws with ε > 0, as the exercise has it; a query cannot find a key that points away from it.
+    """
 
     beta: float
     heads: int
     key: str
     mean: float
     std: float
+    positive: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,3 +60,8 @@ class TwoHeadsResults:
     config: TwoHeads
     rows: list[WeightRow]
     drawn: DrawnWeights
+    outcome: OutcomeTable | None = None
+
+    def over(self, positive: bool) -> list[WeightRow]:
+        """Returns the rows over all draws, or over those with ε > 0."""
+        return [row for row in self.rows if row.positive == positive]

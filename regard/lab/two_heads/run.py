@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.data.seeds import generator
 from regard.lab.base import Say, lab, normal
+from regard.lab.results import OutcomeTable
 from regard.lab.two_heads.page import two_heads_page
 from regard.lab.two_heads.results import DrawnWeights, TwoHeads, TwoHeadsResults, WeightRow
 
@@ -26,11 +27,22 @@ def measure(config: TwoHeads, say: Say) -> TwoHeadsResults:
     for beta in config.betas:
         for heads, w in enumerate(weights(lengths, config.keys, beta), 1):
             for n, key in enumerate("ab"):
-                rows.append(WeightRow(beta, heads, key, mean=float(w[:, n].mean()), std=float(w[:, n].std())))
+                for positive, x in ((False, w[:, n]), (True, w[lengths > 0, n])):
+                    rows.append(WeightRow(beta, heads, key, float(x.mean()), float(x.std()), positive))
     beta = config.betas[0]
     one, two = weights(lengths[:_PICTURED], config.keys, beta)
     drawn = DrawnWeights(beta, lengths[:_PICTURED].tolist(), one[:, 0].tolist(), two[:, 0].tolist())
-    return TwoHeadsResults(config, rows, drawn)
+    return TwoHeadsResults(config, rows, drawn, _outcome(config, rows))
+
+
+def _outcome(config: TwoHeads, rows: list[WeightRow]) -> OutcomeTable:
+    """Returns the table that a terminal shows: the weight of key a, its mean and standard deviation."""
+    found = {(row.beta, row.heads, row.positive): row for row in rows if row.key == "a"}
+    lines = []
+    for beta in config.betas:
+        shown = [found[beta, heads, positive] for positive in (False, True) for heads in (1, 2)]
+        lines.append([f"{beta:g}", *(f"{row.mean:.3f} ± {row.std:.3f}" for row in shown)])
+    return OutcomeTable(["β", "one head", "two heads", "one head, ε > 0", "two heads, ε > 0"], lines)
 
 
 def weights(lengths: Tensor, keys: int, beta: float) -> tuple[Tensor, Tensor]:
