@@ -104,7 +104,8 @@ class Mask:
     added to the scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first.
     `relative` is a function of distances that gives what is added to the scores, as relative positions do.
     `rows` and `size_override` are filled in by states and by mechanisms that do without q or k: `rows` is where the
-    queries stand if they are not the last T keys, `size_override` is (T, S) if no tensor tells it.
+    queries stand if they are not the last T keys, `size_override` is (T, S) if no tensor tells it, and `start` is the
+    position of the first visible key if tokens before it are forgotten.
     """
 
     causal: bool = False
@@ -117,6 +118,7 @@ class Mask:
     rows: Rows | None = None
     size_override: tuple[int, int] | None = None
     relative: RelativeBias | None = None
+    start: Int[Tensor, "#B"] | None = None
 
     def but(self, **changes: object) -> Mask:
         """Returns this mask with some fields changed."""
@@ -180,6 +182,8 @@ class Mask:
             before = self.visible.cumsum(1) - self.visible.long()
         else:
             before = torch.arange(S, device=device)[None]
+        if self.start is not None:
+            before = before + self.start[:, None]
         ids = self.document_ids()
         if ids is None:
             return before

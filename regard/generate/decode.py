@@ -143,6 +143,7 @@ class DecodingLoop:
             self.slides_at = model.limit
         self.device = model.device
         self.state: Any = None
+        self.reach = 0  # no row will have more tokens before the next prefill
         self.next: Int[Tensor, " B"] | None = None
         self.graph: DecodingGraph | None = None
 
@@ -178,7 +179,7 @@ class DecodingLoop:
     def _extend(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B 1 N"]:
         """Returns logits after one more token of each row; on a GPU by a CUDA graph, where it pays to make one."""
         if self.graph is None and self._pays_for_graph():
-            self.graph = get_graph(self.model, self.state)
+            self.graph = get_graph(self.model, self.state, self.reach)
             self.state = self.graph.state
         if self.graph is not None:
             return self.graph(tokens)
@@ -200,6 +201,7 @@ class DecodingLoop:
             capacity = min(capacity, CPU_CAPACITY)
         if self._pays_for_graph():
             capacity = round_up(tokens.shape[1] + capacity) - tokens.shape[1]
+        self.reach = tokens.shape[1] + capacity
         logits, self.state = self.model.prefill(tokens, visible, capacity)
         if copies > 1:
             rows = torch.arange(len(prompts), device=self.device).repeat_interleave(copies)

@@ -18,10 +18,14 @@ ROOM = 256  # states are given room in steps of so many tokens, so that a graph 
 _LAST: WeakKeyDictionary[Decoder[Any], DecodingGraph] = WeakKeyDictionary()
 
 
-def get_graph(model: Decoder[Any], state: StackState) -> DecodingGraph:
-    """Returns a graph for the rows of `state`: the model's last one where it fits, else a new one."""
+def get_graph(model: Decoder[Any], state: StackState, reach: int) -> DecodingGraph:
+    """Returns a graph for the rows of `state`: the model's last one where it fits, else a new one.
+
+    No row will ever have more than `reach` tokens.
+    """
+    state = _fix_shapes(state, min(reach, model.limit or reach))
     last = _LAST.get(model)
-    if last is not None and last.signature == _signature(model, _fix_shapes(state, model.limit)):
+    if last is not None and last.signature == _signature(model, state):
         last.load_state(state)
         return last
     _LAST.pop(model, None)  # its memory is free before more is taken
@@ -36,11 +40,13 @@ def round_up(tokens: int) -> int:
 
 
 class DecodingGraph:
-    """A step of `model` for the rows of `state`, whose buffers it takes over. Call it with the next tokens."""
+    """A step of `model` for the rows of `state`, whose buffers it takes over. Call it with the next tokens.
+
+    The shapes of the state are fixed: see `_fix_shapes`.
+    """
 
     def __init__(self, model: Decoder[Any], state: StackState) -> None:
-        self.limit = model.limit
-        self.state = _fix_shapes(state, self.limit)
+        self.state = state
         self.signature = _signature(model, self.state)
         self.tokens = torch.zeros(state.tokens.shape[0], 1, dtype=torch.long, device=state.tokens.device)
         # A capture must not build kernels or set up libraries, so that one step is run before, on another stream as
@@ -62,14 +68,18 @@ class DecodingGraph:
         return self.logits
 
     def load_state(self, state: StackState) -> None:
-        """Goes on from another state of the same shapes."""
-        _copy_state(_fix_shapes(state, self.limit), self.state)
+        """Goes on from another state of the same fixed shapes."""
+        _copy_state(state, self.state)
 
 
-def _fix_shapes(state: StackState, limit: int | None) -> StackState:
-    """Returns the state with shapes that no longer change: all of its room is attended to, as far as a row is full."""
-    rooms = [layer.own.v.shape[2] for layer in state.layers if isinstance(layer.own, Cache)]
-    reach = min([*rooms, limit or 1 << 30])
+def _fix_shapes(state: StackState, reach: int) -> StackState:
+    """Returns the state with shapes that no longer change, for rows of at most `reach` tokens.
+
+    All of a room is attended to, as far as a row is full. Rows end where a room does, unless it is a whole ring, which
+    takes any number of tokens.
+    """
+    caches = [layer.own for layer in state.layers if isinstance(layer.own, Cache)]
+    reach = min([reach, *(own.v.shape[2] for own in caches if not own.is_ring)])
 
     # The recorded step writes at `tokens`, which is on the device, and masks what lies beyond it.
     def fix(own: Any) -> Any:
@@ -101,7 +111,7 @@ def _copy_state(source: StackState, target: StackState) -> None:
 
 def _signature(model: Decoder[Any], state: StackState) -> tuple[Any, ...]:
     """Returns all that a graph has built in: shapes and lengths, where the weights are, which kernels were chosen."""
-    shapes = (x.shape if isinstance(x, Tensor) else x for x in _leaves(state))
+    shapes = (state.used, *(x.shape if isinstance(x, Tensor) else x for x in _leaves(state)))
     weights = (p.data_ptr() for p in model.parameters())
     kernels = (m.use for m in model.modules() if isinstance(m, Mechanism))
     # Tables of positions are no parameters, and are replaced when they grow.

@@ -21,9 +21,10 @@ from regard.mechanisms.base import (
     on_meta,
     register,
 )
+from regard.mechanisms.cache import Cache
 from regard.mechanisms.features import AnyFeatures, Elu, Quadratic
 from regard.mechanisms.linear import Linear
-from regard.mechanisms.pairwise import Cache, Pairwise, mix, scores
+from regard.mechanisms.pairwise import Pairwise, mix, scores
 from regard.mechanisms.random_features import Fourier, Performer
 from regard.mechanisms.sums import Sums
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer

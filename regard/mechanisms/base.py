@@ -93,6 +93,7 @@ class Mechanism(nn.Module, ABC):
     needs: ClassVar[str] = "qkv"
     crosses: ClassVar[bool] = True  # can attend to another sequence
     signed: ClassVar[bool] = False  # weights may be negative
+    length: int | None = None  # the most visible tokens that it has scores for; None: any number
     letters: ClassVar[dict[str, str]] = {}  # its own sizes, by the letters that the formulas of its cost call them
     kernels: ClassVar[KernelRegistry]
 
@@ -161,6 +162,9 @@ class Mechanism(nn.Module, ABC):
         """
         forward = self.cost(size)
         return Cost(2 * forward.matmul, 2 * forward.useful, forward.elementwise, gradient_bytes(self, size), 0)
+
+    def check_length(self, n: int) -> None:
+        """Raises where n visible tokens are more than the mechanism was built for."""
 
     def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"] | None:
         """Returns the rows where rounding cannot change the output by a jump, or None where that is all of them."""

@@ -23,18 +23,9 @@ from torch.nn import functional
 
 from regard.errors import ShapeError, ZeroRowError
 from regard.mechanisms.base import Cost, Face, Mechanism, gradient_bytes, refuse, refuse_in_state, without_autocast
-from regard.mechanisms.pairwise import (
-    Cache,
-    append_to_cache,
-    attend_by_weights,
-    empty_cache,
-    extend_cache,
-    pair_cost,
-    pair_gradient_cost,
-    read_cache,
-    visible_counts,
-    zero_output,
-)
+from regard.mechanisms.cache import Cache, empty_cache, visible_counts, write_cache
+from regard.mechanisms.pair_costs import pair_cost, pair_gradient_cost
+from regard.mechanisms.pairwise import attend_by_weights, extend_cache, read_cache, zero_output
 from regard.mechanisms.sums import (
     Sums,
     add_keys,
@@ -143,7 +134,7 @@ class Linear(Mechanism):
     ) -> Sums | Cache:
         check_sizes(None, k, v, Mask(visible=visible))
         if isinstance(state, Cache):
-            return append_to_cache(state, k, v, visible)
+            return write_cache(state, k, v, visible)
         self._check_state(state, k, v)
         if k.shape[2] == 0:
             return state

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from regard.errors import LengthError, OptionError, ShapeError
 from regard.mechanisms.base import register
-from regard.mechanisms.pairwise import Pairwise, count_pairs
+from regard.mechanisms.pair_costs import count_pairs
+from regard.mechanisms.pairwise import Pairwise
 from regard.shapes import Keys, Mask, Queries, Size, Weights, upcast_half
 
 

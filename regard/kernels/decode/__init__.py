@@ -6,7 +6,7 @@ The tensors of the Triton programs (triton_decode.py), all contiguous in their l
     q         [B,H,1,K]        queries of the new token
     k_new     [B,G,1,K]        its key, which is also written into k
     v_new     [B,G,1,V]        its value, which is also written into v
-    k         [B,G,room,K]     the cache's keys; a row b has tokens[b] of them
+    k         [B,G,room,K]     the cache's keys; a row b has tokens[b] of them, in a ring the last `room`
     v         [B,G,room,V]     the cache's values
     tokens    [B]              tokens of each row before this step
     counted   [B]              tokens of each row after it

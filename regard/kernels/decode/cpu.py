@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, Mechanism, Softmax
-from regard.mechanisms.pairwise import append_to_cache
+from regard.mechanisms.cache import append_to_cache
 
 
 def refuse_special_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: Tensor | None) -> str | None:
@@ -24,8 +24,16 @@ def refuse_special_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: 
         return "it takes values of the dtype in which they are kept"
     if mechanism.training and mechanism.dropout:
         return "it has no dropout"
-    if state.rules.window is not None or state.rules.adjusts_scores:
-        return "it knows no window, slopes or softcap"
+    if state.rules.adjusts_scores:
+        return "it knows no slopes or softcap"
+    return None
+
+
+def refuse_wide_ring(state: Cache) -> str | None:
+    """Returns why a step may not attend to all slots alike, or None: a ring of `window` slots holds just the window."""
+    window = state.rules.window
+    if window is not None and state.v.shape[2] > window:
+        return "it takes a state with no more slots than its window"
     return None
 
 
@@ -41,27 +49,31 @@ def _when(
         return "it takes rows equally long"
     if v.dtype not in (torch.float32, torch.float64):
         return "it is for float32 and float64"
-    return refuse_special_step(mechanism, v, state, visible)
+    return refuse_special_step(mechanism, v, state, visible) or refuse_wide_ring(state)
 
 
 @kernel(Softmax, "extend", name="whole-room", when=_when, device="cpu")
 def extend(
     mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, state: Cache, visible: Tensor | None = None
 ) -> tuple[Tensor, Cache]:
-    """Returns the attention of the new token [B,H,1,V], and the cache with it."""
+    """Returns the attention of the new token [B,H,1,V], and the cache with it.
+
+    In a ring the slots are in no order, which softmax does not mind.
+    """
     state = append_to_cache(state, k, v, None)
     assert state.k is not None
     B, G, room, K = state.k.shape
     H = q.shape[1]
     keys = state.k.view(B * G, room, K)
     values = state.v.view(B * G, room, -1)
-    if 2 * state.used < room:
-        room = state.used
+    held = min(state.used, room)
+    if 2 * held < room:
+        room = held
         keys = keys[:, :room]
         values = values[:, :room]
     # [B·G,H/G,K] @ [B·G,K,room]
     scores = torch.bmm((q * mechanism.score_scale(K)).reshape(B * G, H // G, K), keys.mT)
-    if state.used < room:
-        scores[:, :, state.used :] = -math.inf
+    if held < room:
+        scores[:, :, held:] = -math.inf
     # [B·G,H/G,room] @ [B·G,room,V]
     return torch.bmm(scores.softmax(-1), values).view(B, H, 1, -1), state

@@ -12,9 +12,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from regard.kernels.decode.cpu import refuse_wide_ring
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, Softmax
-from regard.mechanisms.pairwise import grow_cache
+from regard.mechanisms.cache import grow_for_tokens
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 256
@@ -30,12 +31,11 @@ def _when(
         return "it takes one visible token at a time"
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return "it has no gradient"
-    rules = state.rules
-    if rules.window is not None or rules.adjusts_scores:
-        return "it knows no window, slopes or softcap"
+    if state.rules.adjusts_scores:
+        return "it knows no slopes or softcap"
     if max(k.shape[3], v.shape[3]) > _WIDEST or v.dtype not in _DTYPES or state.v.dtype != v.dtype:
         return f"it takes widths up to {_WIDEST} and {', '.join(str(d).split('.')[1] for d in _DTYPES)}"
-    return None
+    return refuse_wide_ring(state)
 
 
 @kernel(Softmax, "extend", name="triton", when=_when, device="cuda")
@@ -45,7 +45,7 @@ def extend(
     """Returns the attention of the new token [B,H,1,V], and the cache with it."""
     from regard.kernels.decode.triton_decode import step
 
-    state = grow_cache(state, state.used + 1)
+    state = grow_for_tokens(state, 1)
     assert state.k is not None
     out, tokens = step(
         q, k, v, state.k, state.v, state.tokens, used=state.used, scale=mechanism.score_scale(q.shape[-1])

@@ -15,7 +15,8 @@ from torch import Tensor
 from regard.kernels.decode.cpu import refuse_special_step
 from regard.kernels.registry import kernel
 from regard.mechanisms import Cache, RandomSynthesizer, Synthesizer
-from regard.mechanisms.pairwise import append_to_cache, mix
+from regard.mechanisms.cache import append_to_cache
+from regard.mechanisms.pairwise import mix
 from regard.mechanisms.synthesizer import Positional
 from regard.shapes import upcast_half
 
@@ -28,6 +29,8 @@ def _when(
         return "it has no gradient"
     if next(mechanism.parameters()).dtype != v.dtype:
         return "it takes values of the dtype in which it has learned"
+    if state.rules.window is not None:
+        return "it knows no window"
     return refuse_special_step(mechanism, v, state, visible)
 
 

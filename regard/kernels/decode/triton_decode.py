@@ -31,8 +31,8 @@ def _attend_split(
     q          [B,H,1,K]        queries, read with the strides q_b (batch) and q_h (head)
     k_new      [B,G,1,K]        key of the new token, strides k_b and k_g
     v_new      [B,G,1,V]        value of the new token, strides v_b and v_g
-    k, v       [B,G,room,K|V]   the cache, contiguous: read, and written at slot tokens[b]
-    tokens     [B]              tokens in the cache
+    k, v       [B,G,room,K|V]   the cache, contiguous: read, and written at slot tokens[b] mod room
+    tokens     [B]              tokens so far; of more than `room`, a ring holds the last ones
     parts      [B,H,splits,V]   written: Σ 2^(score − peak)·value of this split
     peaks      [B,H,splits]     written: its largest score, in units of log 2
     totals     [B,H,splits]     written: Σ 2^(score − peak)
@@ -44,9 +44,11 @@ def _attend_split(
     b = row // G
     g = row % G
     n = tl.load(tokens + b)
-    share = tl.cdiv(tl.cdiv(n, BLOCK), splits) * BLOCK
+    held = tl.minimum(n, room)
+    new_slot = n % room  # of a full ring, the slot of the oldest token, which nobody may read any more
+    share = tl.cdiv(tl.cdiv(held, BLOCK), splits) * BLOCK
     start = split * share
-    end = tl.minimum(start + share, n)
+    end = tl.minimum(start + share, held)
     r = tl.arange(0, R)
     kk = tl.arange(0, KP)
     vv = tl.arange(0, VP)
@@ -59,23 +61,25 @@ def _attend_split(
     if split == 0:  # the new token: kept for later steps, and seen by this one
         key = tl.load(k_new + b * k_b + g * k_g + kk, mask=kk < K, other=0.0)
         value = tl.load(v_new + b * v_b + g * v_g + vv, mask=vv < V, other=0.0)
-        tl.store(k + (base + n) * K + kk, key, mask=kk < K)
-        tl.store(v + (base + n) * V + vv, value, mask=vv < V)
+        tl.store(k + (base + new_slot) * K + kk, key, mask=kk < K)
+        tl.store(v + (base + new_slot) * V + vv, value, mask=vv < V)
         # [R,KP] · [KP], as a sum of products: its score is the first peak, and its weight 2⁰ = 1.
         peak = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
         total += 1.0
         acc += value.to(tl.float32)[None, :]
     for at in range(start, end, BLOCK):
         slots = at + tl.arange(0, BLOCK)
-        in_split = slots < end
+        in_split = (slots < end) & (slots != new_slot)
         keys = tl.load(k + (base + slots)[:, None] * K + kk, mask=in_split[:, None] & (kk < K), other=0.0)
         # [R,KP] @ [KP,BLOCK]
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(in_split[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         # The running softmax: what was summed relative to the old peak becomes relative to the new one.
-        rescale = tl.exp2(peak - new_peak)
-        weights = tl.exp2(scores - new_peak[:, None])
+        # A block may hold nothing but the slot of the new token: then all is −inf, and its weights are 0.
+        base_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        rescale = tl.exp2(peak - base_peak)
+        weights = tl.exp2(scores - base_peak[:, None])
         values = tl.load(v + (base + slots)[:, None] * V + vv, mask=in_split[:, None] & (vv < V), other=0.0)
         total = total * rescale + tl.sum(weights, 1)
         # [R,BLOCK] @ [BLOCK,VP]
@@ -128,7 +132,7 @@ def step(
     q = _contiguous_last(q)
     k = _contiguous_last(k)
     v = _contiguous_last(v)
-    splits = _count_splits(B * G, used, q.device)
+    splits = _count_splits(B * G, min(used, room), q.device)
     float32: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
     parts = torch.empty(B, H, splits, V, **float32)
     peaks = torch.empty(B, H, splits, **float32)
