@@ -5,9 +5,9 @@ import torch
 
 from regard.generate import generate
 from regard.kernels import fast, plain
-from regard.mechanisms import fitted, mechanisms
+from regard.mechanisms import fitted, fork, mechanisms
 from regard.models import GPT
-from regard.shapes import Size
+from regard.shapes import Mask, Size
 
 pytestmark = pytest.mark.gpu
 OPTIONS = {"performer": {"features": 70}, "fourier": {"features": 70}, "synthesizer-random": {"rank": 5}}
@@ -46,11 +46,39 @@ def test_a_step_is_the_reference(name, B, dtype, padded):
     assert (outs[1] - outs[0]).abs().max() <= loose * outs[0].abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [1, 64, 65, 200])
+@torch.no_grad()
+def test_a_step_over_a_ring_is_the_reference(window, dtype):
+    """The rows stand at different tokens, so that each has its own slot to overwrite; some blocks hold no other."""
+    torch.manual_seed(0)
+    size = Size(B=3, S=600, H=4, G=2, K=24, V=40, dtype=dtype, device=torch.device("cuda"))
+    m = fitted("softmax", size)
+    q, k, v = (torch.randn(3, n, 600, w, device="cuda").to(dtype) / 2 for n, w in ((4, 24), (2, 24), (2, 40)))
+    seen = torch.rand(3, 300, device="cuda") > 0.3
+    _, first = plain(m).extend(q[:, :, :300], k[:, :, :300], v[:, :, :300], m.empty(size, Mask(window=window)), seen)
+    outs = []
+    for choose in (plain, lambda m: fast(m, "triton")):
+        choose(m)
+        state, found = fork(first), []
+        for t in range(300, 600):
+            out, state = m.extend(q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1], state)
+            found.append(out)
+        assert state.v.shape[2] == window
+        outs.append(torch.cat(found, 2).double())
+    loose = {torch.float32: 2e-5}.get(dtype, 2 * torch.finfo(dtype).eps)
+    assert (outs[1] - outs[0]).abs().max() <= loose * outs[0].abs().max()
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("position", ["learned", "rotary"])
 @pytest.mark.parametrize("name", sorted(set(mechanisms()) - {"linear"}))
-def test_generating_as_a_graph_writes_what_the_reference_writes(name):
+def test_generating_as_a_graph_writes_what_the_reference_writes(name, position, window):
     torch.manual_seed(1)
     options = {"features": 16} if name in ("performer", "fourier") else {}
-    model = GPT(vocabulary=50, mechanism=name, width=48, layers=2, length=96, attention={"heads": 3}, options=options)
+    attention = {"heads": 3, "window": window}
+    stack = {"width": 48, "layers": 2, "length": 96, "position": position, "attention": attention, "options": options}
+    model = GPT(vocabulary=50, mechanism=name, **stack)
     for x in model.parameters():
         x.data += torch.randn_like(x) * 0.1
     model = model.double().eval().cuda()

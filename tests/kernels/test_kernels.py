@@ -18,16 +18,19 @@ DECODE = """
 import torch
 from regard.kernels.decode.triton_decode import step
 from regard.mechanisms import Softmax, fork
-from regard.shapes import Size
+from regard.shapes import Mask, Size
 
 torch.manual_seed(0)
-SIZES = [(1, 1, 1, 5, 3, 0, 3), (3, 6, 2, 7, 11, 5, 2), (2, 4, 4, 16, 16, 130, 2), (2, 18, 1, 8, 24, 70, 1)]
-for B, H, G, K, V, first, steps in SIZES:
+SIZES = [(1, 1, 1, 5, 3, 0, 3, None), (3, 6, 2, 7, 11, 5, 2, None), (2, 4, 4, 16, 16, 130, 2, None)]
+SIZES += [(2, 18, 1, 8, 24, 70, 1, None), (1, 4, 2, 8, 8, 128, 3, 65), (3, 4, 2, 8, 8, 90, 4, 64)]
+SIZES += [(2, 2, 1, 8, 8, 9, 3, 1)]
+for B, H, G, K, V, first, steps, window in SIZES:
     plain = Softmax()
     plain.use = "plain"
-    state = plain.empty(Size(B=B, H=H, G=G, K=K, V=V, S=first + steps))
+    state = plain.empty(Size(B=B, H=H, G=G, K=K, V=V, S=first + steps), Mask(window=window))
     q, k, v = (torch.randn(B, n, first, w) for n, w in ((H, K), (G, K), (G, V)))
-    visible = torch.rand(B, first) > 0.3
+    # Of one row all are visible: at 129 tokens a block of the ring of 65 holds nothing but the slot of the new one.
+    visible = None if B == 1 else torch.rand(B, first) > 0.3
     _, state = plain.extend(q, k, v, state, visible)
     ours = fork(state)
     for _ in range(steps):
@@ -35,6 +38,7 @@ for B, H, G, K, V, first, steps in SIZES:
         want, state = plain.extend(q, k, v, state)
         got, tokens = step(q, k, v, ours.k, ours.v, ours.tokens, ours.used, K**-0.5)
         ours = ours._replace(tokens=tokens, used=ours.used + 1)
+        assert got.isfinite().all()
         assert torch.equal(tokens, state.tokens)
         assert (got - want).abs().max() <= 1e-5 * want.abs().max(), (got - want).abs().max()
     for b, n in enumerate(state.tokens.tolist()):
