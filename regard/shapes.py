@@ -43,7 +43,10 @@ class Chunks(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of one call. For a state, S is its capacity; for a recurrent cost, S counts the T new tokens too."""
+    """The sizes of one call. For a state, S is its capacity; for a recurrent cost, S counts the T new tokens too.
+
+    Costs go by `window`, as calls go by that of their mask; None: everything is seen.
+    """
 
     B: int = 1
     T: int = 1
@@ -55,6 +58,7 @@ class Size:
     causal: bool = True
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
+    window: int | None = None
 
     @staticmethod
     def of(q: Tensor | None, k: Tensor | None, v: Tensor, causal: bool = True) -> Size:

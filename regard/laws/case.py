@@ -147,8 +147,9 @@ class Case:
     def size(self, T: int | None = None, S: int | None = None) -> Size:
         """Returns the sizes of a call; S is T unless said."""
         return Size(
-            self.B, T or self.T, S or self.T, self.H, self.G, self.K, self.V, self.causal, self.type, self.device
-        )
+            self.B, T or self.T, S or self.T, self.H, self.G, self.K, self.V, self.causal, self.type, self.device,
+            self.window,
+        )  # fmt: skip
 
 
 def worst(findings: Iterable[Finding]) -> Finding:

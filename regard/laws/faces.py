@@ -222,9 +222,9 @@ def flops_as_declared(subject: Subject, case: Case) -> Finding:
     if not _declares_costs(mechanism):
         raise DoesNotApply("it declares no costs of its own")
     mechanism.use = "plain"
-    case = case.but(window=None, documents=False, padding="none")
+    case = case.but(documents=False, padding="none")
     q, k, v = case.qkv()
-    state = mechanism.empty(case.size(S=2 * case.T))
+    state = mechanism.empty(case.size(S=2 * case.T), Mask(window=case.window))
     _, state = mechanism.extend(q, k, v, state)
     mask = case.mask(case.T, case.T)
     faces: list[tuple[Literal["parallel", "recurrent", "weights"], Size, Callable[[], object]]] = [

@@ -24,7 +24,7 @@ from torch.nn import functional
 from regard.errors import ShapeError, ZeroRowError
 from regard.mechanisms.base import Cost, Face, Mechanism, gradient_bytes, refuse, refuse_in_state, without_autocast
 from regard.mechanisms.cache import Cache, empty_cache, visible_counts, write_cache
-from regard.mechanisms.pair_costs import pair_cost, pair_gradient_cost
+from regard.mechanisms.pair_costs import attended_size, cache_bytes, pair_cost, pair_gradient_cost
 from regard.mechanisms.pairwise import attend_by_weights, extend_cache, read_cache, zero_output
 from regard.mechanisms.sums import (
     Sums,
@@ -315,9 +315,11 @@ def _new_keys(size: Size, face: Face) -> int:
 def _linear_cost(mechanism: Linear, size: Size, face: Face) -> Cost:
     F = mechanism.feature_count(size.K)
     state = size.B * size.G * F * (size.V + 1) * size.itemsize_at_least(mechanism.accumulate)
+    if size.window is not None:
+        state = cache_bytes(mechanism, size)
     if face == "weights" or _uses_pairs(size, face):
         pairs = pair_cost(mechanism, size, face, 2 * F, mechanism.pair_work + 1)
-        return pairs + _mapping_cost(mechanism, size) + Cost(0, 0, 0, 0, state - pairs.state)
+        return pairs + _mapping_cost(mechanism, attended_size(size, face)) + Cost(0, 0, 0, 0, state - pairs.state)
     queries = size.H * size.T
     vectors = queries + size.G * _new_keys(size, face)
     flops = linear_flops(size, F, mechanism.feature_flops(size.K), face)
@@ -355,12 +357,19 @@ def _linear_gradient_cost(mechanism: Linear, size: Size) -> Cost:
 
 
 def _mapping_cost(mechanism: Linear, size: Size) -> Cost:
-    """Returns the cost of mapping all queries and keys of a whole sequence to features; it moves nothing."""
+    """Returns the cost of mapping all queries and keys to features; it moves nothing."""
     vectors = size.B * (size.H * size.T + size.G * size.S)
     matmul = vectors * mechanism.feature_flops(size.K)
     return Cost(matmul, matmul, vectors * mechanism.feature_count(size.K) * mechanism.feature_work, 0, 0)
 
 
 def _uses_pairs(size: Size, face: Face) -> bool:
-    """Returns whether a whole sequence goes by explicit weights: its queries are the last of more keys."""
-    return face == "parallel" and size.causal and size.T != size.S
+    """Returns whether a call goes by explicit weights: under a window, or if its queries are the last of more keys.
+
+    A sequence within its window goes by sums, but its state keeps keys, since it may grow beyond.
+    """
+    if face == "recurrent":
+        return size.window is not None
+    under_window = size.window is not None and size.window < size.S
+    last_of_more_keys = size.causal and size.T != size.S
+    return under_window or last_of_more_keys

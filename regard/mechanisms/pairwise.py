@@ -25,7 +25,7 @@ from regard.mechanisms.cache import (
     visible_counts,
     write_cache,
 )
-from regard.mechanisms.pair_costs import pair_cost, pair_gradient_cost
+from regard.mechanisms.pair_costs import attended_size, pair_cost, pair_gradient_cost
 from regard.shapes import (
     Keys,
     Mask,
@@ -106,7 +106,7 @@ class Pairwise(Mechanism):
         return read_cache(self, q, state, positions, bias)
 
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
-        parameters = self.learned_numbers(size) * size.e
+        parameters = self.learned_numbers(attended_size(size, face)) * size.e
         return pair_cost(self, size, face, self.score_flops(size.K)) + Cost(0, 0, 0, parameters, 0)
 
     def gradient_cost(self, size: Size) -> Cost:

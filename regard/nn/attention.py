@@ -212,7 +212,10 @@ class Attention(nn.Module):
 
     def _size_of_call(self, T: int, S: int, B: int) -> Size:
         own = self.size
-        return Size(B, T, S, own.H, own.G, own.K, own.V, own.causal, self.out.weight.dtype)
+        window = None
+        if self.source is None:
+            window = self.rules.window
+        return replace(own, B=B, T=T, S=S, dtype=self.out.weight.dtype, window=window)
 
     def _projection_cost(self, T: int, S: int, B: int) -> Cost:
         """Returns the cost of projecting T tokens and, for cross-attention, S of the other sequence.

@@ -26,6 +26,7 @@ from regard.cost.formulas import KINDS, QUANTITIES, formula, values
 from regard.errors import OptionError, UnknownNameError
 from regard.kernels import plain
 from regard.mechanisms import Softmax, fitted
+from regard.mechanisms.pair_costs import count_pairs
 from regard.nn import Attention
 
 NAMES = list(regard.mechanisms())
@@ -140,6 +141,57 @@ def test_the_last_queries_of_more_keys_go_by_pairs(name):
         out.sum().backward()
     counted = forward.get_total_flops(), backward.get_total_flops()
     assert counted == (mechanism.cost(size).matmul, mechanism.gradient_cost(size).matmul)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window_is_in_the_cost(name, causal):
+    """Products as counted on the reference, useful pairs as the mask allows, and the bytes that the state takes."""
+    N, window = 37, 6
+    size = Size(B=2, T=N, S=N, H=4, G=2, K=5, V=3, causal=causal, window=window)
+    mechanism = plain(built(name, replace(size, S=80)))
+    q, k, v = (torch.randn(2, n, N, w) for n, w in ((4, 5), (2, 5), (2, 3)))
+    leaves = [x.requires_grad_() for x in (q, k, v)] + [x for x in mechanism.parameters() if x.requires_grad]
+    mask = Mask(causal=causal, window=window)
+    with FlopCounterMode(display=False) as forward:
+        out = mechanism(q, k, v, mask)
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(out.sum(), leaves, allow_unused=True)
+    whole = mechanism.cost(size)
+    assert whole.matmul == forward.get_total_flops()
+    assert mechanism.gradient_cost(size).matmul == backward.get_total_flops()
+    state = mechanism.empty(replace(size, S=3), Mask(window=window))
+    for T in (N, 1):
+        with FlopCounterMode(display=False) as step, torch.no_grad():
+            _, state = mechanism.extend(q[:, :, :T], k[:, :, :T], v[:, :, :T], state)
+    declared = mechanism.cost(replace(size, T=1, S=N + 1), "recurrent")
+    assert declared.matmul == step.get_total_flops()
+    taken = sum(x.nbytes for x in (getattr(state, "k", None), state.v) if x is not None)
+    assert declared.state == whole.state == taken
+    later = mechanism.cost(replace(size, T=1, S=80), "recurrent")
+    assert later == declared
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 6, 11, 12])
+def test_pairs_within_a_window_are_those_that_a_mask_allows(window, causal):
+    for T in (11, 4, 1) if causal else (11,):
+        allowed = Mask(causal=causal, window=window).allowed(T, 11, torch.device("cpu"))
+        assert count_pairs(Size(T=T, S=11, causal=causal, window=window)) == int(allowed.sum())
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "elu"])
+def test_a_model_with_a_window_costs_less_and_keeps_less(mechanism):
+    wide = GPT.preset("nano", vocabulary=13, length=64, mechanism=mechanism)
+    narrow = GPT.preset("nano", vocabulary=13, length=64, mechanism=mechanism, attention={"window": 5})
+    _, state = narrow.prefill(torch.zeros(2, 63, dtype=torch.long), None, 1)
+    total = narrow.summary(64, B=2).total
+    assert total.state == sum(layer.own.k.nbytes + layer.own.v.nbytes for layer in state.layers)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        plain(narrow).extend(torch.zeros(2, 1, dtype=torch.long), state)
+    assert total.step.matmul == counter.get_total_flops()
+    if mechanism == "softmax":
+        assert total.whole.useful < wide.summary(64, B=2).total.whole.useful
 
 
 def test_bytes_of_a_whole_sequence_are_those_of_its_tensors():
