@@ -123,7 +123,7 @@ def cost(
     decode: Annotated[int | None, typer.Option(help="One decoding step of a layer with so many tokens cached.")] = None,
     layer: Annotated[bool, typer.Option("--layer", help="With the projections of a layer, H·K wide.")] = False,
     formulas: Annotated[bool, typer.Option("--formulas", help="Formulas instead of numbers.")] = False,
-    crossing: Annotated[bool, typer.Option("--crossing", help="From which N on the others beat the first.")] = False,
+    crossing: Annotated[bool, typer.Option("--crossing", help="At which N the others beat the first.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --crossing: by the clock, too.")] = False,
     model: Annotated[str | None, typer.Option(help=cost_models.HELP)] = None,
     source: Annotated[int | None, typer.Option(help="Tokens that a Seq2Seq model reads; none: as many.")] = None,
@@ -131,7 +131,7 @@ def cost(
     download: Annotated[bool, typer.Option("--download", help="Fetch a model's config by name if need be.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """FLOPs, bytes and state of mechanisms and models, as formulas and numbers; and which is faster from where on."""
+    """FLOPs, bytes and state of mechanisms and models, as formulas and numbers; and which is faster at what length."""
     where = costs.device(device)  # as stated for a name such as H200; a CPU is measured
     kind = _choose_dtype(dtype, where)
     _check_positive(tokens=tokens, batch=batch, heads=heads, kv_heads=kv_heads, width=width, new=new, decode=decode)
@@ -350,7 +350,7 @@ def _explain_letters(formulas: list[str]) -> str:
 
 
 def _print_crossings(query: CostQuery, names: list[str], measure: bool, device: str, json: bool) -> None:
-    """Prints from which length on each of the other mechanisms takes less time than the first."""
+    """Prints at which lengths each of the other mechanisms takes less time than the first."""
     if len(names) < 2:
         raise OptionError(
             "--crossing compares mechanisms: name two or more, e.g. regard cost softmax performer --crossing"
@@ -361,13 +361,13 @@ def _print_crossings(query: CostQuery, names: list[str], measure: bool, device: 
         device = resolve_device(device)  # an error about it comes before the models are evaluated
     found = [_find_crossings(query, name, names[0], measure, device) for name in names[1:]]
     if json:
-        rows = [{way: asdict(crossing) for way, crossing in ways.items()} for ways in found]
+        rows = [{way: asdict(x) | {"tokens": x.tokens} for way, x in ways.items()} for ways in found]
         print_json({"face": query.face, "training": query.training, "device": query.device.name, "rows": rows})
         return
     made = table("", *columns)
     for ways in found:
         pair = ways["floor"]
-        made.add_row(f"{pair.first} beats {pair.second} from", *map(_describe_crossing, ways.values()))
+        made.add_row(f"{pair.first} beats {pair.second}", *(crossing.describe() for crossing in ways.values()))
     out = console()
     # The title names a length, and here the length is what is looked for.
     out.print(query.title.replace(f"{query.size.S:,} tokens", "N tokens"))
@@ -379,7 +379,7 @@ def _print_crossings(query: CostQuery, names: list[str], measure: bool, device: 
 
 
 def _find_crossings(query: CostQuery, name: str, other: str, measure: bool, device: str) -> dict[str, Crossing]:
-    """Returns where one mechanism gets faster than the other: by the floors, as predicted, and by the clock."""
+    """Returns where one mechanism is faster than the other: by the floors, as predicted, and by the clock."""
     pair = (_build_at(query, name), _build_at(query, other))
     setting = (*pair, query.size, query.device, query.face, query.training)
     ways = {"floor": modelled(*setting), "predicted": modelled(*setting, time=costs.predicted)}
@@ -409,10 +409,3 @@ def _measure_crossing(query: CostQuery, pair: tuple[Named, Named], device: str) 
                 status.update(f"N = {point.tokens:,}: {times}")
 
         return measured(pair[0], pair[1], size, query.face, query.training, progress=progress)
-
-
-def _describe_crossing(crossing: Crossing) -> str:
-    """Returns the length from which on the one is faster, in words."""
-    if crossing.tokens is None:
-        return f"never, up to N = {crossing.upto:,}"
-    return f"N = {crossing.tokens:,}"

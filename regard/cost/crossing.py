@@ -1,13 +1,16 @@
-"""From how many tokens on one mechanism takes less time than another: by the model, and by the clock.
+"""For how many tokens one mechanism takes less time than another: by the model, and by the clock.
 
 By the model a time is the floor on a device, or the predicted one. By the clock the two run in turn on this machine,
-with the kernels that regard would choose, at lengths that double until the order changes and then close in on it.
+with the kernels that regard would choose. Both are compared at lengths that grow by up to a factor of two, and wherever
+the order has changed between two of them, the search closes in on the change. Where the order changes back within the
+same step, that is missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -33,15 +36,45 @@ class Point(NamedTuple):
     second: float
 
 
+class Range(NamedTuple):
+    """Lengths from `start` to `end`, both included."""
+
+    start: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Crossing:
-    """The length from which on `first` takes less time than `second`."""
+    """The lengths at which `first` takes less time than `second`."""
 
     first: str
     second: str
-    tokens: int | None  # None: at no length that was looked at
+    since: int  # the shortest that was looked at
     upto: int  # the longest that was looked at
+    ranges: tuple[Range, ...]  # in rising order
     points: tuple[Point, ...] = ()  # what was measured
+
+    @property
+    def tokens(self) -> int | None:
+        """Returns the length from which on `first` is faster, as far as was looked; None: there is none."""
+        if not self.ranges or self.ranges[-1].end < self.upto:
+            return None
+        return self.ranges[-1].start
+
+    def describe(self) -> str:
+        """Returns the lengths in words: "from N = 325 on", "up to N = 8"."""
+        if not self.ranges:
+            return f"never, up to N = {self.upto:,}"
+        return " and ".join(map(self._describe_range, self.ranges))
+
+    def _describe_range(self, lengths: Range) -> str:
+        if lengths == (self.since, self.upto):
+            return f"always, from N = {self.since:,} to {self.upto:,}"
+        if lengths.end == self.upto:
+            return f"from N = {lengths.start:,} on"
+        if lengths.start == self.since:
+            return f"up to N = {lengths.end:,}"
+        return f"from N = {lengths.start:,} to {lengths.end:,}"
 
 
 Named = Callable[[Size], Mechanism]
@@ -72,19 +105,11 @@ def modelled(
         at = _with_length(size, tokens, face)
         return seconds(first, at) < seconds(second, at)
 
-    high = 1
-    while not is_faster(high):
-        high *= 2
-        if high > LONGEST:
-            return Crossing(*_names(first, second, size), None, LONGEST)
-    low = high // 2
-    while high - low > 1:  # the order changes after `low`, and at the latest at `high`
-        middle = (low + high) // 2
-        if is_faster(middle):
-            high = middle
-        else:
-            low = middle
-    return Crossing(*_names(first, second, size), high, LONGEST)
+    # 1, 2, 3, 4, 6, 8, 12, …
+    powers = [1 << n for n in range(LONGEST.bit_length())]
+    lengths = sorted({*powers, *(n + n // 2 for n in powers[:-1])})
+    ranges = _find_ranges({n: is_faster(n) for n in lengths}, is_faster)
+    return Crossing(*_names(first, second, size), 1, LONGEST, ranges)
 
 
 def measured(
@@ -98,9 +123,9 @@ def measured(
     seconds: float = 0.3,
     progress: Callable[[Point], None] | None = None,
 ) -> Crossing:
-    """Returns the crossing by the clock, to within a factor of `close`.
+    """Returns the crossing by the clock, each change of the order to within a factor of `close`.
 
-    Lengths end at `longest`, or where a run takes over two seconds.
+    Lengths double from 64 on, and end at `longest`, or where a run takes over two seconds.
     """
     points: list[Point] = []
     device = torch.device(size.device)
@@ -113,26 +138,45 @@ def measured(
             progress(points[-1])
         return points[-1].first < points[-1].second
 
-    low = 0
-    high = FIRST
-    while not is_faster(high):
-        if 2 * high > longest or max(points[-1][1:]) > PATIENCE:
-            return Crossing(*_names(first, second, size), None, high, tuple(points))
-        low = high
-        high = 2 * high
-    while low and high > close * low:
-        middle = round((low * high) ** 0.5)  # halves the factor between the two
-        if is_faster(middle):
-            high = middle
+    order = {FIRST: is_faster(FIRST)}
+    while 2 * max(order) <= longest and max(points[-1][1:]) <= PATIENCE:
+        longer = 2 * max(order)
+        order[longer] = is_faster(longer)
+    ranges = _find_ranges(order, is_faster, close)
+    return Crossing(*_names(first, second, size), FIRST, max(order), ranges, tuple(sorted(points)))
+
+
+def _find_ranges(order: dict[int, bool], is_faster: Callable[[int], bool], close: float = 1.0) -> tuple[Range, ...]:
+    """Returns the ranges of lengths at which something holds that is known, in `order`, at some lengths, rising.
+
+    Between two of them that differ it asks `is_faster` until they are next to each other, or within a factor `close`.
+    """
+    lengths = list(order)
+    ranges = []
+    start = lengths[0]
+    for low, high in pairwise(lengths):
+        if order[low] == order[high]:
+            continue
+        after = high
+        while after - low > max(1, (close - 1) * low):
+            middle = (low + after) // 2
+            if is_faster(middle) == order[high]:
+                after = middle
+            else:
+                low = middle
+        if order[high]:
+            start = after
         else:
-            low = middle
-    return Crossing(*_names(first, second, size), high, high, tuple(sorted(points)))
+            ranges.append(Range(start, low))
+    if order[lengths[-1]]:
+        ranges.append(Range(start, lengths[-1]))
+    return tuple(ranges)
 
 
 def face_runner(mechanism: Mechanism, size: Size, face: Face = "parallel", training: bool = False) -> Run:
     """Returns a run of a face on random inputs. Recurrent: the last T of S tokens, after the others were written."""
     mechanism = mechanism.to(torch.device(size.device), size.dtype)
-    mask = Mask(size.causal)
+    mask = Mask(size.causal, window=size.window)
     if face == "parallel":
         return attention_runner(lambda q, k, v: mechanism(q, k, v, mask), size, training, tuple(mechanism.parameters()))
     q, k, v = _random_inputs(size, False)
@@ -173,7 +217,7 @@ def _step_runner(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tens
     """Returns a run of the last T tokens over a state in which the S − T before them are written."""
     before = size.S - size.T
     with torch.no_grad():
-        state = mechanism.empty(size)
+        state = mechanism.empty(size, Mask(window=size.window))
         for start in range(0, before, PREFILL):
             part = slice(start, min(start + PREFILL, before))
             queries = q.new_zeros(size.B, size.H, part.stop - start, size.K)

@@ -402,11 +402,42 @@ def test_by_the_clock_the_crossing_is_found_from_measured_times(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("faster", "ranges", "says"),
+    [
+        (lambda N: N >= 700, [(700, 4096)], "from N = 700 on"),
+        (lambda N: N <= 300, [(64, 300)], "up to N = 300"),
+        (lambda N: 100 <= N <= 900, [(100, 900)], "from N = 100 to 900"),
+        (lambda N: N < 100 or N > 1000, [(64, 99), (1001, 4096)], "up to N = 99 and from N = 1,001 on"),
+        (lambda N: True, [(64, 4096)], "always, from N = 64 to 4,096"),
+        (lambda N: False, [], "never, up to N = 4,096"),
+    ],
+)
+def test_a_crossing_says_where_the_order_changes_back(faster, ranges, says, monkeypatch):
+    """The first length at which one is faster need not be one from which on it is."""
+    monkeypatch.setattr(crossing, "face_runner", lambda m, size, *_: (m.name, size.S))
+    monkeypatch.setattr(crossing, "shortest_times", lambda runs, *_: [0.1 if faster(runs[0][1]) else 0.3, 0.2])
+    pair = crossing.named("elu"), crossing.named("softmax")
+    found = crossing.measured(*pair, Size(), longest=4096, close=1.0)
+    assert list(found.ranges) == ranges and found.describe() == says
+    on = [start for start, end in ranges if end == 4096]
+    assert found.tokens == (on[-1] if on else None)
+
+
+def test_what_is_faster_for_short_texts_only_is_not_said_to_be_from_there_on():
+    """Softmax is predicted to beat elu from one token on, but not for long."""
+    row = asked("elu", "softmax", "--crossing", *H200)["rows"][0]["predicted"]
+    other = asked("softmax", "elu", "--crossing", *H200)["rows"][0]["predicted"]
+    assert row["tokens"] is None and row["ranges"] == [[1, other["tokens"] - 1]]
+    assert f"up to N = {other['tokens'] - 1}" in run("elu", "softmax", "--crossing", *H200)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(
     ("face", "training"), [("parallel", False), ("parallel", True), ("recurrent", False), ("weights", False)]
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_timed_is_the_face_that_was_asked_for(name, face, training):
-    size = Size(1, 1 if face == "recurrent" else 9, 9, 2, 2, 4, 4)
+def test_what_is_timed_is_the_face_that_was_asked_for(name, face, training, window):
+    size = Size(1, 1 if face == "recurrent" else 9, 9, 2, 2, 4, 4, window=window)
     mechanism = plain(built(name, size))
     run = crossing.face_runner(mechanism, size, face, training)
     with FlopCounterMode(display=False) as counter:
