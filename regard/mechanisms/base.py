@@ -94,6 +94,7 @@ class Mechanism(nn.Module, ABC):
     crosses: ClassVar[bool] = True  # can attend to another sequence
     signed: ClassVar[bool] = False  # weights may be negative
     length: int | None = None  # the most visible tokens that it has scores for; None: any number
+    biases: ClassVar[tuple[str, ...]] = ()  # those of its parameters that are biases, which weight decay leaves alone
     letters: ClassVar[dict[str, str]] = {}  # its own sizes, by the letters that the formulas of its cost call them
     kernels: ClassVar[KernelRegistry]
 

@@ -85,6 +85,7 @@ class Positional(Pairwise):
 class Synthesizer(Positional):
     formula = "softmax(ReLU(XA+b₁)B+b₂) XV"
     needs = "qv"
+    biases = ("offset",)
 
     def __init__(self, heads: int, width: int, length: int) -> None:
         super().__init__(heads, length)

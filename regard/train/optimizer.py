@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn, optim
 
 from regard.config import ConfigError
 from regard.errors import did_you_mean
+from regard.mechanisms import Mechanism
 from regard.registry import Registry, parameters_of
 from regard.train.distributed import full_tensor, is_sharded, shard_like
 from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
@@ -30,7 +32,7 @@ _UNSHARDED = (optim.Adafactor, optim.Rprop)  # those that need whole weights
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, capture: bool = False) -> optim.Optimizer:
-    """Builds the optimiser over a model's parameters, in two groups: those that decay and those that do not.
+    """Builds the optimiser over a model's parameters, in groups that decay and groups that do not.
 
     `capture`: such that its steps can be captured as a CUDA graph, if it can be.
     """
@@ -53,13 +55,11 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, captur
     if capture and "capturable" in parameters:
         # A graph reads the learning rate from the device; a Python number would be captured as a constant.
         options |= {"capturable": True, "lr": torch.tensor(lr, device=weight.device)}
-    decayed, other = split_by_decay(model)
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": other}]
-    if "weight_decay" in parameters:
-        groups[0]["weight_decay"] = config.decay
-        groups[1]["weight_decay"] = 0.0
+    groups = _parameter_groups(model, config.decay)
+    if "weight_decay" not in parameters:
+        groups = [{"params": group["params"]} for group in groups]
     try:
-        return cls([group for group in groups if group["params"]], **options)
+        return cls(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"train.optimizer: {config.name} refuses {options}: {error}") from None
 
@@ -101,17 +101,38 @@ def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
 
 def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Returns the parameters that decay (matrices of layers) and the others (norms, biases, embeddings, vectors)."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    biases = {id(getattr(m, name)) for m in model.modules() if isinstance(m, Mechanism) for name in m.biases}
+    vectors = biases | {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed: list[nn.Parameter] = []
     other: list[nn.Parameter] = []
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        if parameter.dim() >= 2 and id(parameter) not in embeddings:
+        if parameter.dim() >= 2 and id(parameter) not in vectors:
             decayed.append(parameter)
         else:
             other.append(parameter)
     return decayed, other
+
+
+def _parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Returns neighbouring parameters in groups with their decay.
+
+    They stay in the order in which checkpoints number them, so that a bias among matrices is a group of its own.
+    """
+    decayed, _ = split_by_decay(model)
+    ids = {id(p) for p in decayed}
+    groups: list[dict[str, Any]] = []
+    for decays, parameters in groupby(_number_parameters(model), lambda p: id(p) in ids):
+        groups.append({"params": list(parameters), "weight_decay": decay * decays})
+    return groups
+
+
+def _number_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Returns what is trained in the order of an optimiser's saved state: what has rows and columns, then the rest."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return sorted(trained, key=lambda p: p.dim() < 2 or id(p) in embeddings)
 
 
 # A schedule is a function of how much of the training after warmup is done, from 0 to 1.

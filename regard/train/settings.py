@@ -101,7 +101,8 @@ class TrainConfig(Section):
     """One training. A number of steps below 1 (`warmup`, `every`) is a share of the whole; 0 means never.
 
     `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
-    which changes memory and nothing else. `smoothing`: the share of a target's probability that the loss spreads over
+    which changes memory and the order of sums; with dropout each part draws its own numbers, so that the result is
+    another one, as good. `smoothing`: the share of a target's probability that the loss spreads over
     all tokens; what is measured has none. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
     `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both, "auto" is
     "graph" on a GPU and "off" on a CPU, which gains nothing from either. `deterministic`: the same bits each time on a

@@ -188,6 +188,20 @@ def test_exactly_the_matrices_of_linear_layers_decay(tied):
     }
 
 
+def test_the_bias_of_a_synthesizer_does_not_decay_and_keeps_its_number():
+    """b₂ [H,ℓ] has as many dimensions as a matrix. A state saved when it decayed still belongs to it."""
+    model = gpt(mechanism="synthesizer")
+    offsets = {id(p) for name, p in model.named_parameters() if name.endswith("mechanism.offset")}
+    keys = {id(p) for name, p in model.named_parameters() if name.endswith("mechanism.keys")}
+    groups = build_optimizer(OptimizerConfig(decay=0.3), model, 0.01).param_groups
+    decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+    assert offsets and {decay[i] for i in offsets} == {0.0} and {decay[i] for i in keys} == {0.3}
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    matrices = [p for p in model.parameters() if p.dim() >= 2 and id(p) not in tables]
+    others = [p for p in model.parameters() if p.dim() < 2 or id(p) in tables]
+    assert [id(p) for g in groups for p in g["params"]] == [id(p) for p in (*matrices, *others)]
+
+
 # Schedules
 
 
