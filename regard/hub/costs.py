@@ -48,6 +48,7 @@ def hub_model_cost(
     model = model_on_meta(name, download).to(dtype)
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise HubError(f"{name} reads no text but {model.main_input_name}, so its cost for T tokens is not known")
+    _forget_padding(model)
     model.set_attn_implementation("eager")  # the counter does not see the products inside fused attention
     with _explain_errors(name), torch.no_grad(), FlopCounterMode(display=False) as counter:
         past = _run(model, B, T)
@@ -74,6 +75,17 @@ def hub_model_cost(
         cache=cache,
         a_token=a_token,
     )
+
+
+def _forget_padding(model: Any) -> None:
+    """Takes the padding token out of the configs of a model: without a mask, models look for it among the tokens.
+
+    Nothing is padded here, and on the device "meta" tokens have no values that could be looked at.
+    """
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "pad_token_id", None) is not None:
+            config.pad_token_id = None
 
 
 def _run(model: Any, B: int, T: int, past: Any = None) -> Any:

@@ -567,6 +567,19 @@ def test_the_cache_of_a_hugging_face_config_is_counted_without_weights():
     assert "cache, one more token of a sequence" in text and "36.9 kB" in text
 
 
+def test_a_padding_token_does_not_keep_a_model_from_being_counted(tmp_path):
+    """Models look for it among the tokens, which have no values here."""
+    hf = pytest.importorskip("transformers")
+    from regard.hub.costs import hub_model_cost
+
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
+    found = []
+    for pad in (None, 49):
+        hf.GPT2Config(**sizes, pad_token_id=pad).save_pretrained(tmp_path / "model")
+        found.append(hub_model_cost(tmp_path / "model", T=16))
+    assert found[0] == found[1] and found[0].cache > 0
+
+
 # The page
 
 
