@@ -260,7 +260,7 @@ class Mask:
         """Returns the softmax over the keys that each query may see; zeros where it may see none."""
         allowed = self.allowed(scores.shape[2], scores.shape[3], scores.device)
         scores = self.adjusted_scores(scores)
-        if allowed is None and self.bias is None:
+        if scores.shape[-1] == 0 or (allowed is None and self.bias is None):
             return scores.softmax(-1)
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf"))

@@ -142,7 +142,7 @@ def _dense_mask(q: Tensor, mask: Mask, T: int, S: int) -> tuple[Tensor, Tensor]:
     added = mask.adjusted_scores(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
     if allowed is not None:
         added = added.masked_fill(~allowed, float("-inf"))
-    blind = added.amax(-1, keepdim=True) == float("-inf")
+    blind = (added == float("-inf")).all(-1, keepdim=True)
     return added.masked_fill(blind, 0), blind
 
 

@@ -39,6 +39,8 @@ class Argmax(Pairwise):
         # Divided after the product, by √K itself: products of integers stay exact, so that ties stay ties.
         raw = scores(q, k, mask) / math.sqrt(q.shape[-1])
         ranked = _hide_disallowed(raw.detach(), mask)
+        if ranked.shape[-1] == 0:
+            return raw  # without keys there are no weights, and nothing to choose
         best = ranked.argmax(-1, keepdim=True)
         hard = torch.zeros_like(ranked).scatter_(-1, best, 1.0)
         hard = hard.masked_fill(ranked.gather(-1, best) == float("-inf"), 0)

@@ -1,7 +1,7 @@
 """Plain feature maps: `elu`, `quadratic`, and any map of your own.
 
-elu:        φ(x) = elu(x) + 1, positive; the linear transformer.
-quadratic:  φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features, gives exactly (q·k + 1)².
+elu:        φ(x) = elu(x) + 1, positive; the linear transformer. Where all of x is negative it is eᶜ·exp(x − c), c = max
+x. quadratic:  φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features, gives exactly (q·k + 1)².
             The √2 belongs there: without it the cross terms are halved. A strongly *negative* q·k gets a large weight.
 linear:     your φ; similarities must be ≥ 0 and must not sum to zero over the keys a query sees.
 """
@@ -29,9 +29,12 @@ class Elu(Linear):
     order = "N·K·V"
     memory = "G·K·(V+1)"
     training_memory = "N·K+K·V"
+    feature_work = 6  # maximum, minimum, subtract, exponential, and the two parts added
+    pair_work = 6  # the pair's own exponential, too
 
-    def features(self, x: Tensor) -> tuple[Tensor, None]:
-        return functional.elu(x) + 1, None
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        c = x.detach().amax(-1).clamp(max=0)  # 0 unless all of x is negative: only a scale, so it has no gradient
+        return x.relu() + torch.exp(x.clamp(max=0) - c[..., None]), c
 
     def feature_count(self, K: int) -> int:
         return K

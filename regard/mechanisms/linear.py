@@ -24,6 +24,7 @@ from torch.nn import functional
 from regard.errors import ShapeError, ZeroRowError
 from regard.mechanisms.base import Cost, Face, Mechanism, gradient_bytes, refuse, refuse_in_state, without_autocast
 from regard.mechanisms.cache import Cache, empty_cache, visible_counts, write_cache
+from regard.mechanisms.nonfinite import mark_rows, replace_nonfinite, rows_of_documents, rows_that_see
 from regard.mechanisms.pair_costs import attended_size, cache_bytes, pair_cost, pair_gradient_cost
 from regard.mechanisms.pairwise import attend_by_weights, extend_cache, read_cache, zero_output
 from regard.mechanisms.sums import (
@@ -119,7 +120,7 @@ class Linear(Mechanism):
         check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True)
         self._check_state(state, k, v)
         if q.shape[2] == 0:
-            return zero_output(q, v), state
+            return zero_output(self, q, v), state
         fast = self.select_kernel("extend", q, k, v, state, visible)
         if fast is not None:
             result: tuple[Tensor, Sums] = fast(self, q, k, v, state, visible)
@@ -165,7 +166,7 @@ class Linear(Mechanism):
             for part in q.split(BLOCK, 2):
                 psi, _ = self.features(self._upcast(part))
                 # [B,G,(H/G)·T,F] @ [B,G,F,V+1]
-                sums = psi.reshape(psi.shape[0], G, -1, F).to(state.sums.dtype) @ state.sums
+                sums = psi.reshape(B, G, psi.shape[1] // G * psi.shape[2], F).to(state.sums.dtype) @ state.sums
                 out.append(self._normalise(sums.view(*psi.shape[:3], columns), state.tokens[:, None]).to(q.dtype))
         return concatenate(out)
 
@@ -176,10 +177,11 @@ class Linear(Mechanism):
         S = k.shape[2]
         with without_autocast(q):
             allowed = mask.allowed(T, S, q.device)
+            finite = replace_nonfinite(None, k, mask)
             queries = self._map_queries(q, k.shape[1])
-            psi, c, _ = self._map_keys(k, k, mask.visible)
+            psi, c, _ = self._map_keys(finite.v, k, mask.visible)
             similarities, _ = compare(queries, psi, c, allowed, None)
-            similarities = similarities.view(B, H, T, S)
+            similarities = mark_rows(similarities.view(B, H, T, S), rows_that_see(finite.broken, mask, T))
             total = similarities.sum(-1, keepdim=True)
             seen = torch.ones_like(total[:, 0, :, 0], dtype=torch.bool)
             if allowed is not None:
@@ -234,11 +236,15 @@ class Linear(Mechanism):
         """
         outs = []
         current = None  # [B], the document that the sums hold
+        finite = replace_nonfinite(k, v, Mask(visible=visible))
         with without_autocast(v):
-            for chunk in split_tokens(CHUNK, q, k, v, visible, documents):
+            for chunk in split_tokens(CHUNK, q, finite.k, finite.v, visible, documents):
                 out, state, current = self._scan_chunk(chunk, state, current)
                 outs.append(out)
-        return concatenate(outs), state
+        # The sums hold what the last token has seen, so that what is not a number reaches all tokens to come.
+        broken = rows_of_documents(finite.broken, documents, True, q.shape[2])
+        state = state._replace(sums=mark_rows(state.sums, broken[..., -1:].any(-1, keepdim=True)))
+        return mark_rows(concatenate(outs), broken), state
 
     def _scan_chunk(
         self, chunk: Sequence[Any], state: Sums, current: Tensor | None
@@ -260,10 +266,10 @@ class Linear(Mechanism):
         past = scale_for_past(queries, state, peaks, documents, current)
         # Pairs within the chunk [B,G,R·C,C] @ [B,G,C,V+1], and all before it [B,G,R·C,F] @ [B,G,F,V+1].
         sums = similarities.flatten(2, 3) @ values + past.flatten(2, 3) @ state.sums
-        sums = sums.view(q.shape[0], q.shape[1], -1, values.shape[3])
+        sums = sums.view(*q.shape[:3], values.shape[3])
         tokens = visible_counts(v, visible)
         out = self._normalise(sums, state.tokens[:, None] + tokens.cumsum(1)).to(v.dtype)
-        if documents is not None:
+        if documents is not None and documents.shape[1] > 0:
             state, psi, c = keep_current_document(state, psi, c, documents, current)
             current = documents[:, -1]
         return out, add_keys(state, psi, c, values, tokens.sum(1)), current

@@ -26,6 +26,7 @@ from regard.mechanisms.cache import (
     write_cache,
 )
 from regard.mechanisms.pair_costs import attended_size, pair_cost, pair_gradient_cost
+from regard.mechanisms.nonfinite import mark_rows, replace_nonfinite, rows_of_documents, rows_that_see
 from regard.shapes import (
     Keys,
     Mask,
@@ -121,10 +122,11 @@ def scores(q: Queries, k: Keys, mask: Mask) -> Weights:
     check_sizes(q, k, k, mask)
     q = upcast_half(q)
     k = upcast_half(mask.zero_hidden(k))
-    B, H, T, _ = q.shape
+    B, H, T, K = q.shape
     _, G, S, _ = k.shape
     # [B,G,(H/G)·T,K] @ [B,G,K,S]: the query heads of a group are rows of one product, so that keys are not repeated.
-    return (q.reshape(B, G, H // G * T, -1) @ k.mT).view(B, H, T, S)
+    with without_autocast(q):
+        return (q.reshape(B, G, H // G * T, K) @ k.mT).view(B, H, T, S)
 
 
 def mix(weights: Weights, v: Values) -> Outputs:
@@ -143,17 +145,18 @@ def attend_by_weights(mechanism: Mechanism, q: Queries | None, k: Keys | None, v
     T, S = mask.size(q, v if k is None else k)
     mask = mask.without_idle_rules(T, S)
     fast = mechanism.select_kernel("forward", q, k, v, mask)
-    if fast is not None:
+    if fast is not None and mask.documents is None:
         out: Tensor = fast(mechanism, q, k, v, mask)
         return out
-    if v.shape[2] == 0:
-        return zero_output(q, v)
+    finite = replace_nonfinite(k, v, mask)
+    if fast is not None:  # it computes 0·NaN: what is not a number must not reach other documents
+        out = fast(mechanism, q, finite.k, finite.v, mask)
+        return mark_rows(out, rows_of_documents(finite.broken, mask.documents, mask.causal, T))
     with without_autocast(v):
-        if k is not None:
-            k = mask.zero_hidden(k)
-        weights = mechanism.weights(q, k, mask)
+        weights = mechanism.weights(q, finite.k, mask)
         weights = functional.dropout(weights, mechanism.dropout, mechanism.training)
-        return mix(weights, upcast_half(mask.zero_hidden(v)).to(weights.dtype)).to(v.dtype)
+        out = mix(weights, upcast_half(finite.v).to(weights.dtype)).to(v.dtype)
+    return mark_rows(out, rows_that_see(finite.broken, mask, T))
 
 
 def extend_cache(
@@ -162,7 +165,7 @@ def extend_cache(
     """Returns the causal attention of new tokens and the cache with them: append, then attend over the slots."""
     T = check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True).T
     if T == 0:
-        return zero_output(q, v), state
+        return zero_output(mechanism, q, v), state
     if state.rules.window is not None:
         return _extend_ring(mechanism, q, k, v, state, visible)
     before = state.tokens
@@ -223,7 +226,7 @@ def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor 
         )
     keys, values = used_slots(state)
     if state.used == 0:
-        return zero_output(q, values)
+        return zero_output(mechanism, q, values)
     visible = None
     start = None
     if state.used > state.v.shape[2]:  # a ring: its slots are in no order, and the first tokens are gone
@@ -242,8 +245,9 @@ def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor 
     return attend_by_weights(mechanism, q, keys, values, mask)
 
 
-def zero_output(q: Tensor | None, v: Tensor) -> Tensor:
+def zero_output(mechanism: Mechanism, q: Tensor | None, v: Tensor) -> Tensor:
     """Returns the output for no tokens, or over no keys: zeros [B,H,T,V]."""
+    B, G, S, V = v.shape
     if q is None:
-        return v.new_zeros(v.shape)
+        return v.new_zeros(B, getattr(mechanism, "heads", G), S, V)
     return v.new_zeros((*q.shape[:3], v.shape[3]))

@@ -59,10 +59,17 @@ def compare(
     c = c[:, :, None, :]
     if allowed is not None:
         c = torch.where(allowed, c, float("-inf"))
-    peaks = c.detach().amax(-1)  # only a scale, so no gradient need pass through it
+    peaks = _largest(c)
     if peak_before is not None:
         peaks = torch.maximum(peaks, peak_before)
     return similarities * torch.exp(c - _finite(peaks)[..., None])[:, :, None], peaks
+
+
+def _largest(c: Tensor) -> Tensor:
+    """Returns the largest c over the keys [...,S], −inf where there are none; a scale, so it has no gradient."""
+    if c.shape[-1] == 0:
+        return c.new_full(c.shape[:-1], float("-inf"))
+    return c.detach().amax(-1)
 
 
 def _finite(peak: Tensor) -> Tensor:
@@ -115,7 +122,7 @@ def add_keys(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens:
     if c is None:
         return Sums(state.sums + psi.mT @ values, state.peak, state.tokens + tokens)
     c = c.to(state.peak.dtype)
-    peak = torch.maximum(state.peak, c.detach().amax(-1))
+    peak = torch.maximum(state.peak, _largest(c))
     base = _finite(peak)
     kept = state.sums * torch.exp(state.peak - base)[..., None, None]
     added = (psi * torch.exp(c - base[..., None])[..., None]).mT @ values

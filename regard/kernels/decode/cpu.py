@@ -65,7 +65,8 @@ def extend(
     B, G, room, K = state.k.shape
     H = q.shape[1]
     keys = state.k.view(B * G, room, K)
-    values = state.v.view(B * G, room, -1)
+    V = state.v.shape[3]
+    values = state.v.view(B * G, room, V)
     held = min(state.used, room)
     if 2 * held < room:
         room = held
@@ -76,4 +77,4 @@ def extend(
     if held < room:
         scores[:, :, held:] = -math.inf
     # [B·G,H/G,room] @ [B·G,room,V]
-    return torch.bmm(scores.softmax(-1), values).view(B, H, 1, -1), state
+    return torch.bmm(scores.softmax(-1), values).view(B, H, 1, V), state

@@ -24,7 +24,8 @@ s_i = ψ(q_i)ᵀ Z_i and δ_i = −∂out_i·out_i; `key_value_grad_kernel` read
 kernel of its own, `decode_step_kernel`.
 
 **Stabilisers.** φ(k) = 2ᶜ ψ(k) with an integer c, the *stabiliser* of the key, and ψ of moderate magnitude
-(`performer`, `fourier`; for `elu` and `precomputed` φ = ψ). All sums are kept relative to 2ᵐ, where the *peak* m is the
+(`performer`, `fourier`; for `elu` and `precomputed` φ = ψ and c = 0, but a single decoding step stabilises `elu` as the
+reference does). All sums are kept relative to 2ᵐ, where the *peak* m is the
 running maximum of c: nothing overflows, and no later key can change an earlier output. Scaling by powers of two is
 exact. Results do not depend on c and m, so no gradient passes through them. A query's own factor cancels in the ratio.
 The *shift* of a vector is what is subtracted in the exponent of its features. Let p_f(x) = (w_f·x) K^(−1/4) log₂e, and

@@ -5,7 +5,6 @@ Deterministic: sums use no atomics and are always added in the same order, so re
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -147,7 +146,7 @@ def _run_kernels(plan: Plan, call: LinearCall, directions: Tensor, results: Forw
             peak = plan.peak_from_log2(results.running_scales[:, -1, 0])
             results.final_peak.copy_(peak.view_as(results.final_peak))
         else:
-            results.final_peak.fill_(-math.inf)
+            results.final_peak.zero_()
 
 
 def _stabilise(
@@ -198,4 +197,4 @@ def _run_chained(plan: Plan, call: LinearCall, identity: Tensor, results: Forwar
         CHUNK_SUMS=results.chunk_S.numel() > 0,
     )  # fmt: skip
     if call.final:
-        results.final_peak.fill_(-math.inf)
+        results.final_peak.zero_()

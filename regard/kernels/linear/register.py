@@ -164,6 +164,8 @@ def _attend(
     if state is not None:
         sums = state.sums
         peak = state.peak
+        if isinstance(mechanism, Elu):  # the kernels keep its sums relative to e⁰
+            sums = sums * torch.exp(peak)[..., None, None]
     out, final_sums, final_peak = attend(
         q, k, v, w, visible, sums, peak, _MAPS[type(mechanism)], causal, state is not None
     )  # fmt: skip

@@ -35,7 +35,8 @@ def _feature_map(
     if MAP == "precomputed" or MAP == "elu":
         psi = tl.load(x + ff, mask=exists & (ff < F), other=0.0).to(DTYPE)
         if MAP == "elu":
-            psi = tl.where(psi > 0, psi + 1, tl.exp(tl.minimum(psi, 0.0)))
+            c = tl.minimum(tl.max(tl.where(ff < F, psi, float("-inf")), 0), 0.0)
+            psi = tl.where(psi > 0, psi + 1, tl.exp(psi - c))
     else:
         D: tl.constexpr = F // features_per_direction(MAP)
         p = tl.zeros([ff.shape[0]], DTYPE)
@@ -96,7 +97,7 @@ def decode_step_kernel(
     S = tl.load(sums + offset[:, None] + vv[None, :], mask=inside, other=0.0)
     Z = tl.load(sums + offset + V, mask=ff < F, other=0.0)
     m = tl.load(peak + bg)
-    if MAP == "performer" or MAP == "fourier":
+    if MAP != "precomputed":
         m_before = m
         m = tl.maximum(m, tl.where(seen, c, float("-inf")))
         rescale = tl.exp(m_before - finite_or_zero(m))

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from regard.lens.trace.arrays import unpack
 
@@ -98,7 +97,8 @@ Formula = SoftmaxFormula | KernelFormula | OneHot | Dense
 
 
 def _elu(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:
-    return (functional.elu(q) + 1) @ (functional.elu(k) + 1).mT, None, None
+    a, b = (x.relu() + x.clamp(max=0).exp() for x in (q, k))  # elu(x) + 1, without the rounding of 1 − small
+    return a @ b.mT, None, None
 
 
 def _quadratic(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:

@@ -1,0 +1,190 @@
+"""Every mechanism at the edges of its inputs: nothing to attend to, numbers that are none, other dtypes and modes."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import regard
+from regard.errors import LengthError, RegardError, ShapeError, ZeroRowError
+from regard.kernels import fast, plain
+from regard.mechanisms import AnyFeatures, Linear, Softmax, fitted, fork, mechanism
+from regard.shapes import Mask, Size
+
+NAMES = list(regard.mechanisms())
+LINEAR = [name for name, cls in regard.mechanisms().items() if issubclass(cls, Linear)]
+PAIRWISE = [name for name in NAMES if name not in LINEAR]
+RANDOM = ["performer", "fourier"]
+NAN = float("nan")
+
+
+def build(name, length=16, **options):
+    torch.manual_seed(0)
+    if name in RANDOM:
+        options.setdefault("features", 16)
+    return fitted(name, Size(T=length, S=length, H=4, G=2, K=8, V=5), **options)
+
+
+def inputs(m, T=6, B=2, S=None, dtype=torch.float32, device="cpu"):
+    """Returns q, k and v, None for what the mechanism does without."""
+    torch.manual_seed(1)
+    S = T if S is None else S
+    q = torch.randn(B, 4, T, 8, dtype=torch.float64).to(device, dtype)
+    k = torch.randn(B, 2, S, 8, dtype=torch.float64).to(device, dtype)
+    v = torch.randn(B, 2, S, 5, dtype=torch.float64).to(device, dtype)
+    return q if "q" in m.needs else None, k if "k" in m.needs else None, v
+
+
+def size(B=2, S=16, **changes):
+    return Size(B=B, S=S, H=4, G=2, K=8, V=5, **changes)
+
+
+class TestNothingToAttendTo:
+    @pytest.mark.parametrize("how", [plain, fast])
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(("B", "T"), [(0, 6), (2, 0)])
+    def test_a_whole_sequence_has_an_empty_output_and_empty_gradients(self, name, how, B, T):
+        m = how(build(name))
+        documents = torch.zeros(B, T, dtype=torch.long)
+        visible = torch.ones(B, T, dtype=torch.bool)
+        masks = (Mask(), Mask(causal=True), Mask(causal=True, window=2), Mask(True, visible, documents=documents))
+        for mask in masks:
+            given = inputs(m, T, B)
+            learned = [x.requires_grad_() for x in given if x is not None]
+            out = m(*given, mask)
+            assert out.shape == (B, 4, T, 5)
+            out.sum().backward()
+            assert all(x.grad is None or x.grad.shape == x.shape for x in learned)
+
+    @pytest.mark.parametrize("how", [plain, fast])
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(("B", "T"), [(0, 6), (2, 0)])
+    def test_a_state_and_the_weights_are_empty_too(self, name, how, B, T):
+        m = how(build(name))
+        out, state = m.extend(*inputs(m, T, B), m.empty(size(B)))
+        assert out.shape == (B, 4, T, 5)
+        out, state = m.extend(*inputs(m, 1, B), state)
+        assert out.shape == (B, 4, 1, 5)
+        q = torch.randn(B, 4, T, 8)
+        k = torch.randn(B, 2, T, 8)
+        assert m.weights(q, k, Mask(causal=True)).shape == (B, 4, T, T)
+        if m.crosses:
+            assert m.read(q, state).shape == (B, 4, T, 5)
+
+    @pytest.mark.parametrize("how", [plain, fast])
+    @pytest.mark.parametrize("name", ["softmax", "argmax", *LINEAR])
+    def test_queries_without_keys_get_zeros(self, name, how):
+        m = how(build(name))
+        out = m(*inputs(m, 3, S=0))
+        assert out.shape == (2, 4, 3, 5) and not out.any()
+
+
+class TestNotANumber:
+    """A token that holds NaN or infinity reaches no row that may not see it."""
+
+    @pytest.mark.parametrize("bad", [NAN, math.inf])
+    @pytest.mark.parametrize("which", [1, 2])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_later_token_reaches_no_earlier_row_of_the_reference(self, name, which, bad):
+        m = plain(build(name, 300))
+        for T, at in ((7, 4), (300, 200)):  # within one chunk of linear attention, and past it
+            given = inputs(m, T)
+            if given[which] is None:
+                continue
+            wanted = m(*given, Mask(causal=True))
+            given[which][1, :, at] = bad
+            learned = [x.requires_grad_() for x in given if x is not None]
+            for mask in (Mask(causal=True), Mask(causal=True, window=3)):
+                out = m(*given, mask)
+                if mask.window is None:
+                    torch.testing.assert_close(out[1, :, :at], wanted[1, :, :at])
+                    assert not out[1, :, at:].isfinite().any()
+                assert out[0].isfinite().all() and out[1, :, :at].isfinite().all()
+                if name == "argmax":
+                    continue
+                out[1, :, :at].sum().backward()
+                for x in learned:
+                    assert x.grad is None or x.grad[1, :, :at].isfinite().all()
+                    x.grad = None
+
+    @pytest.mark.parametrize("name", LINEAR)
+    def test_a_state_keeps_it_for_all_tokens_to_come(self, name):
+        m = plain(build(name))
+        q, k, v = inputs(m, 6)
+        v[0, :, 2] = NAN
+        state = m.empty(size())
+        outs = []
+        for part in (slice(0, 4), slice(4, 6)):
+            out, state = m.extend(q[:, :, part], k[:, :, part], v[:, :, part], state)
+            outs.append(out)
+        out = torch.cat(outs, 2)
+        assert out[0, :, :2].isfinite().all() and out[0, :, 2:].isnan().all() and out[1].isfinite().all()
+
+    @pytest.mark.parametrize("how", [plain, fast])
+    @pytest.mark.parametrize("causal", [True, False])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_it_stays_within_its_document(self, name, causal, how):
+        m = how(build(name))
+        documents = torch.tensor([[0] * 5 + [1] * 4 + [2] * 7] * 2)
+        mask = Mask(causal, documents=documents)
+        wanted = m(*inputs(m, 16), mask)
+        for which in (1, 2):
+            given = inputs(m, 16)
+            if given[which] is None:
+                continue
+            given[which][0, :, 6] = NAN
+            out = m(*given, mask)
+            others = [*range(5), *range(9, 16)]
+            torch.testing.assert_close(out[0][:, others], wanted[0][:, others])
+            torch.testing.assert_close(out[1], wanted[1])
+            assert out[0, :, 6:9].isnan().all()
+            if causal:
+                torch.testing.assert_close(out[0, :, 5], wanted[0, :, 5])
+
+    @pytest.mark.parametrize("name", LINEAR)
+    def test_documents_that_cross_a_chunk_are_kept_apart(self, name):
+        m = plain(build(name, 300))
+        documents = (torch.arange(300) >= 140).long().expand(2, 300)
+        wanted = m(*inputs(m, 300), Mask(True, documents=documents))
+        q, k, v = inputs(m, 300)
+        v[0, :, 100] = NAN
+        out = m(q, k, v, Mask(True, documents=documents))
+        torch.testing.assert_close(out[0, :, 140:], wanted[0, :, 140:])
+        assert out[0, :, 100:140].isnan().all()
+
+    @pytest.mark.parametrize("name", LINEAR)
+    def test_weights_of_earlier_rows_are_those_without_it(self, name):
+        m = build(name)
+        q, k, _ = inputs(m)
+        wanted = m.weights(q, k, Mask(causal=True))
+        k[:, :, 4] = NAN
+        torch.testing.assert_close(m.weights(q, k, Mask(causal=True))[:, :, :4], wanted[:, :, :4])
+
+
+class TestElu:
+    @pytest.mark.parametrize("at", [-5.0, -10.0, -17.0, -50.0, -200.0, -5000.0])
+    @pytest.mark.parametrize("causal", [True, False])
+    def test_inputs_far_below_zero_keep_their_digits(self, at, causal):
+        m = plain(mechanism("elu"))
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(2, 3, 150, 6, dtype=torch.float64) for _ in range(3))
+        q, k = (x - x.amax(-1, keepdim=True) + at for x in (q, k))
+        # Differences between keys are as large as they are; all of them are shifted, which cancels in the ratio.
+        similarities = (q - at).exp() @ (k - at).exp().mT
+        if causal:
+            similarities = similarities.tril()
+        wanted = similarities / similarities.sum(-1, keepdim=True) @ v
+        q, k, v = (x.float().requires_grad_() for x in (q, k, v))
+        out = m(q, k, v, Mask(causal=causal))
+        assert (out - wanted).abs().max() < 3e-6 * (1 + abs(at) / 10)
+        out.square().sum().backward()
+        assert all(x.grad.isfinite().all() and x.grad.any() for x in (q, k, v))
+
+    def test_it_is_elu_plus_one(self):
+        x = torch.linspace(-12, 5, 300, dtype=torch.float64).view(1, 1, 100, 3).requires_grad_()
+        psi, c = mechanism("elu").features(x)
+        wanted = torch.nn.functional.elu(x) + 1
+        torch.testing.assert_close(psi * c.exp()[..., None], wanted)
+        slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (psi * c.exp()[..., None], wanted)]
+        torch.testing.assert_close(*slopes)
