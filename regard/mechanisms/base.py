@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -315,6 +316,8 @@ def lookup(name: str | type[Mechanism]) -> type[Mechanism]:
     return MECHANISMS.find(name)
 
 
-def without_autocast(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Returns a context without autocast on x's device: sums and states stay in float32 whatever the surroundings."""
+    if x.is_meta:  # autocast does not know that device
+        return nullcontext()
     return torch.autocast(x.device.type, enabled=False)

@@ -52,7 +52,8 @@ def empty_cache(mechanism: Mechanism, size: Size, rules: Mask) -> Cache:
 def append_to_cache(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor | None) -> Cache:
     """Returns the cache with tokens at the next slots of each row; invisible ones take none.
 
-    The room is written in place unless gradients flow. It grows where it is too small; with a window, up to the window,
+    The room is written in place under `torch.no_grad()` and `inference_mode()` only: otherwise an earlier call may have
+    kept it for a gradient, of its queries alone even. It grows where it is too small; with a window, up to the window,
     and from then on a new token takes the slot of the oldest.
     """
     check_fits(state, k, v)
@@ -94,7 +95,7 @@ def _append_evenly(state: Cache, k: Tensor | None, v: Tensor) -> Cache:
     T = v.shape[2]
 
     def put(room: Tensor, x: Tensor) -> Tensor:
-        if _must_copy(room, x):
+        if torch.is_grad_enabled():
             room = room.clone()
         ring.write_evenly(room, x, state.used)
         return room
@@ -114,7 +115,7 @@ def _append_visible(state: Cache, k: Tensor | None, v: Tensor, visible: Tensor |
     def put(room: Tensor, x: Tensor) -> Tensor:
         x = _visible_first(x.to(room.dtype), visible)
         index = slots[:, None, :, None].expand_as(x)
-        if _must_copy(room, x):
+        if torch.is_grad_enabled():
             return room.scatter(2, index, x)
         return room.scatter_(2, index, x)
 
@@ -146,11 +147,6 @@ def _store(state: Cache, k: Tensor | None, v: Tensor, put: Callable[[Tensor, Ten
     if state.k is None or k is None:
         return state._replace(k=None, v=put(state.v, v))
     return state._replace(k=put(state.k, k), v=put(state.v, v))
-
-
-def _must_copy(room: Tensor, x: Tensor) -> bool:
-    """Returns whether gradients flow, so that nothing may be overwritten."""
-    return torch.is_grad_enabled() and (x.requires_grad or room.requires_grad)
 
 
 def grow_for_tokens(state: Cache, T: int) -> Cache:

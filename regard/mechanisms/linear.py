@@ -128,7 +128,11 @@ class Linear(Mechanism):
         if q.shape[2] == 1:  # one token sees all that is written, itself included
             state = self.write(state, k, v, visible)
             return self.read(q, state).to(v.dtype), state
-        return self._scan(q, k, v, state, visible, None)
+        dtype = v.dtype
+        if self._upcast(v).dtype != state.sums.dtype:  # a state made for another dtype decides how precise sums are
+            q, k, v = (x.to(state.sums.dtype) for x in (q, k, v))
+        out, state = self._scan(q, k, v, state, visible, None)
+        return out.to(dtype), state
 
     def write(  # type: ignore[override]
         self, state: Sums | Cache, k: Keys, v: Values, visible: Visible | None = None

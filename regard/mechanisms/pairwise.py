@@ -25,8 +25,8 @@ from regard.mechanisms.cache import (
     visible_counts,
     write_cache,
 )
-from regard.mechanisms.pair_costs import attended_size, pair_cost, pair_gradient_cost
 from regard.mechanisms.nonfinite import mark_rows, replace_nonfinite, rows_of_documents, rows_that_see
+from regard.mechanisms.pair_costs import attended_size, pair_cost, pair_gradient_cost
 from regard.shapes import (
     Keys,
     Mask,
@@ -177,7 +177,20 @@ def extend_cache(
         rows = Rows(limit - seen, limit)
     keys, values = used_slots(state)
     mask = state.rules.but(causal=True, rows=rows, size_override=(T, state.used))
-    return attend_by_weights(mechanism, q, keys, values, mask).to(v.dtype), state
+    return attend_by_weights(mechanism, *_in_one_dtype(q, keys, values), mask).to(v.dtype), state
+
+
+def _in_one_dtype(q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Returns queries, and the keys and values of a cache, in the dtype that holds them all; None for what is absent.
+
+    A cache may have another dtype than the new tokens, as under autocast.
+    """
+    if q is None or q.dtype == v.dtype:
+        return q, k, v
+    dtype = torch.promote_types(q.dtype, v.dtype)
+    if k is not None:
+        k = k.to(dtype)
+    return q.to(dtype), k, v.to(dtype)
 
 
 def _extend_ring(
@@ -203,7 +216,7 @@ def _extend_ring(
         visible_keys = torch.cat(counts, 1).bool()
     mask = state.rules.but(causal=True, visible=visible_keys, start=past.start, size_override=(T, before + T))
     state = append_to_cache(state, k, v, visible)  # after the past was copied: it writes over the oldest tokens
-    return attend_by_weights(mechanism, q, keys, values, mask).to(v.dtype), state
+    return attend_by_weights(mechanism, *_in_one_dtype(q, keys, values), mask).to(v.dtype), state
 
 
 def _check_length(mechanism: Mechanism, state: Cache, v: Values, visible: Visible | None) -> None:
@@ -241,8 +254,9 @@ def read_cache(mechanism: Mechanism, q: Tensor, state: Cache, positions: Tensor 
     if positions is not None:
         rows = Rows(positions, positions + 1)
     mask = state.rules.but(visible=visible, start=start, rows=rows, bias=bias)
-    check_sizes(q, keys, values, mask)
-    return attend_by_weights(mechanism, q, keys, values, mask)
+    slots = _in_one_dtype(q, keys, values)
+    check_sizes(*slots, mask)
+    return attend_by_weights(mechanism, *slots, mask).to(q.dtype)
 
 
 def zero_output(mechanism: Mechanism, q: Tensor | None, v: Tensor) -> Tensor:

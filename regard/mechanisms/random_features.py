@@ -78,7 +78,7 @@ class RandomFeatures(Linear):
         """Draws new directions."""
         self.seed = seed
         if self.w is not None:
-            self.w = self._draw_directions(self.w.shape[1]).to(self.w)
+            self.w = self._draw_directions(self.w.shape[1], self.w)
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         w = self.directions(x)
@@ -88,7 +88,7 @@ class RandomFeatures(Linear):
     def directions(self, x: Tensor) -> Float[Tensor, "F K"]:
         """Returns w for vectors like x, drawn now where no width was given."""
         if self.w is None:
-            self.w = self._draw_directions(x.shape[-1]).to(x)
+            self.w = self._draw_directions(x.shape[-1], x)
         if self.w.shape[1] != x.shape[-1]:
             raise ShapeError(
                 f"{self.name} was built for width K = {self.w.shape[1]}, given q and k of width {x.shape[-1]}"
@@ -98,14 +98,20 @@ class RandomFeatures(Linear):
     def feature_flops(self, K: int) -> int:
         return 2 * K * self.count
 
-    def _draw_directions(self, K: int) -> Tensor:
-        return self.draw(self.count, K, self.seed).to(torch.get_default_dtype())
+    @torch.inference_mode(False)  # a tensor made in inference mode could never be part of a gradient
+    def _draw_directions(self, K: int, like: Tensor | None = None) -> Tensor:
+        """Returns directions [F,K] with the dtype and the device of `like`."""
+        w = self.draw(self.count, K, self.seed).to(torch.get_default_dtype())
+        if like is None:
+            return w
+        return w.to(like)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # Directions that are not drawn yet have no buffer to load into.
         saved = state_dict.get(prefix + "w")
         if self.w is None and saved is not None:
-            self.w = torch.empty_like(saved)
+            with torch.inference_mode(False):
+                self.w = torch.empty_like(saved)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

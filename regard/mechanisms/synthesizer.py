@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import LengthError, OptionError, ShapeError
-from regard.mechanisms.base import register
+from regard.mechanisms.base import register, without_autocast
 from regard.mechanisms.pair_costs import count_pairs
 from regard.mechanisms.pairwise import Pairwise
 from regard.shapes import Keys, Mask, Queries, Size, Weights, upcast_half
@@ -56,21 +56,19 @@ class Positional(Pairwise):
             )
 
     def key_positions(self, S: int, mask: Mask, device: torch.device) -> Int[Tensor, "#B S"]:
-        """Returns the positions of the keys, which are columns of the scores."""
-        return self._check_positions(mask.positions(S, device), mask.visible)
+        """Returns the positions of the keys, which are columns of the scores, or raises where there are too many."""
+        positions = mask.positions(S, device)
+        if self.length < S:
+            self.check_length(_longest(positions, mask))
+        return self._clamp(positions)
 
     def query_positions(self, T: int, S: int, mask: Mask, device: torch.device) -> Int[Tensor, "#B T"]:
         """Returns the positions of the queries, which are rows of the scores."""
-        return self._check_positions(mask.query_positions(T, S, device).position, None)
+        return self._clamp(mask.query_positions(T, S, device).position)
 
-    def _check_positions(self, positions: Tensor, visible: Tensor | None) -> Tensor:
-        """Returns positions that the learned scores have, or raises where visible tokens are past their end."""
-        if visible is None and positions.shape[0] == 1:
-            self.check_length(positions.shape[1])
-        # Reading the positions waits for the device, so it is done only where they could be too many.
-        if positions.shape[1] > self.length and visible is not None:
-            self.check_length(int((positions + 1).masked_fill(~visible, 0).amax()))
-        return positions.clamp(max=self.length - 1)  # invisible tokens may stand one past the end
+    def _clamp(self, positions: Tensor) -> Tensor:
+        """Returns positions within the learned scores: tokens that nobody sees may stand past their end."""
+        return positions.clamp(max=self.length - 1)
 
     def check_length(self, n: int) -> None:
         """Raises where n visible tokens are more than the mechanism was built for."""
@@ -79,6 +77,24 @@ class Positional(Pairwise):
                 f"{self.name}: {n} visible tokens, but it was built for length = {self.length}. "
                 f"Shorten the input or build it with length ≥ {n}; its scores cannot be extended."
             )
+
+
+def _longest(positions: Int[Tensor, "#B S"], mask: Mask) -> int:
+    """Returns the visible tokens of the longest document; to know it may mean to wait for the device.
+
+    The slots of a cache have no mask of their own: those that count are below the limits of its rows.
+    """
+    if mask.rows is not None:
+        counts = mask.rows.limit
+    elif mask.visible is None and mask.documents is None:
+        return positions.shape[1]
+    else:
+        counts = positions + 1
+    if mask.visible is not None:
+        counts = counts.masked_fill(~mask.visible, 0)
+    if counts.is_meta or counts.numel() == 0:
+        return 0
+    return int(counts.amax())
 
 
 @register("synthesizer")
@@ -95,22 +111,23 @@ class Synthesizer(Positional):
         self.keys = nn.Parameter(torch.randn(heads, length, width) / math.sqrt(width))
         self.offset = nn.Parameter(torch.zeros(heads, length))
 
-    def as_softmax(self, q: Queries, mask: Mask) -> tuple[Tensor, Tensor]:
+    def as_softmax(self, q: Queries, mask: Mask, k: Keys | None = None) -> tuple[Tensor, Tensor]:
         """Returns queries and keys whose softmax attention at scale 1 this is.
 
         The queries are q' = [ReLU(q), 1] [B,H,T,K+1]; the keys are the learned [Bᵀ, b₂] in the order of the tokens,
-        [B,H,S,K+1].
+        [B,H,S,K+1]. Of k, where it is given, only the length S is used.
         """
         self.check_queries(q, self.width)
-        _, S = mask.size(q, None)
+        _, S = mask.size(q, k)
         q = upcast_half(q).relu()
         keys = torch.cat([self.keys, self.offset[..., None]], -1).to(q.dtype)
         keys = keys[:, self.key_positions(S, mask, q.device)].transpose(0, 1)
         return torch.cat([q, torch.ones_like(q[..., :1])], -1), keys.expand(q.shape[0], -1, -1, -1)
 
     def weights(self, q: Queries, k: Keys | None = None, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
-        queries, keys = self.as_softmax(q, mask)
-        return mask.softmax(queries @ keys.mT)
+        with without_autocast(q):
+            queries, keys = self.as_softmax(q, mask, k)
+            return mask.softmax(queries @ keys.mT)
 
     def score_flops(self, K: int) -> int:
         return 2 * (K + 1)
@@ -148,7 +165,8 @@ class RandomSynthesizer(Positional):
         """Returns R at the positions of the queries and keys."""
         if self.right is not None:
             left, right = self.factors(mask, q, k)
-            return left @ right.mT  # [B|1,H,T,r] @ [B|1,H,r,S]
+            with without_autocast(left):
+                return left @ right.mT  # [B|1,H,T,r] @ [B|1,H,r,S]
         rows, columns = self._positions(mask, q, k)
         return upcast_half(self.left)[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
 

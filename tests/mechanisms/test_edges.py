@@ -188,3 +188,119 @@ class TestElu:
         torch.testing.assert_close(psi * c.exp()[..., None], wanted)
         slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (psi * c.exp()[..., None], wanted)]
         torch.testing.assert_close(*slopes)
+
+
+class TestSynthesizerLengths:
+    """A synthesizer built for four tokens takes documents and rows of up to four visible tokens, and no longer ones."""
+
+    @pytest.mark.parametrize("B", [1, 2])
+    @pytest.mark.parametrize("how", [plain, fast])
+    @pytest.mark.parametrize("name", ["synthesizer", "synthesizer-random"])
+    def test_documents_are_measured_one_by_one(self, name, how, B):
+        m = how(build(name, 4))
+        two = torch.tensor([[0, 0, 0, 1, 1, 1]] * B)
+        given = inputs(m, 6, B)
+        out = m(*given, Mask(True, documents=two))
+        for part in (slice(0, 3), slice(3, 6)):
+            alone = m(*(None if x is None else x[:, :, part] for x in given), Mask(True))
+            torch.testing.assert_close(out[:, :, part], alone)
+        with pytest.raises(LengthError, match="6 visible tokens"):
+            m(*given, Mask(True, documents=torch.zeros_like(two)))
+        with pytest.raises(LengthError, match="5 visible tokens"):
+            m(*given, Mask(True, documents=torch.tensor([[0, 1, 1, 1, 1, 1]] * B)))
+
+    @pytest.mark.parametrize("how", [plain, fast])
+    @pytest.mark.parametrize("name", ["synthesizer", "synthesizer-random"])
+    def test_padded_pieces_are_the_whole_sequence(self, name, how):
+        m = how(build(name, 4))
+        visible = torch.tensor([[0, 1, 1, 0, 0, 1, 1], [1, 0, 0, 1, 0, 0, 1]], dtype=torch.bool)
+        given = inputs(m, 7)
+        wanted = m(*given, Mask(True, visible))
+        for pieces in ((3, 4), (6, 1), (1,) * 7):
+            state = m.empty(size(S=4))
+            outs = []
+            at = 0
+            for T in pieces:
+                part = slice(at, at + T)
+                at += T
+                piece = [None if x is None else x[:, :, part] for x in given]
+                with torch.no_grad():  # where the step has a kernel of its own
+                    out, state = m.extend(*piece, state, None if visible[:, part].all() else visible[:, part])
+                outs.append(out)
+            torch.testing.assert_close(torch.cat(outs, 2)[visible[:, None].expand(-1, 4, -1)], wanted[visible[:, None].expand(-1, 4, -1)])
+        with pytest.raises(LengthError, match="5 visible tokens"), torch.no_grad():
+            m.extend(*inputs(m, 1), state)
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_weights_of_the_last_queries_are_those_of_the_whole(self, name):
+        m = build(name)
+        q = torch.randn(2, 4, 6, 8)
+        k = torch.randn(2, 2, 6, 8)
+        whole = m.weights(q, k, Mask(causal=True))
+        last = m.weights(q[:, :, 3:], k, Mask(causal=True))
+        assert last.shape == (2, 4, 3, 6)
+        torch.testing.assert_close(last, whole[:, :, 3:])
+
+
+class TestGradients:
+    @pytest.mark.parametrize("learned", ["q", "k", "v", "qk", "kv", ""])
+    @pytest.mark.parametrize("name", [*NAMES, "argmax-straight"])
+    def test_states_have_the_gradients_of_the_whole_sequence(self, name, learned):
+        options = {"gradient": "straight_through"} if name == "argmax-straight" else {}
+        m = build(name.removesuffix("-straight"), **options)
+        results = []
+        for pieces in ((7,), (3, 1, 1, 2), (1,) * 7):
+            given = inputs(m, 7, dtype=torch.float64)
+            m = m.double()
+            leaves = [x for letter, x in zip("qkv", given, strict=True) if letter in learned and x is not None]
+            leaves = [x.requires_grad_() for x in leaves] + list(m.parameters())
+            if not leaves:
+                return
+            state = m.empty(size(dtype=torch.float64))
+            outs = []
+            at = 0
+            for T in pieces:
+                piece = [None if x is None else x[:, :, at : at + T] for x in given]
+                out, state = m.extend(*piece, state)
+                outs.append(out)
+                at += T
+            out = torch.cat(outs, 2)
+            if not out.requires_grad:
+                assert name == "argmax" and "v" not in learned
+                return
+            results.append(torch.autograd.grad(out.square().sum(), leaves, allow_unused=True))
+        for got in results[1:]:
+            for a, b in zip(got, results[0], strict=True):
+                assert (a is None) == (b is None)
+                if a is not None:
+                    torch.testing.assert_close(a, b)
+
+    @pytest.mark.parametrize("name", ["softmax", "argmax", *LINEAR])
+    def test_reading_between_two_writings_keeps_its_gradient(self, name):
+        m = build(name)
+        q, k, v = inputs(m, 6)
+        q.requires_grad_()
+        state = m.write(m.empty(size()), k[:, :, :3], v[:, :, :3])
+        before = m.read(q, state)
+        state = m.write(state, k[:, :, 3:], v[:, :, 3:])
+        out = before.sum() + m.read(q, state).sum()
+        if out.requires_grad:
+            out.backward()
+            assert q.grad.isfinite().all()
+
+    @pytest.mark.parametrize("name", RANDOM)
+    def test_directions_drawn_in_inference_mode_can_train_afterwards(self, name):
+        m = mechanism(name, features=16)
+        with torch.inference_mode():
+            m(*inputs(m))
+        q, k, v = (x.requires_grad_() for x in inputs(m))
+        m(q, k, v, Mask(causal=True)).sum().backward()
+        assert q.grad.isfinite().all()
+        with torch.inference_mode():
+            m.redraw(3)
+        m(q, k, v).sum().backward()
+        other = mechanism(name, features=16)
+        with torch.inference_mode():
+            other.load_state_dict(m.state_dict())
+        other(q, k, v).sum().backward()
+        assert not any(x.is_inference() for x in (m.w, other.w))

@@ -29,7 +29,7 @@ def _when(
         return "it needs a CUDA device and triton"
     if q.shape[2] != 1 or visible is not None:
         return "it takes one visible token at a time"
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, state.k, state.v)):
         return "it has no gradient"
     if state.rules.adjusts_scores:
         return "it knows no slopes or softcap"
