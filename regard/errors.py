@@ -26,6 +26,10 @@ class ZeroRowError(RegardError, ArithmeticError):
     """A query's similarities sum to zero although it may see some key (`strict=True`)."""
 
 
+class NegativeSimilarityError(RegardError, ArithmeticError):
+    """A similarity φ(q)·φ(k) is negative, so that its row is no average of values (`strict=True`)."""
+
+
 class KernelError(RegardError, RuntimeError):
     """A kernel was asked for by name and cannot run here."""
 

@@ -187,7 +187,9 @@ def find_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMa
         fleeting = True  # a graph has to make its own each time, since its inputs change underneath
     if fleeting:
         return block_mask(mask, T, S, device)
-    key = (mask.causal, mask.window, T, S, device, id(mask.visible), id(mask.documents))
+    # Tensors made in inference mode cannot be kept for a gradient: what is made there is used there only.
+    mode = torch.is_inference_mode_enabled()
+    key = (mask.causal, mask.window, T, S, device, id(mask.visible), id(mask.documents), mode)
     versions = tuple(x._version for x in given)
     references, kept = _RECENT.get(key, (None, None))
     if references is not None and references[0] == versions and all(r() is not None for r in references[1:]):

@@ -15,6 +15,7 @@ from torch.nn import functional
 from regard.kernels.dropout import attention as dropout_attention
 from regard.kernels.registry import kernel
 from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
+from regard.mechanisms.base import autocast_dtype, without_autocast
 from regard.shapes import Mask
 
 _LEAST_BLOCK = 64  # queries of a block under a window on a CPU: below it a call costs more than its products
@@ -49,8 +50,10 @@ def random_synthesizer(
     if mechanism.right is not None:
         left, right = mechanism.factors(mask, q)
         return _fused_at_scale_one(mechanism, left.expand(B, -1, -1, -1), right.expand(B, -1, -1, -1), v, mask)
-    bias = mechanism.scores(mask, q).to(_precise(v).dtype)
-    if mask.bias is not None:
+    bias = mechanism.scores(mask, q)
+    if mask.bias is None:
+        bias = bias.to(mechanism.left.dtype)  # as precise as R is
+    else:
         bias = mask.but(slopes=None, relative=None).adjusted_scores(bias)  # these two are added with the rest below
     # A query and a key of zeros leave the bias as it is.
     _, H, T, S = bias.shape
@@ -80,18 +83,46 @@ def fused_attention(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask:
     """Returns scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
     if q.dtype is torch.float16 and q.device.type == "cpu":  # where some CPUs sum products in float16 too
         return fused_attention(mechanism, q.float(), k.float(), v.float(), mask, scale).to(q.dtype)
+    if mask.adjusts_scores:
+        return _attend_with_added_scores(mechanism, q, k, v, mask, scale)
     T = q.shape[2]
     S = k.shape[2]
     call = _fused_call(mechanism, q, k, mask.zero_hidden(v), mask, scale)
     # PyTorch's is_causal puts the queries first, regard puts them last: the same where T = S, or for one query.
     if mask.is_plain and (not mask.causal or T in (1, S)):
-        return call(is_causal=mask.causal and T > 1)
+        is_causal = False
+        if mask.causal and T > 1:  # a branch: compiled for any length, T > 1 itself would not be a bool
+            is_causal = True
+        return call(is_causal=is_causal)
     C = max(_LEAST_BLOCK, mask.window or S)
     windowed = mask.but(window=None).is_plain and mask.causal and T == S > 2 * C
     if windowed and q.device.type == "cpu":
         return _window_by_blocks(mechanism, q, k, v, mask, scale, C)
     attn_mask, blind = _dense_mask(q, mask, T, S)
     return call(attn_mask=attn_mask).masked_fill(blind, 0)
+
+
+def _attend_with_added_scores(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+) -> Tensor:
+    """Returns fused attention whose bias, slopes and relative positions are added in float32 or better.
+
+    In half precision a score of 100 is off by a quarter, and its weight by a fifth.
+    """
+    dtype = autocast_dtype(q)
+    computed = dtype
+    if q.is_cuda and dtype.itemsize < 4 and _is_rounded(mask, dtype):
+        computed = torch.float32  # fused calls on a GPU take a mask of the inputs' dtype only
+    with without_autocast(q):
+        q, k, v = (x.to(dtype).to(computed) for x in (q, k, v))
+        added, blind = _dense_mask(q, mask, q.shape[2], k.shape[2])
+        out = _fused_call(mechanism, q, k, mask.zero_hidden(v), mask, scale)(attn_mask=added)
+        return out.masked_fill(blind, 0).to(dtype)
+
+
+def _is_rounded(mask: Mask, dtype: torch.dtype) -> bool:
+    """Returns whether what the mask adds to scores would lose digits in this dtype."""
+    return mask.depends_on_heads or (mask.bias is not None and mask.bias.dtype != dtype)
 
 
 def _window_by_blocks(
@@ -139,7 +170,10 @@ def _dense_mask(q: Tensor, mask: Mask, T: int, S: int) -> tuple[Tensor, Tensor]:
         blind = ~allowed.any(-1, keepdim=True)
         return allowed | blind, blind
     heads = q.shape[1] if mask.depends_on_heads else 1
-    added = mask.adjusted_scores(torch.zeros(1, heads, T, S, dtype=q.dtype, device=q.device))
+    dtype = q.dtype
+    if not q.is_cuda:
+        dtype = torch.promote_types(dtype, torch.float32)
+    added = mask.adjusted_scores(torch.zeros(1, heads, T, S, dtype=dtype, device=q.device))
     if allowed is not None:
         added = added.masked_fill(~allowed, float("-inf"))
     blind = (added == float("-inf")).all(-1, keepdim=True)

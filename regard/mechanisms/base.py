@@ -316,6 +316,14 @@ def lookup(name: str | type[Mechanism]) -> type[Mechanism]:
     return MECHANISMS.find(name)
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Returns the dtype to which autocast, where it is on, turns x before a matrix product; else that of x."""
+    castable = not x.is_meta and x.dtype != torch.float64
+    if castable and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Returns a context without autocast on x's device: sums and states stay in float32 whatever the surroundings."""
     if x.is_meta:  # autocast does not know that device

@@ -1,7 +1,8 @@
 """Plain feature maps: `elu`, `quadratic`, and any map of your own.
 
-elu:        φ(x) = elu(x) + 1, positive; the linear transformer. Where all of x is negative it is eᶜ·exp(x − c), c = max
-x. quadratic:  φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features, gives exactly (q·k + 1)².
+elu:        φ(x) = elu(x) + 1, positive; the linear transformer. Where all of x is negative, it is eᶜ·exp(x − c) with
+            c = max x, so that nothing underflows.
+quadratic:  φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features, gives exactly (q·k + 1)².
             The √2 belongs there: without it the cross terms are halved. A strongly *negative* q·k gets a large weight.
 linear:     your φ; similarities must be ≥ 0 and must not sum to zero over the keys a query sees.
 """
@@ -17,9 +18,11 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional
 
-from regard.mechanisms.base import register
+from regard.errors import NegativeSimilarityError
+from regard.mechanisms.base import register, without_autocast
 from regard.mechanisms.linear import Linear
 from regard.mechanisms.pairwise import scores
+from regard.mechanisms.sums import has_negative
 from regard.shapes import Keys, Mask, Queries
 
 
@@ -29,8 +32,6 @@ class Elu(Linear):
     order = "N·K·V"
     memory = "G·K·(V+1)"
     training_memory = "N·K+K·V"
-    feature_work = 6  # maximum, minimum, subtract, exponential, and the two parts added
-    pair_work = 6  # the pair's own exponential, too
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         c = x.detach().amax(-1).clamp(max=0)  # 0 unless all of x is negative: only a scale, so it has no gradient
@@ -96,3 +97,17 @@ class AnyFeatures(Linear):
             parameter = next(self.phi.parameters(), probe)
             probe = parameter.new_zeros(1, 1, 1, K)
         return int(self.phi(probe).shape[-1])
+
+    def _check_similarities(self, q: Queries, k: Keys, mask: Mask) -> None:
+        """Raises where `strict` and a pair of this call has a negative similarity: it looks at all of them."""
+        if not self.strict:
+            return
+        with without_autocast(q):
+            psi, _, _ = self._map_keys(k, k, mask.visible)
+            allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
+            negative = has_negative(self._map_queries(q, k.shape[1]), psi, allowed)
+        if negative:
+            raise NegativeSimilarityError(
+                f"{self.name}: a similarity φ(q)·φ(k) is negative, so that weights are negative and may sum to nearly "
+                "zero. Use a φ with similarities ≥ 0 (softplus, elu + 1, exp), or strict=False to allow it."
+            )

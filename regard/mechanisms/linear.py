@@ -90,6 +90,7 @@ class Linear(Mechanism):
         moved_queries = mask.causal and (size.T != size.S or mask.rows is not None)
         if mask.window is not None or documents_both_ways or moved_queries:
             return attend_by_weights(self, q, k, v, mask)
+        self._check_similarities(q, k, mask)
         fast = self.select_kernel("forward", q, k, v, mask)
         if fast is not None:
             return functional.dropout(fast(self, q, k, v, mask), self.dropout, self.training)
@@ -117,8 +118,10 @@ class Linear(Mechanism):
     ) -> tuple[Outputs, Sums | Cache]:
         if isinstance(state, Cache):
             return extend_cache(self, q, k, v, state, visible)
-        check_sizes(q, k, v, Mask(causal=True, visible=visible), new=True)
+        mask = Mask(causal=True, visible=visible)
+        check_sizes(q, k, v, mask, new=True)
         self._check_state(state, k, v)
+        self._check_similarities(q, k, mask)
         if q.shape[2] == 0:
             return zero_output(self, q, v), state
         fast = self.select_kernel("extend", q, k, v, state, visible)
@@ -177,6 +180,7 @@ class Linear(Mechanism):
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         check_sizes(q, k, k, mask)
         refuse(self, mask, "bias", "slopes", "relative", "softcap")
+        self._check_similarities(q, k, mask)
         B, H, T, _ = q.shape
         S = k.shape[2]
         with without_autocast(q):
@@ -197,6 +201,9 @@ class Linear(Mechanism):
 
     def gradient_cost(self, size: Size) -> Cost:
         return _linear_gradient_cost(self, size)
+
+    def _check_similarities(self, q: Queries, k: Keys, mask: Mask) -> None:
+        """Raises where `strict` and a similarity is negative; here none can be, or all signs are allowed."""
 
     def _upcast(self, x: Tensor) -> Tensor:
         return x.to(torch.promote_types(x.dtype, self.accumulate))

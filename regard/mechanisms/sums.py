@@ -65,6 +65,17 @@ def compare(
     return similarities * torch.exp(c - _finite(peaks)[..., None])[:, :, None], peaks
 
 
+def has_negative(queries: Tensor, psi: Tensor, allowed: Tensor | None) -> bool:
+    """Returns whether a pair that counts has a similarity below zero by more than rounding."""
+    # [B,G,R·T,F] @ [B,G,F,S], and what a sum of so many terms can be off by
+    similarities = (queries.flatten(2, 3) @ psi.mT).unflatten(2, queries.shape[2:4])
+    terms = (queries.abs().flatten(2, 3) @ psi.abs().mT).unflatten(2, queries.shape[2:4])
+    negative = similarities < -4 * torch.finfo(psi.dtype).eps * psi.shape[-1] * terms
+    if allowed is not None:
+        negative = negative & allowed[:, :, None]
+    return bool(negative.any())
+
+
 def _largest(c: Tensor) -> Tensor:
     """Returns the largest c over the keys [...,S], −inf where there are none; a scale, so it has no gradient."""
     if c.shape[-1] == 0:

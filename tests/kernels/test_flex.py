@@ -114,3 +114,11 @@ def test_an_idle_window_is_no_window(name):
     m = mechanism(name)
     assert torch.equal(m(x, x, x, Mask(causal=True, window=33)), m(x, x, x, Mask(causal=True)))
     assert not torch.equal(m(x, x, x, Mask(causal=True, window=32)), m(x, x, x, Mask(causal=True)))
+
+
+def test_a_block_mask_made_in_inference_mode_is_not_kept_for_training():
+    mask = Mask(causal=True, window=100)
+    with torch.inference_mode():
+        made = flex.find_block_mask(mask, 256, 256, torch.device("cpu"))
+    assert made.kv_indices.is_inference()
+    assert not flex.find_block_mask(mask, 256, 256, torch.device("cpu")).kv_indices.is_inference()

@@ -1,15 +1,14 @@
 """Every mechanism at the edges of its inputs: nothing to attend to, numbers that are none, other dtypes and modes."""
 
 import math
-import warnings
 
 import pytest
 import torch
 
 import regard
-from regard.errors import LengthError, RegardError, ShapeError, ZeroRowError
+from regard.errors import LengthError, NegativeSimilarityError
 from regard.kernels import fast, plain
-from regard.mechanisms import AnyFeatures, Linear, Softmax, fitted, fork, mechanism
+from regard.mechanisms import AnyFeatures, Linear, fitted, mechanism
 from regard.shapes import Mask, Size
 
 NAMES = list(regard.mechanisms())
@@ -227,7 +226,9 @@ class TestSynthesizerLengths:
                 with torch.no_grad():  # where the step has a kernel of its own
                     out, state = m.extend(*piece, state, None if visible[:, part].all() else visible[:, part])
                 outs.append(out)
-            torch.testing.assert_close(torch.cat(outs, 2)[visible[:, None].expand(-1, 4, -1)], wanted[visible[:, None].expand(-1, 4, -1)])
+            torch.testing.assert_close(
+                torch.cat(outs, 2)[visible[:, None].expand(-1, 4, -1)], wanted[visible[:, None].expand(-1, 4, -1)]
+            )
         with pytest.raises(LengthError, match="5 visible tokens"), torch.no_grad():
             m.extend(*inputs(m, 1), state)
 
@@ -304,3 +305,125 @@ class TestGradients:
             other.load_state_dict(m.state_dict())
         other(q, k, v).sum().backward()
         assert not any(x.is_inference() for x in (m.w, other.w))
+
+
+class TestOwnFeatures:
+    def test_strict_refuses_negative_similarities_in_every_face(self):
+        m = AnyFeatures(torch.nn.Identity(), strict=True)
+        q, k, v = inputs(m)
+        calls = [lambda mask: m(q, k, v, mask), lambda mask: m.weights(q, k, mask)]
+        for mask in (Mask(), Mask(causal=True), Mask(causal=True, window=3)):
+            for call in calls:
+                with pytest.raises(NegativeSimilarityError, match=r"linear.*negative.*strict=False"):
+                    call(mask)
+        with pytest.raises(NegativeSimilarityError):
+            m.extend(q, k, v, m.empty(size()))
+
+    def test_strict_takes_signed_features_whose_similarities_are_not_negative(self):
+        """(q·k)² by signed features, some of it zero up to rounding; and negative pairs that nobody sees."""
+        m = AnyFeatures(lambda x: (x[..., :, None] * x[..., None, :]).flatten(-2), strict=True)
+        q, k, v = inputs(m)
+        q[..., 0, 1:] = 0
+        k[..., 0, 0] = 0  # at right angles to the first query, which sees the second key beside it
+        assert m(q, k, v).isfinite().all()
+        positive = AnyFeatures(torch.nn.Identity(), strict=True)
+        q, k, v = inputs(m)
+        q, k = q.abs(), k.abs()
+        k[:, :, 5] = -1
+        q[:, :, 5] = -1
+        assert positive(q[:, :, :5], k[:, :, :5], v[:, :, :5], Mask(causal=True)).isfinite().all()
+        visible = torch.arange(6).expand(2, 6) < 5
+        assert positive(q.abs(), k, v, Mask(visible=visible)).isfinite().all()
+
+    def test_without_strict_they_are_taken_as_they_are(self):
+        m = AnyFeatures(torch.nn.Identity())
+        assert m(*inputs(m)).isfinite().all()
+
+
+class TestDtypesAndDevices:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("name", [*NAMES, "low-rank"])
+    def test_weights_are_float32_under_autocast(self, name, dtype):
+        m = build("synthesizer-random", rank=2) if name == "low-rank" else build(name)
+        q = torch.randn(2, 4, 6, 8).to(dtype)
+        k = torch.randn(2, 2, 6, 8).to(dtype)
+        wanted = m.weights(q, k, Mask(causal=True))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = m.weights(q, k, Mask(causal=True))
+        assert got.dtype == torch.float32 and torch.equal(got, wanted)
+
+    @pytest.mark.parametrize("rule", ["bias", "slopes", "relative", "softcap"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_what_is_added_to_scores_is_not_rounded_to_half_precision(self, rule, dtype):
+        """The fused call errs by no more than twice what the reference does in the same precision."""
+        torch.manual_seed(0)
+        added = {
+            "bias": {"bias": 30 * torch.randn(1, 4, 33, 33) + 300},
+            "slopes": {"slopes": torch.tensor([3.0, 1.0, 0.5, 0.1])},
+            "relative": {"relative": lambda d: (1.37 * d)[:, None].expand(-1, 4, -1, -1)},
+            "softcap": {"softcap": 20.0, "bias": 30 * torch.randn(33, 33)},
+        }
+        mask = Mask(causal=True, **added[rule])
+        q, k, v = (torch.randn(2, 4, 33, 16).to(dtype) for _ in range(3))
+        wanted = plain(mechanism("softmax"))(q.double(), k.double(), v.double(), mask)
+
+        def error(out):
+            return float((out.double() - wanted).norm() / wanted.norm())
+
+        limit = 2 * error(plain(mechanism("softmax"))(q, k, v, mask))
+        m = fast(mechanism("softmax"))
+        assert error(m(q, k, v, mask)) <= limit
+        with torch.autocast("cpu", dtype=dtype):
+            assert error(m(q.float(), k.float(), v.float(), mask)) <= max(limit, 0.003)
+        if rule == "slopes":
+            state = m.empty(Size(B=2, S=33, H=4, G=4, K=16, V=16, dtype=dtype), mask.but(causal=False))
+            outs = []
+            for t in range(33):
+                out, state = m.extend(*(x[:, :, t : t + 1] for x in (q, k, v)), state)
+                outs.append(out)
+            assert error(torch.cat(outs, 2)) <= limit
+
+    @pytest.mark.parametrize("kept", [torch.float64, torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.float16])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_state_may_have_another_dtype_than_the_tokens(self, name, kept, given):
+        m = build(name)
+        tokens = inputs(m, 6, dtype=given)
+        wanted = m(*tokens, Mask(causal=True)).double()
+        state = m.empty(size(dtype=kept))
+        outs = []
+        for part in (slice(0, 4), slice(4, 5), slice(5, 6)):
+            out, state = m.extend(*(None if x is None else x[:, :, part] for x in tokens), state)
+            outs.append(out)
+        out = torch.cat(outs, 2)
+        assert out.dtype == given
+        if name != "argmax":  # which may choose another key
+            assert (out - wanted).abs().max() <= 0.02 * wanted.abs().max()
+        if m.crosses:
+            assert m.read(tokens[0], state).dtype == given
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_meta_tensors_have_the_shapes_of_real_ones(self, name):
+        m = build(name).to("meta")
+        visible = torch.ones(2, 6, dtype=torch.bool, device="meta")
+        documents = torch.zeros(2, 6, dtype=torch.long, device="meta")
+        for mask in (Mask(), Mask(True), Mask(True, visible, documents=documents), Mask(True, window=2)):
+            out = m(*inputs(m, device="meta"), mask)
+            assert out.is_meta and out.shape == (2, 4, 6, 5)
+        state = m.empty(size(device="meta"))
+        for T in (3, 1):
+            out, state = m.extend(*inputs(m, T, device="meta"), state, visible[:, :T])
+            assert out.is_meta and out.shape == (2, 4, T, 5)
+        q, k = torch.randn(2, 4, 6, 8, device="meta"), torch.randn(2, 2, 6, 8, device="meta")
+        assert m.weights(q, k, Mask(True)).shape == (2, 4, 6, 6)
+        if m.crosses:
+            assert m.read(q, state).shape == (2, 4, 6, 5)
+
+
+@pytest.mark.parametrize("name", ["softmax", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
+def test_one_compiled_graph_serves_every_length(name):
+    m = build(name, 64)
+    compiled = torch.compile(m, fullgraph=True, backend="eager")
+    for T in (5, 7, 33):
+        given = inputs(m, T)
+        torch.testing.assert_close(compiled(*given, Mask(causal=True)), m(*given, Mask(causal=True)))

@@ -25,9 +25,9 @@ kernel of its own, `decode_step_kernel`.
 
 **Stabilisers.** φ(k) = 2ᶜ ψ(k) with an integer c, the *stabiliser* of the key, and ψ of moderate magnitude
 (`performer`, `fourier`; for `elu` and `precomputed` φ = ψ and c = 0, but a single decoding step stabilises `elu` as the
-reference does). All sums are kept relative to 2ᵐ, where the *peak* m is the
-running maximum of c: nothing overflows, and no later key can change an earlier output. Scaling by powers of two is
-exact. Results do not depend on c and m, so no gradient passes through them. A query's own factor cancels in the ratio.
+reference does). All sums are kept relative to 2ᵐ, where the *peak* m is the running maximum of c: nothing overflows,
+and no later key can change an earlier output. Scaling by powers of two is exact. Results do not depend on c and m, so
+no gradient passes through them. A query's own factor cancels in the ratio.
 The *shift* of a vector is what is subtracted in the exponent of its features. Let p_f(x) = (w_f·x) K^(−1/4) log₂e, and
 let trig_f(x) be the sine or the cosine of (w_f·x) K^(−1/4). The kernels leave out the factor 1/√D that
 `regard.mechanisms` gives to φ, so that here

@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     @property
     def stabilised(self) -> bool:
         """Whether the map needs stabilisers. Features of `precomputed` are what they are, and those of `elu` stay in
-        the range of float32 unless all of a query and all of a key that it sees are far below zero."""
+        the range of float32 unless all of a query and all of each key that it sees are far below zero."""
         return self.map in RANDOM_FEATURES
 
     @property
