@@ -572,3 +572,20 @@ def test_a_real_model(minilm):
     for layer in range(6):
         for head in range(12):
             close(trace.weights(layer, head), maps[layer][0, head], 3e-6)
+
+
+@pytest.mark.parametrize("cls", [GPT, Seq2Seq])
+def test_a_full_context_ends_what_is_generated(cls):
+    if cls is GPT:
+        model = stirred(GPT.preset("nano", vocabulary=50, length=12, layers=1))
+    else:
+        stack = {"length": 12, "layers": 1}
+        model = stirred(Seq2Seq.preset("nano", vocabulary=50, encoder=stack, decoder=stack))
+    trace = record(model, [1, 2, 3, 4], generate=40)
+    assert len(trace.recordings[0].sequences[-1]) == 12
+
+
+def test_a_target_is_given_or_generated_but_not_both():
+    model = Seq2Seq.preset("nano", vocabulary=50)
+    with pytest.raises(OptionError, match="leave out target or generate"):
+        record(model, [1, 2], target=[3, 4], generate=2)

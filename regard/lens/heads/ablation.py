@@ -78,7 +78,7 @@ def _make_run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
 
 
 def _make_regard_run(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
-    """Returns the function of `_make_run` for one of regard's models and tokens [1,T]."""
+    """Returns the function that `_make_run` returns, for one of regard's models and tokens [1,T]."""
     if isinstance(model, Seq2Seq):
         start = tokens.new_full((1, 1), model.config.start)
         return lambda: token_loss(model(tokens, torch.cat([start, tokens[:, :-1]], 1)), tokens)
@@ -91,7 +91,7 @@ def _make_regard_run(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Calla
 
 
 def _make_hub_run(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
-    """Returns the function of `_make_run` for a Hugging Face model and tokens [1,T]."""
+    """Returns the function that `_make_run` returns, for a Hugging Face model and tokens [1,T]."""
     if is_masked_model(model):
         if mask_token(tokenizer) is not None:
             return _masked_loss(lambda copies: model(input_ids=copies).logits, tokenizer, tokens[0])
@@ -120,8 +120,8 @@ def _layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any]
 def _without(model: Any, name: str, head: int) -> Iterator[None]:
     """Sets the output of one head to zero while the context lasts.
 
-    Raises OptionError at its end if a Hugging Face model did not call transformers' attention interface for the module
-    named, through which the head would have been removed.
+    A head of a Hugging Face model is removed in transformers' attention interface; raises OptionError at the end if the
+    model did not call it for the module `name`.
     """
     if not isinstance(model, Model):
         remover = _HeadRemover(name, head)

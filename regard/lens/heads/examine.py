@@ -87,7 +87,7 @@ def summary(
 
 
 def layer_means(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """Returns per-layer means over heads and texts: attention distance, entropy, first-token and largest weight."""
+    """Returns per-layer means over heads and texts: distance, entropy, weight on the first token, largest weight."""
     rows = []
     attentions = [a for recording in recordings for a in recording.attentions if a.kind == "self"]
     attentions.sort(key=lambda a: (a.side != "encoder", a.layer))

@@ -26,15 +26,15 @@ EFFECT = 0.1  # smallest difference (score − baseline) that counts
 DRAWS = 500  # number of bootstrap samples
 MIN_BLOCKS = 5  # smallest number of blocks of queries for a bootstrap interval
 MIXED = "mixed"
-# For each score, the scores that take precedence over it. A specific score takes precedence over a general one that
-# includes it. Scores of ordinary tokens take precedence over "first" and "separator". Punctuation is an attention sink,
-# too, so it does not take precedence over these two; but no score takes precedence over punctuation.
 _SINKS = ("first", "separator", "punctuation")
 _GENERAL = {
     "broad": tuple(name for name in SCORE_DESCRIPTIONS if name != "broad"),
     "broadcast": tuple(name for name in SCORE_DESCRIPTIONS if name not in ("broadcast", "broad")),
     "local": ("previous", "next", "self"),
 }
+# For each score, the scores that take precedence over it. A specific score takes precedence over a general one that
+# includes it. Scores of ordinary tokens take precedence over "first" and "separator". Punctuation is an attention sink,
+# too, so it does not take precedence over these two; but no score takes precedence over punctuation.
 _PRECEDED_BY = _GENERAL | {
     "separator": tuple(name for name in SCORE_DESCRIPTIONS if name not in (*_SINKS, "broadcast", "broad")),
     "first": tuple(name for name in SCORE_DESCRIPTIONS if name not in (*_SINKS, "broadcast", "broad")),
@@ -84,7 +84,10 @@ class HeadLabel:
 
     @property
     def also(self) -> list[str]:
-        """Other scores that stand out, largest effect first, without general ones that a specific one explains."""
+        """Other scores that stand out, largest effect first.
+
+        A general one (broad, broadcast, local) is left out if a more specific one has at least half its effect.
+        """
         good = significant_scores(self.scores, _GENERAL)
         return sorted(good.keys() - {self.label}, key=lambda name: -good[name].effect)
 
@@ -139,8 +142,8 @@ def choose_label(scores: dict[str, Score]) -> str:
 def significant_scores(scores: dict[str, Score], preceded_by: Mapping[str, Sequence[str]]) -> dict[str, Score]:
     """Returns the scores that stand out, by name, without those that another score explains.
 
-    A score is dropped if one of the scores in preceded_by[name] stands out, too, was not dropped itself, and has an
-    effect at least half as large.
+    A score is dropped if one of the scores in preceded_by[name] stands out, too, was not dropped before it, and has
+    an effect at least half as large.
     """
     good = {name: score for name, score in scores.items() if score.stands_out}
     for name, others in preceded_by.items():

@@ -29,7 +29,11 @@ Record = Callable[[str], Recording]
 
 
 def evaluate_syntax(record: Record, sentences: Iterable[Parsed]) -> list[dict[str, Any]]:
-    """Returns the most accurate head for each dependency relation and direction; the baseline is the best distance."""
+    """Returns for each dependency relation and direction the attention head that is right most often.
+
+    Relations with fewer than MIN_PAIRS pairs are left out. The baseline always predicts the word at one fixed distance,
+    the best one.
+    """
     hits: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
     gaps: dict[tuple[str, str], list[int]] = defaultdict(list)
     head_ids: list[dict[str, Any]] = []
@@ -80,7 +84,7 @@ def evaluate_coreference(record: Record, texts: Iterable[Mentions]) -> dict[str,
 def _word_weights(
     recording: Recording, spans: Sequence[Span], mean: bool = False
 ) -> tuple[list[dict[str, Any]], Float[Tensor, "N W W"], Bool[Tensor, "W W"]]:
-    """Returns a dict that identifies each self-attention head of sequence 0, their weights between words, and a mask.
+    """Returns a list that identifies the N self-attention heads of sequence 0, their weights between words, and a mask.
 
     The mask says which word may attend to which in at least one attention module. The weight onto a word is the sum
     over its tokens, or with `mean` their mean.
@@ -120,7 +124,7 @@ def _tokens_of(tokens: Tokens, spans: Sequence[Span]) -> Float[Tensor, "W T"]:
 
 
 def _most_attended(weights: Float[Tensor, "N W"], allowed: Bool[Tensor, " W"], word: int) -> Tensor:
-    """Returns for each head the other allowed word with the largest weight."""
+    """Returns for each head the word with the largest weight among the allowed words other than `word`."""
     others = allowed.clone()
     others[word] = False
     return weights.masked_fill(~others, -1).argmax(-1)

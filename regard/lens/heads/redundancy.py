@@ -43,8 +43,8 @@ def divergences(
 ) -> tuple[list[dict[str, Any]], Float[Tensor, " N"], Float[Tensor, "N N"]]:
     """Returns the heads, the divergence [N] of each from uniform attention, and the divergence [N,N] of each pair.
 
-    Divergences are means over queries and texts, in nats. A pair of heads over different sequences (encoder and
-    decoder) gets ln 2, the maximum.
+    Divergences are means over at most ROWS queries of each text, in nats. A pair of heads over different sequences
+    (encoder and decoder) gets ln 2, the maximum.
     """
     head_ids: list[dict[str, Any]] = [
         {"attention": n, "layer": a.layer, "side": a.side, "head": h}
@@ -60,7 +60,8 @@ def divergences(
     for recording in recordings:
         for sequence in query_sequences.unique().tolist():
             mine = (query_sequences == sequence).nonzero()[:, 0]
-            rows = torch.linspace(1, len(recording.sequences[sequence]) - 1, ROWS).long().unique()
+            last = len(recording.sequences[sequence]) - 1
+            rows = torch.linspace(min(1, last), last, ROWS).long().unique()
             p, uniform = _rows(recording, sequence, rows)
             from_uniform[mine] += _js_divergence(p, uniform)[:, 0]
             between[mine[:, None], mine[None]] += _js_divergence(p, p)

@@ -1,10 +1,10 @@
-"""Scores of heads: for most, the attention mass on a set of keys, compared with that of uniform attention.
+"""Scores of heads. Most scores are the attention mass on a set of keys, compared with that of uniform attention.
 
     score = mean over queries of Σ_{j ∈ set(i)} w(i, j),      baseline = mean of |set(i) ∩ allowed(i)| / |allowed(i)|
 
-A query does not count if it is padding, sees fewer than two keys, has only weights of 0 in all heads, or has an empty
-set. The score "broad" is an entropy instead (`_add_broad`). Sums are stored per block of queries, for a block
-bootstrap.
+A query does not count if it is padding, sees fewer than two keys, has only weights of 0 in all heads, or (except
+for "broadcast") may see no key of its set. The score "broad" is an entropy instead (`_add_broad`). Sums are stored per
+block of queries, for a block bootstrap.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
 def measure(
     recording: Recording, attended: Attended, word_frequency: dict[str, int], into: dict[str, BlockSums]
 ) -> None:
-    """Adds one text to the sums of one attention module, for the scores that are keys of `into`."""
+    """Adds one text to the sums of one attention module, for the scores that `into` names."""
     queries, keys = recording.query_and_key_tokens(attended)
     sets = {name: make for name, make in _key_sets(keys, word_frequency).items() if name in into}
     column = None
@@ -227,7 +227,10 @@ def _is_punctuation(token: str) -> bool:
 
 
 def _rare(word_frequency: dict[str, int]) -> set[str]:
-    """Returns the words that have one token in all texts; none if the texts have fewer than 50 tokens of words."""
+    """Returns the words whose count in `word_counts` is 1: they occur once in all texts, as a single token.
+
+    Returns none if words with a letter have fewer than 50 tokens in all.
+    """
     words = {w for w in word_frequency if any(c.isalpha() for c in w)}
     if sum(word_frequency[w] for w in words) < 50:
         return set()

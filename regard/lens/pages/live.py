@@ -37,8 +37,8 @@ Guard = Callable[[], AbstractContextManager[Any]]
 class Step:
     """A generated token, its text, its probability, and the weights [H,S] of each attention module.
 
-    The probability `p` is that of the model, before temperature, top-k and top-p. The weights are those of the query at
-    the position that predicted the token, the last token before it.
+    The probability `p` is that of the model, before temperature, top-k and top-p. The weights are those of the query
+    that predicted the token, that is, of the last token before it.
     """
 
     token: int

@@ -2,8 +2,8 @@
 
 The server is reachable only from this machine, and only with the access token: every request is checked for its Host
 and Origin, then for the access token, and only then handled. There are three responses: the page, a trace (POST
-/record), and a stream of JSON lines, one per generated token (POST /generate). No files are served; the script is part
-of the page.
+/record), and a stream of JSON lines, a first one, one per generated token, and a last one (POST /generate). No files
+are served; the script is part of the page.
 """
 
 from __future__ import annotations

@@ -153,12 +153,19 @@ class ModuleCapture:
         return attended
 
     def _reproduces(self, scores: Tensor, n: Tensor, weights: Tensor, fully_masked: Tensor) -> bool:
-        """Returns whether exp(scores − n) equals the weights up to `tolerance` in rows not `fully_masked` [H,R]."""
+        """Returns whether exp(scores − n) equals the weights up to `tolerance`, in every row that is not fully masked.
+
+        `fully_masked` [H,R] marks the rows that are.
+        """
         computed = torch.exp(scores - n.masked_fill(fully_masked, 0)[..., None])
         return bool(((computed - weights).abs().amax(-1).masked_fill(fully_masked, 0) <= self.tolerance).all())
 
     def _add_offsets(self, bias: Float[Tensor, "H T S"]) -> None:
-        """Stores the bias of each distance j − i, taken from the first row and the first column of a call's bias."""
+        """Stores the bias of each distance j − i, taken from the first row and the first column of a call's bias.
+
+        A bias that does not depend on j − i alone is not reproduced from these; the check in `rows` then fails, and the
+        weights are stored dense.
+        """
         shift = self.first_key - self.first_query  # distance j − i of the call's first query and first key
         # The offsets are cloned, because views would keep the whole bias in memory.
         for j, offset in enumerate(bias[:, 0].T.clone()):

@@ -97,7 +97,8 @@ def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any
     """Returns the settings for generating a target because none was given, and warns.
 
     Returns None if the model cannot generate, or if its configs name no start token. The decoder's only input, which is
-    added to `inputs`, is then the start token, or the padding token if there is none. Raises OptionError without both.
+    added to `inputs`, is then the start token, or, if the configs name none, the padding token. Raises OptionError if
+    they name neither.
     """
     configs = (getattr(model, "generation_config", None), model.config)
     start = _first_token(configs, "decoder_start_token_id", "bos_token_id")

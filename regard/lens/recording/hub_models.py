@@ -192,9 +192,9 @@ def _labels(model: Any, inputs: dict[str, Any], prompt_length: int) -> Tensor:
 def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, capture: ModelCapture) -> float:
     """Stores, for each module, the gradient of the masked-language-model loss, and returns the loss.
 
-    The gradient is taken with respect to the heads' outputs, before the output projection. It is the sum over all
-    masked copies of the text. The gradient of a batch is already the sum over its copies, because they share the added
-    zeros; this function adds up the batches.
+    The gradient is taken with respect to the heads' outputs, before the output projection. The loss is a mean over the
+    masked copies of the text, which run in batches. `GradientTaps` adds zeros to the heads' outputs, and all copies of
+    a batch share them, so that their gradient is already the sum over the batch; the batches are added up here.
     """
     mask_id = require_mask_token(tokenizer)
     ids = inputs["input_ids"][0]
@@ -292,9 +292,9 @@ def _side_of(name: str, cross: bool) -> str:
 
 
 def _find_sequence(sequences: list[Tokens], wanted: int, length: int) -> int:
-    """Returns the index of a sequence of this length: `wanted` if it has it, else the first that has it.
+    """Returns the index of a sequence with `length` tokens: `wanted` if that one fits, else the first that fits.
 
-    If none has it, numbered tokens are appended to `sequences`, and their index is returned.
+    If none fits, numbered tokens are appended to `sequences`, and their index is returned.
     """
     candidates: list[int] = [wanted, *range(len(sequences))]
     for n in candidates:

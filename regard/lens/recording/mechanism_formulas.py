@@ -1,9 +1,10 @@
 """The trace formula of each of regard's mechanisms, and the arrays that it needs.
 
 For softmax and kernel attention q, k and a formula are stored; for one-hot attention the index of the attended key.
-Dense and factorised synthesizers are stored as softmax attention: the q and k that are stored are those whose softmax
-gives the synthesizer's weights. For any other mechanism, and for masks with documents, a bias or a relative position
-bias (of a synthesizer also with slopes or a softcap), the weights themselves are computed and stored (dense).
+`Synthesizer`, and `RandomSynthesizer` with a rank, are stored as softmax attention: the q and k that are stored are
+those whose softmax gives the synthesizer's weights. The weights themselves are computed and stored (formula `Dense`)
+for any other mechanism, and for masks with documents, a bias or a relative position bias; for synthesizers also if the
+mask has slopes or a softcap.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _FEATURE_MAPS: dict[type[Mechanism], str] = {
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """The inputs of one attention layer: q [1,H,T,K], k [1,G,S,K], v [1,G,S,V], and the mask with its sizes (T, S)."""
+    """The inputs of one attention layer: q [1,H,T,K], k [1,G,S,K], v [1,G,S,V], and the mask.
+
+    The mask's `size_override` is (T, S); `cross` tells whether it is cross-attention.
+    """
 
     q: Tensor | None
     k: Tensor | None

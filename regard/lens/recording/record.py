@@ -33,13 +33,14 @@ def record(
     model: one of regard's models, or one of Hugging Face's `transformers`.
     text: a text, token ids, or (for a Hugging Face model) a dict of ready-made inputs, such as an image.
     text_b: another text to compare with the first. It is recorded separately; it is not the second segment of a pair.
-    target: the text or ids that the decoder of an encoder-decoder is given. If there is no `target` and no `generate`,
+    target: the text or ids that the decoder of an encoder-decoder is given; not together with `generate`. If there is
+    no `target` and no `generate`,
         the model generates a target greedily, with a warning; if it cannot generate, its decoder gets the start token.
     generate: the number of tokens to generate after the text, or a dict of generation settings: the fields of
         `regard.generate.Settings`, or for a Hugging Face model the arguments of its `generate`. Every step is recorded.
-    gradient: whether to record the gradient of the loss with respect to the weights, too. The loss is the next-token
+    gradient: True to record also the gradient of the loss with respect to the weights. The loss is the next-token
         cross entropy (over generated tokens only, if there are any); for a masked language model each token is masked
-        in turn (pseudo-log-likelihood). A function of the model's output replaces this loss.
+        in turn (pseudo-log-likelihood). Or a function of the model's output, whose result is then the loss.
     """
     texts = [("text", text)]
     if text_b is not None:
@@ -95,7 +96,7 @@ def _record_regard(
 
 
 def _token_ids(text: Text, tokenizer: Any) -> list[int]:
-    """Returns the token ids of a text; ids are returned as a list."""
+    """Returns the token ids of a text as a list; what already is ids is only turned into a list."""
     if isinstance(text, str):
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: set model.tokenizer, or give token ids instead of text")

@@ -101,6 +101,8 @@ def record_regard_model(
     tokens = torch.tensor([list(ids)], dtype=torch.long, device=model.device)
     if tokens.shape[1] == 0:
         raise OptionError("nothing to record: the text has no tokens")
+    if target is not None and generate is not None:
+        raise OptionError("a target is given, and one is to be generated: leave out target or generate")
     if target is None and generate is None and isinstance(model, Seq2Seq):
         generate = _settings_for_own_target(model)
     layers = [LayerCapture(*layer) for layer in attention_layers(model)]
@@ -193,9 +195,10 @@ def _decoder_ids(model: Model[Any], target: Sequence[int] | None) -> list[int]:
 
 
 def _settings_for_own_target(model: Seq2Seq) -> Settings | None:
-    """Returns the settings for generating a target because none was given, and warns.
+    """Returns the settings for generating the target that was not given, and warns.
 
-    Returns None if the model looks ahead and so cannot generate; its decoder is then given the start token alone.
+    Returns None, with a warning as well, if the model has no state because its outputs depend on later tokens; its
+    decoder is then given the start token alone.
     """
     try:
         model.empty(1, 1)  # an empty state, which a model that looks ahead does not have
@@ -221,7 +224,9 @@ def _run_whole(
     tokenizer: Tokenizer | None,
     prompt_length: int = 1,
 ) -> float | None:
-    """Runs the model over the whole text; if `gradient` is set, stores the gradients and returns the loss.
+    """Runs the model once over the whole text, and captures the inputs of each layer in `layers`.
+
+    With `gradient`, it also stores the gradients there and returns the loss; else it returns None.
 
     `decoder_ids` is the decoder's input for a Seq2Seq, and [] for other models. The next-token loss excludes the first
     `prompt_length` tokens. For the masked-language-model loss, the model also runs over masked copies of the text.
@@ -253,9 +258,9 @@ def _run_whole(
 def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture], tokenizer: Tokenizer | None) -> float:
     """Stores, for each layer, the gradient of the masked-language-model loss, and returns the loss.
 
-    The gradient is taken with respect to the heads' outputs, before the output projection. It is the sum over all
-    masked copies of the text. The gradient of a batch is already the sum over its copies, because they share the added
-    zeros; this function adds up the batches.
+    The gradient is taken with respect to the heads' outputs, before the output projection. The loss is a mean over the
+    masked copies of the text, which run in batches. `add_grad_tap` adds zeros to the heads' outputs, and all copies of
+    a batch share them, so that their gradient is already the sum over the batch; the batches are added up here.
     """
     positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
     totals: list[Tensor] = []
@@ -287,20 +292,25 @@ def _next_token_loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt_leng
 def _generate(model: Model[Any], tokens: Tensor, settings: Settings) -> list[int]:
     """Returns the ids that the model generates, at most `max_tokens`; for a Seq2Seq, the start token precedes them.
 
-    One token more than `max_tokens` is generated and then dropped, as in `generate_ids` for Hugging Face models.
+    Each of them will be read by the model: one that would exceed its context is left out.
     """
     if not isinstance(model, Decoder):
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
     if settings.beams is not None or settings.n > 1 or settings.slide:
         raise OptionError("one output is recorded, without beams and without slide")
     with torch.no_grad():
-        result = generate_tokens(model, tokens[0].tolist(), settings.but(max_tokens=settings.max_tokens + 1))
-    kept = result.tokens[: settings.max_tokens]
+        result = generate_tokens(model, tokens[0].tolist(), settings)
+    read = 1 if isinstance(model, Seq2Seq) else tokens.shape[1]
+    room = settings.max_tokens if model.limit is None else model.limit - read
+    kept = result.tokens[:room]
     return [model.config.start, *kept] if isinstance(model, Seq2Seq) else kept
 
 
 def _run_steps(model: Model[Any], tokens: Tensor, new: list[int], layers: list[LayerCapture]) -> None:
-    """Runs the model over the prompt and then over each new token, with its state, as in generation."""
+    """Runs the model over the prompt and then over each token of `new`, from its state, and captures layers' inputs.
+
+    The prompt of a Seq2Seq is the source and the start token.
+    """
     assert isinstance(model, Decoder)
     with torch.no_grad(), ExitStack() as captures:
         for layer in layers:

@@ -112,7 +112,10 @@ def round_to_steps(x: Tensor, step: Tensor) -> Tensor:
 
 
 def default_steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
-    """Returns the default step size of each column: RMS / STEPS_PER_RMS, or more if codes would exceed MAX_CODE / 2."""
+    """Returns the default step size of each column: RMS / STEPS_PER_RMS, or larger.
+
+    It is larger if an integer code would otherwise exceed MAX_CODE / 2, and rounded by `round_down_steps`.
+    """
     x = x.detach().float()
     if x.shape[-2] == 0:
         return torch.ones_like(x.sum(-2))
@@ -122,7 +125,7 @@ def default_steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
 
 
 def round_down_steps(step: Tensor) -> Tensor:
-    """Rounds step sizes down to powers of 2^(1/64), from 2^−120 to 2^120; 0, of an all-zero column, becomes 1."""
+    """Rounds step sizes down to powers of 2^(1/64), from 2^−120 to 2^120; 0 (an all-zero column) becomes 1."""
     exponent = (step.double().log2() * STEPS_PER_OCTAVE).floor()
     return step_from_exponent(exponent.masked_fill(step <= 0, 0).clamp(-120 * STEPS_PER_OCTAVE, 120 * STEPS_PER_OCTAVE))
 

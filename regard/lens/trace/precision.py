@@ -38,8 +38,8 @@ Storage = tuple[str, Tensor | None]  # the storage type of an array, and its ste
 class StoredVectors(NamedTuple):
     """The q, k and n to store, the storage type of each head's q and k, and the largest weight error per head.
 
-    N is the number of key heads. k is rounded to its steps only when it is packed. The errors of kernel attention are
-    those of the sampled rows.
+    N is the number of heads of k: G, or H for synthesizers, which have keys for every head. k is rounded to its steps
+    only when it is packed. The errors of kernel attention are those of the sampled rows.
     """
 
     q: Float[Tensor, "H T K"]
@@ -71,7 +71,8 @@ def choose_precision(recording: Recording, attended: Attended) -> StoredVectors:
 def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
     """Fits q to the quantised k with the ε found on sampled rows, and reduces ε while any row exceeds LIMIT.
 
-    Returns the fitted q, but k as it was, with its steps: `pack_steps` rounds it in the same way.
+    Returns the fitted q; k is returned unrounded with its steps, since `pack_steps` rounds it to the same multiples
+    that q was fitted to.
     """
     q, k, n = attended.q, attended.k, attended.n
     assert q is not None and k is not None and n is not None
@@ -243,9 +244,9 @@ def _rms(x: Float[Tensor, "N T K"]) -> Float[Tensor, "N K"]:
 
 
 def _sample_rows(T: int) -> Int[Tensor, " R"]:
-    """Returns the sampled rows: ROWS spread over the text, and the first ROWS // 4, whose few keys have large weights.
+    """Returns the sampled rows: ROWS spread over the text, and the first ROWS // 4, each once.
 
-    A row is returned only once.
+    Under a causal mask the first rows see few keys, whose weights are large.
     """
     first = torch.arange(min(T, ROWS // 4))
     rows: Tensor = torch.cat([first, torch.linspace(0, T - 1, ROWS).round().long()]).unique()

@@ -64,7 +64,10 @@ class Tokens:
         return torch.tensor(self.visible, dtype=torch.bool)
 
     def prefix(self, n: int) -> Tokens:
-        """Returns the first n tokens, for masks and biases only: lists are cut, ids dropped, the text is unchanged."""
+        """Returns the first n tokens: the lists are cut, the ids dropped, the text is kept whole.
+
+        The result is fit only for computing masks and biases.
+        """
         if n == len(self):
             return self
         return replace(self, **{name: getattr(self, name)[:n] for name in _LISTS}, ids=None)

@@ -288,7 +288,9 @@ def head_weights(
 def weigh(
     attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
-    """Returns the weights of softmax or kernel attention, and the log-normaliser of each row and its sign (or None).
+    """Returns the weights of softmax or kernel attention, and for each row log |normaliser| and the normaliser's sign.
+
+    The sign is None if weights cannot be negative.
 
     The recorded normaliser is used if there is one, otherwise the sum of the row. If the mask is causal, the keys after
     the last one that any of these rows may attend to are dropped; s is the number of keys that are left.
