@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -174,6 +175,53 @@ def test_no_direction_in_the_box_has_a_larger_margin(wish):
     gaps = keys[members[0]] - keys[others]
     assert float((draws @ gaps.T).amin(1).max()) <= found.margin + 1e-9
     assert found.margin <= float(gaps.abs().sum(1).min()) + 1e-9
+
+
+def largest_margin(keys, i):
+    """Returns the margin of key i by its definition, in whole fractions: the best corner of the program's polytope."""
+    rows = [[Fraction(float(a)) - Fraction(float(b)) for a, b in zip(keys[i], key, strict=True)] + [Fraction(-1)]
+            for j, key in enumerate(keys) if j != i]  # fmt: skip
+    bounds = [Fraction(0)] * len(rows)
+    width = keys.shape[1]
+    for k in range(width):
+        for sign in (1, -1):
+            rows.append([Fraction(sign * (k == n)) for n in range(width + 1)])
+            bounds.append(Fraction(-1))
+    best = Fraction(0)
+    for chosen in combinations(range(len(rows)), width + 1):
+        corner = solve_exactly([[*rows[c], bounds[c]] for c in chosen])
+        if corner is not None and corner[-1] > best:
+            scores = (sum(a * x for a, x in zip(row, corner, strict=True)) for row in rows)
+            if all(score >= bound for score, bound in zip(scores, bounds, strict=True)):
+                best = corner[-1]
+    return float(best)
+
+
+def solve_exactly(rows):
+    """Returns the solution of as many equations as unknowns, each a row with its right side; None where singular."""
+    n = len(rows)
+    for i in range(n):
+        pivot = next((r for r in range(i, n) if rows[r][i] != 0), None)
+        if pivot is None:
+            return None
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(n):
+            if r != i and rows[r][i] != 0:
+                factor = rows[r][i] / rows[i][i]
+                rows[r] = [x - factor * y for x, y in zip(rows[r], rows[i], strict=True)]
+    return [rows[i][n] / rows[i][i] for i in range(n)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_margins_are_the_largest_whatever_the_lengths_of_keys(seed):
+    """Lengths from 10⁻⁶ to 10⁶: what a solver lets pass for a far key is more than the margin of a near one."""
+    draw = torch.Generator().manual_seed(seed)
+    for K in (2, 3):
+        lengths = 10 ** (12 * torch.rand(5, 1, generator=draw, dtype=torch.float64) - 6)
+        keys = lengths * torch.randn(5, K, generator=draw, dtype=torch.float64)
+        found = select(keys, 0)
+        if found.feasible:
+            assert found.margin == pytest.approx(largest_margin(keys, 0), rel=1e-6)
 
 
 def test_values_are_read():

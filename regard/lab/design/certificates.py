@@ -28,6 +28,8 @@ Share = tuple[int, float]  # the number of a key or a query, and its coefficient
 TOLERANCE = 1e-7
 # A number near one is taken for rounding below this: a singular value of unit vectors, a coefficient.
 _RANK = 1e-12
+# The solver of linear programs may break a row by this, the least that it accepts.
+_FEASIBILITY = 1e-10
 
 
 class DesignError(RegardError, ValueError):
@@ -150,32 +152,42 @@ def _widest_margin(free: Array, gaps: Array, within: Array, start: Array) -> Arr
     """Returns the y with the largest m such that y·gap_j ≥ m for all j and ‖y‖∞ ≤ 1, within the free directions.
 
     It is never worse than `start`. m is counted in margins of `start`, and each row divided by the length of its gap,
-    so that all numbers are near one.
+    so that all numbers are near one. The solver may break a row a little: that is nothing for a near key, and more than
+    the whole margin for one that is far enough. So the program is solved with room to spare, too, and the direction
+    whose true margin is the largest is taken.
     """
     start = start / np.abs(start).max()
     known = float((gaps @ (free.T @ start)).min())
-    rows = np.hstack([-gaps / within[:, None], known / within[:, None]])
+    found = [start]
+    for spare in (0.0, 2 * _FEASIBILITY, 20 * _FEASIBILITY):
+        solution = _solve_margin(free, gaps / within[:, None], known / within, spare)
+        direction = free @ solution
+        if np.abs(direction).max() > 0:
+            found.append(direction / np.abs(direction).max())
+    return max(found, key=lambda y: float((gaps @ (free.T @ y)).min()))
+
+
+def _solve_margin(free: Array, units: Array, margins: Array, spare: float) -> Array:
+    """Returns the y, in free directions, with the largest m such that y·unit_j ≥ m·margin_j + spare, ‖free y‖∞ ≤ 1."""
+    rows = np.hstack([-units, margins[:, None]])
     box = np.hstack([np.vstack([free, -free]), np.zeros((2 * len(free), 1))])
     cost = np.zeros(rows.shape[1])
     cost[-1] = -1
     solved: Any = scipy_optimize().linprog(
         cost,
         A_ub=np.vstack([rows, box]),
-        b_ub=np.concatenate([np.zeros(len(rows)), np.ones(len(box))]),
+        b_ub=np.concatenate([np.full(len(rows), -spare), np.ones(len(box))]),
         bounds=[(None, None)] * free.shape[1] + [(0, None)],
         method="highs",
-        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+        options={"primal_feasibility_tolerance": _FEASIBILITY, "dual_feasibility_tolerance": _FEASIBILITY},
     )
     if solved.x is None:
         raise DesignError(
-            f"the linear program of {len(gaps)} keys was not solved ({solved.message}); "
+            f"the linear program of {len(units)} keys was not solved ({solved.message}); "
             "bring the coordinates to like sizes"
         )
-    best: Array = free @ solved.x[:-1]
-    best = best / np.abs(best).max()
-    if (gaps @ (free.T @ best)).min() >= known:
-        return best
-    return start
+    solution: Array = solved.x[:-1]
+    return solution
 
 
 def _certificate(keys: Array, members: tuple[int, ...], others: list[Share]) -> Certificate:
