@@ -36,7 +36,7 @@ class Point(NamedTuple):
     second: float
 
 
-class Range(NamedTuple):
+class LengthRange(NamedTuple):
     """Lengths from `start` to `end`, both included."""
 
     start: int
@@ -51,7 +51,7 @@ class Crossing:
     second: str
     since: int  # the shortest that was looked at
     upto: int  # the longest that was looked at
-    ranges: tuple[Range, ...]  # in rising order
+    ranges: tuple[LengthRange, ...]  # in rising order
     points: tuple[Point, ...] = ()  # what was measured
 
     @property
@@ -67,7 +67,7 @@ class Crossing:
             return f"never, up to N = {self.upto:,}"
         return " and ".join(map(self._describe_range, self.ranges))
 
-    def _describe_range(self, lengths: Range) -> str:
+    def _describe_range(self, lengths: LengthRange) -> str:
         if lengths == (self.since, self.upto):
             return f"always, from N = {self.since:,} to {self.upto:,}"
         if lengths.end == self.upto:
@@ -146,7 +146,9 @@ def measured(
     return Crossing(*_names(first, second, size), FIRST, max(order), ranges, tuple(sorted(points)))
 
 
-def _find_ranges(order: dict[int, bool], is_faster: Callable[[int], bool], close: float = 1.0) -> tuple[Range, ...]:
+def _find_ranges(
+    order: dict[int, bool], is_faster: Callable[[int], bool], close: float = 1.0
+) -> tuple[LengthRange, ...]:
     """Returns the ranges of lengths at which something holds that is known, in `order`, at some lengths, rising.
 
     Between two of them that differ it asks `is_faster` until they are next to each other, or within a factor `close`.
@@ -167,9 +169,9 @@ def _find_ranges(order: dict[int, bool], is_faster: Callable[[int], bool], close
         if order[high]:
             start = after
         else:
-            ranges.append(Range(start, low))
+            ranges.append(LengthRange(start, low))
     if order[lengths[-1]]:
-        ranges.append(Range(start, lengths[-1]))
+        ranges.append(LengthRange(start, lengths[-1]))
     return tuple(ranges)
 
 

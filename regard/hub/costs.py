@@ -83,7 +83,7 @@ def _forget_padding(model: Any) -> None:
     Nothing is padded here, and on the device "meta" tokens have no values that could be looked at.
     """
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "pad_token_id", None) is not None:
             config.pad_token_id = None
 

@@ -33,6 +33,7 @@ class Positional(Pairwise):
 
     crosses = False
     memory = "N·G·V"
+    length: int
 
     def __init__(self, heads: int, length: int) -> None:
         super().__init__()
