@@ -57,7 +57,7 @@ def weights_of(f: Callable[..., Any], q: Queries, k: Keys, *, width: int | None 
     """
     B, G, S, K = k.shape
     width = width or K
-    columns = []
+    columns = [q.new_zeros(*q.shape[:3], 0)]
     for start in range(0, S, width):
         values = torch.zeros(S, width, dtype=k.dtype, device=k.device)
         stop = min(S, start + width)

@@ -291,7 +291,7 @@ def mechanism(name: str | type[Mechanism], **options: Any) -> Mechanism:
 
 def fitted(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
     """Builds a mechanism whose heads, width and length, where it has such options, are those of `size`."""
-    return _build(name, {"heads": size.H, "width": size.K, "length": max(size.T, size.S)}, options)
+    return _build(name, {"heads": size.H, "width": size.K, "length": max(size.T, size.S, 1)}, options)
 
 
 def _build(name: str | type[Mechanism], offered: dict[str, Any], options: dict[str, Any]) -> Mechanism:

@@ -60,7 +60,7 @@ def largest_distance(mechanism: Performer | Fourier) -> float:
 
 def _readable(x: Tensor) -> bool:
     """Returns whether numbers can be read from x now, and nobody records what is done with it."""
-    if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta:
+    if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta or x.numel() == 0:
         return False
     if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
         return False

@@ -78,6 +78,19 @@ class TestNothingToAttendTo:
         out = m(*inputs(m, 3, S=0))
         assert out.shape == (2, 4, 3, 5) and not out.any()
 
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(("B", "T"), [(0, 6), (2, 0)])
+    def test_so_are_layers_and_functions(self, name, B, T):
+        layer = regard.nn.Attention(16, 4, G=2, mechanism=name, length=8)
+        assert layer(torch.randn(B, T, 16)).shape == (B, T, 16)
+        out, _ = layer.extend(torch.randn(B, T, 16), layer.empty(B, 8))
+        assert out.shape == (B, T, 16)
+        q = torch.randn(B, 4, T, 8)
+        k = torch.randn(B, 2, T, 8)
+        assert regard.attend(q, k, k, name, causal=True).shape == (B, 4, T, 8)
+        if name == "softmax":
+            assert regard.weights_of(regard.attend, q, k).shape == (B, 4, T, T)
+
 
 class TestNotANumber:
     """A token that holds NaN or infinity reaches no row that may not see it."""
@@ -427,3 +440,27 @@ def test_one_compiled_graph_serves_every_length(name):
     for T in (5, 7, 33):
         given = inputs(m, T)
         torch.testing.assert_close(compiled(*given, Mask(causal=True)), m(*given, Mask(causal=True)))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_has_second_derivatives_forward_mode_and_vmap(name):
+    m = plain(build(name)).double()
+    given = inputs(m, dtype=torch.float64)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
+    for mask in (Mask(True), Mask(True, documents=documents), Mask(True, window=2)):
+
+        def of_values(v, mask=mask):
+            return m(given[0], given[1], v, mask)
+
+        v = given[2]
+        out, tangent = torch.func.jvp(of_values, (v,), (v,))
+        torch.testing.assert_close(tangent, out)  # attention is linear in its values
+        torch.testing.assert_close(torch.func.vmap(of_values)(v[None])[0], out)
+        x = given[0] if given[0] is not None else v
+        x = x.clone().requires_grad_()
+        y = m(x, given[1], v, mask) if given[0] is not None else of_values(x)
+        if y.requires_grad:
+            (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+            first.square().sum().backward()
+            assert x.grad.isfinite().all()
