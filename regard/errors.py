@@ -50,6 +50,10 @@ class ExtraMissingError(RegardError, ImportError):
     """A feature needs an optional dependency."""
 
 
+class DataError(RegardError, ValueError):
+    """A file of data that cannot be read, or cannot be written, as it is."""
+
+
 class RunError(RegardError, OSError):
     """A run folder that is missing, in the way, or cannot be written."""
 

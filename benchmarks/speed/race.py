@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from regard.data.files import atomic_write
+from regard.storage import atomic_write
 from regard.lab.bench.page import picture
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import Race, race

@@ -18,7 +18,6 @@ from rich.table import Table
 
 from regard.checking import plugin as plugged
 from regard.cli.show import align_right, console, print_json, table
-from regard.data.files import atomic_write
 from regard.errors import OptionError
 from regard.lab.base import RESULTS
 from regard.lab.bench import page as pages
@@ -26,6 +25,7 @@ from regard.lab.bench.peers import PEERS
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import PASSES, Race, race
 from regard.report.canvas import require_matplotlib
+from regard.storage import atomic_write
 
 PEER_NAMES = [peer.name for peer in PEERS]
 ON_GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from regard.lab.experiment import Session
 from regard.models import Model, load
 from regard.models.locate import MODEL, RESULTS, model_folder
 from regard.report.canvas import require_matplotlib
-from regard.train.run import claim, find_runs, write_text
+from regard.storage import write_text
+from regard.train.claim import claimed, locked
+from regard.train.run import find_runs
 
 REQUEST = "convert.json"  # what was asked for, with all that the later stages have to know
 QUIET = Shown()
@@ -55,7 +58,15 @@ def convert(
     trained (`data.block=64 train.lr=1e-4`), under `distil.`, `uptrain.` or `control.` the training of that stage alone.
     """
     require_matplotlib()  # an error about a missing library comes before minutes of training
-    return resume(start_conversion(model, source, out, config, overrides, device), device, shown)
+    path = Path(out)
+    with _claimed(path):
+        _start(model, source, path, config, overrides, device)
+        return _finish(path, device, shown)
+
+
+def _claimed(path: Path) -> AbstractContextManager[None]:
+    """Returns the lock of a new folder, which is removed again where the request could not be written."""
+    return claimed(path, (REQUEST, RESULTS), (path / REQUEST).exists, f", or continue it with --resume {path}")
 
 
 def start_conversion(
@@ -67,6 +78,16 @@ def start_conversion(
     device: str = "cpu",
 ) -> Path:
     """Does the surgery into a new folder, writes what the later stages have to know, and returns the folder."""
+    path = Path(out)
+    with _claimed(path):
+        _start(model, source, path, config, overrides, device)
+    return path
+
+
+def _start(
+    model: Model[Any], source: str | Path, path: Path, config: ConvertConfig, overrides: Sequence[str], device: str
+) -> None:
+    """Does the surgery into a folder that is locked, and writes what the later stages have to know."""
     tables = parse_overrides(overrides)
     student = converted(
         model,
@@ -79,8 +100,6 @@ def start_conversion(
     config = config.but(uptrain=float(uptraining_steps(student, config, training)))
     if config.text:
         config = config.but(text=str(Path(config.text).resolve()))
-    # All that can be refused has been by now: a refused conversion leaves no folder.
-    path = claim(out, REQUEST, RESULTS)
     if find_runs(path):
         raise RunError(f"{path} holds runs already: choose another --out")
     original = model_folder(source)
@@ -99,13 +118,12 @@ def start_conversion(
         "asked": tables,
     }
     write_text(path / REQUEST, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    return path
 
 
 def train_stages(path: Path, device: str | None = None, shown: Shown = QUIET) -> TrainedConversion:
     """Trains what is left to train of a conversion that was begun; stages that have ended stay."""
     if not (path / REQUEST).is_file():
-        raise RunError(f"{path} is no conversion: expected a folder with {REQUEST}, as `regard convert` makes")
+        raise _no_conversion(path)
     document = json.loads((path / REQUEST).read_text(encoding="utf-8"))
     config = ConvertConfig().but(**document["convert"])
     source = SourceTraining(**document["reading"])
@@ -122,10 +140,22 @@ def train_stages(path: Path, device: str | None = None, shown: Shown = QUIET) ->
     return TrainedConversion(document, config, source, data, models)
 
 
+def _no_conversion(path: Path) -> RunError:
+    return RunError(f"{path} is no conversion: expected a folder with {REQUEST}, as `regard convert` makes")
+
+
 def resume(path: str | Path, device: str | None = None, shown: Shown = QUIET) -> Mapping[str, Any]:
     """Goes on with a conversion that was begun, writes its results and report, and returns the results."""
     require_matplotlib()
     path = Path(path)
+    if not path.is_dir():
+        raise _no_conversion(path)
+    with locked(path):
+        return _finish(path, device, shown)
+
+
+def _finish(path: Path, device: str | None, shown: Shown) -> Mapping[str, Any]:
+    """Trains and measures what is left of a conversion whose folder is locked, and returns the results."""
     began = time.perf_counter()
     conversion = train_stages(path, device, shown)
     shown.say("Measuring …")

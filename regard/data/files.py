@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import codecs
-import os
-import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
-from regard.errors import RegardError
+from regard.errors import DataError
+from regard.storage import atomic_write
+
+__all__ = ["DataError", "read_lines", "read_pieces", "write_lines"]
 
 PIECE = 1 << 20  # bytes read at a time
-
-
-class DataError(RegardError, ValueError):
-    """A file of data that cannot be read, or cannot be written, as it is."""
 
 
 def read_pieces(path: str | Path, size: int = PIECE) -> Iterator[str]:
@@ -91,37 +86,3 @@ def _find_unwritable(line: str, number: int) -> str | None:
     if number == 1 and line.startswith("\ufeff"):
         return "a byte order mark"
     return None
-
-
-@contextmanager
-def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
-    """Opens a file beside its place to write to; it is flushed, forced to disk and renamed at the end.
-
-    Where that fails it is removed, and an earlier file stays as it was.
-    """
-    place = Path(path).resolve()
-    stage = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    try:
-        if place.exists() and not place.is_file():
-            raise DataError(f"{path} cannot be written: it is no regular file")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with stage.open("xb") as file:
-            yield file
-            # Forced to disk before the rename: else a crash could leave the new name with no content.
-            file.flush()
-            os.fsync(file.fileno())
-        stage.replace(place)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}; an earlier file is as it was") from error
-    finally:
-        with suppress(OSError):  # renamed already, or what went wrong was said above
-            stage.unlink()
-
-
-def sync(path: str | Path) -> None:
-    """Forces a file or a folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

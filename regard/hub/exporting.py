@@ -7,19 +7,15 @@ then differ are those that the family cannot represent, and the error names them
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.config import Section
-from regard.data.files import sync
 from regard.errors import HubError, RegardError
 from regard.hub.families import FAMILIES, Family, TensorMap, output_head_of
 from regard.hub.keys import Keys
@@ -28,6 +24,7 @@ from regard.hub.tokenizer_files import token_ids, tokenizer_files
 from regard.models import GPT, Encoder, Model, StackConfig
 from regard.nn import POSITIONS
 from regard.registry import parameters_of
+from regard.storage import staged_folder, write_tensors
 
 # For each output head: the class of transformers that loads a model with it.
 _AUTO_CLASSES = {
@@ -252,20 +249,11 @@ def _missing_shape(tensor_map: TensorMap, ours: Mapping[str, Tensor], config: An
 
 
 def _write(target: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) -> None:
-    """Writes all files into a temporary folder beside the target, syncs them, and renames the folder (atomic)."""
-    stage = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    """Writes all files into a folder beside the target, which then takes its place (atomic)."""
     try:
-        stage.mkdir(parents=True)
-        save_file(tensors, stage / WEIGHTS, metadata={"format": "pt"})
-        for name, text in texts.items():
-            (stage / name).write_text(text, encoding="utf-8")
-        # safetensors makes its file private; the file gets the permissions of config.json.
-        shutil.copymode(stage / CONFIG, stage / WEIGHTS)
-        for path in (*stage.iterdir(), stage):
-            sync(path)
-        stage.rename(target)
-        sync(target.parent)
+        with staged_folder(target) as stage:
+            write_tensors(stage / WEIGHTS, tensors, metadata={"format": "pt"})
+            for name, text in texts.items():
+                (stage / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise HubError(f"{target} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)

@@ -6,6 +6,7 @@ Only safetensors are read, no code that comes with a model is run, and nothing i
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 from regard.errors import RegardError
 from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import build_model, load_config, load_model, load_tokenizer, model_class, quiet
-from regard.hub.safety import find_folder, read_config
+from regard.hub.safety import CONFIG, find_folder, read_config
 from regard.hub.weights import Weights
 
 _TOKENIZER_FILES = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
@@ -118,6 +119,8 @@ def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:
         # No model reaches this size, so the weights stay in one file.
         model.save_pretrained(folder, max_shard_size=1 << 60)
         tokenizer.save_pretrained(folder)
+    for path in Path(folder).glob("*.safetensors"):
+        shutil.copymode(Path(folder) / CONFIG, path)  # safetensors makes its file private
 
 
 def _find_config(name: str | Path, download: bool) -> tuple[Any, Path | None]:

@@ -13,6 +13,7 @@ import pkgutil
 import platform
 import shlex
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -23,12 +24,13 @@ import torch
 from torch import Tensor
 
 from regard.config import ConfigError, Section
-from regard.data.files import atomic_write
-from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from regard.errors import OptionError, UnknownNameError, did_you_mean
 from regard.lab.results import to_json
 from regard.registry import Registry
 from regard.report.canvas import require_matplotlib
 from regard.report.page import Page
+from regard.storage import write_text
+from regard.train.claim import claimed
 from regard.train.progress import Progress
 from regard.train.recipe import parse
 from regard.version import __version__
@@ -104,32 +106,10 @@ def find_experiment(name: str) -> Experiment:
 # Folders and files
 
 
-def claim_folder(
-    out: str | Path, file: str, document: Mapping[str, Any], others: Sequence[str], hint: str = ""
-) -> Path:
-    """Makes a folder for new results and writes `file` into it, which claims the folder.
-
-    A folder with that file or one of the `others` holds results already, which are never written over.
-    """
-    path = Path(out)
-    present = [name for name in (file, *others) if (path / name).exists()]
-    if present:
-        raise RunError(f"{path} holds results already ({present[0]}); choose another --out{hint}")
-    text = tomli_w.dumps(document)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with (path / file).open("x", encoding="utf-8") as claimed:
-            claimed.write(text)
-    except OSError as error:
-        raise RunError(f"cannot write into {path}: {error.strerror}; choose another --out") from error
-    return path
-
-
 def write_results(folder: Path, results: Mapping[str, Any], allow_nan: bool = True) -> None:
     """Writes results.json, whole or not at all."""
     text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=allow_nan)
-    with atomic_write(folder / RESULTS) as file:
-        file.write(text.encode() + b"\n")
+    write_text(folder / RESULTS, text + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -197,20 +177,28 @@ class Measurement(Experiment):
         """Measures with a config into a new folder: config.toml, results.json, report.html."""
         require_matplotlib()
         settings = config.as_dict()
-        claim = {"lab": self.name, "versions": versions(), self.name: settings}
-        path = claim_folder(out, CONFIG, claim, (RESULTS, REPORT))
-        began = time.monotonic()
-        try:
+        path = Path(out)
+        # Where nothing was found, the folder is free for another try.
+        with claimed(path, self._marks(path), (path / RESULTS).exists):
+            write_text(path / CONFIG, tomli_w.dumps({"lab": self.name, "versions": versions(), self.name: settings}))
+            began = time.monotonic()
             found = self.measure(config, say)
-        except BaseException:
-            (path / CONFIG).unlink()  # nothing was found: the folder is free for another try
-            raise
-        results: Results = {"lab": self.name, "command": self._command(config), "config": settings}
-        results |= {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1)}
-        results |= {"versions": versions(), **as_document(found)}
-        write_results(path, results, allow_nan=False)
-        self.page(results).write(path / REPORT)
-        return results
+            results: Results = {"lab": self.name, "command": self._command(config), "config": settings}
+            results |= {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1)}
+            results |= {"versions": versions(), **as_document(found)}
+            write_results(path, results, allow_nan=False)
+            self.page(results).write(path / REPORT)
+            return results
+
+    def _marks(self, path: Path) -> tuple[str, ...]:
+        """Returns the files that tell of results: a config alone is what a killed measurement of this name left."""
+        try:
+            began = tomllib.loads((path / CONFIG).read_text(encoding="utf-8")).get("lab")
+        except (OSError, ValueError):
+            began = None
+        if began == self.name and not (path / RESULTS).exists():
+            return (REPORT,)
+        return (CONFIG, RESULTS, REPORT)
 
     def _command(self, config: LabConfig) -> str:
         """Returns the command that gives these results again."""

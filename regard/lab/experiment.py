@@ -17,11 +17,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import tomli_w
 import torch
 
 from regard.config import ConfigError, Section
 from regard.devices import resolve_device
-from regard.errors import RegardError, RunError, did_you_mean
+from regard.errors import RunError, did_you_mean
 from regard.lab.base import (
     CONFIG,
     EXPERIMENTS,
@@ -32,14 +33,15 @@ from regard.lab.base import (
     RunOptions,
     Shown,
     as_document,
-    claim_folder,
     find_experiment,
     versions,
     write_results,
 )
 from regard.report.canvas import require_matplotlib
+from regard.storage import write_text
 from regard.train import recipe as recipes
 from regard.train import stage
+from regard.train.claim import claimed, locked
 from regard.train.recipe import COMPARE, SECTIONS, merge_tables
 from regard.train.run import Run, find_runs
 
@@ -201,13 +203,11 @@ class TrainingExperiment(Experiment):
             document["variant"] = options.variant
         if find_runs(out) and not (out / ASKED).exists():
             raise RunError(f"{out} holds runs already: choose another --out")
-        path = claim_folder(out, ASKED, document, (RESULTS,), f", or continue it with --resume {out}")
-        try:
-            return self.carry_out(Session(self.name, path, asked, options.variant, device, shown))
-        except RegardError:
-            if not find_runs(path):  # nothing has begun: the folder is free for another try
-                (path / ASKED).unlink()
-            raise
+        hint = f", or continue it with --resume {out}"
+        # Where no training has begun, the folder is free for another try.
+        with claimed(out, (ASKED, RESULTS), lambda: bool(find_runs(out)), hint):
+            write_text(out / ASKED, tomli_w.dumps(document))
+            return self.carry_out(Session(self.name, out, asked, options.variant, device, shown))
 
     def carry_out(self, session: Session) -> dict[str, Any]:
         """Trains what is planned, measures it, and writes results and page; what has been trained is not again."""
@@ -276,7 +276,8 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     if not isinstance(known, TrainingExperiment):
         raise RunError(f"{path / ASKED}: {known.name} trains nothing, so there is nothing to go on with")
     where = resolve_device(device or document["device"])
-    return known.carry_out(Session(known.name, path, document["asked"], document.get("variant"), where, shown))
+    with locked(path):
+        return known.carry_out(Session(known.name, path, document["asked"], document.get("variant"), where, shown))
 
 
 def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:

@@ -60,10 +60,16 @@ class Model(nn.Module, Generic[C]):
         return cls(cls.Config().but(**cls.PRESETS[name]).but(**changes))
 
     def save(self, folder: str | Path) -> None:
-        """Writes config.json, model.safetensors and, where there is one, tokenizer.json."""
+        """Writes config.json, model.safetensors, where there is one tokenizer.json, and their hashes, manifest.json."""
         from regard.models.folder import save
 
         save(self, folder)
+
+    def write_files(self, folder: Path) -> None:
+        """Writes the files of the model into an empty folder; `save` then puts them in place all at the same time."""
+        from regard.models.folder import write_files
+
+        write_files(self, folder)
 
     def restore(self, folder: str | Path) -> None:
         """Loads the weights that `save` wrote of a model of this shape."""

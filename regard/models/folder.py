@@ -1,28 +1,29 @@
-"""A model folder: config.json, model.safetensors, and tokenizer.json where there is one. Nothing in it is executed.
+"""A model folder: config.json, model.safetensors, tokenizer.json where there is one, and manifest.json, their hashes.
 
-All files are written beside their places first, forced to disk, and then renamed into place. Both config and weights
-carry the number of their save, so that files of two saves are never taken for one model.
+Nothing in it is executed. All files are replaced at the same time (`regard.storage.replace_files`), so that a save
+that is stopped anywhere leaves one whole model. Both config and weights carry the number of their save, so that files
+of two saves that somebody put together are never taken for one model.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import shutil
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from regard.config import ConfigError
-from regard.data.files import sync
 from regard.data.tokenizers import Tokenizer, TokenizerFileError, load_tokenizer
 from regard.errors import RegardError, did_you_mean
 from regard.models.base import MODELS, Model
 from regard.models.locate import MODEL_CONFIG as CONFIG
 from regard.models.locate import TOKENIZER, WEIGHTS, model_folder
+from regard.storage import MANIFEST, Locate, find_damage, read_files, read_manifest, replace_files, write_tensors
 
 FORMAT = 1
 
@@ -32,8 +33,13 @@ class ModelFolderError(RegardError, ValueError):
 
 
 def save(model: Model[Any], folder: str | Path) -> None:
-    """Writes the model into a folder, in place of what it held before."""
-    folder = Path(folder)
+    """Writes the model into a folder, in place of what it held before; at every moment one whole model is there."""
+    with replace_files(Path(folder), owned=(TOKENIZER,)) as stage:
+        model.write_files(stage)
+
+
+def write_files(model: Model[Any], folder: Path) -> None:
+    """Writes the files of a model into an empty folder."""
     name = MODELS.name_of(type(model))
     if name is None or model.has_weights:
         raise ModelFolderError(f"a {type(model).__name__} has no folder format; expected {', '.join(_saved_classes())}")
@@ -43,43 +49,40 @@ def save(model: Model[Any], folder: str | Path) -> None:
         config = json.dumps(document, indent=2, ensure_ascii=False)
     except TypeError as error:
         raise ModelFolderError(f"the config cannot be written as JSON: {error}") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    # config.json is renamed last: a folder that has one is whole.
-    staged = {place: folder / f".{place}.{number}" for place in (WEIGHTS, TOKENIZER, CONFIG)}
-    try:
-        tensors = {n: x.detach().contiguous() for n, x in model.state_dict().items()}
-        save_file(tensors, staged[WEIGHTS], metadata={"format": "pt", "regard": number})
-        if model.tokenizer is not None:
-            model.tokenizer.save(staged[TOKENIZER])
-        staged[CONFIG].write_text(config + "\n", encoding="utf-8")
-        shutil.copymode(staged[CONFIG], staged[WEIGHTS])  # safetensors makes its file private
-        # A crash between two renames leaves files of two saves, which their numbers tell.
-        for place, path in staged.items():
-            if path.exists():
-                sync(path)
-                path.rename(folder / place)
-            else:
-                (folder / place).unlink(missing_ok=True)
-        sync(folder)
-    finally:
-        for path in staged.values():
-            path.unlink(missing_ok=True)
+    tensors = model.state_dict()
+    _warn_if_not_finite("the model", tensors)
+    write_tensors(folder / WEIGHTS, tensors, metadata={"format": "pt", "regard": number})
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder / TOKENIZER)
+    (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
     """Returns the model of a model folder, or of a run or an experiment, in evaluation mode, with its tokenizer."""
     folder = model_folder(folder)
-    document = _read_document(folder)
-    cls = MODELS[document["class"]]
-    try:
-        config = cls.Config().but(**document["config"])
-    except ConfigError as error:
-        raise ModelFolderError(f"{folder / CONFIG}: {error}") from None
-    tensors = _read_tensors(folder / WEIGHTS, document.get("save"))
-    tokenizer = _read_tokenizer(folder / TOKENIZER)
+    if not folder.is_dir():
+        raise ModelFolderError(
+            f"{folder} is no folder; expected a run, an experiment or a model folder, as model.save makes. A model of "
+            "Hugging Face, by folder or name, is loaded by regard.hub.load"
+        )
+    with read_files(folder) as locate:
+        document = _read_document(folder, locate(CONFIG))
+        cls = MODELS[document["class"]]
+        try:
+            config = cls.Config().but(**document["config"])
+        except ConfigError as error:
+            raise ModelFolderError(f"{folder / CONFIG}: {error}") from None
+        hashes = read_manifest(locate(MANIFEST))
+        tensors = _read_tensors(locate(WEIGHTS), document.get("save"))
+        tokenizer = None
+        # One that is not in the manifest is of an earlier save, which was stopped before it was removed.
+        if hashes is None or TOKENIZER in hashes:
+            tokenizer = _read_tokenizer(locate(TOKENIZER))
+        _check_hashes(hashes, locate)
     model = cls(config)
     # Checked here, as load_state_dict names a mismatch by tensors, not by files.
     _check_tensors(folder / WEIGHTS, model.state_dict(), tensors)
+    _warn_if_not_finite(str(folder / WEIGHTS), tensors)
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
     if len(dtypes) == 1:  # of several, the widest is not worth guessing: the model stays in float32
         model.to(dtypes.pop())
@@ -93,14 +96,8 @@ def _saved_classes() -> list[str]:
     return [name for name in MODELS if not MODELS[name].has_weights]
 
 
-def _read_document(folder: Path) -> dict[str, Any]:
-    """Returns config.json with its outer keys checked."""
-    path = folder / CONFIG
-    if not folder.is_dir():
-        raise ModelFolderError(
-            f"{folder} is no folder; expected a run, an experiment or a model folder, as model.save makes. A model of "
-            "Hugging Face, by folder or name, is loaded by regard.hub.load"
-        )
+def _read_document(folder: Path, path: Path) -> dict[str, Any]:
+    """Returns config.json, which lies at `path`, with its outer keys checked."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -124,6 +121,28 @@ def _read_document(folder: Path) -> dict[str, Any]:
     if not isinstance(document.get("config"), dict):
         raise ModelFolderError(f"{path} has no section 'config'")
     return document
+
+
+def _check_hashes(hashes: dict[str, str] | None, locate: Locate) -> None:
+    """Raises, naming the file, where one is not as it was saved. Folders of earlier versions have no hashes."""
+    if hashes is None:
+        return
+    for name in (CONFIG, WEIGHTS, TOKENIZER):
+        if name in hashes or name != TOKENIZER:
+            damage = find_damage(locate(name), hashes.get(name))
+            if damage is not None:
+                raise ModelFolderError(
+                    f"{damage}: it was changed since it was saved. Copy or save it again; if it was changed on "
+                    f"purpose, remove {MANIFEST}"
+                )
+
+
+def _warn_if_not_finite(what: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Warns of weights that are NaN or infinite: they were saved so, as their hash is right, and compute nothing."""
+    for name, x in tensors.items():
+        if x.is_floating_point() and not x.isfinite().all():
+            warnings.warn(f"{what}: {name} has weights that are not finite numbers", stacklevel=3)
+            return
 
 
 def _read_tokenizer(path: Path) -> Tokenizer | None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import warnings
 from pathlib import Path
 
-from regard.errors import RunError
+from regard.errors import DataError, RunError
+from regard.storage import MANIFEST, find_damage, finish_replacing, read_manifest
 
 # In a model folder; a checkpoint is one, too.
 MODEL_CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 # In a checkpoint beside the model.
-MANIFEST = "manifest.json"
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 # In the folder of a run.
@@ -33,6 +32,9 @@ def model_folder(path: str | Path) -> Path:
     A run that is over has a final model. One that is not has checkpoints, of which the best is taken, else the newest.
     """
     path = Path(path)
+    if path.is_dir():
+        finish_replacing(path)  # a save that was stopped in its last moments
+        finish_replacing(path / MODEL)
     if (path / MODEL_CONFIG).is_file() or not path.is_dir():
         return path
     if (path / RESULTS).is_file():
@@ -76,24 +78,19 @@ def newest_step(folder: Path) -> int | None:
     return None
 
 
-def find_fault(place: Path) -> str | None:
-    """Returns what is wrong with a checkpoint, naming the file; None if it is complete."""
+def find_fault(place: Path, from_disk: bool = False) -> str | None:
+    """Returns what is wrong with a checkpoint, naming the file; None if it is complete.
+
+    `from_disk`: what is on disk is looked at, not what the system still has in memory.
+    """
     try:
-        hashes = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        absent = {MODEL_CONFIG, WEIGHTS, OPTIMIZER, STATE} - set(hashes)
-        if absent:
-            return f"{place / MANIFEST} does not list {min(absent)}"
-        for name, want in hashes.items():
-            if hash_file(place / name) != want:
-                return f"{place / name} does not match its hash in {MANIFEST}"
-    except FileNotFoundError as error:
-        return f"{error.filename} is missing"
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return f"{place / MANIFEST} cannot be read: {error}"
-    return None
-
-
-def hash_file(path: Path) -> str:
-    """Returns the SHA-256 of a file in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        hashes = read_manifest(place / MANIFEST)
+    except DataError as error:
+        return str(error)
+    if hashes is None:
+        return f"{place / MANIFEST} is missing"
+    absent = {MODEL_CONFIG, WEIGHTS, OPTIMIZER, STATE} - set(hashes)
+    if absent:
+        return f"{place / MANIFEST} does not list {min(absent)}"
+    found = (find_damage(place / name, want, from_disk) for name, want in hashes.items())
+    return next(filter(None, found), None)

@@ -6,18 +6,17 @@ escaped, whoever wrote it, and the page's own policy forbids the browser to load
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError
+from regard.errors import DataError, RegardError
 from regard.report.markup import Markup, escape, join, number, percent, tag
 from regard.report.palette import css_variables
+from regard.storage import atomic_write
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -186,23 +185,11 @@ class Page:
         """Writes the page and returns its path; an earlier file there stays whole until the new one is complete."""
         path = Path(path)
         text = self.html().encode()
-        # Written beside its place under a random name, then moved there in one step.
-        staged = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with staged.open("xb") as file:
+            with atomic_write(path) as file:
                 file.write(text)
-                file.flush()
-                # On disk before the old page is replaced: a crash leaves one of the two whole.
-                os.fsync(file.fileno())
-            staged.replace(path)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ReportError(f"{path} cannot be written ({reason}); choose another place for the report") from error
-        finally:
-            # Where even the folder cannot be entered there is nothing to remove, and its error has been told.
-            if os.path.lexists(staged):
-                staged.unlink()
+        except DataError as error:
+            raise ReportError(f"{error}; choose another place for the report") from error
         return path
 
 

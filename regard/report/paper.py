@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.files import atomic_write
 from regard.errors import OptionError, did_you_mean
 from regard.lens.trace.trace import Attended, Recording
 from regard.nn.positions import Rotary, attend_to_offset, rotate, shift_matrix, sinusoids
@@ -25,6 +24,7 @@ from regard.report.canvas import require_matplotlib
 from regard.report.markup import shorten
 from regard.report.palette import INK, MUTED, RULE, SERIES, style
 from regard.shapes import Mask
+from regard.storage import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

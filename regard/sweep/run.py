@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,20 +29,22 @@ import tomli_w
 import torch
 
 from regard.devices import resolve_device
-from regard.errors import OptionError, RegardError, did_you_mean
+from regard.errors import OptionError, RegardError, RunError, did_you_mean
 from regard.lab.base import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
 from regard.report.canvas import require_matplotlib
 from regard.report.markup import number
 from regard.report.page import Page
+from regard.storage import write_text
 from regard.sweep.page import sweep_page
 from regard.sweep.settings import SweepConfig, trial_recipe
 from regard.sweep.study import ClaimedTrial, Study, SweepError, trial_folder, trial_number, trial_values
 from regard.train import stage
+from regard.train.claim import claimed
 from regard.train.loop import Interrupted
 from regard.train.recipe import flatten
-from regard.train.run import Run, claim, write_text
+from regard.train.run import Run
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -54,6 +57,7 @@ STATES = {"COMPLETE": "finished", "FAIL": "failed", "RUNNING": "running", "WAITI
 QUARTER = 0.25  # importance is what the best quarter has in common,
 ENOUGH = 8  # of at least so many trials
 STOPPED = 130  # the exit code of a worker that was asked to stop
+PAUSE = 0.1  # seconds
 QUIET = Shown()
 
 
@@ -74,24 +78,25 @@ class Sweep:
     def create(cls, path: str | Path, config: SweepConfig, storage: str | None = None) -> Sweep:
         """Makes a new folder, or opens one that holds this very sweep, which can go on; another sweep's is an error."""
         path = Path(path)
-        if (path / SWEEP_CONFIG).is_file():
-            sweep = cls.open(path)
-            _check_same(sweep.config.as_dict(), config.as_dict(), f"{path} holds another sweep", path)
-            sweep.extend(config.trials)
-            return sweep
-        origin = {"root": str(Path.cwd()), "name": path.resolve().name, "id": secrets.token_hex(8)}
-        if storage:
-            origin["storage"] = storage
-        claim(path, TRIALS, RESULTS, CONFIG)
-        sweep = cls(path, config, origin)
-        sweep._write_config()
-        try:
+        is_new = False
+        # Others that begin the same sweep at the same time wait here, and then find it.
+        with claimed(path, (), lambda: not is_new, wait=True):
+            if (path / SWEEP_CONFIG).is_file():
+                sweep = cls.open(path)
+                _check_same(sweep.config.as_dict(), config.as_dict(), f"{path} holds another sweep", path)
+                sweep.extend(config.trials)
+                return sweep
+            _refuse_other_results(path)
+            is_new = True
+            origin = {"root": str(Path.cwd()), "name": path.resolve().name, "id": secrets.token_hex(8)}
+            if storage:
+                origin["storage"] = storage
+            # Before the study: whenever this is killed, the same command finds a folder that it can go on with.
+            _write_config(path, config, origin)
+            sweep = cls(path, config, origin)
             with sweep.study.storage_errors():
                 sweep._prepare_study()
-        except SweepError:
-            (path / SWEEP_CONFIG).unlink()  # nothing has begun: the folder is free for another try
-            raise
-        return sweep
+            return sweep
 
     @classmethod
     def open(cls, path: str | Path) -> Sweep:
@@ -114,7 +119,7 @@ class Sweep:
         if trials < self.config.trials:
             raise OptionError(f"--trials {trials}: {self.path} has {self.config.trials} already; expected more")
         self.config = replace(self.config, trials=trials)
-        self._write_config()
+        _write_config(self.path, self.config, self.origin)
 
     def run(self, devices: Sequence[str] = ("cpu",), workers: int = 1, shown: Shown = QUIET) -> dict[str, Any]:
         """Trains what has not been trained, in so many processes that share the devices, and returns the results."""
@@ -138,10 +143,14 @@ class Sweep:
         """Runs one trial after the other, until none waits."""
         while True:
             with self.study.claim_trial(self.config.parameters, self.config.seed) as claimed:
-                if claimed is None:
-                    return
-                self._run_trial(claimed, device, shown)
-            shown.say(self._summarize_trial(claimed.number))
+                if claimed is not None:
+                    self._run_trial(claimed, device, shown)
+            if claimed is not None:
+                shown.say(self._summarize_trial(claimed.number))
+            elif self.study.wait_for_trials():
+                time.sleep(PAUSE)  # another process is about to take it, or to give it back
+            else:
+                return
 
     def _run_trial(self, claimed: ClaimedTrial, device: str, shown: Shown) -> None:
         """Trains one trial, from the beginning or from where it was stopped. A failure is noted, and others go on."""
@@ -250,23 +259,20 @@ class Sweep:
             outcome = f"{self.config.metric} {number(row['value'])} ({best_so_far})"
         return f"{row['folder']}, {ended} of {len(rows)}: {format_settings(row['settings'])} → {outcome}"
 
-    def _write_config(self) -> None:
-        document = {"sweep": self.config.as_dict(), "here": dict(self.origin)}
-        write_text(self.path / SWEEP_CONFIG, tomli_w.dumps(document, multiline_strings=False))
-
     def _prepare_study(self) -> None:
         """Makes the study with all its trials; one that is there must have been made for the same sweep."""
-        before, joined = self.study.create(self.config.maximize, self.config.as_dict())
-        what = f"the study '{self.study.name}' in that storage is another sweep"
-        _check_same(before, self.config.as_dict(), what, self.path)
-        self.study.enqueue(self.config.planned_trials, joined)
+        with self.study.lock("study", wait=True):
+            before, joined = self.study.create(self.config.maximize, self.config.as_dict())
+            what = f"the study '{self.study.name}' in that storage is another sweep"
+            _check_same(before, self.config.as_dict(), what, self.path)
+            self.study.enqueue(self.config.planned_trials, joined)
 
     def _run_workers(self, devices: Sequence[str], workers: int, shown: Shown) -> None:
         """Runs the trials in several processes, each with its share of the threads; one that has died is replaced."""
         threads = max(1, torch.get_num_threads() // workers)
         told = {trial_number(trial) for trial in self.study.ended()}
         before = None
-        while waiting := self.study.waiting():
+        while waiting := self.study.wait_for_trials():
             after = [(trial.state, trial.user_attrs.get("died")) for trial in self.study.trials()]
             if after == before:  # else workers that die at once would be started for ever
                 raise SweepError(f"workers end before any trial does; what one says: regard sweep {self.path}")
@@ -277,6 +283,22 @@ class Sweep:
                 for n in sorted({trial_number(trial) for trial in self.study.ended()} - told):
                     told.add(n)
                     shown.say(self._summarize_trial(n))
+
+
+def _refuse_other_results(path: Path) -> None:
+    """Raises where a folder holds other results than a sweep's. A study without trials is what a killed start left."""
+    marks = [RESULTS, CONFIG]
+    if any(path.glob("trial-*")):
+        marks.append(TRIALS)
+    for name in marks:
+        if (path / name).exists():
+            raise RunError(f"{path} holds results already ({name}); choose another --out")
+
+
+def _write_config(path: Path, config: SweepConfig, origin: Mapping[str, Any]) -> None:
+    """Writes what was asked, and where the sweep was begun."""
+    document = {"sweep": config.as_dict(), "here": dict(origin)}
+    write_text(path / SWEEP_CONFIG, tomli_w.dumps(document, multiline_strings=False))
 
 
 def _run_processes(arguments: Sequence[tuple[str, str, int]]) -> Iterator[None]:

@@ -2,14 +2,13 @@
 
 All trials are enqueued beforehand. To claim one, a process locks a file of its own folder and then marks the trial as
 running. A lock is the system's: it ends with its process, however that ends, so a trial that runs without a lock was
-left behind, and waits again. Of trials on other machines, which have other folders, the time when they were last heard
-of decides.
+left behind, and waits again. Trials on other machines, which have other folders, write signs of life; one that has
+written none for long, by the clock of the process that waits for it, was left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.seeds import derive
 from regard.errors import ExtraMissingError, RegardError
+from regard.locks import LockState, lock_file
 from regard.models.locate import CHECKPOINTS
 from regard.sweep.space import Parameter
 from regard.train import checkpoint
@@ -33,6 +33,9 @@ HEARTBEAT = 30.0  # seconds between signs of life
 TIMEOUT = 300.0  # seconds without one, until a trial of another machine is given up
 MAX_DEATHS = 3  # times that a trial's process may die without a new checkpoint
 LOCKS = ".locks"
+
+
+Sign = tuple[Any, Any]  # of life: the folder that a trial is in, and what that one wrote last
 
 
 class SweepError(RegardError, RuntimeError):
@@ -57,6 +60,11 @@ def trial_values(trial: FrozenTrial) -> dict[str, Any]:
     return dict(trial.params or trial.system_attrs.get("fixed_params", {}))
 
 
+def sign_of_life(trial: FrozenTrial) -> Sign:
+    """Returns what the process that holds a trial of another machine wrote last; it writes something new each time."""
+    return trial.user_attrs.get("at"), trial.user_attrs.get("seen")
+
+
 def trial_folder(number: int) -> str:
     """Returns the name of a trial's run folder."""
     return f"trial-{number:03d}"
@@ -70,6 +78,8 @@ class Study:
         self.name = name
         self.path = path
         self.at = at
+        # Of each trial of another machine, its last sign of life, and when this process first saw that one.
+        self._signs: dict[int, tuple[Sign, float]] = {}
 
     def create(self, maximize: bool, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
         """Makes the study, or joins one that is there; returns the settings that it was made with, and whether it was
@@ -84,8 +94,8 @@ class Study:
             optuna.create_study(storage=self.storage, study_name=self.name, direction=direction)
         except optuna.exceptions.DuplicatedStudyError:
             joined = True
-            # The one that made it writes its settings a moment later.
-            self._wait_for(lambda: int("sweep" in self.optuna.user_attrs), 1)
+            if self.at is not None:  # another machine that made it writes its settings a moment later
+                self._wait_for(lambda: int("sweep" in self.optuna.user_attrs), 1)
         if "sweep" not in self.optuna.user_attrs:
             self.optuna.set_user_attr("sweep", dict(settings))
         return self.optuna.user_attrs["sweep"], joined
@@ -114,6 +124,23 @@ class Study:
         self._requeue_dead()
         return sum(trial.state.name == "WAITING" for trial in self.trials())
 
+    def wait_for_trials(self) -> int:
+        """Returns how many trials wait to be claimed; 0 where all have ended, or run elsewhere for certain.
+
+        Where none waits and another machine should be at one, its next sign of life is waited for: it may have died.
+        """
+        from optuna.trial import TrialState
+
+        signs: dict[int, Sign] = {}
+        while not (waiting := self.waiting()):
+            running = self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            others = [trial for trial in running if self.at is not None and trial.user_attrs.get("at") != self.at]
+            alive = [signs.setdefault(trial._trial_id, sign_of_life(trial)) != sign_of_life(trial) for trial in others]
+            if all(alive):
+                break
+            time.sleep(min(1.0, HEARTBEAT / 10))
+        return waiting
+
     @contextlib.contextmanager
     def storage_errors(self) -> Iterator[None]:
         """Turns errors of a storage that cannot be read or written into a SweepError."""
@@ -135,11 +162,8 @@ class Study:
         """
         if joined and self.at is not None:
             self._wait_for(lambda: len(self.trials()), len(fixed))
-        with self._try_lock("study") as locked:
-            if not locked:
-                return  # another process of this folder is at it
-            for values in fixed[len(self.trials()) :]:
-                self.optuna.enqueue_trial(dict(values))
+        for values in fixed[len(self.trials()) :]:
+            self.optuna.enqueue_trial(dict(values))
 
     def retry_failed(self) -> int:
         """Enqueues trials that failed once more, and returns how many."""
@@ -159,7 +183,7 @@ class Study:
         self._requeue_dead()
         for waiting in self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             number = trial_number(waiting)
-            with self._try_lock(trial_folder(number)) as locked:
+            with self.lock(trial_folder(number)) as locked:
                 if not locked or not self._set_state(waiting, TrialState.RUNNING):
                     continue
                 trial = optuna.trial.Trial(self.optuna, waiting._trial_id)
@@ -214,15 +238,28 @@ class Study:
 
         for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if self.at is not None and trial.user_attrs.get("at") != self.at:
-                last_seen = max(trial.user_attrs.get("seen", 0.0), trial.datetime_start.timestamp())
-                if time.time() - last_seen > TIMEOUT:
+                if self._silence(trial) > TIMEOUT:
                     self._set_state(trial, TrialState.WAITING)
                 continue
-            with self._try_lock(trial_folder(trial_number(trial))) as locked:
+            with self.lock(trial_folder(trial_number(trial))) as locked:
                 # Read again: it may have ended between the list and the lock.
                 trial = self.storage.get_trial(trial._trial_id)
                 if locked and trial.state is TrialState.RUNNING:
                     self._note_death(trial)
+
+    def _silence(self, trial: FrozenTrial) -> float:
+        """Returns the seconds since a trial of another machine last gave a sign of life, by this process's own clock.
+
+        What other machines write is compared with what they wrote before and with nothing else: their clocks may be
+        wrong.
+        """
+        sign = sign_of_life(trial)
+        now = time.monotonic()
+        last_sign, since = self._signs.get(trial._trial_id, (sign, now))
+        if sign != last_sign:
+            since = now
+        self._signs[trial._trial_id] = (sign, since)
+        return now - since
 
     def _note_death(self, trial: FrozenTrial) -> None:
         """Counts the deaths of a trial's process since its last new checkpoint, and lets it wait or fail."""
@@ -254,25 +291,15 @@ class Study:
                 since = time.monotonic()
 
     @contextlib.contextmanager
-    def _try_lock(self, name: str) -> Iterator[bool]:
-        """Yields whether this process alone holds a name in the meantime.
-
-        A lock of SQLite's: on every system the same, gone with its process, not inherited by a child's.
-        """
+    def lock(self, name: str, wait: bool = False) -> Iterator[bool]:
+        """Yields whether this process alone holds a name in the meantime."""
         path = self.path / LOCKS / name
         path.parent.mkdir(exist_ok=True)
-        connection = sqlite3.connect(path, timeout=0, isolation_level=None)
-        locked = True
-        try:
-            connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise SweepError(f"{path} cannot be locked: {error}; choose an --out on another disk") from None
-            locked = False
-        try:
-            yield locked
-        finally:
-            connection.close()
+        with lock_file(path, wait) as state:
+            if state is LockState.UNSUPPORTED:
+                # Without locks a trial whose process lives could not be told from one whose process has died.
+                raise SweepError(f"{path} cannot be locked; choose an --out on another disk")
+            yield state is LockState.OURS
 
     @contextlib.contextmanager
     def _heartbeat(self, trial: Trial) -> Iterator[None]:

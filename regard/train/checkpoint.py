@@ -2,30 +2,34 @@
 
 A checkpoint is staged in the folder where it will stand, forced to disk, and renamed. The manifest is written last: a
 folder without one, or with a file that does not match, was never finished or was damaged since, and is passed over.
+
+state.json has a format version. Checkpoints of version 1, which had no number, are read as well.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from regard.data.files import sync
 from regard.errors import RegardError
 from regard.models import Model
-from regard.models.locate import MANIFEST, OPTIMIZER, STATE, hash_file
+from regard.models.locate import OPTIMIZER, STATE
 from regard.models.locate import checkpoint_steps as steps
 from regard.models.locate import find_fault as fault
 from regard.models.locate import newest_step as newest
+from regard.storage import STAGED, remove_leftovers, staged_folder, write_manifest, write_tensors
 
 __all__ = ["CheckpointError", "SavedState", "fault", "newest", "prune", "read", "steps", "write"]
+
+FORMAT = 2
+VERSION = "format_version"
 
 
 class CheckpointError(RegardError, OSError):
@@ -44,39 +48,58 @@ def write(folder: Path, step: int, model: Model[Any], tensors: Mapping[str, Tens
     path = folder / f"step-{step}"
     if path.is_dir() and fault(path) is None:
         return path
-    staged = folder / f".step-{step}.{secrets.token_hex(4)}"
     try:
-        staged.mkdir(parents=True)
-        model.save(staged)
-        save_file({name: x.detach().contiguous() for name, x in tensors.items()}, staged / OPTIMIZER)
-        (staged / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        hashes = {file.name: hash_file(file) for file in sorted(staged.iterdir())}
-        (staged / MANIFEST).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
-        for file in (*staged.iterdir(), staged):
-            sync(file)
-        if path.exists():
-            shutil.rmtree(path)
-        staged.rename(path)
-        sync(folder)  # the new name is on disk only when its folder is
+        with staged_folder(path) as stage:
+            model.write_files(stage)
+            write_tensors(stage / OPTIMIZER, tensors)
+            (stage / STATE).write_text(json.dumps({VERSION: FORMAT, **state}, indent=2), encoding="utf-8")
+            write_manifest(stage)
+            if path.exists():  # damaged, or it would have been kept
+                shutil.rmtree(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"cannot write the checkpoint {path}: {error}. Earlier checkpoints are as they were."
         ) from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return path
 
 
 def read(path: Path) -> SavedState:
     """Reads the optimiser's tensors and the plain state of a checkpoint that was found complete."""
-    return SavedState(load_file(path / OPTIMIZER), json.loads((path / STATE).read_text(encoding="utf-8")))
+    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    version = state.pop(VERSION, 1)
+    if version not in range(1, FORMAT + 1):
+        raise CheckpointError(
+            f"{path / STATE} has {VERSION} {version!r}; this regard reads 1 to {FORMAT}: update it, or go on with the "
+            "version that wrote it"
+        )
+    return SavedState(load_file(path / OPTIMIZER), state)
 
 
-def prune(folder: Path, keep: int, also: int | None) -> None:
-    """Removes all but the `keep` newest checkpoints and that of one more step, and what killed writers left."""
-    old = [folder / f"step-{step}" for step in steps(folder)[: -max(1, keep)] if step != also]
-    for path in (*old, *folder.glob(".step-*")):
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            raise CheckpointError(f"cannot remove the old checkpoint {path}: {error}") from error
+def prune(folder: Path, keep: int, also: int | None, written: int) -> None:
+    """Removes what is older than the `keep` newest complete checkpoints, but for that of the step `also`.
+
+    Damaged ones do not count. Nothing is removed before the one that was just `written` has been read back from disk.
+    What killed writers left is removed too.
+    """
+    damage = fault(folder / f"step-{written}", from_disk=True)
+    if damage is not None:
+        raise CheckpointError(f"the checkpoint was not written as it should be: {damage}. Earlier ones are kept")
+    complete = 0
+    for step in reversed(steps(folder)):
+        path = folder / f"step-{step}"
+        if complete >= max(1, keep):
+            if step != also:
+                _remove(path)
+        elif step == written or fault(path) is None:
+            complete += 1
+    remove_leftovers(folder)
+    for path in folder.glob(".step-*"):
+        if not STAGED.fullmatch(path.name):  # as earlier versions named what they staged
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot remove the old checkpoint {path}: {error}") from error

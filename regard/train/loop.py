@@ -24,7 +24,7 @@ from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.data.seeds import derive, seed_default
 from regard.devices import autocast_dtype
-from regard.errors import RegardError, RunError
+from regard.errors import DataError, RegardError, RunError
 from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint
@@ -327,11 +327,12 @@ class Trainer:
         with self.parallel.full_model() as model:
             if not self.process.is_main:
                 return
+            self.run.sync_metrics()  # a checkpoint on disk has all lines of metrics up to its step
             checkpoint.write(self.run.checkpoints, self.state.step, model, tensors, document)
         if self.state.best_step != self.run.best:
             self.run.best = self.state.best_step
         # Last, so that the file `best` always names a checkpoint that is there.
-        checkpoint.prune(self.run.checkpoints, self.config.saving.keep, self.state.best_step)
+        checkpoint.prune(self.run.checkpoints, self.config.saving.keep, self.state.best_step, self.state.step)
 
     def _finish(self) -> None:
         """Writes the model of the best checkpoint as that of the run."""
@@ -354,7 +355,7 @@ class Trainer:
         folder = self.run.path / MODEL
         try:
             model.save(folder)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, DataError) as error:
             raise RunError(f"cannot write {folder}: {error}. The checkpoints are as they were") from error
 
     def _load_weights(self, folder: Path) -> None:

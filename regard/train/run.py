@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import platform
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import tomli_w
 import torch
 
-from regard.data.files import atomic_write
 from regard.errors import RunError
 from regard.models.locate import BEST, CHECKPOINTS, MODEL, MODEL_CONFIG, best_step
 from regard.models.locate import RUN_CONFIG as CONFIG
+from regard.storage import finish_replacing, remove_leftovers, sync, write_text
+from regard.train.claim import claimed, locked
 from regard.version import __version__
 
 METRICS = "metrics.jsonl"
@@ -36,10 +35,8 @@ class Run:
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any]) -> Run:
         """Makes a new folder with its config; one that holds a run already is never written over."""
-        run = cls(claim(path, CONFIG, METRICS, BEST, MODEL, CHECKPOINTS))
-        document = {"versions": versions(), **config}
-        run._write(CONFIG, tomli_w.dumps(_without_none(document), multiline_strings=False))
-        return run
+        with cls(path).claimed(config, lambda: False) as run:
+            return run
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -49,21 +46,31 @@ class Run:
             raise RunError(f"{path} is no run: expected a folder with {CONFIG}, as `regard train` makes")
         return run
 
+    @contextmanager
+    def claimed(self, config: Mapping[str, Any], started: Callable[[], bool]) -> Iterator[Run]:
+        """Makes the folder with its config, and locks it meanwhile; one that holds a run already is an error.
+
+        Where the caller fails before it has `started()`, the folder is removed again.
+        """
+        marks = (CONFIG, METRICS, BEST, MODEL, CHECKPOINTS)
+        hint = f", or continue it with --resume {self.path}"
+        with claimed(self.path, marks, started, hint):
+            document = {"versions": versions(), **config}
+            self._write(CONFIG, tomli_w.dumps(_without_none(document), multiline_strings=False))
+            yield self
+
     def mark_started(self) -> None:
         """Makes an empty file of metrics. Tasks keep the data of a run that has one, and write anew those of others."""
         (self.path / METRICS).touch()
 
-    def release(self) -> None:
-        """Removes what marks the folder as a run's: one that could not start leaves it free for another."""
-        for name in (CONFIG, METRICS):
-            (self.path / name).unlink(missing_ok=True)
-
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from training into the folder. A process that dies gives its lock up."""
-        with (self.path / CONFIG).open("rb") as file:
-            if not _try_lock(file):
-                raise RunError(f"another process is training into {self.path}: wait until it has ended")
+        """Keeps other processes from training into the folder, and removes what killed ones were writing."""
+        with locked(self.path):
+            for folder in (self.checkpoints, self.path / MODEL):
+                if folder.is_dir():
+                    finish_replacing(folder)
+                    remove_leftovers(folder)
             yield
 
     @cached_property
@@ -99,6 +106,16 @@ class Run:
         except OSError as error:
             raise RunError(f"cannot write {self.path / METRICS}: {error}") from error
 
+    def sync_metrics(self) -> None:
+        """Forces the lines of metrics to disk."""
+        if not (self.path / METRICS).is_file():
+            return
+        try:
+            sync(self.path / METRICS)
+            sync(self.path)
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / METRICS}: {error}. Checkpoints are as they were") from error
+
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the lines of metrics; a last one that was cut off is left out."""
         path = self.path / METRICS
@@ -120,42 +137,6 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         write_text(self.path / name, text)
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    """Returns whether the file is locked for this process now. Where a system or a file system knows no locks, nobody
-    is kept out."""
-    if find_spec("fcntl") is None:
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return True
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
-    with atomic_write(path) as file:
-        file.write(text.encode())
-
-
-def claim(path: str | Path, *files: str) -> Path:
-    """Makes a folder for new results and returns it; an error where it holds any of the files that tell of results, or
-    cannot be written."""
-    path = Path(path)
-    if any((path / file).exists() for file in files):
-        raise RunError(f"{path} holds results already: choose another --out, or continue it with --resume {path}")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".probe"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise RunError(f"cannot write into {path}: {error}. Choose another folder with --out") from error
-    return path
 
 
 def timestamped_path(name: str, root: str | Path = "runs") -> Path:

@@ -36,15 +36,13 @@ def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progre
     recipe = _with_absolute_paths(recipe)
     process.init_group(place)
     run = Run(process.broadcast_path(out))  # each process may have named it by its own clock
+    began = False
+    claim: AbstractContextManager[Any] = nullcontext()
     if process.is_main:
-        run = Run.create(out, {**recipe.as_dict(), "device": device})
-    with _lock(run, process):
-        try:
-            trainer = _build_trainer(recipe, run, place, start, progress, process)
-        except BaseException:
-            if process.is_main:
-                run.release()
-            raise
+        claim = run.claimed({**recipe.as_dict(), "device": device}, lambda: began)
+    with claim:
+        trainer = _build_trainer(recipe, run, place, start, progress, process)
+        began = True
         trainer.fit()
     return run
 

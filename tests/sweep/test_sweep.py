@@ -449,7 +449,7 @@ def test_two_do_not_take_the_same_trial():
 def test_a_trial_that_is_locked_is_not_taken_although_it_waits():
     """SQLite reads before it writes: two may both find a trial waiting, and only one has the lock."""
     sweep, other = Sweep.create("s", grid()), Sweep.open("s")
-    with other.study._try_lock("trial-000"), sweep.study.claim_trial(sweep.config.parameters, 0) as taken:
+    with other.study.lock("trial-000"), sweep.study.claim_trial(sweep.config.parameters, 0) as taken:
         assert taken.number == 1
 
 
@@ -468,21 +468,21 @@ def test_those_who_take_at_the_same_time_take_different_trials(monkeypatch):
 def test_a_lock_ends_with_its_process(here):
     """However it ends: a killed one cannot clean up."""
     code = (
-        "import sqlite3, sys; held = sqlite3.connect('.locks/x', isolation_level=None)\n"
-        "held.execute('BEGIN EXCLUSIVE'); print(flush=True); sys.stdin.read()"
+        "import fcntl, sys; held = open('.locks/x', 'w'); fcntl.flock(held, fcntl.LOCK_EX)\n"
+        "print(flush=True); sys.stdin.read()"
     )
     study = Study("sqlite:///t.db", "s", here, None)
-    with study._try_lock("x") as ours:
+    with study.lock("x") as ours:
         assert ours
-        with study._try_lock("x") as also, study._try_lock("y") as another:
+        with study.lock("x") as also, study.lock("y") as another:
             assert not also and another
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline()
-        with study._try_lock("x") as ours:
+        with study.lock("x") as ours:
             assert not ours
         other.kill()
         other.wait()
-    with study._try_lock("x") as ours:
+    with study.lock("x") as ours:
         assert ours
 
 
@@ -491,6 +491,7 @@ def test_machines_that_share_a_storage_share_the_trials(here, monkeypatch):
     from regard.sweep import study
 
     fake = Fake(monkeypatch, lambda recipe: recipe.train.lr)
+    monkeypatch.setattr(study, "HEARTBEAT", 0.05)
     url = f"sqlite:///{here / 'shared.db'}"
     first = Sweep.create("one/s", grid(), url)
     second = Sweep.create("two/s", grid(), url)
@@ -499,7 +500,7 @@ def test_machines_that_share_a_storage_share_the_trials(here, monkeypatch):
         found = second.run()
         assert [row["state"] for row in found["trials"]] == ["running"] + ["finished"] * 3
     assert second.study.waiting() == 0  # the first may be at it still, as far as the second can know
-    monkeypatch.setattr(study, "TIMEOUT", -1.0)
+    monkeypatch.setattr(study, "TIMEOUT", 0.2)
     assert [row["state"] for row in second.run()["trials"]] == ["finished"] * 4
     assert fake.trained == ["trial-001", "trial-002", "trial-003", "trial-000"]
     assert not list(Path("one/s").glob("trial-*"))
@@ -583,7 +584,7 @@ def _alone(folder):
     study = Sweep.open(folder).study
     free = []
     for n in range(4):
-        with study._try_lock(f"trial-{n:03d}") as ours:
+        with study.lock(f"trial-{n:03d}") as ours:
             free.append(ours)
     return all(free)
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from regard.data.files import atomic_write
 from regard.lens.trace.format import Encoded, encode
 from regard.lens.trace.trace import Trace
+from regard.storage import atomic_write
 
 _START = 'regardLens.mount(document.getElementById("lens"),regardLens.embedded(document),{address:true});'
 # Style of the page around the lens.

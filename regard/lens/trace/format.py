@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.files import atomic_write
 from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
 from regard.lens.trace.base91 import ALIGN, encode_base91, encoded_length
 from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, SoftmaxFormula
@@ -20,6 +19,7 @@ from regard.lens.trace.precision import choose_precision
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording, Trace
+from regard.storage import atomic_write
 from regard.version import __version__
 
 MAGIC = b"REGARD\x01\n"

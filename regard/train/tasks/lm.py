@@ -20,6 +20,7 @@ from regard.data.tokenizers import TOKENIZERS, Bytes, Characters, TextError, Tok
 from regard.data.tokens import Ids, TokenFile, all_windows, random_windows, window_length, windows, write_tokens
 from regard.errors import did_you_mean
 from regard.models import Model, token_loss
+from regard.storage import staged_folder
 from regard.train.run import METRICS
 from regard.train.tasks.base import Task, task
 
@@ -144,13 +145,12 @@ def token_files(config: LMData, folder: Path, tokenizer: Tokenizer | None) -> tu
         place = Path(config.tokens)
     started = place.is_dir() and (folder / METRICS).is_file()  # a run keeps the tokens that it began with
     if config.text and not started:
-        stage = folder / f".{TOKENS}"
         try:
-            write_tokens(config.text, stage, tokenizer or config.tokenizer, config.vocabulary, config.share)
+            with staged_folder(place) as stage:
+                write_tokens(config.text, stage, tokenizer or config.tokenizer, config.vocabulary, config.share)
+                shutil.rmtree(place, ignore_errors=True)  # of a start that failed, maybe with another text
         except TextError as error:
             raise DataError(f"{config.text}: {error}") from None
-        shutil.rmtree(place, ignore_errors=True)  # of a start that failed, maybe with another text
-        stage.rename(place)
     train = TokenFile.open(place / "train.npy")
     dev = TokenFile.open(place / "dev.npy")
     if tokenizer is not None and tokenizer.as_json() != train.tokenizer.as_json():

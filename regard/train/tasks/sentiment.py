@@ -24,7 +24,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.errors import did_you_mean
 from regard.hub.classifier import Classifier, HubTokenizer
 from regard.models import Model, token_loss
-from regard.train.run import write_text
+from regard.storage import write_text
 from regard.train.tasks.base import Order, Task, task
 
 PADDINGS = ("longest", "length")

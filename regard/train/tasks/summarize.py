@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
-from regard.data.files import DataError, atomic_write, read_lines
+from regard.data.files import DataError, read_lines
 from regard.data.notices import NoticesConfig, notices
 from regard.data.pairs import Pair, PairSplit, read_pairs, write_pairs
 from regard.data.seeds import generator
@@ -22,7 +22,8 @@ from regard.data.splits import add_held_out
 from regard.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
 from regard.errors import did_you_mean
 from regard.models import Model, Seq2Seq, token_loss
-from regard.train.run import METRICS, write_text
+from regard.storage import atomic_write, write_text
+from regard.train.run import METRICS
 from regard.train.tasks.base import Order, Task, task
 
 START = "<start>"

@@ -1,0 +1,297 @@
+"""Files and folders that are in their places whole or not at all, whatever stops the process or the machine.
+
+What is written is staged beside its place under a name that nothing reads, forced to disk and renamed; then the folder
+that holds the name is forced to disk too. A writer locks what it stages. What nobody locks was left behind by a process
+that was killed, and the next writer removes it.
+
+Several files take their places together (`replace_files`): all are staged, then a file `.commit` that names them is put
+in place. From that moment the new set is the one that counts, and whoever comes next moves what was not yet moved.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from regard.errors import DataError
+from regard.locks import LockState, lock_folder, lock_handle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MANIFEST = "manifest.json"  # the hash of each file of a set
+COMMIT = ".commit"  # where each file of a set lies that was committed and has not yet moved
+STAGED = re.compile(r"\.(?P<place>.+)\.[0-9a-f]{8}\.staged")
+
+Locate = Callable[[str], Path]  # from the name of a file of a set to where it lies
+
+
+def sync(path: str | Path) -> None:
+    """Forces a file or a folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it, and forces their names to disk; one that is there stays."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+    """Opens a file beside its place to write to; it is flushed, forced to disk and renamed at the end.
+
+    Where that fails it is removed, and an earlier file stays as it was.
+    """
+    place = Path(path).resolve()
+    stage = _stage_path(place)
+    try:
+        if place.exists() and not place.is_file():
+            raise DataError(f"{path} cannot be written: it is no regular file")
+        make_folder(place.parent)
+        remove_leftovers(place.parent, place.name)
+        with stage.open("xb") as file:
+            lock_handle(file.fileno())
+            yield file
+            # Forced to disk before the rename: else a crash could leave the new name with no content.
+            file.flush()
+            os.fsync(file.fileno())
+            stage.replace(place)
+        sync(place.parent)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}; an earlier file is as it was") from error
+    finally:
+        with suppress(OSError):  # renamed already, or what went wrong was said above
+            stage.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Writes a safetensors file with the permissions of any new file; safetensors itself makes it private."""
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: x.detach().contiguous() for name, x in tensors.items()}, path, metadata=metadata)
+    path.chmod(mode)
+
+
+@contextmanager
+def staged_folder(place: Path) -> Iterator[Path]:
+    """Yields an empty folder beside its place to write into; it is forced to disk and renamed at the end.
+
+    A folder that then stands in the place must be empty: nothing is written over.
+    """
+    make_folder(place.parent)
+    remove_leftovers(place.parent, place.name)
+    with _locked_stage(_stage_path(place)) as stage:
+        yield stage
+        _sync_files(stage)
+        stage.rename(place)
+        sync(place.parent)
+
+
+@contextmanager
+def replace_files(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
+    """Yields an empty folder to write files into, which at the end replace those of `folder`, all at the same time.
+
+    A manifest of their hashes is added. Files of an earlier set that are `owned` by the kind of folder and have not
+    been written again are removed. Whenever this is stopped, one of the two sets is there: `read_files` finds it.
+    """
+    make_folder(folder)
+    with _locked_stage(_stage_path(folder / "files")) as stage:
+        yield stage
+        write_manifest(stage)
+        _sync_files(stage)
+        with lock_folder(folder, wait=True):
+            _move_committed(folder)  # a set that was committed and not moved would take the places back later
+            remove_leftovers(folder)
+            moves = _commit(stage, folder)
+            _move_committed(folder)
+            for name in set(owned) - set(moves):
+                (folder / name).unlink(missing_ok=True)
+            sync(folder)
+
+
+def _commit(stage: Path, folder: Path) -> dict[str, str]:
+    """Makes the files of a stage the set that counts in `folder`, and returns the staged name of each."""
+    moves: dict[str, str] = {}
+    with ExitStack() as undo:
+        for file in sorted(stage.iterdir()):
+            staged = file.rename(_stage_path(folder / file.name))
+            undo.callback(staged.unlink, missing_ok=True)
+            moves[file.name] = staged.name
+        sync(folder)  # the staged names are on disk before the marker that lists them
+        undo.callback((folder / COMMIT).unlink, missing_ok=True)  # undone first
+        write_text(folder / COMMIT, json.dumps(moves))
+        undo.pop_all()
+    return moves
+
+
+def finish_replacing(folder: Path) -> None:
+    """Moves the files of a set that was committed and not moved; a folder that cannot be written stays as it is."""
+    if not (folder / COMMIT).is_file():
+        return
+    try:
+        with lock_folder(folder, wait=True):
+            _move_committed(folder)
+    except OSError as error:
+        # `read_files` then finds the files where they were staged.
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+
+
+@contextmanager
+def read_files(folder: Path) -> Iterator[Locate]:
+    """Yields a function that says where each file of the folder's newest set lies; nobody replaces them meanwhile."""
+    finish_replacing(folder)
+    with lock_folder(folder, wait=True, shared=True):
+        moves = _read_commit(folder)
+
+        def locate(name: str) -> Path:
+            staged = folder / moves.get(name, name)
+            if staged.exists():
+                return staged
+            return folder / name
+
+        yield locate
+
+
+def _read_commit(folder: Path) -> dict[str, str]:
+    """Returns the staged name of each file of a set that was committed; {} where there is none."""
+    try:
+        return dict(json.loads((folder / COMMIT).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder / COMMIT} cannot be read: {error}; remove it to go on without it") from None
+
+
+def _move_committed(folder: Path) -> None:
+    """Moves the files of a set that was committed to their places, those that were not yet, and ends the commit."""
+    moves = _read_commit(folder)
+    if not moves:
+        return
+    for place, staged in moves.items():
+        if Path(place).name != place or not STAGED.fullmatch(staged):
+            raise DataError(f"{folder / COMMIT} names {place!r}, {staged!r}; expected files of this folder")
+        with suppress(FileNotFoundError):  # it moved before
+            (folder / staged).rename(folder / place)
+    sync(folder)  # on disk before the marker goes: without it, staged files are leftovers
+    (folder / COMMIT).unlink()
+
+
+# Hashes
+
+
+def hash_file(path: Path, from_disk: bool = False) -> str:
+    """Returns the SHA-256 of a file in hexadecimal digits; `from_disk`: of what is on disk, not of what is cached."""
+    with path.open("rb") as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the hashes of all files of a folder into its manifest."""
+    hashes = {file.name: hash_file(file) for file in sorted(folder.iterdir()) if file.name != MANIFEST}
+    (folder / MANIFEST).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
+
+
+def read_manifest(path: Path) -> dict[str, str] | None:
+    """Returns the hash of each file that a manifest names, or None where there is no manifest."""
+    try:
+        hashes = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not isinstance(hashes, dict):
+        raise DataError(f"{path} cannot be read: expected the hash of each file")
+    return hashes
+
+
+def find_damage(path: Path, want: Any, from_disk: bool = False) -> str | None:
+    """Returns what is wrong with a file of which a manifest has the hash, naming it; None where nothing is."""
+    try:
+        found = hash_file(path, from_disk)
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
+    if found != want:
+        return f"{path} does not match its hash in {MANIFEST}"
+    return None
+
+
+# Stages
+
+
+def remove_leftovers(folder: Path, place: str | None = None) -> None:
+    """Removes what killed writers staged in a folder, for one place or for all; what is being written stays."""
+    committed = set(_read_commit(folder).values())
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        match = STAGED.fullmatch(name)
+        if match is None or name in committed or (place is not None and match["place"] != place):
+            continue
+        with suppress(FileNotFoundError):  # another process was first
+            _remove_abandoned(folder / name, is_folder)
+
+
+def _remove_abandoned(path: Path, is_folder: bool) -> None:
+    """Removes a staged file or folder that no process locks."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if lock_handle(handle) is not LockState.OURS:
+            return
+        if is_folder:
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    finally:
+        os.close(handle)
+
+
+def _stage_path(place: Path) -> Path:
+    """Returns a new name beside a place, which `remove_leftovers` knows."""
+    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.staged")
+
+
+@contextmanager
+def _locked_stage(stage: Path) -> Iterator[Path]:
+    """Makes a folder to stage files in, holds its lock meanwhile, and removes what is left of it at the end."""
+    stage.mkdir()
+    try:
+        with lock_folder(stage):
+            yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _sync_files(folder: Path) -> None:
+    """Forces the files of a folder to disk, and then the folder."""
+    for path in (*folder.iterdir(), folder):
+        sync(path)
