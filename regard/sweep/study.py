@@ -184,7 +184,11 @@ class Study:
         for waiting in self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             number = trial_number(waiting)
             with self.lock(trial_folder(number)) as locked:
-                if not locked or not self._set_state(waiting, TrialState.RUNNING):
+                if not locked:
+                    continue
+                # A new sign of life comes first: with that of an earlier holder it would look dead from the beginning.
+                self._give_sign(waiting)
+                if not self._set_state(waiting, TrialState.RUNNING):
                     continue
                 trial = optuna.trial.Trial(self.optuna, waiting._trial_id)
                 with self._heartbeat(trial):
@@ -247,6 +251,11 @@ class Study:
                 if locked and trial.state is TrialState.RUNNING:
                     self._note_death(trial)
 
+    def _give_sign(self, trial: FrozenTrial | Trial) -> None:
+        """Writes a sign of life for other machines: anything new, which the time is."""
+        if self.at is not None:
+            self.storage.set_trial_user_attr(trial._trial_id, "seen", time.time())
+
     def _silence(self, trial: FrozenTrial) -> float:
         """Returns the seconds since a trial of another machine last gave a sign of life, by this process's own clock.
 
@@ -304,6 +313,8 @@ class Study:
     @contextlib.contextmanager
     def _heartbeat(self, trial: Trial) -> Iterator[None]:
         """Writes signs of life for other machines in the meantime."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
         if self.at is None:
             yield
             return
@@ -313,7 +324,9 @@ class Study:
         def beat() -> None:
             while not ended.wait(HEARTBEAT):
                 try:
-                    self.storage.set_trial_user_attr(trial._trial_id, "seen", time.time())
+                    self._give_sign(trial)
+                except UpdateFinishedTrialError:
+                    return
                 except Exception as error:
                     warnings.warn(f"the storage does not answer, the trial goes on: {error}", stacklevel=2)
 

@@ -227,7 +227,14 @@ def test_what_the_experiment_leaves(whole):
         for p in ("learned", "sinusoidal")
         for m in ("concatenate", "shift", "reweight-sequence")
     ]
-    assert {p.name for p in out.iterdir()} == {*names, "tokens", "experiment.toml", "results.json", "report.html"}
+    assert {p.name for p in out.iterdir()} == {
+        *names,
+        ".lock",
+        "tokens",
+        "experiment.toml",
+        "results.json",
+        "report.html",
+    }
     assert [row["run"] for row in results["trainings"]] == names
     assert json.loads((out / "results.json").read_text()) == json.loads(json.dumps(results))
     assert not (out / names[0] / "tokens").exists()  # all read the same

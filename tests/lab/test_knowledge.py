@@ -55,6 +55,7 @@ def read(out):
 def test_what_an_experiment_leaves(whole):
     out, results = whole
     assert {p.name for p in out.iterdir()} == {
+        ".lock",
         *("experiment.toml", "data", "predictions", "results.json", "report.html"),
         *("without-pretraining", "pretraining", "with-pretraining"),
     }

@@ -57,7 +57,7 @@ def done(request, tmp_path_factory):
 def test_a_run_is_a_folder_that_can_be_made_again(done):
     name, folder, results, said = done
     assert (said or name == "two-heads") and results["lab"] == name and EXPERIMENTS[name].about
-    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "report.html", "results.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.toml", "report.html", "results.json"]
     assert json.loads((folder / "results.json").read_text()) == results
     written = tomllib.loads((folder / "config.toml").read_text())
     assert written["lab"] == name and written["versions"] == results["versions"]

@@ -357,6 +357,7 @@ def whole(tmp_path_factory):
 def test_what_the_experiment_leaves(whole):
     out, results = whole
     assert {p.name for p in out.iterdir()} == {
+        ".lock",
         *("experiment.toml", "data", "predictions", "results.json", "report.html"),
         *("base-lr-0.01", "performer-8-lr-0.01"),
     }

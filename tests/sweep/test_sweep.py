@@ -14,6 +14,7 @@ import time
 import warnings
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -348,6 +349,70 @@ def test_the_same_command_goes_on_and_another_is_told_the_difference(regard_, mo
     assert code == 2 and "holds results already" in err
 
 
+@pytest.mark.parametrize("place", ["_write_config", "Study", "create", "set_user_attr", "enqueue_trial"])
+def test_killed_while_it_begins_the_same_command_goes_on(place, monkeypatch):
+    """Whatever was being made when it was killed: the folder, its config, the study, its settings, its trials."""
+    import optuna
+
+    owner = {"create": Study, "set_user_attr": optuna.Study, "enqueue_trial": optuna.Study}.get(place, sweeps)
+    real = getattr(owner, place)
+    calls = []
+
+    def killed(*given, **named):
+        calls.append(given)
+        if len(calls) == (2 if place == "enqueue_trial" else 1):
+            os._exit(9)
+        return real(*given, **named)
+
+    child = os.fork()
+    if not child:
+        setattr(owner, place, killed)
+        Sweep.create("s", grid())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9 and Path("s").is_dir()
+    fake = Fake(monkeypatch, lambda recipe: recipe.train.lr)
+    began = time.monotonic()
+    found = Sweep.create("s", grid()).run()
+    assert found["counts"] == {"finished": 4} and len(fake.trained) == 4
+    assert time.monotonic() - began < 20  # nobody else is waited for
+
+
+def test_a_folder_that_an_earlier_version_left_when_killed_is_gone_on_with(monkeypatch):
+    Fake(monkeypatch, lambda recipe: recipe.train.lr)
+    Study("sqlite:///t.db", "s", Path("s"), None)
+    Path("s").mkdir()
+    Path("t.db").rename("s/trials.db")  # a study, and no sweep.toml
+    assert Sweep.create("s", grid()).run()["counts"] == {"finished": 4}
+
+
+def test_a_sweep_that_cannot_begin_leaves_no_folder():
+    with pytest.raises(SweepError, match="--storage"):
+        Sweep.create("sweeps/s", grid(), "nonsense")
+    assert not Path("sweeps").exists()
+
+
+def test_clocks_of_other_machines_do_not_matter(here, monkeypatch):
+    """One whose clock is a day behind, or ahead, is alive as long as it writes anything new."""
+    from regard.sweep import study
+
+    url = f"sqlite:///{here / 'shared.db'}"
+    first = Sweep.create("one/s", grid(), url)
+    second = Sweep.create("two/s", grid(), url)
+    monkeypatch.setattr(study, "HEARTBEAT", 0.05)
+    for skew in (-86400.0, 86400.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(study, "time", SimpleNamespace(**vars(time) | {"time": lambda skew=skew: time.time() + skew}))
+            with first.study.claim_trial(first.config.parameters, 0) as held:
+                patch.setattr(study, "TIMEOUT", 1.0)
+                end = time.monotonic() + 1.5
+                while time.monotonic() < end:
+                    assert second.study.waiting() == 3, "a trial that is alive was taken for dead"
+                    time.sleep(0.05)
+            second.study.waiting()
+            time.sleep(1.2)
+            assert held is not None and second.study.waiting() == 4  # it has been silent
+
+
 def test_a_recipe_that_was_edited_meanwhile_does_not_change_a_sweep(monkeypatch):
     Path("mine.toml").write_text("task = 'lm'\n[train]\nsteps = 3\n")
     sweep = Sweep.create("s", asked("mine.toml", ["data.text=a.txt"], grid=["train.lr=1e-3,1e-2"]))
@@ -491,7 +556,7 @@ def test_machines_that_share_a_storage_share_the_trials(here, monkeypatch):
     from regard.sweep import study
 
     fake = Fake(monkeypatch, lambda recipe: recipe.train.lr)
-    monkeypatch.setattr(study, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(study, "HEARTBEAT", 0.2)
     url = f"sqlite:///{here / 'shared.db'}"
     first = Sweep.create("one/s", grid(), url)
     second = Sweep.create("two/s", grid(), url)

@@ -412,6 +412,52 @@ def test_the_newest_and_the_best_are_kept(keep, tmp_path):
     assert names(tmp_path) == ["step-2", *(f"step-{n}" for n in range(9 - keep, 9))]
 
 
+def test_only_complete_checkpoints_count(tmp_path):
+    """With one to keep and the newest damaged, a stop that saves an earlier step keeps what it saved."""
+    trainer(tmp_path / "a", saving={"every": 2, "keep": 1}).fit()
+    folder = _three(tmp_path / "b")
+    flipped(folder / "step-6")
+    again = trainer(tmp_path / "b", progress=StopAt(5, CTRL_C), saving={"every": 2, "keep": 1})
+    with pytest.warns(UserWarning, match="passed over"):
+        assert again.resume() == 4
+    with pytest.raises(Interrupted, match="stopped at step 5 of 8; all of it is saved"):
+        again.fit()
+    assert checkpoint.fault(folder / "step-5") is None and names(tmp_path / "b") == ["step-5", "step-6"]
+    again = trainer(tmp_path / "b", saving={"every": 2, "keep": 1})
+    with pytest.warns(UserWarning, match="passed over"):
+        assert again.resume() == 5
+    again.fit()
+    assert bits(tmp_path / "b") == bits(tmp_path / "a")
+
+
+def test_nothing_is_removed_before_the_new_one_was_read_back(tmp_path, monkeypatch):
+    folder = _three(tmp_path)
+    again = trainer(tmp_path, saving={"every": 2, "keep": 1})
+    again.resume()
+    real = checkpoint.write
+
+    def write_badly(*given):
+        path = real(*given)
+        flipped(path)
+        return path
+
+    monkeypatch.setattr(checkpoint, "write", write_badly)
+    with pytest.raises(
+        CheckpointError, match=r"not written as it should be: .*step-8/optimizer.*Earlier ones are kept"
+    ):
+        again.fit()
+    assert names(tmp_path) == ["step-4", "step-6", "step-8"] and checkpoint.fault(folder / "step-6") is None
+
+
+def test_what_is_read_back_is_read_from_disk(tmp_path, monkeypatch):
+    dropped = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[-1]))
+    checkpoint.write(tmp_path, 1, gpt(), {"a": torch.zeros(1)}, {})
+    assert not dropped
+    checkpoint.prune(tmp_path, 1, None, written=1)
+    assert dropped == [os.POSIX_FADV_DONTNEED] * 5
+
+
 # A full disk
 
 
@@ -468,6 +514,33 @@ def test_metrics_that_cannot_be_written(tmp_path):
 
 
 # What is in a run
+
+
+def test_what_killed_processes_left_goes_at_the_next_start(tmp_path):
+    with pytest.raises(Crash):
+        stage.train(pretraining(*HARD), tmp_path, progress=StopAt(7))
+    (tmp_path / ".metrics.jsonl.01234567.staged").write_text("half")
+    (tmp_path / "checkpoints/.step-9.01234567.staged").mkdir()
+    run = stage.resume(tmp_path)
+    assert not [path for path in run.path.rglob("*.staged")]
+
+
+def test_all_files_have_the_same_permissions(tmp_path):
+    before = os.umask(0o027)
+    try:
+        run = stage.train(answering(*HARD), tmp_path / "run")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in run.path.rglob("*") if path.is_file()} == {"0o640"}
+    assert {oct(path.stat().st_mode & 0o777) for path in run.path.rglob("*") if path.is_dir()} == {"0o750"}
+
+
+def test_a_checkpoint_says_its_version_and_a_newer_one_is_told(tmp_path):
+    place = checkpoint.write(tmp_path, 3, gpt(), {"a": torch.zeros(1)}, {})
+    assert json.loads((place / "state.json").read_text()) == {"format_version": 2}
+    (place / "state.json").write_text('{"format_version": 3}')
+    with pytest.raises(CheckpointError, match=r"state.json has format_version 3; this regard reads 1 to 2: update"):
+        checkpoint.read(place)
 
 
 def test_nothing_in_a_run_is_a_pickle(tmp_path):

@@ -387,7 +387,13 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
 
 def test_a_folder_is_free_again_where_a_run_could_not_begin(tmp_path):
     with pytest.raises(regard.RegardError, match=r"none\.txt cannot be read"):
+        stage.train(pretraining("data.documents=none.txt"), tmp_path / "runs" / "run")
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(regard.RegardError, match=r"none\.txt cannot be read"):
         stage.train(pretraining("data.documents=none.txt"), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
     assert stage.train(pretraining("train.steps=1"), tmp_path / "run").finished
     with pytest.raises(ConfigError, match="another world"):
         (tmp_path / "other").mkdir()
@@ -436,8 +442,9 @@ def test_a_changed_start_is_resumed_as_it_was(read, tmp_path):
 
 def test_wrong_starts(read, tmp_path):
     bare = tmp_path / "bare"
-    gpt().save(bare)
-    (bare / "tokenizer.json").unlink()
+    speechless = gpt()
+    speechless.tokenizer = None
+    speechless.save(bare)
     cases = {
         (tmp_path / "nothing", ()): "nothing is no folder",
         (tmp_path, ()): "has no config.json",
