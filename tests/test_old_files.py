@@ -14,7 +14,11 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli.app import app
+from regard.lens.trace.format import MAGIC
+from regard.train import checkpoint
 
+# A run that was stopped at step 4 of 8 and one that was not, with checkpoints of version 2 and hashes of their models.
+CHECKPOINTS = Path(__file__).parent / "fixtures" / "checkpoints-2.zip"
 PACKED = Path(__file__).parent / "fixtures" / "v0.1.0.zip"
 TEXT = "abc dej hia"
 
@@ -63,6 +67,22 @@ def test_a_stopped_run_goes_on_to_the_weights_of_the_one_that_ended(old):
     assert got.keys() == want.keys()
     for key in want:
         torch.testing.assert_close(got[key], want[key], rtol=1e-4, atol=1e-6)
+
+
+def test_a_stopped_run_with_checkpoints_of_version_2_goes_on(tmp_path):
+    with zipfile.ZipFile(CHECKPOINTS) as packed:
+        packed.extractall(tmp_path)
+    state = json.loads((tmp_path / "unfinished" / "checkpoints" / "step-4" / "state.json").read_text())
+    assert state["format_version"] == checkpoint.FORMAT == 2  # a new version is given a fixture of its own
+    regard.load(tmp_path / "run")
+    run("train", "--resume", tmp_path / "unfinished")
+    got, want = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("unfinished", "run"))
+    for key in want:
+        torch.testing.assert_close(got[key], want[key], rtol=1e-4, atol=1e-6)
+
+
+def test_the_trace_of_the_fixture_is_of_the_version_that_is_written(old):
+    assert (old / "recorded.trace").read_bytes()[: len(MAGIC)] == MAGIC  # a new version is given a fixture of its own
 
 
 def test_runs_are_listed_reported_generated_from_and_checked(old):

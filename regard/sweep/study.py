@@ -184,11 +184,7 @@ class Study:
         for waiting in self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             number = trial_number(waiting)
             with self.lock(trial_folder(number)) as locked:
-                if not locked:
-                    continue
-                # A new sign of life comes first: with that of an earlier holder it would look dead from the beginning.
-                self._give_sign(waiting)
-                if not self._set_state(waiting, TrialState.RUNNING):
+                if not locked or not self._set_state(waiting, TrialState.RUNNING):
                     continue
                 trial = optuna.trial.Trial(self.optuna, waiting._trial_id)
                 with self._heartbeat(trial):
@@ -232,6 +228,8 @@ class Study:
         from optuna.exceptions import UpdateFinishedTrialError
 
         try:
+            # A sign of life comes first: with that of an earlier holder, a trial would look dead from the beginning.
+            self._give_sign(trial)
             return bool(self.storage.set_trial_state_values(trial._trial_id, state))
         except UpdateFinishedTrialError:
             return False
