@@ -3,6 +3,7 @@ PYTHON ?=
 PYTEST_FLAGS ?=
 EXTRAS := dev,lab,plot,text,hf,serve,notebook,sweep,triton,docs
 DEMO_FLAGS ?=
+RELIABILITY_FLAGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -11,10 +12,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-laws gpu-test lint web bench-cpu docs course wheel clean
+.PHONY: help demo test test-slow test-laws test-reliability gpu-test lint web bench-cpu docs course wheel clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 
 demo: .venv/.use ## what does a model know from reading? Trains two, asks them, writes a report (minutes)
 	@$(BIN)/regard run knowledge $(DEMO_FLAGS)
@@ -27,6 +28,9 @@ test-slow: .venv/.dev ## run the slow tests
 
 test-laws: .venv/.dev ## ask every law of every mechanism in 2,000 draws (an hour)
 	LAW_DRAWS=2000 $(PYTEST) -m slow tests/laws/test_laws.py --timeout 7200 $(PYTEST_FLAGS)
+
+test-reliability: .venv/.dev ## kills, damages, crashes and simultaneous starts, many times over (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/campaign.py $(RELIABILITY_FLAGS)
 
 gpu-test: .venv/.dev ## run the tests that need a CUDA device; without one they fail
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m gpu tests/gpu $(PYTEST_FLAGS)

@@ -250,15 +250,19 @@ def find_damage(path: Path, want: Any, from_disk: bool = False) -> str | None:
 
 def remove_leftovers(folder: Path, place: str | None = None) -> None:
     """Removes what killed writers staged in a folder, for one place or for all; what is being written stays."""
-    committed = set(_read_commit(folder).values())
+    found: dict[str, bool] = {}
     with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_folder in found:
-        match = STAGED.fullmatch(name)
-        if match is None or name in committed or (place is not None and match["place"] != place):
-            continue
-        with suppress(FileNotFoundError):  # another process was first
-            _remove_abandoned(folder / name, is_folder)
+        for entry in entries:
+            match = STAGED.fullmatch(entry.name)
+            if match and place in (None, match["place"]):
+                found[entry.name] = entry.is_dir(follow_symlinks=False)
+    if not found:
+        return
+    committed = set(_read_commit(folder).values())
+    for name, is_folder in found.items():
+        if name not in committed:
+            with suppress(FileNotFoundError):  # another process was first
+                _remove_abandoned(folder / name, is_folder)
 
 
 def _remove_abandoned(path: Path, is_folder: bool) -> None:
