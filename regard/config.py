@@ -52,7 +52,7 @@ class Section:
             if "dropout" in f.name and not 0 <= value < 1:
                 raise ConfigError(f"{self.place}.{f.name} = {value}: expected at least 0 and less than 1")
 
-    def but(self: S, **changes: Any) -> S:
+    def but(self: S, /, **changes: Any) -> S:
         """Returns this section with some fields changed.
 
         A section inside takes a dict of its own changes, or a string, which is then its `name`.

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+MAX_QUOTED = 200  # characters of a value, a name or another library's message that an error quotes
+
+# What a terminal acts on or shows in another order: control characters other than tab and line feed, the marks that
+# change the direction of text, line and paragraph separators, halves of surrogate pairs.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class RegardError(Exception):
@@ -62,11 +69,50 @@ class PluginError(RegardError, ValueError):
     """A plugin file cannot be used."""
 
 
+class ResourceError(RegardError, MemoryError):
+    """More memory was asked for than there is."""
+
+
+def printable(text: str) -> str:
+    r"""Returns the text with what a terminal would act on, such as escapes and U+202E, written as \u001b and \u202e."""
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def quote(value: object, marks: bool = True) -> str:
+    """Returns a value, or the message of an exception, for an error message: printable, and not more than `MAX_QUOTED`
+    characters of it. `marks`: a text stands in quotation marks, as Python writes it."""
+    if isinstance(value, BaseException):
+        value = str(value) or type(value).__name__
+        marks = False
+    if isinstance(value, str):
+        shown = value[: MAX_QUOTED + 1]
+    else:
+        shown = _shorten(value)
+    if marks and isinstance(value, str):
+        shown = repr(shown)
+    shown = printable(shown)
+    if len(shown) > MAX_QUOTED:
+        shown = shown[: MAX_QUOTED - 1] + "…"
+    return shown
+
+
+def _shorten(value: object) -> str:
+    """Returns the representation of a value; that of a large number or a large collection is not written out."""
+    if isinstance(value, int) and value.bit_length() > 4 * MAX_QUOTED:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, list | tuple | dict | set) and len(value) > MAX_QUOTED:
+        return f"a {type(value).__name__} of {len(value)} entries"
+    try:
+        return repr(value)
+    except ValueError:  # Python refuses to write a number of thousands of digits
+        return f"a {type(value).__name__}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of an error message: " Did you mean …?" where something close is known, and what is known."""
     known = sorted(known)
     hint = ""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name[:MAX_QUOTED], known, n=1)
     if close:
         hint = f" Did you mean '{close[0]}'?"
     return f"{hint} Known: {', '.join(known)}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from regard.errors import RunError
 from regard.lab.base import EXPERIMENTS, REPORT, RESULTS
 from regard.lab.runs.page import compare_page
 from regard.lab.runs.summary import summarize_run
+from regard.reading import read_json_object
 from regard.report.page import Page, ReportError
 from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.train.recipe import flatten
@@ -33,7 +33,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 def _draw_again(folder: Path) -> Page:
     """Draws the page of a folder's results.json."""
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    results = read_json_object(folder / RESULTS, ReportError)
     name = results.get("experiment") or results.get("lab")
     if name not in EXPERIMENTS:
         raise ReportError(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from regard.errors import DataError
 from regard.locks import LockState, lock_folder, lock_handle
+from regard.reading import open_file, read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,12 +181,13 @@ def read_files(folder: Path) -> Iterator[Locate]:
 
 def _read_commit(folder: Path) -> dict[str, str]:
     """Returns the staged name of each file of a set that was committed; {} where there is none."""
+    path = folder / COMMIT
     try:
-        return dict(json.loads((folder / COMMIT).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder / COMMIT} cannot be read: {error}; remove it to go on without it") from None
+        return read_json_object(path, DataError)
+    except DataError:
+        if path.exists():
+            raise
+        return {}  # there is none, or another process has just moved its files
 
 
 def _move_committed(folder: Path) -> None:
@@ -207,7 +209,7 @@ def _move_committed(folder: Path) -> None:
 
 def hash_file(path: Path, from_disk: bool = False) -> str:
     """Returns the SHA-256 of a file in hexadecimal digits; `from_disk`: of what is on disk, not of what is cached."""
-    with path.open("rb") as file:
+    with open_file(path, DataError) as file:
         if from_disk and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -221,25 +223,19 @@ def write_manifest(folder: Path) -> None:
 
 def read_manifest(path: Path) -> dict[str, str] | None:
     """Returns the hash of each file that a manifest names, or None where there is no manifest."""
-    try:
-        hashes = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    if not isinstance(hashes, dict):
-        raise DataError(f"{path} cannot be read: expected the hash of each file")
-    return hashes
+    return read_json_object(path, DataError)
 
 
 def find_damage(path: Path, want: Any, from_disk: bool = False) -> str | None:
     """Returns what is wrong with a file of which a manifest has the hash, naming it; None where nothing is."""
+    if not path.exists():
+        return f"{path} is missing"
     try:
         found = hash_file(path, from_disk)
-    except FileNotFoundError:
-        return f"{path} is missing"
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror or error}"
+    except DataError as error:
+        return str(error)
     if found != want:
         return f"{path} does not match its hash in {MANIFEST}"
     return None

@@ -33,6 +33,7 @@ from regard.lab.base import EXPERIMENTS, Experiment, Shown, write_results
 from regard.lab.experiment import Session
 from regard.models import Model, load
 from regard.models.locate import MODEL, RESULTS, model_folder
+from regard.reading import check_fields, read_json
 from regard.report.canvas import require_matplotlib
 from regard.storage import write_text
 from regard.train.claim import claimed, locked
@@ -120,13 +121,19 @@ def _start(
     write_text(path / REQUEST, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
+# What the file of a conversion holds, and what it says of the model's training.
+_REQUEST: dict[str, Any] = {"original": str, "device": str, "convert": dict, "reading": dict, "asked": dict}
+_READING: dict[str, Any] = {"task": str, "data": dict, "train": dict, "steps": int}
+
+
 def train_stages(path: Path, device: str | None = None, shown: Shown = QUIET) -> TrainedConversion:
     """Trains what is left to train of a conversion that was begun; stages that have ended stay."""
     if not (path / REQUEST).is_file():
         raise _no_conversion(path)
-    document = json.loads((path / REQUEST).read_text(encoding="utf-8"))
+    document = check_fields(read_json(path / REQUEST, RunError), _REQUEST, str(path / REQUEST), RunError)
+    reading = check_fields(document["reading"], _READING, f"{path / REQUEST}, reading", RunError)
     config = ConvertConfig().but(**document["convert"])
-    source = SourceTraining(**document["reading"])
+    source = SourceTraining(**{key: reading[key] for key in _READING})
     where = resolve_device(device or document["device"])
     session = Session("convert", path, {}, None, where, shown)
     models = {ORIGINAL: load(document["original"], where), SURGERY: load(path / SURGERY, where)}

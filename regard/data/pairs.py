@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from regard.data.files import DataError, read_lines, read_pieces, write_lines
 from regard.errors import did_you_mean
+from regard.reading import parse_json
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = (".jsonl", *DELIMITERS)
@@ -106,10 +107,7 @@ def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _parse_object(line: str, place: str) -> Mapping[str, Any]:
     """Returns the JSON object of a line."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: no JSON ({error}); expected one object a line") from None
+    row = parse_json(line, place, DataError)
     if not isinstance(row, dict):
         raise DataError(f"{place}: {type(row).__name__}, expected an object of keys and values")
     return row

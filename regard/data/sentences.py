@@ -43,11 +43,12 @@ def read_sentences(path: str | Path) -> list[Sentence]:
             continue
         if len(rest) != 1:
             raise DataError(f"{path}, line {number}: {len(rest)} tabs, {expected}: {line!r:.60}")
-        if rest[0].strip() not in ("0", "1"):
+        label = rest[0].strip(" ")
+        if label not in ("0", "1"):
             raise DataError(f"{path}, line {number}: the label is {rest[0]!r:.20}, {expected}")
         if not text.strip():
             raise DataError(f"{path}, line {number}: an empty text, {expected}")
-        sentences.append(Sentence(text, int(rest[0])))
+        sentences.append(Sentence(text, int(label)))
     if not sentences:
         raise DataError(f"{path} has a first line and no sentence below it; {expected}")
     return sentences

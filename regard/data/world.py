@@ -8,11 +8,10 @@ their biographies alone. Nothing at all is written about the unwritten, who are 
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tomli_w
 
@@ -22,6 +21,8 @@ from regard.data.draws import Draws, apportion
 from regard.data.files import DataError, read_lines, write_lines
 from regard.data.people import Namer, Person, draw_facts, draw_place_names
 from regard.data.questions import Question, read_documents, write_questions
+from regard.errors import quote
+from regard.reading import parse_json, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +202,8 @@ def read_world(folder: str | Path) -> World:
     folder = Path(folder)
     toml = folder / "world.toml"
     try:
-        config = WorldConfig().but(**tomllib.loads("\n".join(read_lines(toml, "the config of a world"))))
-    except (tomllib.TOMLDecodeError, ConfigError) as error:
+        config = WorldConfig().but(**read_toml(toml, DataError))
+    except ConfigError as error:
         raise DataError(f"{toml}: {error}") from None
     rows = enumerate(read_lines(folder / "people.jsonl", "one person a line"), 1)
     people = [_parse_person(folder / "people.jsonl", number, line) for number, line in rows]
@@ -211,8 +212,9 @@ def read_world(folder: str | Path) -> World:
 
 def _parse_person(path: Path, number: int, line: str) -> Person:
     """Returns the person of one line of people.jsonl."""
+    place = f"{path}, line {number}"
+    fields = parse_json(line, place, DataError)
     try:
-        fields: Any = json.loads(line)
         return Person(**fields)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path}, line {number}: {error}; expected a person as `regard world` writes them") from None
+        raise DataError(f"{place}: {quote(error)}; expected a person as `regard world` writes them") from None

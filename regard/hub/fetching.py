@@ -5,7 +5,6 @@ Only safetensors are read, no code that comes with a model is run, and nothing i
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import build_model, load_config, load_model, load_tokenizer, model_class, quiet
 from regard.hub.safety import CONFIG, find_folder, read_config
 from regard.hub.weights import Weights
+from regard.reading import ReadingError, read_json
 
 _TOKENIZER_FILES = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
 
@@ -38,8 +38,8 @@ class LoadedModel:
 def is_hub_folder(folder: str | Path) -> bool:
     """Tells whether a folder holds a Hugging Face model: it has a config.json that is not in regard's own format."""
     try:
-        document = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = read_json(Path(folder) / "config.json")
+    except ReadingError:
         return False
     return isinstance(document, dict) and "format_version" not in document  # every config of regard's has this key
 

@@ -6,7 +6,6 @@ are compared with the headers of its files before any memory is allocated.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Collection, Mapping
 from functools import reduce
@@ -17,12 +16,13 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizers import BPE, Tokenizer, TokenizerFileError
-from regard.errors import HubError, RegardError
+from regard.errors import HubError, RegardError, quote
 from regard.hub.families import FAMILIES, Family, TensorMap, output_head_of
 from regard.hub.keys import Keys
 from regard.hub.safety import CONFIG, find_folder, read_config
 from regard.hub.weights import Weights
 from regard.models import GPT, Encoder
+from regard.reading import read_json_object, read_text
 
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
@@ -183,8 +183,9 @@ def _load_tokenizer(folder: Path, hf_config: Mapping[str, Any], vocabulary: int)
             )
         return None
     try:
-        tokenizer = BPE(path.read_text(encoding="utf-8"), _eos_token_ids(folder, hf_config))
-    except (TokenizerFileError, OSError, UnicodeDecodeError) as error:
+        read_json_object(path, HubError)
+        tokenizer = BPE(read_text(path, HubError), _eos_token_ids(folder, hf_config))
+    except TokenizerFileError as error:
         raise HubError(f"{path} is damaged or no tokenizer: {error}") from error
     if tokenizer.size > vocabulary:
         warnings.warn(
@@ -201,15 +202,12 @@ def _eos_token_ids(folder: Path, hf_config: Mapping[str, Any]) -> list[int] | No
     value = hf_config.get("eos_token_id")
     if (folder / GENERATION).exists():
         path = folder / GENERATION
-        try:
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", value)
-        except (OSError, ValueError, AttributeError) as error:
-            raise HubError(f"{path} is damaged or no JSON: {error}") from None
+        value = read_json_object(path, HubError).get("eos_token_id", value)
     if value is None:
         return None
     ids = value
     if isinstance(value, int):
         ids = [value]
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-        raise HubError(f"{path}: eos_token_id = {value!r}: expected ids of tokens")
+        raise HubError(f"{path}: eos_token_id = {quote(value)}: expected ids of tokens")
     return ids

@@ -6,13 +6,13 @@ such a field, before transformers sees the folder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from regard.config import SIZE_LIMITS
-from regard.errors import ExtraMissingError, HubError
+from regard.errors import ExtraMissingError, HubError, quote
+from regard.reading import check_path, read_json, read_json_object
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -65,7 +65,7 @@ def find_folder(name: str | Path, download: bool = False) -> Path:
 
     `download` permits downloading the model now. Only configs, tokenizers and safetensors are downloaded.
     """
-    if Path(name).is_dir():
+    if check_path(name, HubError).is_dir():
         return Path(name)
     try:
         from huggingface_hub import snapshot_download
@@ -93,18 +93,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     `check_settings` refuses.
     """
     path = folder / CONFIG
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise HubError(f"{folder} has no {CONFIG}: expected a Hugging Face model") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise HubError(f"{path} is damaged or no JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise HubError(f"{path}: expected an object with the keys of a config")
+    if not path.exists():
+        raise HubError(f"{folder} has no {CONFIG}: expected a Hugging Face model")
+    document = read_json_object(path, HubError)
     check_settings(folder)
     for key, value in _all_numbers(document):
         if key in _MAX_SIZES and value > _MAX_SIZES[key]:
-            raise HubError(f"{path}: {key} = {value}: expected at most {_MAX_SIZES[key]}")
+            raise HubError(f"{path}: {key} = {quote(value)}: expected at most {_MAX_SIZES[key]}")
     return document
 
 
@@ -180,12 +175,9 @@ def _check_field(path: Path, key: str, value: Any) -> None:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     """Returns the object in a JSON file; {} if the file is missing, or holds no object."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise HubError(f"{path} is damaged or no JSON: {error}") from None
+    document = read_json(path, HubError)
     if not isinstance(document, dict):
         return {}
     return document

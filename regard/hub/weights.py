@@ -5,17 +5,16 @@ Only the headers of the files are read until `get` reads a tensor.
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path, PurePath
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.errors import HubError
+from regard.errors import HubError, quote
 from regard.hub.safety import INDEX, WEIGHTS, check_weights
+from regard.models.tensor_files import TensorFile, open_tensors
+from regard.reading import read_json_object
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # the suffixes that old files have in the names of a norm's tensors
@@ -33,14 +32,14 @@ class Weights:
         self.prefix = prefix
         self._open_files = ExitStack()
         # By name: the open file, the name in that file, the path of the file.
-        self._tensors: dict[str, tuple[Any, str, Path]] = {}
+        self._tensors: dict[str, tuple[TensorFile, str, Path]] = {}
 
     def __enter__(self) -> Weights:
         check_weights(self.folder)
         try:
             for path, listed in self._files().items():
                 file = self._open(path)
-                names = set(file.keys())
+                names = set(file.shapes)
                 for absent in sorted(listed - names)[:1]:
                     raise HubError(f"{self.folder / INDEX} says that {path.name} holds {absent}, but it does not")
                 for name in sorted(names):
@@ -65,12 +64,12 @@ class Weights:
     def shape(self, name: str) -> list[int]:
         """Returns the shape of a tensor, from the header of its file."""
         file, stored, _ = self._tensors[name]
-        return list(file.get_slice(stored).get_shape())
+        return file.shapes[stored]
 
     def dtype(self, name: str) -> torch.dtype:
         """Returns the dtype of a tensor, from the header of its file; refuses one that is not in `DTYPES`."""
         file, stored, path = self._tensors[name]
-        kind = str(file.get_slice(stored).get_dtype())
+        kind = file.dtype(stored)
         if kind not in DTYPES:
             raise HubError(
                 f"{path}: {stored} is stored as {kind}; regard reads {', '.join(DTYPES)}, not quantised weights"
@@ -79,12 +78,8 @@ class Weights:
 
     def get(self, name: str) -> Tensor:
         """Reads a tensor from its file."""
-        file, stored, path = self._tensors[name]
-        try:
-            tensor: Tensor = file.get_tensor(stored)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise HubError(f"{path} is damaged at {stored}: {error}; copy or download it again") from None
-        return tensor
+        file, stored, _ = self._tensors[name]
+        return file.get(stored)
 
     def _files(self) -> dict[Path, set[str]]:
         """Maps each file to the tensor names that the index lists for it.
@@ -94,30 +89,26 @@ class Weights:
         if (self.folder / WEIGHTS).exists():
             return {self.folder / WEIGHTS: set()}
         path = self.folder / INDEX
-        try:
-            listed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-            pairs = [(str(name), str(file)) for name, file in listed.items()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise HubError(f"{path} is damaged or no index of weights: {error!r}; download it again") from None
+        listed = read_json_object(path, HubError).get("weight_map")
+        if not isinstance(listed, dict):
+            raise HubError(f"{path} is damaged or no index of weights: it has no weight_map; download it again")
+        pairs = [(str(name), str(file)) for name, file in listed.items()]
         files: dict[Path, set[str]] = {}
         for name, file in pairs:
             if PurePath(file).name != file or not file.endswith(".safetensors"):
-                raise HubError(f"{path}: {name} is said to be in {file!r}; expected a safetensors file of this folder")
+                raise HubError(
+                    f"{path}: {name:.200} is said to be in {quote(file)}; expected a safetensors file of this folder"
+                )
             files.setdefault(self.folder / file, set()).add(name)
         return files
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path) -> TensorFile:
         """Opens a file, which is closed when the context ends."""
-        try:
-            return self._open_files.enter_context(safe_open(path, framework="pt"))
-        except FileNotFoundError:
-            raise HubError(f"{path} does not exist: the folder is incomplete; copy or download it again") from None
-        except (SafetensorError, OSError, ValueError) as error:
-            raise HubError(
-                f"{path} is damaged, cut short or no safetensors file ({error}); download it again"
-            ) from None
+        if not path.exists():
+            raise HubError(f"{path} does not exist: the folder is incomplete; copy or download it again")
+        return self._open_files.enter_context(open_tensors(path, HubError))
 
-    def _add(self, stored: str, file: Any, path: Path) -> None:
+    def _add(self, stored: str, file: TensorFile, path: Path) -> None:
         """Adds a tensor under its name without prefix and with the new suffix.
 
         Raises an error if two stored names become the same name.

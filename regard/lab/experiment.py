@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -37,6 +36,7 @@ from regard.lab.base import (
     versions,
     write_results,
 )
+from regard.reading import check_fields, read_toml
 from regard.report.canvas import require_matplotlib
 from regard.storage import write_text
 from regard.train import recipe as recipes
@@ -266,12 +266,16 @@ def run(
     return find_experiment(name).run(Path(out), overrides, RunOptions(variant, device=device), shown)
 
 
+# What experiment.toml holds.
+_REQUEST: dict[str, Any] = {"experiment": str, "device": str, "asked": dict, "variant": str | None}
+
+
 def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008
     """Goes on with an experiment that was stopped: what has ended stays, the rest is done."""
     path = Path(path)
     if not (path / ASKED).is_file():
         raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
-    document = tomllib.loads((path / ASKED).read_text(encoding="utf-8"))
+    document = check_fields(read_toml(path / ASKED, RunError), _REQUEST, str(path / ASKED), RunError)
     known = find_experiment(document["experiment"])
     if not isinstance(known, TrainingExperiment):
         raise RunError(f"{path / ASKED}: {known.name} trains nothing, so there is nothing to go on with")

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from regard.config import ConfigError
 from regard.data.tokenizers import Tokenizer, TokenizerFileError, load_tokenizer
-from regard.errors import RegardError, did_you_mean
+from regard.errors import RegardError, did_you_mean, quote
 from regard.models.base import MODELS, Model
 from regard.models.locate import MODEL_CONFIG as CONFIG
 from regard.models.locate import TOKENIZER, WEIGHTS, model_folder
+from regard.models.tensor_files import TensorFile, open_tensors
+from regard.reading import read_json
 from regard.storage import MANIFEST, Locate, find_damage, read_files, read_manifest, replace_files, write_tensors
 
 FORMAT = 1
@@ -73,15 +74,13 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
         except ConfigError as error:
             raise ModelFolderError(f"{folder / CONFIG}: {error}") from None
         hashes = read_manifest(locate(MANIFEST))
-        tensors = _read_tensors(locate(WEIGHTS), document.get("save"))
+        tensors = _read_tensors(locate(WEIGHTS), document.get("save"), cls, config)
         tokenizer = None
         # One that is not in the manifest is of an earlier save, which was stopped before it was removed.
         if hashes is None or TOKENIZER in hashes:
             tokenizer = _read_tokenizer(locate(TOKENIZER))
         _check_hashes(hashes, locate)
     model = cls(config)
-    # Checked here, as load_state_dict names a mismatch by tensors, not by files.
-    _check_tensors(folder / WEIGHTS, model.state_dict(), tensors)
     _warn_if_not_finite(str(folder / WEIGHTS), tensors)
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
     if len(dtypes) == 1:  # of several, the widest is not worth guessing: the model stays in float32
@@ -98,12 +97,9 @@ def _saved_classes() -> list[str]:
 
 def _read_document(folder: Path, path: Path) -> dict[str, Any]:
     """Returns config.json, which lies at `path`, with its outer keys checked."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFolderError(f"{folder} has no {CONFIG}: no model folder, or its save was interrupted") from None
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{path} is damaged or no JSON: {error}") from None
+    if not path.exists():
+        raise ModelFolderError(f"{folder} has no {CONFIG}: no model folder, or its save was interrupted")
+    document = read_json(path, ModelFolderError)
     if not isinstance(document, dict) or "format_version" not in document:
         if isinstance(document, dict) and "model_type" in document:
             raise ModelFolderError(
@@ -112,12 +108,14 @@ def _read_document(folder: Path, path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path} has no format_version: the folder holds no model saved by regard")
     version = document["format_version"]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ModelFolderError(f"{path}: format_version {version!r}, expected a whole number from 1 to {FORMAT}")
+        raise ModelFolderError(f"{path}: format_version {quote(version)}, expected a whole number from 1 to {FORMAT}")
     if version > FORMAT:
-        raise ModelFolderError(f"{path} has format_version {version}, newer than this regard knows ({FORMAT}): update")
+        raise ModelFolderError(
+            f"{path} has format_version {quote(version)}, newer than this regard knows ({FORMAT}): update"
+        )
     name = document.get("class")
     if not isinstance(name, str) or name not in MODELS or MODELS[name].has_weights:
-        raise ModelFolderError(f"{path}: no model class {name!r}.{did_you_mean(str(name), _saved_classes())}")
+        raise ModelFolderError(f"{path}: no model class {quote(name)}.{did_you_mean(str(name), _saved_classes())}")
     if not isinstance(document.get("config"), dict):
         raise ModelFolderError(f"{path} has no section 'config'")
     return document
@@ -155,23 +153,36 @@ def _read_tokenizer(path: Path) -> Tokenizer | None:
         raise ModelFolderError(str(error)) from None
 
 
-def _read_tensors(path: Path, number: str | None) -> dict[str, torch.Tensor]:
-    """Returns the weights by name; `number` is that of the save, by which config and weights belong together."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ModelFolderError(f"{path} does not exist: the folder is incomplete; copy or save it again") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelFolderError(f"{path} is damaged or no safetensors file ({error}); copy or save it again") from None
-    if number is not None and metadata.get("regard", number) != number:
-        raise ModelFolderError(f"{path} and {CONFIG} come from two different saves: one was interrupted; save it again")
-    return tensors
+def _read_tensors(path: Path, number: Any, cls: type[Model[Any]], config: Any) -> dict[str, torch.Tensor]:
+    """Returns the weights by name; `number` is that of the save, by which config and weights belong together.
+
+    What the config asks for is compared with the header of the file first, so that neither a config nor a file with
+    absurd sizes takes memory.
+    """
+    if not path.exists():
+        raise ModelFolderError(f"{path} does not exist: the folder is incomplete; copy or save it again")
+    with open_tensors(path, ModelFolderError) as file:
+        if number is not None and file.metadata.get("regard", number) != number:
+            raise ModelFolderError(
+                f"{path} and {CONFIG} come from two different saves: one was interrupted; save it again"
+            )
+        _check_count(path, config, file)
+        with torch.random.fork_rng([]), torch.device("meta"):
+            want = cls(config).state_dict()
+        _check_tensors(path, want, file)
+        return file.read()
 
 
-def _check_tensors(path: Path, want: dict[str, Any], got: dict[str, torch.Tensor]) -> None:
+def _check_count(path: Path, config: Any, file: TensorFile) -> None:
+    """Raises an error where the config has more layers than the file has tensors: building them would take long."""
+    layers = getattr(config, "layers", 0)
+    if layers > len(file.shapes):
+        raise ModelFolderError(f"{path} does not fit {CONFIG}: {layers} layers, but {len(file.shapes)} tensors")
+
+
+def _check_tensors(path: Path, want: dict[str, Any], file: TensorFile) -> None:
     """Raises an error where the weights are not those that the config asks for."""
+    got = file.shapes
     missing = sorted(set(want) - set(got))
     extra = sorted(set(got) - set(want))
     faults = []
@@ -182,14 +193,15 @@ def _check_tensors(path: Path, want: dict[str, Any], got: dict[str, torch.Tensor
     if faults:
         raise ModelFolderError(f"{path} does not fit {CONFIG}: it {', and '.join(faults)}")
     for name, tensor in want.items():
-        if got[name].shape != tensor.shape:
+        if got[name] != list(tensor.shape):
             raise ModelFolderError(
-                f"{path} does not fit {CONFIG}: {name} is {list(got[name].shape)}, expected {list(tensor.shape)}"
+                f"{path} does not fit {CONFIG}: {name} is {quote(got[name])}, expected {list(tensor.shape)}"
             )
 
 
 def _first_of(names: list[str]) -> str:
     """Returns the first name, and how many more there are."""
+    first = quote(names[0], marks=False)
     if len(names) == 1:
-        return names[0]
-    return f"{names[0]} and {len(names) - 1} more"
+        return first
+    return f"{first} and {len(names) - 1} more"

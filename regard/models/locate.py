@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from regard.errors import DataError, RunError
+from regard.errors import DataError, RunError, quote
+from regard.reading import check_path, read_json_object, read_text
 from regard.storage import MANIFEST, find_damage, finish_replacing, read_manifest
 
 # In a model folder; a checkpoint is one, too.
@@ -25,22 +25,25 @@ CHECKPOINTS = "checkpoints"
 # In the folder of an experiment.
 RESULTS = "results.json"
 
+MAX_BEST_BYTES = 1 << 10
+_STEP = re.compile(r"step-([0-9]{1,18})")
+
 
 def model_folder(path: str | Path) -> Path:
     """Returns the folder of the model of a run or an experiment; any other path as it is.
 
     A run that is over has a final model. One that is not has checkpoints, of which the best is taken, else the newest.
     """
-    path = Path(path)
+    path = check_path(path, RunError)
     if path.is_dir():
         finish_replacing(path)  # a save that was stopped in its last moments
         finish_replacing(path / MODEL)
     if (path / MODEL_CONFIG).is_file() or not path.is_dir():
         return path
     if (path / RESULTS).is_file():
-        run = json.loads((path / RESULTS).read_text(encoding="utf-8")).get("run")
+        run = read_json_object(path / RESULTS, RunError).get("run")
         if isinstance(run, str):
-            return model_folder(path / run)
+            return model_folder(_inner_folder(path, run))
     if (path / MODEL / MODEL_CONFIG).is_file():
         return path / MODEL
     step = best_step(path)
@@ -58,13 +61,27 @@ def best_step(run: Path) -> int | None:
     path = run / BEST
     if not path.is_file():
         return None
-    number = path.read_text(encoding="utf-8").strip().removeprefix("step-")
-    return int(number) if number.isdigit() else None
+    match = _STEP.fullmatch(read_text(path, RunError, MAX_BEST_BYTES).strip())
+    if match is None:
+        raise RunError(
+            f"{path} is damaged: expected the name of a checkpoint, such as step-100. Remove it, and the newest is used"
+        )
+    return int(match[1])
+
+
+def _inner_folder(path: Path, run: str) -> Path:
+    """Returns the folder of a run that an experiment names in its results; it lies inside the experiment's own."""
+    named = PurePath(run)
+    folder = check_path(path / named, RunError)
+    inside = named.parts and not named.is_absolute() and ".." not in named.parts
+    if not inside or not folder.is_dir():
+        raise RunError(f"{path / RESULTS}: run = {quote(run)}; expected the name of a folder inside {path}")
+    return folder
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Returns the steps that have a checkpoint, complete or not, in order."""
-    matches = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*"))
+    matches = (_STEP.fullmatch(path.name) for path in folder.glob("step-*"))
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -92,5 +109,8 @@ def find_fault(place: Path, from_disk: bool = False) -> str | None:
     absent = {MODEL_CONFIG, WEIGHTS, OPTIMIZER, STATE} - set(hashes)
     if absent:
         return f"{place / MANIFEST} does not list {min(absent)}"
+    strange = next((name for name in hashes if Path(name).name != name), None)
+    if strange is not None:
+        return f"{place / MANIFEST} lists {quote(strange)}, which is no file of its folder"
     found = (find_damage(place / name, want, from_disk) for name, want in hashes.items())
     return next(filter(None, found), None)

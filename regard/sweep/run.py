@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-import tomllib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,11 +27,13 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 import torch
 
+from regard.config import ConfigError
 from regard.devices import resolve_device
 from regard.errors import OptionError, RegardError, RunError, did_you_mean
 from regard.lab.base import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
+from regard.reading import check_fields, read_toml
 from regard.report.canvas import require_matplotlib
 from regard.report.markup import number
 from regard.report.page import Page
@@ -104,10 +105,13 @@ class Sweep:
         path = Path(path)
         if not (path / SWEEP_CONFIG).is_file():
             raise SweepError(f"{path} is no sweep: expected a folder with {SWEEP_CONFIG}, as `regard sweep` makes")
+        source = str(path / SWEEP_CONFIG)
+        document = check_fields(read_toml(source, SweepError), {"sweep": dict, "here": dict}, source, SweepError)
+        origin = {"root": str, "name": str, "id": str, "storage": str | None}
+        check_fields(document["here"], origin, f"{source}, here", SweepError)
         try:
-            document = tomllib.loads((path / SWEEP_CONFIG).read_text(encoding="utf-8"))
             return cls(path, SweepConfig().but(**document["sweep"]), document["here"])
-        except (OSError, ValueError, KeyError) as error:
+        except ConfigError as error:
             raise SweepError(f"{path / SWEEP_CONFIG} cannot be read: {error}") from None
 
     def extend(self, trials: int) -> None:

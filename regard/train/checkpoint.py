@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.errors import RegardError
@@ -24,6 +23,8 @@ from regard.models.locate import OPTIMIZER, STATE
 from regard.models.locate import checkpoint_steps as steps
 from regard.models.locate import find_fault as fault
 from regard.models.locate import newest_step as newest
+from regard.models.tensor_files import open_tensors
+from regard.reading import read_json_object
 from regard.storage import STAGED, remove_leftovers, staged_folder, write_manifest, write_tensors
 
 __all__ = ["CheckpointError", "SavedState", "fault", "newest", "prune", "read", "steps", "write"]
@@ -65,14 +66,16 @@ def write(folder: Path, step: int, model: Model[Any], tensors: Mapping[str, Tens
 
 def read(path: Path) -> SavedState:
     """Reads the optimiser's tensors and the plain state of a checkpoint that was found complete."""
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    state = read_json_object(path / STATE, CheckpointError)
     version = state.pop(VERSION, 1)
     if version not in range(1, FORMAT + 1):
         raise CheckpointError(
             f"{path / STATE} has {VERSION} {version!r}; this regard reads 1 to {FORMAT}: update it, or go on with the "
             "version that wrote it"
         )
-    return SavedState(load_file(path / OPTIMIZER), state)
+    with open_tensors(path / OPTIMIZER, CheckpointError) as file:
+        tensors = file.read()
+    return SavedState(tensors, state)
 
 
 def prune(folder: Path, keep: int, also: int | None, written: int) -> None:

@@ -6,7 +6,6 @@ NAME` applies, such as the full size of an experiment whose default fits a lapto
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,6 +16,7 @@ from regard.config import ConfigError, Section
 from regard.errors import did_you_mean
 from regard.models import Model
 from regard.models.base import MODELS
+from regard.reading import check_path, parse_toml, read_toml
 from regard.train.settings import TrainConfig
 from regard.train.tasks.base import TASKS
 
@@ -68,10 +68,9 @@ def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
             hint = did_you_mean(name, recipe_names())
             raise ConfigError(f"no recipe '{name}'.{hint} A file of your own ends in .toml.")
         path = Path(str(resources.files("regard") / "recipes" / f"{name}.toml"))
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
+    if not check_path(path, ConfigError).is_file():
+        raise ConfigError(f"the recipe {path} cannot be read: expected a TOML file")
+    tables = read_toml(path, ConfigError)
     extends = tables.pop("extends", None)
     if extends is None:
         return tables
@@ -184,6 +183,6 @@ def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", "the value", ConfigError)["value"]
+    except ConfigError:
         return text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,21 +14,23 @@ from typing import Any
 import tomli_w
 import torch
 
-from regard.errors import RunError
+from regard.errors import RunError, quote
 from regard.models.locate import BEST, CHECKPOINTS, MODEL, MODEL_CONFIG, best_step
 from regard.models.locate import RUN_CONFIG as CONFIG
+from regard.reading import check_path, parse_json, read_bytes, read_toml
 from regard.storage import finish_replacing, remove_leftovers, sync, write_text
 from regard.train.claim import claimed, locked
 from regard.version import __version__
 
 METRICS = "metrics.jsonl"
+MAX_METRICS_BYTES = 1 << 30
 
 
 class Run:
     """The folder of one training."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = check_path(path, RunError)
         self.checkpoints = self.path / CHECKPOINTS
 
     @classmethod
@@ -76,10 +77,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config, as config.toml has it."""
-        try:
-            return tomllib.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / CONFIG} cannot be read: {error}") from None
+        return read_toml(self.path / CONFIG, RunError)
 
     @property
     def finished(self) -> bool:
@@ -121,14 +119,8 @@ class Run:
         path = self.path / METRICS
         if not path.is_file():
             return []
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines, 1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise RunError(f"{path}, line {number}: {error}; remove the line to go on without it") from None
-        return rows
+        lines = read_bytes(path, RunError, MAX_METRICS_BYTES).split(b"\n")[:-1]
+        return [_parse_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
     def truncate_metrics(self, after: int) -> None:
         """Drops what was logged after a step: a resumed run is going to log it again."""
@@ -137,6 +129,23 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         write_text(self.path / name, text)
+
+
+def _parse_row(line: bytes, place: str) -> dict[str, Any]:
+    """Returns a line of metrics: a `step`, and values by name."""
+    row = parse_json(line, place, RunError)
+    if not isinstance(row, dict) or not _is_number(row.get("step")):
+        raise RunError(f'{place}: expected an object with a "step"; remove the line to go on without it')
+    for name in ("tokens", "seconds", "loss"):
+        if name in row and not isinstance(row[name], int | float):
+            raise RunError(
+                f"{place}: {name} = {quote(row[name])}; expected a number. Remove the line to go on without it"
+            )
+    return row
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def timestamped_path(name: str, root: str | Path = "runs") -> Path:

@@ -207,7 +207,7 @@ def test_no_run_to_go_on_with(tmp_path):
     with pytest.raises(RunError, match=r"is no run: expected a folder with config\.toml"):
         stage.resume(tmp_path)
     (tmp_path / "config.toml").write_text("[broken")
-    with pytest.raises(RunError, match=r"config\.toml cannot be read"):
+    with pytest.raises(RunError, match=r"config\.toml is damaged or no TOML"):
         stage.resume(tmp_path)
 
 

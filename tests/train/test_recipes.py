@@ -116,7 +116,7 @@ def test_what_is_wrong_is_told(name, variant, overrides, words):
         ("task = 'corruption'\n[trian]\nlr = 1", "unknown section 'trian'. Did you mean 'train'"),
         ("task = 'corruption'\ntrain = 3", "train = 3: expected a section"),
         ("task = 'corruption'\n[train]\nlrr = 1", "no key 'lrr' in train"),
-        ("task = ", "cannot be read"),
+        ("task = ", "is damaged or no TOML"),
     ],
 )
 def test_a_file_that_is_wrong(text, words, tmp_path):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from regard.errors import RegardError, did_you_mean
+from regard.errors import RegardError, did_you_mean, quote
+from regard.reading import read_json_object
 from regard.registry import Registry
 
 FORMAT = 1
@@ -166,22 +167,18 @@ class Pieces:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Returns the tokenizer of a tokenizer.json: one of regard's, or one of the `tokenizers` library."""
     path = Path(path)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TokenizerFileError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise TokenizerFileError(f"{path} is damaged or no JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise TokenizerFileError(f"{path}: expected an object with the keys of a tokenizer")
+    document = read_json_object(path, TokenizerFileError)
     kind = document.get("kind", LIBRARY_KIND)
     if "kind" in document and document.get("format_version") != FORMAT:
         raise TokenizerFileError(
-            f"{path} has format_version {document.get('format_version')!r}, this regard knows {FORMAT}; update regard"
+            f"{path} has format_version {quote(document.get('format_version'))}, this regard knows {FORMAT}; "
+            "update regard"
         )
     if not isinstance(kind, str) or kind not in TOKENIZERS:
-        raise TokenizerFileError(f"{path}: no tokenizer has the kind {kind!r}.{did_you_mean(str(kind), TOKENIZERS)}")
+        raise TokenizerFileError(
+            f"{path}: no tokenizer has the kind {quote(kind)}.{did_you_mean(str(kind), TOKENIZERS)}"
+        )
     try:
         return TOKENIZERS[kind].from_json(document)
-    except TokenizerFileError as error:
+    except (TokenizerFileError, TextError) as error:
         raise TokenizerFileError(f"{path}: {error}") from None

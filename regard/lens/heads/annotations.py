@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from regard.data.files import DataError, read_lines
+from regard.errors import quote
+from regard.reading import parse_json
 
 Span = tuple[int, int]
 
@@ -106,14 +107,15 @@ def read_mentions(path: str | Path) -> list[Mentions]:
         if not line.strip():
             continue
         where = f"{path}, line {number}"
+        entry = parse_json(line, where, DataError)
         try:
-            entry = json.loads(line)
             text = entry["text"]
             clusters = entry["clusters"]
             spans = [(int(a), int(b), n) for n, cluster in enumerate(clusters) for a, b in cluster]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
-                f'{where}: {type(error).__name__} {error}; expected {{"text": …, "clusters": [[[start, end], …], …]}}'
+                f"{where}: {type(error).__name__} {quote(error)}; expected "
+                '{"text": …, "clusters": [[[start, end], …], …]}'
             ) from None
         if not isinstance(text, str):
             raise DataError(f"{where}: 'text' is no text")

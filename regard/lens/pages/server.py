@@ -34,6 +34,7 @@ from regard.lens.pages.live import Step, context_length, generate_steps, generat
 from regard.lens.pages.page import PAGE_CSS, policy
 from regard.lens.trace.format import encode, to_bytes
 from regard.lens.trace.trace import Trace
+from regard.reading import parse_json
 
 MAX_BODY_BYTES = 1 << 18  # largest request body
 MAX_TOKENS = 4096  # largest number of input tokens
@@ -350,10 +351,7 @@ async def _body(request: Any) -> dict[str, Any]:
                     raise _Refused(413, f"the request is larger than {MAX_BODY_BYTES:,} bytes: send a shorter text")
     except TimeoutError:
         raise _Refused(408, f"the request took longer than {TIMEOUT_SECONDS} seconds") from None
-    try:
-        asked = json.loads(raw)
-    except ValueError:
-        raise _Refused(400, "the request is no JSON") from None
+    asked = parse_json(bytes(raw), "the request", OptionError)
     if not isinstance(asked, dict):
         raise _Refused(400, "expected a JSON object")
     return asked

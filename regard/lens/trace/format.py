@@ -19,11 +19,13 @@ from regard.lens.trace.precision import choose_precision
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording, Trace
+from regard.reading import parse_json, read_bytes
 from regard.storage import atomic_write
 from regard.version import __version__
 
 MAGIC = b"REGARD\x01\n"
 VERSION = 1
+MAX_TRACE_BYTES = 1 << 32
 LARGEST_HALF = 6e4  # below the largest finite float16, 65504
 # Storage types of arrays that are packed whole; q, k, v and g are packed head by head.
 _WHOLE_ARRAYS = {"n": "f32", "sign": "f32", "choice": "i32", "w": "f32", "cq": "f32", "ck": "f32", "slopes": "f32"}
@@ -136,11 +138,7 @@ def save(trace: Trace, path: str | Path) -> int:
 def load(path: str | Path) -> Trace:
     """Reads a .trace file; raises TraceError if it cannot be read or is damaged."""
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}; expected a .trace file") from None
-    return decode(raw, str(path))
+    return decode(read_bytes(path, TraceError, MAX_TRACE_BYTES), str(path))
 
 
 def decode(raw: bytes, source: str = "the trace") -> Trace:
@@ -152,7 +150,7 @@ def decode(raw: bytes, source: str = "the trace") -> Trace:
         raise TraceError(f"{source} is no trace, or one of another version: expected a file that begins with 'REGARD'")
     start = 16 + int.from_bytes(raw[8:16], "little")
     try:
-        header = json.loads(raw[16:start].decode())
+        header = parse_json(raw[16:start], f"{source}: its header", TraceError)
         if header["format"] != "regard-trace" or not isinstance(header["version"], int):
             raise TraceError(f"{source}: format {header['format']!r}, expected 'regard-trace'")
         if header["version"] > VERSION:
