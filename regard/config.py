@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import RegardError, did_you_mean
+from regard.errors import RegardError, did_you_mean, quote
+from regard.reading import fits
 
 S = TypeVar("S", bound="Section")
 
@@ -44,13 +45,13 @@ class Section:
         hints = get_type_hints(type(self))
         for f in fields(self):
             value = getattr(self, f.name)
-            if not _fits(value, hints[f.name]):
-                raise ConfigError(f"{self.place}.{f.name} = {value!r}: expected {_describe_type(hints[f.name])}")
+            if not fits(value, hints[f.name]):
+                raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected {_describe_type(hints[f.name])}")
             most = SIZE_LIMITS.get(f.name)
             if most is not None and value is not None and not 1 <= value <= most:
-                raise ConfigError(f"{self.place}.{f.name} = {value}: expected 1 to {most}")
+                raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected 1 to {most}")
             if "dropout" in f.name and not 0 <= value < 1:
-                raise ConfigError(f"{self.place}.{f.name} = {value}: expected at least 0 and less than 1")
+                raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected at least 0 and less than 1")
 
     def but(self: S, /, **changes: Any) -> S:
         """Returns this section with some fields changed.
@@ -61,7 +62,7 @@ class Section:
         changed: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
-                raise ConfigError(f"no key '{name}' in {self.place}.{did_you_mean(name, known)}")
+                raise ConfigError(f"no key {quote(name)} in {self.place}.{did_you_mean(name, known)}")
             current = known[name]
             if isinstance(current, Section) and isinstance(value, str):
                 value = {"name": value}
@@ -75,23 +76,6 @@ class Section:
     def as_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, as JSON and TOML have them."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Returns whether a value is of the type that a field is annotated with."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, h) for h in get_args(hint))
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(x, get_args(hint)[0]) for x in value)
-    if origin is dict:
-        return isinstance(value, Mapping) and all(isinstance(n, str) for n in value)
-    # To Python, True is an int and an int is no float: here it is the other way round.
-    if hint is float:
-        return isinstance(value, float | int) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
 
 
 def _describe_type(hint: Any) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from regard.errors import RegardError, quote
 
@@ -97,12 +97,13 @@ def check_file(path: str | Path, error: type[RegardError] = ReadingError, most: 
 def read_bytes(path: str | Path, error: type[RegardError] = ReadingError, most: int = MAX_JSON_BYTES) -> bytes:
     """Returns the bytes of a regular file that has at most so many."""
     with open_file(path, error, most) as file:
+        most = min(most, os.fstat(file.fileno()).st_size)  # else so much memory would be taken at once
         try:
-            raw = file.read(most + 1)  # the file may have grown since
+            raw = file.read(most + 1)
         except OSError as cause:
             raise error(f"{path} cannot be read: {cause.strerror or cause}") from None
     if len(raw) > most:
-        raise error(f"{path} has more than {most:,} bytes")
+        raise error(f"{path} grows while it is read; expected a file that is complete")
     return raw
 
 
@@ -137,11 +138,47 @@ def check_fields(
         raise error(f"{source}: {type(document).__name__}, expected an object of keys and values")
     for key, kind in kinds.items():
         value = document.get(key)
-        # To Python, True is a number.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not fits(value, kind):
             expected = getattr(kind, "__name__", str(kind))
             raise error(f"{source} is damaged: {key} = {quote(value)}, expected {expected}")
     return document
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Returns whether a value is of a type, as a field is annotated with it: of lists, tuples and dicts each entry."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(fits(value, h) for h in arguments)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        alike = isinstance(value, tuple) and len(value) == len(arguments)
+        return alike and all(map(fits, value, arguments))
+    if origin in (tuple, list):
+        return isinstance(value, origin) and all(fits(x, arguments[0]) for x in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping) and all(
+            isinstance(n, str) and fits(x, arguments[1]) for n, x in value.items()
+        )
+    # To Python, True is an int and an int is no float: here it is the other way round.
+    if hint is float:
+        return isinstance(value, float | int) and not isinstance(value, bool) and _is_double(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _is_double(value: float) -> bool:
+    """Returns whether a number can be a float: an int may be larger than any."""
+    return isinstance(value, float) or value.bit_length() < 1024
+
+
+def check_hints(value: Any, source: str, error: type[RegardError], skip: tuple[str, ...] = ()) -> None:
+    """Raises where a field of a dataclass is not of the type that it is annotated with, but for those in `skip`."""
+    for name, hint in get_type_hints(type(value)).items():
+        if name not in skip and get_origin(hint) is not ClassVar and not fits(getattr(value, name), hint):
+            raise error(f"{source}: {name} = {quote(getattr(value, name))} is not of the right type; record it again")
 
 
 def parse_json(raw: str | bytes, source: str, error: type[RegardError] = ReadingError) -> Any:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Generic, TypeVar
 
-from regard.errors import OptionError, RegardError, UnknownNameError, did_you_mean
+from regard.errors import OptionError, RegardError, UnknownNameError, did_you_mean, quote
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
@@ -82,7 +82,7 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
 
     def describe_unknown(self, name: object) -> str:
         """Returns the message of the error for a name that nothing is known by."""
-        return f"no {self.kind} is called {name!r}.{did_you_mean(str(name), self)}"
+        return f"no {self.kind} is called {quote(name)}.{did_you_mean(str(name), self)}"
 
     def name_of(self, entry: object) -> str | None:
         """Returns the name that an entry is known by, or None; nothing is imported for it."""

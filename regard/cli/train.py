@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from regard.cli.show import console, is_given, print_json, print_outcome, table
 from regard.data.questions import MARK, Question, read_questions, write_predictions
 from regard.data.sentences import read_sentences
 from regard.devices import resolve_device
-from regard.errors import OptionError, RunError
+from regard.errors import OptionError, RegardError, RunError
 from regard.hub import is_hub_folder
 from regard.hub.classifier import Classifier
 from regard.lab import experiment
@@ -27,7 +28,7 @@ from regard.train import Interrupted, stage
 from regard.train.distributed import Process
 from regard.train.recipe import load as load_recipe
 from regard.train.recipe import recipe_names
-from regard.train.run import find_runs, timestamped_path
+from regard.train.run import Run, find_runs, timestamped_path
 from regard.train.tasks.sentiment import positive_probabilities
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
@@ -169,7 +170,7 @@ def runs(
     """List the runs in a folder."""
     if folder != Path("runs") and not folder.is_dir():
         raise RunError(f"{folder} is no folder; expected one with runs in it")
-    rows = [summarize_run(run) for run in find_runs(folder)]
+    rows = [row for run in find_runs(folder) if (row := _summarize_or_warn(run)) is not None]
     if json:
         print_json(rows)
     elif not rows:
@@ -180,6 +181,15 @@ def runs(
             cells = [row[key] for key in ("recipe", "mechanism", "status", "steps", "measured")]
             made.add_row(str(Path(row["path"]).relative_to(folder)), *map(str, cells))
         console().print(made)
+
+
+def _summarize_or_warn(run: Run) -> dict[str, Any] | None:
+    """Returns what a run is, or None with a warning where its files are damaged: the other runs are still listed."""
+    try:
+        return summarize_run(run)
+    except RegardError as error:
+        warnings.warn(f"passed over: {error}", stacklevel=2)
+        return None
 
 
 def report(

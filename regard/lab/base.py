@@ -13,7 +13,6 @@ import pkgutil
 import platform
 import shlex
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch import Tensor
 from regard.config import ConfigError, Section
 from regard.errors import OptionError, UnknownNameError, did_you_mean
 from regard.lab.results import to_json
+from regard.reading import read_toml
 from regard.registry import Registry
 from regard.report.canvas import require_matplotlib
 from regard.report.page import Page
@@ -193,8 +193,8 @@ class Measurement(Experiment):
     def _marks(self, path: Path) -> tuple[str, ...]:
         """Returns the files that tell of results: a config alone is what a killed measurement of this name left."""
         try:
-            began = tomllib.loads((path / CONFIG).read_text(encoding="utf-8")).get("lab")
-        except (OSError, ValueError):
+            began = read_toml(path / CONFIG, RunError).get("lab")
+        except RunError:
             began = None
         if began == self.name and not (path / RESULTS).exists():
             return (REPORT,)

@@ -21,7 +21,7 @@ import torch
 
 from regard.config import ConfigError, Section
 from regard.devices import resolve_device
-from regard.errors import RunError, did_you_mean
+from regard.errors import RunError, did_you_mean, quote
 from regard.lab.base import (
     CONFIG,
     EXPERIMENTS,
@@ -290,7 +290,7 @@ def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:
     trained = {training.stage for training in plan.trainings}
     for name in session.asked:
         if name in known.stages and name not in trained:
-            raise ConfigError(f"'{name}': no such stage is trained here; there is {', '.join(sorted(trained))}")
+            raise ConfigError(f"{quote(name)}: no such stage is trained here; there is {', '.join(sorted(trained))}")
     return plan
 
 
@@ -326,10 +326,10 @@ def read_overrides(known: TrainingExperiment, overrides: Sequence[str]) -> dict[
         allowed.append(COMPARE)
     for key, tables in asked.items():
         if key not in allowed:
-            raise ConfigError(f"'{key}': no such section or stage in {known.name}.{did_you_mean(key, allowed)}")
+            raise ConfigError(f"{quote(key)}: no such section or stage in {known.name}.{did_you_mean(key, allowed)}")
         for inner, table in tables.items() if key in known.stages else ():
             if not isinstance(table, Mapping):
-                raise ConfigError(f"{key}.{inner} = {table!r}: expected a section too, e.g. {key}.train.lr=3e-4")
+                raise ConfigError(f"{key}.{inner} = {quote(table)}: expected a section too, e.g. {key}.train.lr=3e-4")
     for stage_name in known.stages:
         if stage_name in asked:
             asked[stage_name] = _with_absolute_paths(asked[stage_name], known.files)

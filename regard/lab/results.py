@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from regard.errors import quote
+from regard.reading import fits
 from regard.report.page import ReportError
 
 T = TypeVar("T")
@@ -63,7 +65,7 @@ def read_results(kind: type[T], document: Mapping[str, Any]) -> T:
             parts[f.name] = _from_json(hints[f.name], document[key])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ReportError(
-                f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
+                f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {quote(error)}); "
                 f"{kind.__module__} describes it; expected those of `regard run`"
             ) from error
     return kind(**parts)
@@ -104,4 +106,6 @@ def _from_json(kind: Any, value: Any) -> Any:
         if arguments[-1] is Ellipsis:
             return tuple(_from_json(arguments[0], item) for item in value)
         return tuple(_from_json(part, item) for part, item in zip(arguments, value, strict=True))
+    if kind in (str, int, float, bool) and not fits(value, kind):
+        raise TypeError(f"{quote(value)} is no {kind.__name__}")
     return value

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard.config import ConfigError
-from regard.errors import RegardError
+from regard.errors import RegardError, quote
 from regard.train.recipe import parse
 
 if TYPE_CHECKING:
@@ -146,19 +146,19 @@ def parse_parameters(pairs: Sequence[str], ranges: bool) -> tuple[list[Parameter
     for pair in pairs:
         key, sign, value = (part.strip() for part in pair.partition("="))
         if not sign or "." not in key:
-            raise ConfigError(f"'{pair}': expected section.key=values, e.g. train.lr=1e-4,5e-5")
+            raise ConfigError(f"{quote(pair)}: expected section.key=values, e.g. train.lr=1e-4,5e-5")
         if key in {p.key for p in parameters} | {s.partition("=")[0] for s in single}:
-            raise ConfigError(f"'{pair}': {key} is varied twice; name all its values in one place")
+            raise ConfigError(f"{quote(pair)}: {key} is varied twice; name all its values in one place")
         match = _RANGE.fullmatch(value)
         if match:
             if not ranges:
                 listed = f"{key}={match[1]},{match[2]}"
-                raise ConfigError(f"'{pair}': a grid has values, e.g. {listed}; a range is for --search")
+                raise ConfigError(f"{quote(pair)}: a grid has values, e.g. {listed}; a range is for --search")
             parameters.append(_parse_range(pair, key, *match.groups()))
             continue
         texts = split_values(value)
         if "" in texts:
-            raise ConfigError(f"'{pair}': a value is empty; expected values with commas between, e.g. {key}=1,2")
+            raise ConfigError(f"{quote(pair)}: a value is empty; expected values with commas between, e.g. {key}=1,2")
         if len(texts) == 1:
             single.append(f"{key}={texts[0]}")
         else:
@@ -172,7 +172,7 @@ def _parse_choices(pair: str, key: str, texts: Sequence[str]) -> Choices:
     values = choices.choices
     for n, text in enumerate(texts):
         if values[n] in values[:n]:
-            raise ConfigError(f"'{pair}': {text} is named twice")
+            raise ConfigError(f"{quote(pair)}: {text} is named twice")
     return choices
 
 
@@ -185,18 +185,20 @@ def _parse_range(pair: str, key: str, low: str, high: str, how: str | None) -> R
         step = _parse_text(key, str(how))
     parsed = Range(key, start, end, step, how == "log")
     if not start < end:
-        raise ConfigError(f"'{pair}': expected a range that rises, e.g. {key}={high}..{low}")
+        raise ConfigError(f"{quote(pair)}: expected a range that rises, e.g. {key}={high}..{low}")
     if parsed.log and start <= 0:
-        raise ConfigError(f"'{pair}': a logarithmic range begins above 0")
+        raise ConfigError(f"{quote(pair)}: a logarithmic range begins above 0")
     if step is None:
         return parsed
     if not 0 < step <= end - start:
-        raise ConfigError(f"'{pair}': expected a step above 0 that fits between {low} and {high}")
+        raise ConfigError(f"{quote(pair)}: expected a step above 0 that fits between {low} and {high}")
     if parsed.whole and not isinstance(step, int):
-        raise ConfigError(f"'{pair}': whole numbers go in whole steps; write {float(start)}..{float(end)} for others")
+        raise ConfigError(
+            f"{quote(pair)}: whole numbers go in whole steps; write {float(start)}..{float(end)} for others"
+        )
     if not math.isclose((end - start) / step, round((end - start) / step)):
         last = start + step * math.floor((end - start) / step)
-        raise ConfigError(f"'{pair}': steps of {step} from {low} end at {last:.6g}, not at {high}")
+        raise ConfigError(f"{quote(pair)}: steps of {step} from {low} end at {last:.6g}, not at {high}")
     return parsed
 
 

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, quote
 from regard.models import Model
 from regard.models.locate import OPTIMIZER, STATE
 from regard.models.locate import checkpoint_steps as steps
 from regard.models.locate import find_fault as fault
 from regard.models.locate import newest_step as newest
 from regard.models.tensor_files import open_tensors
-from regard.reading import read_json_object
+from regard.reading import check_fields, read_json
 from regard.storage import STAGED, remove_leftovers, staged_folder, write_manifest, write_tensors
 
-__all__ = ["CheckpointError", "SavedState", "fault", "newest", "prune", "read", "steps", "write"]
+__all__ = ["CheckpointError", "SavedState", "explain_misfit", "fault", "newest", "prune", "read", "steps", "write"]
 
 FORMAT = 2
 VERSION = "format_version"
@@ -35,6 +36,20 @@ VERSION = "format_version"
 
 class CheckpointError(RegardError, OSError):
     """A checkpoint that cannot be written or read."""
+
+
+# What state.json holds, and what it holds of the progress of a training.
+_DOCUMENT: dict[str, Any] = {"state": dict, "optimizer": dict, "scaler": dict}
+_PROGRESS: dict[str, Any] = {
+    "step": int,
+    "tokens": int,
+    "seconds": int | float,
+    "best": int | float | None,
+    "best_step": int | None,
+    "stale": int,
+    "sums": list,
+}
+LARGEST_COUNT = 1 << 62
 
 
 class SavedState(NamedTuple):
@@ -66,16 +81,39 @@ def write(folder: Path, step: int, model: Model[Any], tensors: Mapping[str, Tens
 
 def read(path: Path) -> SavedState:
     """Reads the optimiser's tensors and the plain state of a checkpoint that was found complete."""
-    state = read_json_object(path / STATE, CheckpointError)
-    version = state.pop(VERSION, 1)
+    source = str(path / STATE)
+    document = check_fields(read_json(source, CheckpointError), _DOCUMENT, source, CheckpointError)
+    version = document.pop(VERSION, 1)
     if version not in range(1, FORMAT + 1):
         raise CheckpointError(
-            f"{path / STATE} has {VERSION} {version!r}; this regard reads 1 to {FORMAT}: update it, or go on with the "
+            f"{source} has {VERSION} {quote(version)}; this regard reads 1 to {FORMAT}: update it, or go on with the "
             "version that wrote it"
         )
     with open_tensors(path / OPTIMIZER, CheckpointError) as file:
         tensors = file.read()
-    return SavedState(tensors, state)
+    state = check_fields(document["state"], _PROGRESS, f"{source}, state", CheckpointError)
+    sums = state["sums"]
+    if len(sums) != 3 or not all(isinstance(x, int | float) for x in sums):
+        raise CheckpointError(f"{source} is damaged: state.sums = {quote(sums)}, expected three numbers")
+    for name in ("step", "tokens", "seconds", "stale"):
+        if not 0 <= state[name] <= LARGEST_COUNT:
+            raise CheckpointError(f"{source} is damaged: state.{name} = {quote(state[name])}, expected 0 or more")
+    # A key that this version does not know is left out.
+    document["state"] = {name: state[name] for name in _PROGRESS if name in state}
+    return SavedState(tensors, document)
+
+
+@contextmanager
+def explain_misfit(path: Path) -> Iterator[None]:
+    """Raises CheckpointError where a complete checkpoint does not fit the run."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (RegardError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} does not fit its run: {quote(error)}. Remove it, and the one before it is used"
+        ) from error
 
 
 def prune(folder: Path, keep: int, also: int | None, written: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor, nn, optim
 
 from regard.config import ConfigError
-from regard.errors import did_you_mean
+from regard.errors import did_you_mean, quote
 from regard.mechanisms import Mechanism
-from regard.registry import Registry, parameters_of
+from regard.registry import Registry, accepted_options, parameters_of
 from regard.train.distributed import full_tensor, is_sharded, shard_like
 from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
 
@@ -38,14 +39,13 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, captur
     """
     name = config.name.lower()
     if name not in OPTIMIZERS:
-        raise ConfigError(
-            f"train.optimizer.name = {config.name!r}: no such optimiser in torch.optim.{did_you_mean(name, OPTIMIZERS)}"
-        )
+        hint = did_you_mean(name, OPTIMIZERS)
+        raise ConfigError(f"train.optimizer.name = {quote(config.name)}: no such optimiser in torch.optim.{hint}")
     cls = OPTIMIZERS[name]
     weight = next(model.parameters())
     if is_sharded(weight) and cls in _UNSHARDED:
         raise ConfigError(
-            f"train.optimizer.name = {config.name!r} and train.shard do not go together: expected another"
+            f"train.optimizer.name = {quote(config.name)} and train.shard do not go together: expected another"
         )
     _check_options(config, cls)
     options = {"lr": lr, **config.options}
@@ -61,7 +61,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, captur
     try:
         return cls(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"train.optimizer: {config.name} refuses {options}: {error}") from None
+        raise ConfigError(f"train.optimizer: {config.name} refuses {quote(options)}: {quote(error)}") from None
 
 
 def _check_options(config: OptimizerConfig, cls: type[optim.Optimizer]) -> None:
@@ -73,7 +73,7 @@ def _check_options(config: OptimizerConfig, cls: type[optim.Optimizer]) -> None:
     unknown = sorted(set(config.options) - parameters)
     if unknown:
         hint = did_you_mean(unknown[0], parameters - {"params"})
-        raise ConfigError(f"train.optimizer.options: {config.name} has no '{unknown[0]}'.{hint}")
+        raise ConfigError(f"train.optimizer.options: {config.name} has no {quote(unknown[0])}.{hint}")
 
 
 def _can_fuse(cls: type[optim.Optimizer], weight: Tensor) -> bool:
@@ -170,7 +170,7 @@ def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
     f is the schedule of the config's name: cosine, linear, constant, root (√(1−done)) or trapezoid.
     """
     if config.name not in SCHEDULES:
-        raise ConfigError(f"train.schedule.name = {config.name!r}: unknown.{did_you_mean(config.name, SCHEDULES)}")
+        raise ConfigError(f"train.schedule.name = {quote(config.name)}: unknown.{did_you_mean(config.name, SCHEDULES)}")
     warmup = resolve_steps(config.warmup, total)
     if step < warmup:
         return (step + 1) / warmup
@@ -200,11 +200,52 @@ def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plai
     parameters = [p for group in optimizer.param_groups for p in group["params"]]  # as they are numbered
     state: dict[int, dict[str, Any]] = {}
     for key, value in (*tensors.items(), *plain.items()):
-        number, name = key.split(".", 1)
-        if isinstance(value, Tensor):
-            value = shard_like(value, parameters[int(number)])
-        state.setdefault(int(number), {})[name] = value
+        match = re.fullmatch(r"([0-9]{1,9})\.(\w+)", key)
+        if match is None or int(match[1]) >= len(parameters):
+            raise ConfigError(
+                f"the optimiser's state has {quote(key)}; expected a parameter from 0 to {len(parameters) - 1}"
+            )
+        state.setdefault(int(match[1]), {})[match[2]] = value
+    layouts: dict[int, dict[str, Any]] = {}
+    for number, entry in state.items():
+        parameter = parameters[number]
+        if parameter.dim() not in layouts:
+            layouts[parameter.dim()] = _state_layout(optimizer, parameter)
+        _check_state(f"the optimiser's state of parameter {number}", parameter, layouts[parameter.dim()], entry)
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                entry[name] = shard_like(value, parameter)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _state_layout(optimizer: optim.Optimizer, like: Tensor) -> dict[str, Any]:
+    """Returns the state that the optimiser gives to a parameter of that rank after one step, of size 2×3×…"""
+    scratch = torch.zeros([2 + n for n in range(like.dim())], device=like.device, requires_grad=True)
+    scratch.grad = torch.zeros_like(scratch)
+    one = type(optimizer)([scratch], **accepted_options(type(optimizer), optimizer.defaults))
+    one.step()
+    return {name: value for name, value in one.state[scratch].items() if value is not None}
+
+
+def _check_state(source: str, parameter: Tensor, layout: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
+    """Raises where the state of a parameter has other names or shapes than the optimiser gives it."""
+    if set(layout) != set(entry):
+        raise ConfigError(f"{source} has {quote(sorted(entry))}, expected {sorted(layout)}")
+    for name, expected in layout.items():
+        found = entry[name]
+        if not isinstance(expected, Tensor):
+            if not isinstance(found, int | float) or not math.isfinite(found):
+                raise ConfigError(f"{source}: {name} = {quote(found)}, expected a finite number")
+            continue
+        # A dimension that is not the parameter's, such as the 1 of a factored moment, is the same for all of them.
+        shape = list(expected.shape)
+        for d, size in enumerate(shape):
+            if size == 2 + d:
+                shape[d] = parameter.shape[d]
+        if not isinstance(found, Tensor) or list(found.shape) != shape:
+            raise ConfigError(f"{source}: {name} does not fit its parameter, expected a tensor of shape {shape}")
+        if found.dtype.is_floating_point != expected.dtype.is_floating_point:
+            raise ConfigError(f"{source}: {name} is {found.dtype}, expected {expected.dtype}")
 
 
 def clip_gradients(model: nn.Module, limit: float) -> Tensor:

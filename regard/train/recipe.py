@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import ConfigError, Section
-from regard.errors import did_you_mean
+from regard.errors import did_you_mean, quote
 from regard.models import Model
 from regard.models.base import MODELS
 from regard.reading import check_path, parse_toml, read_toml
@@ -66,7 +66,7 @@ def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     else:
         if name not in recipe_names():
             hint = did_you_mean(name, recipe_names())
-            raise ConfigError(f"no recipe '{name}'.{hint} A file of your own ends in .toml.")
+            raise ConfigError(f"no recipe {quote(name)}.{hint} A file of your own ends in .toml.")
         path = Path(str(resources.files("regard") / "recipes" / f"{name}.toml"))
     if not check_path(path, ConfigError).is_file():
         raise ConfigError(f"the recipe {path} cannot be read: expected a TOML file")
@@ -82,17 +82,17 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
     asked = asked or {}
     for key in asked:
         if key not in SECTIONS:
-            raise ConfigError(f"no section '{key}' in the recipe {name}.{did_you_mean(key, SECTIONS)}")
+            raise ConfigError(f"no section {quote(key)} in the recipe {name}.{did_you_mean(key, SECTIONS)}")
     for key in SECTIONS:
         for table in (tables.get(key, {}), asked.get(key, {})):
             if not isinstance(table, Mapping):
-                raise ConfigError(f"{name}: {key} = {table!r}: expected a section of keys and values")
+                raise ConfigError(f"{name}: {key} = {quote(table)}: expected a section of keys and values")
     unknown = set(tables) - {"task", "recipe", "versions", COMPARE, *SECTIONS}
     if unknown:
-        raise ConfigError(f"{name} has an unknown section '{min(unknown)}'.{did_you_mean(min(unknown), SECTIONS)}")
+        raise ConfigError(f"{name} has an unknown section {quote(min(unknown))}.{did_you_mean(min(unknown), SECTIONS)}")
     task = tables.get("task")
     if not isinstance(task, str) or task not in TASKS:
-        raise ConfigError(f"{name}: task = {task!r}.{did_you_mean(str(task), TASKS)}")
+        raise ConfigError(f"{name}: task = {quote(task)}.{did_you_mean(str(task), TASKS)}")
     data = TASKS[task].Config().but(**tables.get("data", {})).but(**asked.get("data", {}))
     train = TrainConfig().but(**tables.get("train", {})).but(**asked.get("train", {}))
     model = merge_tables(tables.get("model", {}), asked.get("model", {}))
@@ -102,17 +102,19 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
 
 def resolve_model(changes: Mapping[str, Any], **given: Any) -> tuple[type[Model[Any]], Any]:
     """Returns the class and the config of a model: its preset, then what the data decide (`given`), then changes."""
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"model = {quote(changes)}: expected a section of keys and values")
     rest = dict(changes)
     name = rest.pop("class", "GPT")
     preset = rest.pop("preset", None)
     if not isinstance(name, str) or name not in MODELS:
-        raise ConfigError(f"model.class = {name!r}.{did_you_mean(str(name), MODELS)}")
+        raise ConfigError(f"model.class = {quote(name)}.{did_you_mean(str(name), MODELS)}")
     cls = MODELS[name]
     config = cls.Config()
     if preset is not None:
         if not isinstance(preset, str) or preset not in cls.PRESETS:
             hint = did_you_mean(str(preset), cls.PRESETS)
-            raise ConfigError(f"model.preset = {preset!r}: {name} has no such preset.{hint}")
+            raise ConfigError(f"model.preset = {quote(preset)}: {name} has no such preset.{hint}")
         config = config.but(**cls.PRESETS[preset])
     return cls, config.but(**given).but(**rest)
 
@@ -124,7 +126,7 @@ def apply_variant(tables: Mapping[str, Any], variant: str | None, name: str) -> 
     if variant is None:
         return plain
     if variant not in variants:
-        raise ConfigError(f"{name} has no variant '{variant}'.{did_you_mean(variant, variants)}")
+        raise ConfigError(f"{name} has no variant {quote(variant)}.{did_you_mean(variant, variants)}")
     return merge_tables(plain, variants[variant])
 
 
@@ -173,7 +175,7 @@ def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
         parts = key.strip().split(".")
         if not sign or not all(parts) or len(parts) < 1 + sections:
             example = "section.key=value, e.g. train.lr=3e-4" if sections else "key=value, e.g. seed=1"
-            raise ConfigError(f"'{text}': expected {example}")
+            raise ConfigError(f"{quote(text)}: expected {example}")
         nested: Any = _parse_value(value.strip())
         for part in reversed(parts):
             nested = {part: nested}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -136,11 +137,9 @@ def _parse_row(line: bytes, place: str) -> dict[str, Any]:
     row = parse_json(line, place, RunError)
     if not isinstance(row, dict) or not _is_number(row.get("step")):
         raise RunError(f'{place}: expected an object with a "step"; remove the line to go on without it')
-    for name in ("tokens", "seconds", "loss"):
-        if name in row and not isinstance(row[name], int | float):
-            raise RunError(
-                f"{place}: {name} = {quote(row[name])}; expected a number. Remove the line to go on without it"
-            )
+    for name, value in row.items():
+        if not isinstance(value, int | float | None):
+            raise RunError(f"{place}: {quote(name)} = {quote(value)}, expected a number; remove the line to go on")
     return row
 
 
@@ -168,7 +167,17 @@ def find_runs(root: str | Path) -> list[Run]:
     """Returns the runs in a folder and in its folders, two levels down, oldest first."""
     folders = {file.parent for depth in ("", "*/", "*/*/") for file in Path(root).glob(f"{depth}{CONFIG}")}
     by_age = sorted(folders, key=lambda folder: ((folder / CONFIG).stat().st_mtime, folder))
-    return [run for run in map(Run, by_age) if "task" in run.config]
+    return [run for run in map(Run, by_age) if _trains(run)]
+
+
+def _trains(run: Run) -> bool:
+    """Returns whether a folder's config.toml is that of a training; one that cannot be read is passed over with a
+    warning, so that it does not hide the others."""
+    try:
+        return "task" in run.config
+    except RunError as error:
+        warnings.warn(f"passed over: {error}", stacklevel=3)
+        return False
 
 
 def run_of(folder: Path) -> Run | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.config import ConfigError, Section
+from regard.errors import quote
 
 LARGEST_BATCH = 1 << 20
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
@@ -30,7 +31,7 @@ def _check_range(section: Section, least: float, most: float, *names: str) -> No
             expected = f"{least} to {most}"
             if most == math.inf:
                 expected = f"{least} or more"
-            raise ConfigError(f"{section.place}.{name} = {value}: expected {expected}")
+            raise ConfigError(f"{section.place}.{name} = {quote(value)}: expected {expected}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ class TrainConfig(Section):
             raise ConfigError(f"train.micro = {self.micro} does not divide train.batch = {self.batch}")
         for name, known in {"precision": PRECISIONS, "compile": COMPILES}.items():
             if getattr(self, name) not in known:
-                raise ConfigError(f"train.{name} = {getattr(self, name)!r}: expected {', '.join(known)}")
+                raise ConfigError(f"train.{name} = {quote(getattr(self, name))}: expected {', '.join(known)}")
 
     def total(self, rows: int, period: int = 1) -> int:
         """Returns how many steps to train, over a data set of so many rows whose batches come in groups of `period`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from regard.data.tokenizers.base import Pieces, TextError, Tokenizer, TokenizerFileError, tokenizer
-from regard.errors import ExtraMissingError
+from regard.errors import ExtraMissingError, quote
 
 ENDS = "ends"  # a key of ours in the library's file
 
@@ -25,7 +25,7 @@ class BPE(Tokenizer):
         except ExtraMissingError:
             raise
         except Exception as error:  # the library raises nothing more particular
-            raise TokenizerFileError(f"not a file of the `tokenizers` library: {error}") from None
+            raise TokenizerFileError(f"not a file of the `tokenizers` library: {quote(error)}") from None
         self._inner.no_padding()  # a file may ask for one length for all texts
         self._inner.no_truncation()
         self._ends = None
@@ -66,7 +66,7 @@ class BPE(Tokenizer):
         try:
             ids: list[int] = self._inner.encode(text).ids
         except Exception as error:  # the library raises nothing more particular
-            raise TextError(f"a text that this tokenizer cannot take: {error}") from None
+            raise TextError(f"a text that this tokenizer cannot take: {quote(error)}") from None
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

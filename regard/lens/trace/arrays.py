@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, quote
 
 STEPS_PER_RMS = 32  # the default step size of a column is its RMS divided by this
 MAX_CODE = 1 << 23  # largest absolute value of the integer code of a quantised number
@@ -74,7 +74,9 @@ def _entropy(x: np.ndarray) -> float:
 def unpack(raw: bytes, kind: str, shape: Sequence[int], source: str = "an array") -> Tensor:
     """Inverts `pack`, up to the precision of the type; `source` names the array in error messages."""
     if kind not in (*TYPES, "step", "bit") or min(shape, default=0) < 0:
-        raise TraceError(f"{source}: type {kind!r} and shape {list(shape)} are no array; record the trace again")
+        raise TraceError(
+            f"{source}: type {quote(kind)} and shape {quote(list(shape))} are no array; record the trace again"
+        )
     size = math.prod(shape)
     columns = shape[-1] if shape else 1
     low = 0  # raw low bits of each integer code

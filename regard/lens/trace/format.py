@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.errors import quote
 from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
 from regard.lens.trace.base91 import ALIGN, encode_base91, encoded_length
+from regard.lens.trace.checks import Budget, check_attended, check_tokens
 from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, SoftmaxFormula
 from regard.lens.trace.precision import choose_precision
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Attended, Card, Recording, Trace
-from regard.reading import parse_json, read_bytes
+from regard.reading import check_hints, parse_json, read_bytes
 from regard.storage import atomic_write
 from regard.version import __version__
 
@@ -152,9 +154,11 @@ def decode(raw: bytes, source: str = "the trace") -> Trace:
     try:
         header = parse_json(raw[16:start], f"{source}: its header", TraceError)
         if header["format"] != "regard-trace" or not isinstance(header["version"], int):
-            raise TraceError(f"{source}: format {header['format']!r}, expected 'regard-trace'")
+            raise TraceError(f"{source}: format {quote(header['format'])}, expected 'regard-trace'")
         if header["version"] > VERSION:
-            raise TraceError(f"{source} has version {header['version']}, this regard knows {VERSION}: update regard")
+            raise TraceError(
+                f"{source} has version {quote(header['version'])}, this regard knows {VERSION}: update regard"
+            )
         if header.get("check") not in (None, _check(header)):
             raise TraceError(f"{source}: its header is damaged; copy or record it again")
         lengths = [int(n) for n in header["blocks"]]
@@ -164,13 +168,14 @@ def decode(raw: bytes, source: str = "the trace") -> Trace:
         for n in lengths:
             blocks.append(raw[start : start + n])
             start += n
-        cards = [_decode_card(card) for card in header["models"]]
-        return Trace([_decode_recording(x, cards, blocks, source) for x in header["recordings"]])
+        cards = [_decode_card(card, source) for card in header["models"]]
+        budget = Budget(len(raw))
+        return Trace([_decode_recording(x, cards, blocks, budget, source) for x in header["recordings"]])
     except TraceError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
         raise TraceError(
-            f"{source}: its header is damaged ({type(error).__name__}: {error}); record it again"
+            f"{source}: its header is damaged ({type(error).__name__}: {quote(error)}); record it again"
         ) from None
 
 
@@ -250,28 +255,33 @@ def _encode_tiles(attended: Attended, dense: Dense, recording: Recording, blocks
     ]
 
 
-def _decode_card(entry: dict[str, Any]) -> Card:
+def _decode_card(entry: dict[str, Any], source: str) -> Card:
     """Returns the card that a header entry describes."""
     fields = dict(entry)
     fields["cls"] = fields.pop("class")
     fields["mechanisms"] = tuple(fields["mechanisms"])
-    return Card(**fields)
+    card = Card(**fields)
+    check_hints(card, source, TraceError)
+    return card
 
 
-def _decode_recording(entry: dict[str, Any], cards: list[Card], blocks: list[bytes], source: str) -> Recording:
+def _decode_recording(
+    entry: dict[str, Any], cards: list[Card], blocks: list[bytes], budget: Budget, source: str
+) -> Recording:
     """Returns the recording that a header entry describes."""
     sequences = [Tokens(**x) for x in entry["sequences"]]
     for tokens in sequences:
-        lists = (tokens.starts, tokens.ends, tokens.words, tokens.special, tokens.visible, tokens.positions)
-        if any(len(x) != len(tokens) for x in lists):
-            raise TraceError(f"{source}: the lists of sequence {tokens.name!r} differ in length; record it again")
+        check_tokens(tokens, source)
     recording = Recording(entry["name"], cards[entry["model"]], sequences, [], entry["loss"], entry["labels"])
+    check_hints(recording, source, TraceError)
     for number, x in enumerate(entry["attentions"]):
-        recording.attentions.append(_decode_attended(x, sequences, blocks, f"{source}, attention {number}"))
+        recording.attentions.append(_decode_attended(x, sequences, blocks, budget, f"{source}, attention {number}"))
     return recording
 
 
-def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: list[bytes], source: str) -> Attended:
+def _decode_attended(
+    entry: dict[str, Any], sequences: list[Tokens], blocks: list[bytes], budget: Budget, source: str
+) -> Attended:
     """Decodes one attention module from its header entry; raises TraceError if its parts are inconsistent."""
     arrays = entry["arrays"]
 
@@ -282,6 +292,7 @@ def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: lis
         return bytes(block[x["at"] : x["at"] + x["bytes"]])
 
     def read(x: dict[str, Any], name: str) -> Tensor:
+        budget.take(x["shape"], source)
         return unpack(raw(x), x["type"], x["shape"], f"{source}, array {name}")
 
     tensors: dict[str, Tensor] = {name: read(arrays[name], name) for name in _WHOLE_ARRAYS if name in arrays}
@@ -290,7 +301,6 @@ def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: lis
             tensors[name] = torch.stack([read(x, name) for x in arrays[name]]).float()
     if "choice" in tensors:
         tensors["choice"] = tensors["choice"].long()
-    _check_shapes(tensors, entry, sequences, source)
     mask = dict(entry["mask"])
     if mask.pop("hidden"):
         mask["hidden"] = read(arrays["hidden"], "hidden")
@@ -305,33 +315,19 @@ def _decode_attended(entry: dict[str, Any], sequences: list[Tokens], blocks: lis
     )
     for name, x in tensors.items():
         setattr(attended, name, x)
+    check_attended(attended, sequences, source)
     return attended
-
-
-def _check_shapes(tensors: dict[str, Tensor], entry: dict[str, Any], sequences: list[Tokens], source: str) -> None:
-    """Raises TraceError if q, k, v, g, n, sign or choice has another number of tokens than the attention module.
-
-    The number of heads is checked too, except for k and v.
-    """
-    T = len(sequences[entry["queries"]])
-    S = len(sequences[entry["keys"]])
-    expected = dict.fromkeys(("q", "g", "n", "choice", "sign"), (entry["heads"], T))
-    for name in ("k", "v"):
-        expected[name] = (len(tensors.get(name, ())), S)
-    for name, shape in expected.items():
-        if name in tensors and tuple(tensors[name].shape[:2]) != shape:
-            raise TraceError(f"{source}: {name} is {list(tensors[name].shape)}, expected {list(shape)} …")
 
 
 def _decode_formula(weights: dict[str, Any], tiles: list[list[bytes]], source: str) -> Formula:
     """Returns the formula that the "weights" of a header entry describe."""
     kind = weights["kind"]
     if kind == "softmax":
-        return SoftmaxFormula(float(weights["scale"]), weights["softcap"])
+        return SoftmaxFormula(weights["scale"], weights["softcap"])
     if kind == "feature" and weights["map"] in MAPS:
         return KernelFormula(weights["map"])
     if kind == "dense":
-        return Dense(int(weights["tile"]), tiles)
+        return Dense(weights["tile"], tiles)
     if kind == "onehot":
         return OneHot()
-    raise TraceError(f"{source}: weights of kind {kind!r} are unknown to this regard; update it")
+    raise TraceError(f"{source}: weights of kind {quote(kind)} are unknown to this regard; update it")
