@@ -25,10 +25,21 @@ from regard.models.locate import checkpoint_steps as steps
 from regard.models.locate import find_fault as fault
 from regard.models.locate import newest_step as newest
 from regard.models.tensor_files import open_tensors
-from regard.reading import check_fields, read_json
+from regard.reading import check_fields, read_json_object
 from regard.storage import STAGED, remove_leftovers, staged_folder, write_manifest, write_tensors
 
-__all__ = ["CheckpointError", "SavedState", "explain_misfit", "fault", "newest", "prune", "read", "steps", "write"]
+__all__ = [
+    "CheckpointError",
+    "SavedState",
+    "check_progress",
+    "explain_misfit",
+    "fault",
+    "newest",
+    "prune",
+    "read",
+    "steps",
+    "write",
+]
 
 FORMAT = 2
 VERSION = "format_version"
@@ -81,16 +92,22 @@ def write(folder: Path, step: int, model: Model[Any], tensors: Mapping[str, Tens
 
 def read(path: Path) -> SavedState:
     """Reads the optimiser's tensors and the plain state of a checkpoint that was found complete."""
-    source = str(path / STATE)
-    document = check_fields(read_json(source, CheckpointError), _DOCUMENT, source, CheckpointError)
+    document = read_json_object(path / STATE, CheckpointError)
     version = document.pop(VERSION, 1)
     if version not in range(1, FORMAT + 1):
         raise CheckpointError(
-            f"{source} has {VERSION} {quote(version)}; this regard reads 1 to {FORMAT}: update it, or go on with the "
+            f"{path / STATE} has {VERSION} {quote(version)}; this regard reads 1 to {FORMAT}: update it, or go on with the "
             "version that wrote it"
         )
     with open_tensors(path / OPTIMIZER, CheckpointError) as file:
         tensors = file.read()
+    return SavedState(tensors, document)
+
+
+def check_progress(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the progress of a training that state.json holds, after all of the document is checked."""
+    source = str(path / STATE)
+    check_fields(document, _DOCUMENT, source, CheckpointError)
     state = check_fields(document["state"], _PROGRESS, f"{source}, state", CheckpointError)
     sums = state["sums"]
     if len(sums) != 3 or not all(isinstance(x, int | float) for x in sums):
@@ -99,8 +116,7 @@ def read(path: Path) -> SavedState:
         if not 0 <= state[name] <= LARGEST_COUNT:
             raise CheckpointError(f"{source} is damaged: state.{name} = {quote(state[name])}, expected 0 or more")
     # A key that this version does not know is left out.
-    document["state"] = {name: state[name] for name in _PROGRESS if name in state}
-    return SavedState(tensors, document)
+    return {name: state[name] for name in _PROGRESS if name in state}
 
 
 @contextmanager

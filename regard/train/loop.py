@@ -134,11 +134,12 @@ class Trainer:
         if step is not None:
             folder = self.run.checkpoints / f"step-{step}"
             saved = checkpoint.read(folder)
+            progress = checkpoint.check_progress(folder, saved.state)
             with checkpoint.explain_misfit(folder):
                 self._load_weights(folder)
                 import_state(self.optimizer, saved.tensors, saved.state["optimizer"])
                 self.scaler.load_state_dict(saved.state["scaler"])
-            self.state = State(**saved.state["state"])
+            self.state = State(**progress)
             self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
         if self.process.is_main:
             self.run.truncate_metrics(after=self.state.step)

@@ -20,9 +20,9 @@ from regard.errors import ExtraMissingError, OptionError
 from regard.generate import Settings
 from regard.lens import decode, record
 from regard.lens.models import RecordableModel
-from regard.lens.pages import server
+from regard.lens.pages import connections, server
 from regard.lens.pages.live import generate_steps
-from regard.lens.pages.server import ModelServer, ServeError, create
+from regard.lens.pages.server import ModelServer, ServeError
 from regard.lens.recording.regard_models import regard_card
 
 pytest.importorskip("starlette")
@@ -45,8 +45,7 @@ def running(desk):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        config = uvicorn.Config(create(desk, port, TOKEN), log_level="critical", ws="none", lifespan="off")
-        made = uvicorn.Server(config)
+        made = server.build_server(desk, port, TOKEN)
         thread = threading.Thread(target=made.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         while not made.started:
@@ -363,3 +362,74 @@ def test_a_browser_reads_writes_stops_and_shows(port, desk, monkeypatch, chromiu
     for tab in tabs:
         tab.context.close()
     assert said == []
+
+
+def connect(port, said=b""):
+    """Returns a connection on which so much has been said."""
+    line = socket.create_connection(("127.0.0.1", port), timeout=10)
+    line.sendall(said)
+    return line
+
+
+def is_closed(line):
+    """Reads what comes until the connection is closed; an error where that takes too long."""
+    try:
+        while line.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\nHost: 127", b"POST /record HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_clients_that_say_nothing_keep_nobody_out(port, said):
+    idle = [connect(port, said) for _ in range(200)]
+    try:
+        assert ask(port, f"/?token={TOKEN}")[0] == 200
+        assert ask(port, "/record", {"text": TEXT})[0] == 200
+        # There are more than may wait, so the oldest have been closed, and the newest have not yet.
+        assert all(map(is_closed, idle[:100]))
+    finally:
+        for line in idle:
+            line.close()
+
+
+def test_a_connection_without_a_token_is_closed_in_time(port, monkeypatch):
+    monkeypatch.setattr(connections, "SECONDS_WITHOUT_TOKEN", 0.3)
+    with connect(port) as line:
+        began = time.monotonic()
+        assert is_closed(line)
+        assert 0.2 < time.monotonic() - began < 5
+
+
+def test_a_connection_with_the_token_stays_while_others_come(port, monkeypatch):
+    monkeypatch.setattr(connections, "SECONDS_WITHOUT_TOKEN", 0.3)
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    line.request("GET", f"/?token={TOKEN}", headers={"Host": f"127.0.0.1:{port}"})
+    assert len(line.getresponse().read()) > 1000
+    own = line.sock
+    others = [connect(port) for _ in range(100)]
+    time.sleep(0.6)
+    line.request("GET", f"/?token={TOKEN}", headers={"Host": f"127.0.0.1:{port}"})
+    assert line.getresponse().status == 200 and line.sock is own
+    for other in (*others, line):
+        other.close()
+
+
+def test_after_a_body_that_is_too_large_nothing_more_is_read(port):
+    head = f"POST /record HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n"
+    with connect(port, head.encode()) as line:
+        line.settimeout(5)
+        sent = 0
+        with pytest.raises(OSError):  # reset, or a broken pipe
+            while sent < 100 * server.MAX_BODY_BYTES:
+                sent += line.send(bytes(1 << 16))
+
+
+def test_a_request_that_is_nested_deeply_is_refused(port):
+    deep = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    status, _, raw = ask(port, "/record", deep)
+    assert status == 400 and b"nested more than" in raw

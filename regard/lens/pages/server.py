@@ -30,6 +30,7 @@ from torch import Tensor
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
 from regard.lens.models import RecordableModel
+from regard.lens.pages.connections import Connections, protocol_of
 from regard.lens.pages.live import Step, context_length, generate_steps, generates, model_detokenizer, vocabulary_size
 from regard.lens.pages.page import PAGE_CSS, policy
 from regard.lens.trace.format import encode, to_bytes
@@ -222,8 +223,11 @@ def document(server: ModelServer) -> tuple[str, str]:
     return page, policy(script, style) + "; connect-src 'self'; frame-ancestors 'none'"
 
 
-def create(server: ModelServer, port: int, token: str) -> Any:
-    """Returns the ASGI app: `Gate` checks each request and passes it to the routes; `token` is the access token."""
+def create(server: ModelServer, port: int, token: str, connections: Connections | None = None) -> Any:
+    """Returns the ASGI app: `Gate` checks each request and passes it to the routes; `token` is the access token.
+
+    `connections` are told which of them have shown the token.
+    """
     require_server_packages()
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -255,8 +259,10 @@ def create(server: ModelServer, port: int, token: str) -> Any:
         return StreamingResponse(stream(), media_type="application/x-ndjson")
 
     async def wrong(request: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, _Refused) else 400
-        return PlainTextResponse(str(error), status)
+        if isinstance(error, _Refused):
+            # Nothing more of the request is read.
+            return PlainTextResponse(str(error), error.status, {"connection": "close"})
+        return PlainTextResponse(str(error), 400)
 
     app = Starlette(
         routes=[
@@ -266,14 +272,15 @@ def create(server: ModelServer, port: int, token: str) -> Any:
         ],
         exception_handlers={RegardError: wrong, _Refused: wrong},
     )
-    return Gate(app, port, token)
+    return Gate(app, port, token, connections)
 
 
 class Gate:
     """ASGI middleware that refuses requests for another host, from another origin, or without the access token."""
 
-    def __init__(self, app: Any, port: int, token: str) -> None:
+    def __init__(self, app: Any, port: int, token: str, connections: Connections | None = None) -> None:
         self.app = app
+        self.connections = connections or Connections()
         self.token = token
         self.hosts = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost")}
 
@@ -284,6 +291,7 @@ class Gate:
         if refusal is not None:
             await _answer(receive, send, *refusal)
             return
+        self.connections.admit(scope.get("client"))
 
         async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -360,24 +368,31 @@ async def _body(request: Any) -> dict[str, Any]:
 def serve(server: ModelServer, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
     """Serves until interrupted; port 0 means any free port. `ready(address)` is called once the port is open."""
     require_server_packages()
-    import uvicorn
-
     token = token or secrets.token_urlsafe(24)
     with _bind(port) as bound:
         port = bound.getsockname()[1]
-        config = uvicorn.Config(
-            create(server, port, token),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            ws="none",
-            lifespan="off",
-            limit_concurrency=64,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=2,
-        )
+        made = build_server(server, port, token)
         ready(f"http://127.0.0.1:{port}/?token={token}")
-        uvicorn.Server(config).run(sockets=[bound])
+        made.run(sockets=[bound])
+
+
+def build_server(server: ModelServer, port: int, token: str) -> Any:
+    """Returns uvicorn's server, on which connections without the token make room for those with it."""
+    import uvicorn
+
+    connections = Connections()
+    config = uvicorn.Config(
+        create(server, port, token, connections),
+        http=protocol_of(connections),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="off",
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)
 
 
 def _bind(port: int) -> socket.socket:

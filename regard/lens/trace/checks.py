@@ -25,7 +25,7 @@ _TENSORS = ("q", "k", "v", "n", "sign", "choice", "w", "cq", "ck", "slopes", "of
 
 
 class Budget:
-    """Counts the bytes that the arrays of a trace take in memory, and refuses more than a trace of its size can have."""
+    """Counts the bytes that the arrays of a trace take, and refuses more than a trace of its size has."""
 
     def __init__(self, file_bytes: int) -> None:
         self.left = FREE_BYTES + EXPANSION * file_bytes
