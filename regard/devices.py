@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-from regard.errors import OptionError, did_you_mean
+from regard.errors import OptionError, RegardError, ResourceError, did_you_mean, quote
 
 DTYPES = {
     "float64": torch.float64,
@@ -15,13 +19,38 @@ DTYPES = {
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
+
+
+def requested_memory(error: BaseException) -> str | None:
+    """Returns what was asked for where an error says that there is no memory left; None for other errors."""
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        return None
+    match = _ASKED.search(str(error))
+    if match is None:
+        return quote(error)
+    return f"{match[1]} more were asked for"
+
+
+@contextmanager
+def explain_memory(doing: str, lower: str) -> Iterator[None]:
+    """Raises a ResourceError that says what was asked for, and what to lower, where there is no memory left."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        asked = requested_memory(error)
+        if asked is None or isinstance(error, RegardError):
+            raise
+        raise ResourceError(f"out of memory while {doing}: {asked}. {lower}") from error
+
+
 def resolve_device(name: str) -> str:
     """Returns the name of a device on which tensors can be made; the error names the devices that are here."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
         here = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        raise OptionError(f"device '{name}' cannot be used here; there is {', '.join(here)}") from None
+        raise OptionError(f"device {quote(name)} cannot be used here; there is {', '.join(here)}") from None
     return name
 
 
@@ -29,7 +58,7 @@ def resolve_dtype(name: str) -> str:
     """Returns the full name of a dtype, a key of `DTYPES`, from that name or its short form such as bf16."""
     full = _SHORT.get(name, name)
     if full not in DTYPES:
-        raise OptionError(f"dtype '{name}' is not known.{did_you_mean(name, [*DTYPES, *_SHORT])}")
+        raise OptionError(f"dtype {quote(name)} is not known.{did_you_mean(name, [*DTYPES, *_SHORT])}")
     return full
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RunError
+from regard.errors import RegardError, RunError, quote
 from regard.lab.base import EXPERIMENTS, REPORT, RESULTS
 from regard.lab.runs.page import compare_page
 from regard.lab.runs.summary import summarize_run
@@ -35,11 +35,19 @@ def _draw_again(folder: Path) -> Page:
     """Draws the page of a folder's results.json."""
     results = read_json_object(folder / RESULTS, ReportError)
     name = results.get("experiment") or results.get("lab")
-    if name not in EXPERIMENTS:
+    if not isinstance(name, str) or name not in EXPERIMENTS:
         raise ReportError(
-            f"{folder / RESULTS}: experiment = {name!r} has no page; expected one of {', '.join(EXPERIMENTS)}"
+            f"{folder / RESULTS}: experiment = {quote(name)} has no page; expected one of {', '.join(EXPERIMENTS)}"
         )
-    return EXPERIMENTS[name].page(results)
+    try:
+        return EXPERIMENTS[name].page(results)
+    except RegardError:
+        raise
+    # A page is drawn from numbers that no type describes, such as the ends of an axis.
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ReportError(
+            f"{folder / RESULTS} is damaged: a page cannot be drawn from it ({type(error).__name__}: {quote(error)})"
+        ) from error
 
 
 def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:

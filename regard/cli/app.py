@@ -29,11 +29,13 @@ from regard.cli import (
     view,
 )
 from regard.cli.show import console, print_error, print_warning
+from regard.devices import requested_memory
 from regard.errors import OptionError, RegardError
 from regard.train import Interrupted
 from regard.train.distributed import Process
 from regard.version import __version__
 
+LOWER = "Lower the batch or the number of tokens, or take a smaller model or a shorter dtype"
 HELP = "Build attention mechanisms, check that they are right, train models with them, and see what they attend to."
 
 app = typer.Typer(
@@ -121,9 +123,13 @@ def main() -> None:
     except Exception as error:
         # A usage error of the parser knows how to show itself; anything else is a bug, and wants its traceback.
         show = getattr(error, "show", None)
-        if show is None:
+        asked = requested_memory(error)
+        if asked is not None:
+            print_error(f"out of memory: {asked}. {LOWER}")
+        elif show is None:
             raise
-        show()
+        else:
+            show()
         code = getattr(error, "exit_code", 2)
     if process.world_size > 1:
         # gloo's threads may still hold tensors, and Python's own way to end would abort with them.

@@ -17,7 +17,7 @@ from regard.checking import check as run_laws
 from regard.checking.verdicts import MARKS
 from regard.cli.models import HELP as MODEL
 from regard.cli.show import console, print_json, table
-from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean
+from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean, printable
 from regard.hub.opening import RANDOM, find_source, open_model
 from regard.mechanisms import mechanisms
 from regard.models import Model
@@ -142,11 +142,13 @@ def _print(verdicts: Verdicts) -> None:
     for verdict in verdicts.broken:
         _explain(verdict)
     for verdict in verdicts.having("noted"):
-        out.print(Text(f"\n! {verdict.subject}, '{verdict.law}', no fault: {verdict.detail}"), soft_wrap=True)
+        out.print(
+            Text(printable(f"\n! {verdict.subject}, '{verdict.law}', no fault: {verdict.detail}")), soft_wrap=True
+        )
     for problem in verdicts.problems:
-        out.print(Text(f"\n? Could not be asked: {problem}"), soft_wrap=True)
+        out.print(Text(printable(f"\n? Could not be asked: {problem}")), soft_wrap=True)
     for sentence in verdicts.unasked:
-        out.print(Text(f"\n{sentence}"), soft_wrap=True)
+        out.print(Text(printable(f"\n{sentence}")), soft_wrap=True)
     asked = sum(v.draws for v in verdicts)
     numbers = {status: len(verdicts.having(status)) for status in MARKS}
     counts = [f"{n} {status}" for status, n in numbers.items() if n or status in ("holds", "broken")]
@@ -185,7 +187,7 @@ def _list(verdicts: Verdicts) -> object:
 
 def _explain(v: Verdict) -> None:
     out = console()
-    out.print(Text(f"\n✗ {v.subject} breaks '{v.law}': {v.claim}", style="bold red"))
+    out.print(Text(printable(f"\n✗ {v.subject} breaks '{v.law}': {v.claim}"), style="bold red"))
     out.print(f"  {v.detail}: {_number(v.error)}, allowed {_number(v.limit)}", soft_wrap=True)
     out.print("  To see it again:")
     for line in (v.reproducer or "").splitlines():

@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
-from regard.cli.show import console, print_json, table
+from regard.cli.show import console, print_json, print_text, table
 from regard.data.batch import IGNORE, Batch
 from regard.data.corruption import corrupt, longest_cut
 from regard.data.questions import (
@@ -139,7 +139,7 @@ def show(
     # The explanation goes to stderr, so that stdout holds the examples alone.
     console(stderr=True).print(f"{what}: {MEANINGS[what]}; {PAD} padding, {NO_LOSS} no loss here\n", style="dim")
     for x, y in lines:
-        print(f"x: {x}\ny: {y}\n")
+        print_text(f"x: {x}\ny: {y}\n")
 
 
 def _read_texts(documents: Path | None, questions: Path | None, seed: int) -> tuple[Sequence[str], Sequence[Question]]:

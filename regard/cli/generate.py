@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.show import console, print_json
+from regard.cli.show import console, print_json, print_text
 from regard.errors import OptionError
 from regard.generate import Choice, Settings, stream
 from regard.generate import generate as run
@@ -58,8 +58,8 @@ def generate(
     # Beams and several outputs are known only at the end, so there is nothing to stream.
     if streaming and not json and beams is None and n == 1:
         for piece in stream(loaded, prompt, settings):
-            print(piece, end="", flush=True)
-        print()
+            print_text(piece, end="")
+        print_text("")
         return
     result = run(loaded, prompt, settings)
     choices = result.choices
@@ -72,7 +72,7 @@ def generate(
     for number, choice in enumerate(choices, 1):
         if len(choices) > 1:
             console(stderr=True).print(f"{number}. score {choice.score:.3f}, ended by {choice.ended}", style="dim")
-        print(choice.text)
+        print_text(choice.text or "")
 
 
 def _json_row(choice: Choice) -> dict[str, object]:

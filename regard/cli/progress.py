@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from regard.cli.show import console
+from regard.errors import printable
 from regard.lab.base import Shown
 from regard.train.progress import Lines, Progress, format_metrics
 
@@ -24,7 +26,7 @@ class _TwoLineProgress(RichProgress):
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             if task.fields["metrics"]:
-                yield Text(task.fields["metrics"], style="dim", no_wrap=True, overflow="ellipsis")
+                yield Text(printable(task.fields["metrics"]), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class Bar(Progress):
@@ -41,7 +43,7 @@ class Bar(Progress):
             TextColumn("left"),
             console=where,
         )
-        self.task = self.bar.add_task(name, total=None, metrics="")
+        self.task = self.bar.add_task(escape(printable(name)), total=None, metrics="")
         self.training = ""  # loss and speed of the last steps
         self.evaluation = ""  # metrics of the last evaluation
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.show import console, print_json
+from regard.cli.show import console, print_json, print_text
 from regard.data.files import DataError, write_lines
 from regard.data.pairs import normalize_spaces, read_articles
 from regard.devices import resolve_device
@@ -117,7 +117,7 @@ def _print_summaries(rows: Sequence[dict[str, Any]], n: int) -> None:
     """Prints the best summary of each article, or several of each with their numbers."""
     for row in rows:
         if n == 1:
-            print(_best_text(row))
+            print_text(_best_text(row))
             continue
         for place, summary in enumerate(row["summaries"], 1):
-            print(f"{row['article']}.{place}  {summary['text']}")
+            print_text(f"{row['article']}.{place}  {summary['text']}")

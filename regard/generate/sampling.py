@@ -23,7 +23,8 @@ def candidates(
     ids = None
     if settings.temperature is not None:
         # A quotient by a low temperature overflows float16, which ends at 65,504.
-        logits = upcast_half(logits) / settings.temperature
+        # A whole number in JSON may be larger than torch's integers.
+        logits = upcast_half(logits) / float(settings.temperature)
     if settings.top_k is not None or settings.top_p is not None:
         N = logits.shape[-1]
         logits, ids = logits.topk(min(settings.top_k or N, N), -1)  # in falling order

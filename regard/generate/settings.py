@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regard.config import ConfigError, Section
+from regard.errors import quote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +46,15 @@ class Settings(Section):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(
-                    f"generate.{name} = {value}: expected a positive number. For the likeliest token each time, leave "
-                    "out the temperature."
+                    f"generate.{name} = {quote(value)}: expected a positive number. For the likeliest token each "
+                    "time, leave out the temperature."
                 )
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ConfigError(f"generate.{name} = {value}: expected more than 0 and at most 1")
-        if self.seed is not None and self.seed < 0:
-            raise ConfigError(f"generate.seed = {self.seed}: expected 0 or more")
+        if self.seed is not None and not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"generate.seed = {quote(self.seed)}: expected 0 to {(1 << 63) - 1}")
         if "" in self.stops:
             raise ConfigError("generate.stop: an empty text would stop at once")
         if self.beams is not None and (self.slide or self.repetition_penalty != 1):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import SIZE_LIMITS
-from regard.errors import HubError
+from regard.errors import HubError, quote
 
 # Keys that no family needs to take. Most do not affect a model's outputs: who wrote it, how it was initialised, how to
 # generate with it. A few affect the outputs of some models, and the families concerned read them: pad_token_id gives
@@ -68,7 +68,7 @@ class Keys:
     def refuse(self, key: str, why: str) -> HubError:
         """Returns the error for a key whose value is not supported."""
         value = self.hf_config.get(key, self.default.get(key))
-        return HubError(f"{self.path}: {key} = {value!r:.120}: {why}")
+        return HubError(f"{self.path}: {quote(key, marks=False)} = {quote(value)}: {why}")
 
     def take(self, key: str, otherwise: Any = _MISSING) -> Any:
         """Returns the value of a key, and marks the key as taken.
@@ -78,7 +78,7 @@ class Keys:
         self.left.discard(key)
         value = self.hf_config.get(key, self.default.get(key, otherwise))
         if value is _MISSING:
-            raise HubError(f"{self.path} has no '{key}', which says how the model is built")
+            raise HubError(f"{self.path} has no {quote(key)}, which says how the model is built")
         return value
 
     def size(self, key: str, limit: str, otherwise: Any = _MISSING) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.errors import HubError, quote
 from regard.hub.safety import INDEX, WEIGHTS, check_weights
 from regard.models.tensor_files import TensorFile, open_tensors
-from regard.reading import read_json_object
+from regard.reading import check_path, read_json_object
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _LEGACY = {".gamma": ".weight", ".beta": ".bias"}  # the suffixes that old files have in the names of a norm's tensors
@@ -104,7 +104,7 @@ class Weights:
 
     def _open(self, path: Path) -> TensorFile:
         """Opens a file, which is closed when the context ends."""
-        if not path.exists():
+        if not check_path(path, HubError).exists():
             raise HubError(f"{path} does not exist: the folder is incomplete; copy or download it again")
         return self._open_files.enter_context(open_tensors(path, HubError))
 

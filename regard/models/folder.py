@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from regard.config import ConfigError
 from regard.data.tokenizers import Tokenizer, TokenizerFileError, load_tokenizer
-from regard.errors import RegardError, did_you_mean, quote
+from regard.devices import explain_memory
+from regard.errors import DataError, RegardError, did_you_mean, quote
 from regard.models.base import MODELS, Model
 from regard.models.locate import MODEL_CONFIG as CONFIG
 from regard.models.locate import TOKENIZER, WEIGHTS, model_folder
 from regard.models.tensor_files import TensorFile, open_tensors
-from regard.reading import read_json
+from regard.reading import check_path, read_json
 from regard.storage import MANIFEST, Locate, find_damage, read_files, read_manifest, replace_files, write_tensors
 
 FORMAT = 1
@@ -33,10 +35,22 @@ class ModelFolderError(RegardError, ValueError):
     """A model folder that is missing, incomplete, damaged, foreign, or of a newer format."""
 
 
+class ModelSaveError(RegardError, OSError):
+    """A model that cannot be written."""
+
+
 def save(model: Model[Any], folder: str | Path) -> None:
     """Writes the model into a folder, in place of what it held before; at every moment one whole model is there."""
-    with replace_files(Path(folder), owned=(TOKENIZER,)) as stage:
-        model.write_files(stage)
+    folder = check_path(folder, ModelSaveError)
+    try:
+        with replace_files(folder, owned=(TOKENIZER,)) as stage:
+            model.write_files(stage)
+    except ModelFolderError:
+        raise
+    except (OSError, DataError, SafetensorError, RuntimeError) as error:  # safetensors refuses shared memory so
+        raise ModelSaveError(
+            f"{folder} cannot be written: {quote(error)}; choose another folder, or make room"
+        ) from error
 
 
 def write_files(model: Model[Any], folder: Path) -> None:
@@ -80,7 +94,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
         if hashes is None or TOKENIZER in hashes:
             tokenizer = _read_tokenizer(locate(TOKENIZER))
         _check_hashes(hashes, locate)
-    model = cls(config)
+    with explain_memory(f"loading {folder}", "Take a smaller model, or a machine with more memory"):
+        model = cls(config)
     _warn_if_not_finite(str(folder / WEIGHTS), tensors)
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
     if len(dtypes) == 1:  # of several, the widest is not worth guessing: the model stays in float32

@@ -25,7 +25,7 @@ from regard.models.locate import checkpoint_steps as steps
 from regard.models.locate import find_fault as fault
 from regard.models.locate import newest_step as newest
 from regard.models.tensor_files import open_tensors
-from regard.reading import check_fields, read_json_object
+from regard.reading import check_fields, fits, read_json_object
 from regard.storage import STAGED, remove_leftovers, staged_folder, write_manifest, write_tensors
 
 __all__ = [
@@ -54,8 +54,8 @@ _DOCUMENT: dict[str, Any] = {"state": dict, "optimizer": dict, "scaler": dict}
 _PROGRESS: dict[str, Any] = {
     "step": int,
     "tokens": int,
-    "seconds": int | float,
-    "best": int | float | None,
+    "seconds": float,
+    "best": float | None,
     "best_step": int | None,
     "stale": int,
     "sums": list,
@@ -96,8 +96,8 @@ def read(path: Path) -> SavedState:
     version = document.pop(VERSION, 1)
     if version not in range(1, FORMAT + 1):
         raise CheckpointError(
-            f"{path / STATE} has {VERSION} {quote(version)}; this regard reads 1 to {FORMAT}: update it, or go on with the "
-            "version that wrote it"
+            f"{path / STATE} has {VERSION} {quote(version)}; this regard reads 1 to {FORMAT}: update it, or go on with "
+            "the version that wrote it"
         )
     with open_tensors(path / OPTIMIZER, CheckpointError) as file:
         tensors = file.read()
@@ -110,7 +110,7 @@ def check_progress(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     check_fields(document, _DOCUMENT, source, CheckpointError)
     state = check_fields(document["state"], _PROGRESS, f"{source}, state", CheckpointError)
     sums = state["sums"]
-    if len(sums) != 3 or not all(isinstance(x, int | float) for x in sums):
+    if len(sums) != 3 or not all(fits(x, float) for x in sums):
         raise CheckpointError(f"{source} is damaged: state.sums = {quote(sums)}, expected three numbers")
     for name in ("step", "tokens", "seconds", "stale"):
         if not 0 <= state[name] <= LARGEST_COUNT:

@@ -207,6 +207,8 @@ def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plai
             )
         state.setdefault(int(match[1]), {})[match[2]] = value
     layouts: dict[int, dict[str, Any]] = {}
+    if not state and _state_layout(optimizer, parameters[0]):
+        raise ConfigError("the optimiser's state is empty; expected one for each parameter")
     for number, entry in state.items():
         parameter = parameters[number]
         if parameter.dim() not in layouts:

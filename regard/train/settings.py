@@ -10,6 +10,7 @@ from regard.config import ConfigError, Section
 from regard.errors import quote
 
 LARGEST_BATCH = 1 << 20
+MOST_ROWS = 1 << 53  # above, a number of rows is not exact
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 COMPILES = ("auto", "off", "graph", "inductor", "both")
 
@@ -133,7 +134,8 @@ class TrainConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range(self, 0, math.inf, "epochs", "steps", "micro", "lr", "clip")
+        _check_range(self, 0, math.inf, "epochs", "lr", "clip")
+        _check_range(self, 0, MOST_ROWS, "steps", "micro")
         _check_range(self, 1, LARGEST_BATCH, "batch")
         _check_range(self, 0, 1, "smoothing")
         if self.micro and self.batch % self.micro:
@@ -148,6 +150,8 @@ class TrainConfig(Section):
             raise ConfigError("train.epochs and train.steps are both 0: say how long to train, e.g. train.steps=1000")
         if self.steps:
             return self.steps
+        if self.epochs * rows > MOST_ROWS:
+            raise ConfigError(f"train.epochs = {self.epochs}: {rows:,} rows so often are more than {MOST_ROWS:,}")
         steps = max(1, -(-round(self.epochs * rows) // self.batch))  # rounded up
         if steps < period:
             return steps

@@ -12,7 +12,7 @@ import torch
 
 from regard.config import ConfigError, Section
 from regard.data.seeds import derive
-from regard.devices import resolve_device
+from regard.devices import explain_memory, resolve_device
 from regard.models import Model, load
 from regard.models.locate import model_folder
 from regard.train import recipe as recipes
@@ -23,6 +23,10 @@ from regard.train.progress import Progress, ProgressGroup
 from regard.train.recipe import Recipe
 from regard.train.run import Run, run_of
 from regard.train.tasks.base import TASKS, Task
+
+_LOWER = (
+    "Lower train.batch, set train.micro (rows that are computed at a time), shorten the rows, or take a smaller model"
+)
 
 
 def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progress | None = None) -> Run:
@@ -43,7 +47,8 @@ def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progre
     with claim:
         trainer = _build_trainer(recipe, run, place, start, progress, process)
         began = True
-        trainer.fit()
+        with explain_memory("training", _LOWER):
+            trainer.fit()
     return run
 
 
@@ -62,7 +67,8 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
     with _lock(run, process):
         trainer = _build_trainer(recipe, run, place, start, progress, process)
         trainer.resume()
-        trainer.fit()
+        with explain_memory("training", _LOWER):
+            trainer.fit()
     return run
 
 

@@ -74,16 +74,17 @@ def damage_value(document: Any, draw: random.Random) -> Any:
             case 0:
                 del holder[key]
             case 1 if isinstance(holder, dict):
-                holder[draw.choice(KEYS)] = draw.choice(VALUES)
+                holder[draw.choice(KEYS)] = copy.deepcopy(draw.choice(VALUES))
             case 2:
                 other, other_key = draw.choice(places)
                 holder[key] = copy.deepcopy(other[other_key])
             case 3 if isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-                holder[key] = draw.choice((holder[key] + 1, -holder[key], holder[key] * 1000, holder[key] / 3, str(holder[key])))
+                near = holder[key]
+                holder[key] = draw.choice((near + 1, -near, near * 1000, str(near)))
             case 4 if isinstance(holder[key], list) and holder[key]:
                 holder[key] = draw.choice((holder[key] * 2, holder[key][:-1], holder[key][::-1]))
             case _:
-                holder[key] = draw.choice(VALUES)
+                holder[key] = copy.deepcopy(draw.choice(VALUES))
     return document
 
 
@@ -157,7 +158,8 @@ def damage_safetensors(raw: bytes, draw: random.Random) -> bytes:
             n = draw.choice((0, 1, n - 1, n + 1, 2**31, 2**63, 2**64 - 1))
             return n.to_bytes(8, "little") + raw[8:]
         case 2:
-            header |= {f"empty{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(draw.choice((1, 3000)))}
+            empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+            header |= {f"empty{i}": empty for i in range(draw.choice((1, 3000)))}
         case 3:
             name = draw.choice([name for name in header if name != "__metadata__"])
             header[name]["dtype"] = draw.choice(("F64", "F16", "I8", "BOOL", "F8_E4M3", "F4", "U64", "C64", "X"))

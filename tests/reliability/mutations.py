@@ -119,8 +119,9 @@ def read_index(corpus: Path) -> None:
 
 def resume_training(corpus: Path) -> None:
     """Goes back to the checkpoint, whose manifest is made to match, and trains on."""
-    from regard.models.locate import MANIFEST, hash_file
     from training import trainer
+
+    from regard.models.locate import MANIFEST, hash_file
 
     place = next((corpus / "toy" / "checkpoints").glob("step-*"))
     hashes = {file.name: hash_file(file) for file in place.iterdir() if file.name != MANIFEST}
@@ -204,7 +205,6 @@ def read_experiment(corpus: Path) -> None:
 @kind("conversion", "converted/convert.json", damage_json)
 def read_conversion(corpus: Path) -> None:
     from regard.convert import run
-
     from regard.train.run import Run
 
     with replaced(run.Session, "train", lambda *given: Run(corpus / "run")):
@@ -359,7 +359,11 @@ def ask(path: str, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
     if not APPS:
         APPS.append(_app())
     if headers is None:
-        headers = [(b"host", b"127.0.0.1:8000"), (b"authorization", b"Bearer t"), (b"content-type", b"application/json")]
+        headers = [
+            (b"host", b"127.0.0.1:8000"),
+            (b"authorization", b"Bearer t"),
+            (b"content-type", b"application/json"),
+        ]
     path, _, query = path.partition("?")
     scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"}
     scope |= {"path": path, "raw_path": path.encode(), "query_string": query.encode(), "headers": headers}
@@ -399,10 +403,10 @@ def _app() -> Any:
 def make_corpus(folder: Path) -> None:
     """Writes one good file of every kind."""
     import torch
+    from training import trainer
 
     import regard
     from regard.data.tokenizers import BPE
-    from training import trainer
 
     with zipfile.ZipFile(PACKED) as packed:
         packed.extractall(folder)
@@ -425,7 +429,8 @@ def make_corpus(folder: Path) -> None:
         "overrides.txt": "train.lr=1e-3\ndata.block=16\nmodel.attention.heads=2\ntrain.epochs=2\nmodel.layers=1",
         "sentences.tsv": "text\tlabel\na good film\t1\na bad film\t0\n",
         "pairs.csv": 'article,summary\n"a, b",c\nd,"e ""f"""\n',
-        "pairs.jsonl": '{"article": "a b c", "summary": "a", "facts": {"x": "y", "z": null}}\n{"article": "d", "summary": "e"}\n',
+        "pairs.jsonl": '{"article": "a b c", "summary": "a", "facts": {"x": "y", "z": null}}\n'
+        '{"article": "d", "summary": "e"}\n',
         "mentions.jsonl": '{"text": "she saw her", "clusters": [[[0, 3], [8, 11]]]}\n',
         "parsed.conllu": "# text = a b\n1\ta\ta\tX\t_\t_\t2\tdet\t_\t_\n2\tb\tb\tX\t_\t_\t0\troot\t_\t_\n\n",
         "keys.csv": "1,2,3\n4,5.5,-6e3\n",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from regard.config import SIZE_LIMITS
 from regard.data.tokenizers.base import Pieces, TextError, Tokenizer, TokenizerFileError, tokenizer
-from regard.errors import ExtraMissingError, quote
+from regard.errors import ExtraMissingError, RegardError, quote
+from regard.reading import fits, parse_json
 
+MAX_VOCABULARY = SIZE_LIMITS["vocabulary"]
 ENDS = "ends"  # a key of ours in the library's file
 
 
@@ -20,17 +24,15 @@ class BPE(Tokenizer):
     """
 
     def __init__(self, document: str, ends: Iterable[int] | None = None) -> None:
-        try:
-            self._inner = _library().Tokenizer.from_str(document)
-        except ExtraMissingError:
-            raise
-        except Exception as error:  # the library raises nothing more particular
-            raise TokenizerFileError(f"not a file of the `tokenizers` library: {quote(error)}") from None
+        _check_token_ids(parse_json(document, "it", TokenizerFileError))
+        library = _library()
+        with _explain_errors(TokenizerFileError, "not a file of the `tokenizers` library"):
+            self._inner = library.Tokenizer.from_str(document)
         self._inner.no_padding()  # a file may ask for one length for all texts
         self._inner.no_truncation()
         self._ends = None
         if ends is not None:
-            self._ends = frozenset(ends)
+            self._ends = _check_ends(ends)
         added = self._inner.get_added_tokens_decoder()
         self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
         self._misread = self._misread_tokens({i: token.content for i, token in added.items()})
@@ -63,15 +65,14 @@ class BPE(Tokenizer):
         return int(self._inner.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        try:
+        with _explain_errors(TextError, "a text that this tokenizer cannot take"):
             ids: list[int] = self._inner.encode(text).ids
-        except Exception as error:  # the library raises nothing more particular
-            raise TextError(f"a text that this tokenizer cannot take: {quote(error)}") from None
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         ids = self.check_ids(ids)
-        text = str(self._inner.decode(ids, skip_special_tokens=False))
+        with _explain_errors(TextError, "ids that this tokenizer cannot decode"):
+            text = str(self._inner.decode(ids, skip_special_tokens=False))
         if "�" in text and not self._misread.keys().isdisjoint(ids):
             return self._decode_bytes(ids)
         return text
@@ -103,7 +104,8 @@ class BPE(Tokenizer):
         """
         if type(self._inner.decoder).__name__ != "ByteLevel":
             return {}
-        decoded = {i: self._inner.decode([i], skip_special_tokens=False) for i in added}
+        with _explain_errors(TokenizerFileError, "tokens that cannot be decoded"):
+            decoded = {i: self._inner.decode([i], skip_special_tokens=False) for i in added}
         return {i: content for i, content in added.items() if "�" in decoded[i] and "�" not in content}
 
     def _decode_bytes(self, ids: list[int]) -> str:
@@ -139,6 +141,41 @@ class _BPEPieces(Pieces):
 
     def _may_change(self, text: str) -> bool:
         return super()._may_change(text) or self.ids[-1] in self.misread
+
+
+@contextmanager
+def _explain_errors(error: type[RegardError], what: str) -> Iterator[None]:
+    """Raises an error of regard's in place of the library's, which have no common class; a panic is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, RegardError):
+        raise
+    except BaseException as cause:
+        raise error(f"{what}: {quote(cause)}") from None
+
+
+def _check_token_ids(document: Any) -> None:
+    """Refuses ids far above the number of tokens: the library takes memory up to the highest."""
+    if not isinstance(document, Mapping):
+        raise TokenizerFileError("not a file of the `tokenizers` library: expected an object of keys and values")
+    model = document.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else []
+    added = document.get("added_tokens")
+    ids += [token.get("id") for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
+    for number in ids:
+        if not isinstance(number, int) or not 0 <= number < MAX_VOCABULARY:
+            raise TokenizerFileError(f"the id {quote(number)} of a token: expected 0 to {MAX_VOCABULARY - 1}")
+
+
+def _check_ends(ends: Any) -> frozenset[int]:
+    """Returns the ids that end a text."""
+    if not isinstance(ends, Iterable) or isinstance(ends, str):
+        raise TokenizerFileError(f"{ENDS} = {quote(ends)}: expected a list of ids")
+    ids = list(ends)
+    if not all(fits(i, int) for i in ids):
+        raise TokenizerFileError(f"{ENDS} = {quote(ids)}: expected ids of tokens")
+    return frozenset(ids)
 
 
 def byte_letters() -> list[str]:
