@@ -29,8 +29,9 @@ test-slow: .venv/.dev ## run the slow tests
 test-laws: .venv/.dev ## ask every law of every mechanism in 2,000 draws (an hour)
 	LAW_DRAWS=2000 $(PYTEST) -m slow tests/laws/test_laws.py --timeout 7200 $(PYTEST_FLAGS)
 
-test-reliability: .venv/.dev ## kills, damages, crashes and simultaneous starts, many times over (half an hour)
+test-reliability: .venv/.dev ## kill, damage and mutate, many times over (40 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/campaign.py $(RELIABILITY_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/mutations.py $(MUTATION_FLAGS)
 
 gpu-test: .venv/.dev ## run the tests that need a CUDA device; without one they fail
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m gpu tests/gpu $(PYTEST_FLAGS)

@@ -14,10 +14,11 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from regard.errors import RegardError, quote
 
@@ -59,7 +60,7 @@ def check_path(path: str | Path, error: type[RegardError] = ReadingError) -> Pat
     return path
 
 
-def open_file(path: str | Path, error: type[RegardError] = ReadingError, most: int | None = None) -> BinaryIO:
+def open_file(path: str | Path, error: type[RegardError] = ReadingError, most: int | None = None) -> BufferedReader:
     """Opens a regular file of at most so many bytes; a pipe or a device is refused, and does not block."""
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.

@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from regard.storage import atomic_write
 from regard.lab.bench.page import picture
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import Race, race
+from regard.storage import atomic_write
 
 RESULTS = Path(__file__).parents[1] / "results"
 IMAGE = Path(__file__).parents[2] / "docs" / "images" / "race.png"

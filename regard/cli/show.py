@@ -17,7 +17,7 @@ from regard.errors import printable
 class SafeConsole(Console):
     """A console that writes what a terminal would act on, such as an escape in the name of a token, as \\u001b."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         """Returns a text to print; every string comes through here, those in tables too."""
         return super().render_str(printable(text), **options)
 

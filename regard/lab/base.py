@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.config import ConfigError, Section
-from regard.errors import OptionError, UnknownNameError, did_you_mean
+from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean
 from regard.lab.results import to_json
 from regard.reading import read_toml
 from regard.registry import Registry

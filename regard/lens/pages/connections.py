@@ -54,7 +54,7 @@ def protocol_of(connections: Connections) -> type[asyncio.Protocol]:
     class CountedProtocol(H11Protocol):  # type: ignore[misc, unused-ignore]
         """HTTP over one connection."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
             super().connection_made(transport)
             connections.open(self.client, transport)
 
