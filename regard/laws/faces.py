@@ -23,7 +23,7 @@ from regard.laws.case import (
     worst,
 )
 from regard.laws.subjects import Subject
-from regard.mechanisms import Mechanism, Pairwise, fork, mix
+from regard.mechanisms import Linear, Mechanism, Pairwise, fork, mix
 from regard.shapes import Mask, Size
 
 
@@ -223,6 +223,8 @@ def flops_as_declared(subject: Subject, case: Case) -> Finding:
         raise DoesNotApply("it declares no costs of its own")
     mechanism.use = "plain"
     case = case.but(documents=False, padding="none")
+    if type(mechanism).cost not in (Pairwise.cost, Linear.cost):
+        case = case.but(window=None)  # somebody's own declaration need not know of windows
     q, k, v = case.qkv()
     state = mechanism.empty(case.size(S=2 * case.T), Mask(window=case.window))
     _, state = mechanism.extend(q, k, v, state)
