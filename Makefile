@@ -4,6 +4,7 @@ PYTEST_FLAGS ?=
 EXTRAS := dev,lab,plot,text,hf,serve,notebook,sweep,triton,docs
 DEMO_FLAGS ?=
 RELIABILITY_FLAGS ?=
+MUTATION_FLAGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
