@@ -42,7 +42,7 @@ def together(work: Callable[[], Any], folder: Path) -> tuple[list[int], str]:
     return codes, " | ".join(told)[-400:]
 
 
-@trouble(per=0.6)
+@trouble(per=1)
 def simultaneous_trainings(tries: int, folder: Path, dice: random.Random) -> list[str]:
     wrong = []
     for n in range(tries):
@@ -55,7 +55,7 @@ def simultaneous_trainings(tries: int, folder: Path, dice: random.Random) -> lis
     return wrong
 
 
-@trouble(per=0.2)
+@trouble(per=0.1)
 def simultaneous_measurements(tries: int, folder: Path, dice: random.Random) -> list[str]:
     wrong = []
     for n in range(tries):
