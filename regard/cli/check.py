@@ -21,6 +21,7 @@ from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean,
 from regard.hub.opening import RANDOM, find_source, open_model
 from regard.mechanisms import mechanisms
 from regard.models import Model
+from regard.reading import check_path
 
 _STYLES = {
     "holds": "green",
@@ -110,7 +111,7 @@ def _model(name: str, download: bool) -> Any:
     try:
         return open_model(name, download=download).model
     except HubError:
-        if Path(name).is_dir() or name.startswith(RANDOM) or "/" in name or download:
+        if check_path(name).is_dir() or name.startswith(RANDOM) or "/" in name or download:
             raise
         raise UnknownNameError(
             f"no mechanism is called '{name}'.{did_you_mean(name, mechanisms())} And no model: expected a folder, a "

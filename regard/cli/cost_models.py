@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from regard.hub.costs import HubModelCost, hub_model_cost
 from regard.hub.opening import RANDOM, find_source
 from regard.models import GPT, Encoder, Model, Seq2Seq, Stack, load
 from regard.models.summary import Row, Summary
+from regard.reading import check_path
 
 HELP = "A preset (gpt2, Encoder:bert, …), a run or model folder, or a Hugging Face folder, name or kind (llama)."
 _CLASSES: dict[str, type[Model[Any]]] = {"GPT": GPT, "Encoder": Encoder, "Seq2Seq": Seq2Seq}
@@ -50,7 +50,7 @@ def _find_regard_model(name: str) -> Model[Any] | None:
     """Returns a model of regard's own, without its numbers where it is a preset; None where it is none."""
     if name.startswith(RANDOM):
         return None
-    if Path(name).is_dir():
+    if check_path(name).is_dir():
         source = find_source(name)
         if source.kind != "regard":
             return None

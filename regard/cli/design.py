@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from regard.cli.show import console, print_json, table
-from regard.errors import OptionError
+from regard.errors import OptionError, quote
 from regard.lab import design as lab
 from regard.lab.design.page import design_page
 from regard.report.canvas import require_matplotlib
@@ -118,14 +118,14 @@ def _parse_number(word: str, place: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise lab.DesignError(f"{place}: '{word.strip()}' is not a finite number")
+        raise lab.DesignError(f"{place}: {quote(word.strip())} is not a finite number")
     return number
 
 
 def _parse_key(word: str) -> int:
     """Returns the number of a key."""
     if not word.strip().isdecimal():
-        raise lab.DesignError(f"--average: '{word.strip()}' is not the number of a key; expected such as 0,1")
+        raise lab.DesignError(f"--average: {quote(word.strip())} is not the number of a key; expected such as 0,1")
     return int(word)
 
 

@@ -23,6 +23,7 @@ from regard.lab.knowledge.answers import answer, score
 from regard.lab.runs.summary import summarize_run
 from regard.models import Decoder, load
 from regard.models.locate import model_folder
+from regard.reading import check_path
 from regard.reporting import write_report
 from regard.train import Interrupted, stage
 from regard.train.distributed import Process
@@ -168,7 +169,7 @@ def runs(
     json: Json = False,
 ) -> None:
     """List the runs in a folder."""
-    if folder != Path("runs") and not folder.is_dir():
+    if folder != Path("runs") and not check_path(folder, RunError).is_dir():
         raise RunError(f"{folder} is no folder; expected one with runs in it")
     rows = [row for run in find_runs(folder) if (row := _summarize_or_warn(run)) is not None]
     if json:

@@ -17,6 +17,7 @@ from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
 from regard.lens.pages.page import write_page
 from regard.lens.small_model import shipped, shipped_text
+from regard.reading import check_path
 
 
 def view(
@@ -75,7 +76,7 @@ def view(
 
 def _is_trace(name: str) -> bool:
     """Returns whether a name is that of a file with a trace; the only other file is a model in GGUF."""
-    return Path(name).is_file() and not name.endswith(GGUF)
+    return check_path(name).is_file() and not name.endswith(GGUF)
 
 
 def _explain_missing_text(name: str) -> str:

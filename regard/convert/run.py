@@ -122,7 +122,15 @@ def _start(
 
 
 # What the file of a conversion holds, and what it says of the model's training.
-_REQUEST: dict[str, Any] = {"original": str, "device": str, "convert": dict, "reading": dict, "asked": dict}
+_REQUEST: dict[str, Any] = {
+    "original": str,
+    "class": str,
+    "source": str,
+    "device": str,
+    "convert": dict,
+    "reading": dict,
+    "asked": dict,
+}
 _READING: dict[str, Any] = {"task": str, "data": dict, "train": dict, "steps": int}
 
 

@@ -13,6 +13,7 @@ from regard.convert.surgery import ConvertError
 from regard.errors import did_you_mean
 from regard.models import Encoder, Model
 from regard.models.locate import model_folder
+from regard.reading import check_path
 from regard.train import recipe as recipes
 from regard.train.run import Run, run_of
 from regard.train.settings import resolve_steps
@@ -124,7 +125,7 @@ def _total_steps(run: Run | None) -> int:
         seen.add(run.path)
         total += max((row["step"] for row in run.metrics()), default=0)
         init = run.config.get("train", {}).get("init")
-        if not init or not Path(init).is_dir():
+        if not init or not check_path(init, ConfigError).is_dir():
             break
         run = run_of(model_folder(init))
     return total

@@ -26,6 +26,8 @@ from torch import Tensor
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import PIECE, DataError, read_pieces
 from regard.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
+from regard.errors import quote
+from regard.reading import check_file
 from regard.storage import atomic_write
 
 FEWEST = 4  # tokens of a text: two to train on, two to evaluate
@@ -44,10 +46,13 @@ class TokenFile:
     def open(cls, path: str | Path) -> TokenFile:
         """Opens a .npy file with the tokenizer.json beside it."""
         path = Path(path)
+        check_file(path, DataError)
         try:
             tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read: {error}; expected what `regard data tokens` writes") from None
+        except Exception as error:  # NumPy parses its header as Python text, which fails in many ways
+            raise DataError(
+                f"{path} cannot be read: {quote(error)}; expected what `regard data tokens` writes"
+            ) from None
         if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
             content = type(tokens).__name__
             if isinstance(tokens, np.ndarray):

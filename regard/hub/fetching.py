@@ -20,7 +20,7 @@ from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import build_model, load_config, load_model, load_tokenizer, model_class, quiet
 from regard.hub.safety import CONFIG, find_folder, read_config
 from regard.hub.weights import Weights
-from regard.reading import ReadingError, read_json
+from regard.reading import ReadingError, check_path, read_json
 
 _TOKENIZER_FILES = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
 
@@ -126,7 +126,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:
 def _find_config(name: str | Path, download: bool) -> tuple[Any, Path | None]:
     """Returns (config, folder): a model's config and folder, or a type's ('gpt2') default config and None."""
     types = import_transformers().CONFIG_MAPPING
-    if not Path(name).is_dir() and str(name) in types:
+    if not check_path(name, HubError).is_dir() and str(name) in types:
         return types[str(name)](), None
     folder = find_folder(name, download)
     with _explain_errors(folder):

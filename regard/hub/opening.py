@@ -26,6 +26,7 @@ from regard.hub.gate import load_gguf
 from regard.hub.loading import load as load_hub_weights
 from regard.models import Model, load
 from regard.models.locate import model_folder
+from regard.reading import check_path
 
 RANDOM = "random:"
 GGUF = ".gguf"
@@ -49,7 +50,7 @@ def find_source(name: str | Path) -> ModelSource:
     """Returns what a name stands for; the location of a run or an experiment is the folder of its model."""
     bare = str(name).removeprefix(RANDOM)
     trained = bare == str(name)
-    path = Path(bare)
+    path = check_path(bare, HubError)
     if path.is_dir():
         folder = model_folder(path)
         if is_hub_folder(folder):
@@ -139,4 +140,4 @@ def _can_be_hub_id(name: str) -> bool:
     Such a name has one slash at most, does not begin like a path ('.', '/', '~'), and no file or folder has it.
     """
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    return not is_path and not Path(name).exists()
+    return not is_path and not check_path(name, HubError).exists()

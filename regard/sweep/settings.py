@@ -14,6 +14,7 @@ import torch
 from regard.config import ConfigError, Section
 from regard.errors import OptionError
 from regard.lab.base import EXPERIMENTS
+from regard.reading import check_path
 from regard.sweep.space import Choices, Parameter, Texts, check_values, combinations, parse_parameters
 from regard.train import recipe as recipes
 from regard.train.optimizer import build_optimizer, lr_factor
@@ -165,7 +166,7 @@ def check_trainable(recipe: Recipe) -> None:
     """Raises where a recipe cannot be trained, as far as can be told without reading data or taking memory."""
     paths = {f"data.{name}": getattr(recipe.data, name) for name in TASKS[recipe.task].files}
     for key, path in {**paths, "train.init": recipe.train.init}.items():
-        if path and not Path(path).exists():
+        if path and not check_path(path, ConfigError).exists():
             raise ConfigError(f"{key} = {path}: there is no such file or folder")
     recipe.train.total(rows=1)
     lr_factor(recipe.train.schedule, 0, 1)

@@ -20,6 +20,7 @@ from regard.config import ConfigError
 from regard.data.files import DataError
 from regard.data.sentences import read_sentences
 from regard.data.tokenizers import BPE, TokenizerFileError, load_tokenizer
+from regard.data.tokens import TokenFile
 from regard.devices import explain_memory
 from regard.errors import RegardError, ResourceError, RunError
 from regard.lens.trace.arrays import TraceError
@@ -270,6 +271,14 @@ def test_out_of_memory_says_what_was_asked_for_and_what_to_lower():
         torch.zeros(1 << 58, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="another"), explain_memory("trying", "Lower it"):
         raise RuntimeError("another")
+
+
+@pytest.mark.parametrize("header", ["{'descr': (", "{'descr': '<u2', 'shape': (10**30,)}", "(" * 500, "é"])
+def test_a_token_file_with_a_damaged_header_is_told(tmp_path, header):
+    text = (header + "\n").encode("latin-1")
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    with pytest.raises(DataError, match="cannot be read"):
+        TokenFile.open(tmp_path / "x.npy")
 
 
 # Traces
