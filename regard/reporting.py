@@ -14,7 +14,7 @@ from regard.reading import read_json_object
 from regard.report.page import Page, ReportError
 from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.train.recipe import flatten
-from regard.train.run import Run, find_runs
+from regard.train.run import JOB, Run, find_runs
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -52,6 +52,6 @@ def _draw_again(folder: Path) -> Page:
 
 def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
     """Each run with the settings in which the runs are not all alike."""
-    settings = [dict(flatten(run.config)) for run in runs]
+    settings = [dict(flatten({key: x for key, x in run.config.items() if key != JOB})) for run in runs]
     keys = sorted({key for one in settings for key in one if len({repr(other.get(key)) for other in settings}) > 1})
     return [(run, {key: one.get(key) for key in keys}) for run, one in zip(runs, settings, strict=True)]

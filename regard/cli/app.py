@@ -126,11 +126,15 @@ def main() -> None:
         asked = requested_memory(error)
         if asked is not None:
             print_error(f"out of memory: {asked}. {LOWER}")
-        elif show is None:
-            raise
-        else:
+            code = 2
+        elif show is not None:
             show()
-        code = getattr(error, "exit_code", 2)
+            code = getattr(error, "exit_code", 2)
+        elif process.world_size > 1:
+            sys.excepthook(type(error), error, error.__traceback__)
+            code = 1
+        else:
+            raise
     if process.world_size > 1:
         # gloo's threads may still hold tensors, and Python's own way to end would abort with them.
         sys.stdout.flush()

@@ -108,7 +108,7 @@ def train(
         if recipe.endswith(".toml"):
             name = Path(recipe).stem
         loaded = load_recipe(recipe, changes, variant)
-        done = stage.train(loaded, out or timestamped_path(name), device or "cpu", training_progress(name))
+        done = stage.train(loaded, out, device or "cpu", training_progress(name))
     # Of several processes, one tells.
     if not Process.from_environment().is_main:
         return

@@ -26,15 +26,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from regard.config import ConfigError
 from regard.data.batch import Batch
-from regard.errors import RegardError
 from regard.models import Model
 from regard.registry import accepts
+from regard.train.rendezvous import ProcessError, attempt_store
 
 Loss = Callable[[Batch], Tensor]
-
-
-class ProcessError(RegardError, RuntimeError):
-    """Raised when a collective fails, most likely because another process has ended."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,10 @@ class Process:
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"  # gloo reduces and broadcasts flags and metrics on the CPU
         try:
-            dist.init_process_group(backend)
+            store = attempt_store(self.rank, self.world_size)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
+        except ProcessError:
+            raise
         except (ValueError, RuntimeError) as error:
             reason = f"{self.world_size} processes cannot rendezvous: {error}. Start them with torchrun"
             raise ConfigError(reason) from error
@@ -88,8 +87,7 @@ class Process:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replaces `x` in place by its sum over all processes, and returns it."""
         if self.world_size > 1:
-            with _peer_errors():
-                dist.all_reduce(x)
+            dist.all_reduce(x)
         return x
 
     def any_rank(self, flag: bool) -> bool:
@@ -115,8 +113,7 @@ class Process:
     def broadcast(self, x: Tensor) -> Tensor:
         """Replaces the contents of `x` in place by those of rank 0's `x`, and returns it."""
         if self.world_size > 1:
-            with _peer_errors():
-                dist.broadcast(x, 0)
+            dist.broadcast(x, 0)
         return x
 
     def broadcast_values(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -145,13 +142,23 @@ class Process:
 
 
 @contextmanager
-def _peer_errors() -> Iterator[None]:
-    """Turns any RuntimeError of a collective into a `ProcessError`. Its message names the usual cause, that another
-    process has ended, and quotes the first line of the error."""
+def peer_errors() -> Iterator[None]:
+    """Turns the error of a collective that lost another process into a `ProcessError` of one line. DDP and FSDP2 raise
+    them anywhere in a step. Other errors pass."""
     try:
         yield
     except RuntimeError as error:
-        raise ProcessError(f"another process has ended, see what it says: {str(error).splitlines()[0]}") from error
+        if not _lost_peer(error):
+            raise
+        first_line = str(error).splitlines()[0]
+        reason = first_line.partition("] ")[2].partition(". ")[0] or first_line  # without a source file and advice
+        raise ProcessError(f"another process has ended, see what it says ({reason})") from error
+
+
+def _lost_peer(error: RuntimeError) -> bool:
+    """Returns whether an error says that another process cannot be reached. gloo raises plain RuntimeErrors, which name
+    a file of its transport."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 class ParallelModel(ABC):

@@ -43,6 +43,7 @@ from regard.train.progress import Progress, SpeedMeter
 from regard.train.run import Run
 from regard.train.settings import TrainConfig, resolve_steps
 from regard.train.tasks.base import Task
+from regard.train.watch import watch_peers
 
 LINES = 200  # of metrics that a training writes
 
@@ -153,7 +154,8 @@ class Trainer:
         log_every = self._log_interval()
         meter = SpeedMeter(self.model, self.task, self.device, self.dtype, self.process.world_size)
         self.model.train()
-        with catch_signals(self.process.world_size > 1) as signals, self._private_rng(), self.progress:
+        stopping = catch_signals(self.process.world_size > 1)
+        with stopping as signals, self._private_rng(), self.progress, watch_peers(self.process):
             while self.state.step < self.total and not self._out_of_patience:
                 started = time.perf_counter()
                 self._step()
@@ -171,6 +173,7 @@ class Trainer:
                 stop = self.process.any_rank(bool(signals))
                 if stop and not is_last and not self._out_of_patience:
                     self._save()
+                    self.process.barrier()  # torchrun ends all processes soon after the first has ended
                     raise Interrupted(
                         f"stopped at step {step} of {self.total}; all of it is saved. "
                         f"Go on with: regard train --resume {self.run.path}"

@@ -18,13 +18,15 @@ import torch
 from regard.errors import RunError, quote
 from regard.models.locate import BEST, CHECKPOINTS, MODEL, MODEL_CONFIG, best_step
 from regard.models.locate import RUN_CONFIG as CONFIG
-from regard.reading import check_path, parse_json, read_bytes, read_toml
+from regard.reading import check_path, parse_json, parse_toml, read_bytes, read_toml
 from regard.storage import finish_replacing, remove_leftovers, sync, write_text
 from regard.train.claim import claimed, locked
 from regard.version import __version__
 
 METRICS = "metrics.jsonl"
 MAX_METRICS_BYTES = 1 << 30
+VERSIONS = "versions"
+JOB = "job"  # the key of the config that names the torchrun job which began the run
 
 
 class Run:
@@ -57,8 +59,7 @@ class Run:
         marks = (CONFIG, METRICS, BEST, MODEL, CHECKPOINTS)
         hint = f", or continue it with --resume {self.path}"
         with claimed(self.path, marks, started, hint):
-            document = {"versions": versions(), **config}
-            self._write(CONFIG, tomli_w.dumps(_without_none(document), multiline_strings=False))
+            self._write(CONFIG, _as_toml({VERSIONS: versions(), **config}))
             yield self
 
     def mark_started(self) -> None:
@@ -79,6 +80,13 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved config, as config.toml has it."""
         return read_toml(self.path / CONFIG, RunError)
+
+    def was_begun_as(self, config: Mapping[str, Any]) -> bool:
+        """Returns whether the job that `config` names has begun this run, with the same settings."""
+        if config.get(JOB) is None or not (self.path / CONFIG).is_file():
+            return False
+        saved = {key: value for key, value in self.config.items() if key != VERSIONS}
+        return saved == parse_toml(_as_toml(config).encode(), CONFIG, RunError)
 
     @property
     def finished(self) -> bool:
@@ -148,14 +156,30 @@ def _is_number(value: Any) -> bool:
 
 
 def timestamped_path(name: str, root: str | Path = "runs") -> Path:
-    """Returns runs/NAME-<date>-<time>, with a number where that exists."""
-    base = Path(root) / f"{name.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
+    """Returns runs/NAME-<date>-<time>, with a number where that exists. The name of a file gives its stem."""
+    base = Path(root) / f"{_folder_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
     path = base
     number = 1
     while path.exists():
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
+
+
+def find_begun(name: str, config: Mapping[str, Any], root: str | Path = "runs") -> Path | None:
+    """Returns the newest runs/NAME-<time> that the job which `config` names has begun with these settings, or None."""
+    if config.get(JOB) is None:
+        return None
+    folders = sorted(file.parent for file in Path(root).glob(f"{_folder_name(name)}-*/{CONFIG}"))
+    begun = [folder for folder in folders if Run(folder).was_begun_as(config)]
+    return begun[-1] if begun else None
+
+
+def _folder_name(name: str) -> str:
+    """Returns how a run of a recipe, an experiment or a file.toml is called."""
+    if name.endswith(".toml"):
+        return Path(name).stem
+    return name.replace("/", "-")
 
 
 def versions() -> dict[str, str]:
@@ -192,6 +216,10 @@ def run_of(folder: Path) -> Run | None:
     if not (path / CONFIG).is_file():
         return None
     return Run(path)
+
+
+def _as_toml(config: Mapping[str, Any]) -> str:
+    return tomli_w.dumps(_without_none(config), multiline_strings=False)
 
 
 def _without_none(value: Any) -> Any:

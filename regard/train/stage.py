@@ -16,12 +16,13 @@ from regard.devices import explain_memory, resolve_device
 from regard.models import Model, load
 from regard.models.locate import model_folder
 from regard.train import recipe as recipes
-from regard.train.distributed import Process
+from regard.train.distributed import Process, peer_errors
 from regard.train.loggers import build_loggers
 from regard.train.loop import Trainer
 from regard.train.progress import Progress, ProgressGroup
 from regard.train.recipe import Recipe
-from regard.train.run import Run, run_of
+from regard.train.rendezvous import job_id
+from regard.train.run import JOB, Run, find_begun, run_of, timestamped_path
 from regard.train.tasks.base import TASKS, Task
 
 _LOWER = (
@@ -29,8 +30,10 @@ _LOWER = (
 )
 
 
-def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progress | None = None) -> Run:
-    """Trains from the beginning into a new folder, and returns the run."""
+@peer_errors()
+def train(recipe: Recipe, out: str | Path | None, device: str = "cpu", progress: Progress | None = None) -> Run:
+    """Trains from the beginning into a new folder, and returns the run. If torchrun has started this job again, and an
+    earlier attempt has begun the same training, goes on with that. `out` None: runs/NAME-<time>."""
     process = Process.from_environment()
     place = torch.device(resolve_device(process.device(device)))
     recipe.train.total(rows=1)  # an error before anything is written
@@ -39,11 +42,15 @@ def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progre
         recipe = _adopt_start(recipe, start)
     recipe = _with_absolute_paths(recipe)
     process.init_group(place)
-    run = Run(process.broadcast_path(out))  # each process may have named it by its own clock
+    config = {**recipe.as_dict(), "device": device, JOB: job_id()}
+    path = Path(out or find_begun(recipe.name, config) or timestamped_path(recipe.name))
+    run = Run(process.broadcast_path(path))  # each process may have named it by its own clock
+    if process.any_rank(process.is_main and run.was_begun_as(config)):
+        return resume(run.path, device, progress)
     began = False
     claim: AbstractContextManager[Any] = nullcontext()
     if process.is_main:
-        claim = run.claimed({**recipe.as_dict(), "device": device}, lambda: began)
+        claim = run.claimed(config, lambda: began)
     with claim:
         trainer = _build_trainer(recipe, run, place, start, progress, process)
         began = True
@@ -52,18 +59,23 @@ def train(recipe: Recipe, out: str | Path, device: str = "cpu", progress: Progre
     return run
 
 
+@peer_errors()
 def resume(path: str | Path, device: str | None = None, progress: Progress | None = None) -> Run:
     """Goes on where a run was stopped, and returns it; one that has ended is left as it is."""
     run = Run.open(path)
-    if run.finished:
+    process = Process.from_environment()
+    if run.finished and process.world_size == 1:
         return run
     tables = dict(run.config)
+    tables.pop(JOB, None)
     saved_device = str(tables.pop("device", "cpu"))
-    process = Process.from_environment()
     place = torch.device(resolve_device(process.device(device or saved_device)))
+    process.init_group(place)
+    # Rank 0 decides for all: one that ended while others go on would leave them waiting.
+    if process.any_rank(process.is_main and run.finished):
+        return run
     recipe = recipes.resolve(tables.get("recipe", str(path)), tables)
     start = _load_start(recipe, place, recipe.model)
-    process.init_group(place)
     with _lock(run, process):
         trainer = _build_trainer(recipe, run, place, start, progress, process)
         trainer.resume()

@@ -180,7 +180,6 @@ class Campaign:
             fault = "ended with other metrics or weights"
         return fault
 
-
     def _wait_for_moment(self, run: Path) -> None:
         """Waits for the moment of a kill: for one of ten while the processes start, for the others at some step."""
         if self.random.random() < 0.1:
