@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -118,7 +119,7 @@ class Trainer:
         if self.config.shard and self.dtype is torch.float16:
             raise ConfigError("train.shard and train.precision = 'float16' do not go together: expected bfloat16")
         kind: type[ReplicatedModel] | type[ShardedModel] = ReplicatedModel
-        if self.config.shard and self.process.world_size > 1:
+        if self.config.shard and dist.is_initialized():  # `Process.init_group` does so for several processes
             kind = ShardedModel
 
         def example() -> Batch:

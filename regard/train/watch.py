@@ -41,7 +41,7 @@ def watch_peers(process: Process) -> Iterator[None]:
         return
     connections = _connect_to_main(process)
     stop = Event()
-    Thread(target=_watch, args=(connections, stop, _end_process), daemon=True).start()
+    Thread(target=_watch, args=(connections, stop, _end_process, GRACE_S), daemon=True).start()
     try:
         yield
         for connection in connections.values():
@@ -110,15 +110,18 @@ def _kept_alive(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def _watch(connections: Connections, stop: Event, end: Callable[[int], None], grace: float = GRACE_S) -> None:
+def _watch(connections: Connections, stop: Event, end: Callable[[int], None], grace: float) -> None:
     """Waits until a connection closes whose process was not done, then tells the others and, after a while, ends."""
-    lost = _wait_for_loss(connections, stop)
-    if lost is None:
-        return
-    for connection in connections.values():
-        _send(connection, str(lost).encode())
-    if not stop.wait(grace):
-        end(lost)
+    with ExitStack() as stack:
+        for connection in connections.values():
+            stack.enter_context(connection)
+        lost = _wait_for_loss(connections, stop)
+        if lost is None:
+            return
+        for connection in connections.values():
+            _send(connection, str(lost).encode())
+        if not stop.wait(grace):
+            end(lost)
 
 
 def _wait_for_loss(connections: Connections, stop: Event) -> int | None:

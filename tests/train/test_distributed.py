@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_process import assert_close, process_group, trained_weights
 from safetensors.torch import load_file
 from small_models import tiny
 from torch import nn
@@ -266,6 +267,16 @@ def test_what_no_loss_depends_on_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setitem(ALONE, "PYTHONPATH", str(Path(__file__).parents[1] / "helpers"))
     (tmp_path / "spare.py").write_text(SPARE)
     torchrun(str(tmp_path / "spare.py"), str(tmp_path / "run"))
+
+
+def test_one_process_that_shards_learns_the_same(tmp_path):
+    """FSDP2 without anybody to share with; tests/gpu does this over nccl."""
+    with process_group("gloo"):
+        sharded = trained_weights(tmp_path / "sharded", shard=True)
+    plain = trained_weights(tmp_path / "plain", shard=False)
+    start = gpt().state_dict()
+    assert any(not torch.equal(x, start[name]) for name, x in plain.items())
+    assert_close(sharded, plain, 1e-5)
 
 
 def test_what_several_processes_cannot_do(tmp_path):
