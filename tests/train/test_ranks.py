@@ -1,5 +1,6 @@
 """A process that ends while others train: they notice, they end, and the job goes on with its own run."""
 
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from regard.train.distributed import Process, peer_errors
 from regard.train.rendezvous import ProcessError, _invite, _join, job_id
 from regard.train.run import JOB, find_begun
 
-CAMPAIGN = Path(__file__).parents[1] / "reliability" / "ranks.py"
+ROOT = Path(__file__).parents[2]
+CAMPAIGN = ROOT / "tests" / "reliability" / "ranks.py"
+SCRIPT = ROOT / "examples" / "slurm.sh"
 SETTINGS = {"recipe": "lm", "task": "lm", "train": {"steps": 3, "saving": {"log": ()}, "init": None}}
 
 
@@ -202,6 +205,48 @@ def test_a_job_finds_its_run_where_the_folder_was_named_by_the_clock(tmp_path):
 def test_one_process_watches_nobody():
     with watch.watch_peers(Process()):
         pass
+
+
+SLURM = {
+    "scontrol": 'echo "scontrol $*" >> said; [ "$1" != show ] || echo node-1',
+    "scancel": 'echo "scancel $*" >> said; kill -TERM "$(cat step)"',
+    "srun": 'echo "srun $*" >> said; echo $$ > step; trap "exit 130" TERM; kill -USR1 $PPID; sleep 20 & wait $!',
+}
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_the_slurm_script_requeues_what_is_not_finished(tmp_path, monkeypatch, finished):
+    """With stand-ins for SLURM's commands: the signal comes as soon as the training has started."""
+    for name, code in SLURM.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/bash\n{code}\n")
+        program.chmod(0o755)
+    if finished:
+        (tmp_path / "runs" / "slurm-7" / "model").mkdir(parents=True)
+        (tmp_path / "runs" / "slurm-7" / "model" / "config.json").touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for key, value in {"JOB_ID": "7", "JOB_NODELIST": "node-[1-2]", "NNODES": "2", "GPUS_ON_NODE": "8"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    done = subprocess.run(["bash", str(SCRIPT), "lm", "data.text=a b.txt"], cwd=tmp_path, timeout=15)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert "scancel --signal=TERM 7" in said
+    assert ("scontrol requeue 7" in said) != finished
+    assert done.returncode == (130 if finished else 0)
+    started = next(line for line in said if line.startswith("srun"))
+    assert "--rdzv-endpoint node-1:29500 --rdzv-id 7 -m regard train lm data.text=a b.txt" in started
+
+
+def test_the_page_shows_the_estimate_of_the_script():
+    script = ROOT / "benchmarks" / "speed" / "scaling.py"
+    spec = importlib.util.spec_from_file_location("scaling", script)
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["scaling"] = made  # its dataclass looks there for its types
+    spec.loader.exec_module(made)
+    page = made.PAGE.read_text(encoding="utf-8")
+    assert page == made.filled(page), "run: python benchmarks/speed/scaling.py --docs"
+    # By hand: 8 GPUs pass 7/8 of 450 GB over NVLink in 0.875 s; 64 also pass 7/8 of an eighth of it over InfiniBand.
+    assert made.exchange_seconds(450e9, 8) == pytest.approx(0.875)
+    assert made.exchange_seconds(450e9, 64) == pytest.approx(0.875 + 7 / 8 * 450 / 8 / 50)
 
 
 @pytest.mark.slow
