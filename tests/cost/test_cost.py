@@ -25,6 +25,7 @@ from regard.cost import crossing
 from regard.cost.formulas import KINDS, QUANTITIES, formula, values
 from regard.errors import OptionError, UnknownNameError
 from regard.kernels import plain
+from regard.laws import LAWS, Case, subject
 from regard.mechanisms import Softmax, fitted
 from regard.mechanisms.pair_costs import count_pairs
 from regard.nn import Attention
@@ -170,6 +171,16 @@ def test_a_window_is_in_the_cost(name, causal):
     assert declared.state == whole.state == taken
     later = mechanism.cost(replace(size, T=1, S=80), "recurrent")
     assert later == declared
+
+
+def test_a_cost_of_ones_own_need_not_know_of_windows():
+    class Unaware(Softmax):
+        def cost(self, size, face="parallel"):
+            return super().cost(replace(size, window=None), face)
+
+    case = Case(T=11, window=3)
+    assert not LAWS["flops"](subject("softmax"), case).broken
+    assert not LAWS["flops"](subject(Unaware()), case).broken
 
 
 @pytest.mark.parametrize("causal", [True, False])
