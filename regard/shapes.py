@@ -281,15 +281,20 @@ def upcast_half(x: Tensor) -> Tensor:
     return x
 
 
-def check_sizes(q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, new: bool = False) -> Size:
+def check_sizes(
+    q: Tensor | None, k: Tensor | None, v: Tensor, mask: Mask, new: bool = False, heads: int | None = None
+) -> Size:
     """Returns the sizes of a call, or raises an error that names the shapes.
 
-    `new`: the keys and the queries are the same new tokens, so that there are as many of each.
+    `new`: the keys and the queries are the same new tokens, so that there are as many of each. `heads`: the query heads
+    that a mechanism was built for, which count where there is no q.
     """
     for name, x, shape in (("q", q, "[B,H,T,K]"), ("k", k, "[B,G,S,K]"), ("v", v, "[B,G,S,V]")):
         if x is not None and x.dim() != 4:
             raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {shape}. {_describe_shapes(q, k, v)}")
     size = Size.of(q, k, v, mask.causal)
+    if q is None and heads is not None:
+        size = replace(size, H=heads)
     if (q is not None and q.shape[0] != size.B) or (k is not None and k.shape[:3] != v.shape[:3]):
         raise ShapeError(
             "batch, key/value heads and keys must agree in q [B,H,T,K], k [B,G,S,K], v [B,G,S,V]. "

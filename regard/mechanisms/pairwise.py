@@ -68,7 +68,7 @@ class Pairwise(Mechanism):
         return 0
 
     def forward(self, q: Queries | None, k: Keys | None, v: Values, mask: Mask = Mask()) -> Outputs:
-        size = check_sizes(q, k, v, mask)
+        size = check_sizes(q, k, v, mask, heads=getattr(self, "heads", None))
         if size.T != size.S and not mask.causal:
             require_cross(self)
         return attend_by_weights(self, q, k, v, mask)

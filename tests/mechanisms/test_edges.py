@@ -245,6 +245,15 @@ class TestSynthesizerLengths:
         with pytest.raises(LengthError, match="5 visible tokens"), torch.no_grad():
             m.extend(*inputs(m, 1), state)
 
+    @pytest.mark.parametrize("how", [plain, fast])
+    def test_what_is_added_to_scores_has_a_number_for_each_query_head(self, how):
+        m = how(build("synthesizer-random"))
+        v = torch.randn(2, 2, 6, 5)  # two heads of values for four of scores
+        q = torch.randn(2, 4, 6, 8)
+        for mask in (Mask(True, slopes=torch.rand(4)), Mask(True, bias=torch.randn(1, 4, 6, 6))):
+            wanted = m.weights(q, None, mask) @ v.repeat_interleave(2, 1)
+            torch.testing.assert_close(m(None, None, v, mask), wanted)
+
     @pytest.mark.parametrize("name", NAMES)
     def test_weights_of_the_last_queries_are_those_of_the_whole(self, name):
         m = build(name)
