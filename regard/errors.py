@@ -115,4 +115,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name[:MAX_QUOTED], known, n=1)
     if close:
         hint = f" Did you mean '{close[0]}'?"
-    return f"{hint} Known: {', '.join(known)}."
+    # Known names may come from a file, such as its columns.
+    shown = ", ".join(quote(other[:60], marks=False) for other in known[:100])
+    return f"{hint} Known: {shown}."

@@ -153,9 +153,6 @@ def fits(value: Any, hint: Any) -> bool:
         return True
     if origin in (Union, UnionType):
         return any(fits(value, h) for h in arguments)
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        alike = isinstance(value, tuple) and len(value) == len(arguments)
-        return alike and all(map(fits, value, arguments))
     if origin in (tuple, list):
         return isinstance(value, origin) and all(fits(x, arguments[0]) for x in value)
     if origin in (dict, Mapping):

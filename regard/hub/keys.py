@@ -12,6 +12,7 @@ from typing import Any
 
 from regard.config import SIZE_LIMITS
 from regard.errors import HubError, quote
+from regard.reading import fits
 
 # Keys that no family needs to take. Most do not affect a model's outputs: who wrote it, how it was initialised, how to
 # generate with it. A few affect the outputs of some models, and the families concerned read them: pad_token_id gives
@@ -96,7 +97,7 @@ class Keys:
     def number(self, key: str, otherwise: Any = _MISSING) -> float:
         """Returns the value of a key, which must be a finite number ≥ 0, such as a dropout or an epsilon."""
         value = self.take(key, otherwise)
-        if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        if not fits(value, float) or not 0 <= value < float("inf"):
             raise self.refuse(key, "expected a number of zero or more")
         return float(value)
 

@@ -79,7 +79,7 @@ def _find_family(path: Path, hf_config: Mapping[str, Any]) -> Family:
         raise HubError(f"{path} is of a model saved by regard itself: regard.load reads it")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise HubError(
-            f"{path}: model_type {model_type!r} is not among the families whose weights regard's models hold: "
+            f"{path}: model_type {quote(model_type)} is not among the families whose weights regard's models hold: "
             f"{', '.join(FAMILIES)}. `regard view`, `regard check` and `regard heads` take any model of transformers"
         )
     return FAMILIES[model_type]

@@ -41,7 +41,9 @@ class Weights:
                 file = self._open(path)
                 names = set(file.shapes)
                 for absent in sorted(listed - names)[:1]:
-                    raise HubError(f"{self.folder / INDEX} says that {path.name} holds {absent}, but it does not")
+                    raise HubError(
+                        f"{self.folder / INDEX} says that {path.name} holds {quote(absent)}, but it does not"
+                    )
                 for name in sorted(names):
                     self._add(name, file, path)
         except BaseException:

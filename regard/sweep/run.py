@@ -107,12 +107,12 @@ class Sweep:
             raise SweepError(f"{path} is no sweep: expected a folder with {SWEEP_CONFIG}, as `regard sweep` makes")
         source = str(path / SWEEP_CONFIG)
         document = check_fields(read_toml(source, SweepError), {"sweep": dict, "here": dict}, source, SweepError)
-        origin = {"root": str, "name": str, "id": str, "storage": str | None}
-        check_fields(document["here"], origin, f"{source}, here", SweepError)
         try:
-            return cls(path, SweepConfig().but(**document["sweep"]), document["here"])
+            config = SweepConfig().but(**document["sweep"])
         except ConfigError as error:
-            raise SweepError(f"{path / SWEEP_CONFIG} cannot be read: {error}") from None
+            raise SweepError(f"{source} cannot be read: {error}") from None
+        origin = {"root": str, "name": str, "id": str, "storage": str | None}
+        return cls(path, config, check_fields(document["here"], origin, f"{source}, here", SweepError))
 
     def extend(self, trials: int) -> None:
         """Raises the number of a search's trials (0: leaves it as it is)."""

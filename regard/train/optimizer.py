@@ -60,7 +60,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, captur
         groups = [{"params": group["params"]} for group in groups]
     try:
         return cls(groups, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
         raise ConfigError(f"train.optimizer: {config.name} refuses {quote(options)}: {quote(error)}") from None
 
 

@@ -84,7 +84,7 @@ def test_a_quote_a_delimiter_and_a_line_break_in_a_field(tmp_path):
         ("a.jsonl", '{"artcle": "x", "summary": "y"}\n', "line 1: no 'article'. Did you mean 'artcle'"),
         ("a.jsonl", '\n{"article": 3, "summary": "y"}\n', "line 2: 'article' is 3, expected a text"),
         ("a.jsonl", '{"article": "x", "summary": "y"}\n[1]\n', "line 2: list, expected an object"),
-        ("a.jsonl", '{"article": "x"\n', "line 1: no JSON"),
+        ("a.jsonl", '{"article": "x"\n', "line 1 is damaged or no JSON"),
         ("a.jsonl", '{"article": "\\ud800", "summary": "y"}\n', "line 1: .*surrogate"),
         ("a.jsonl", '{"article": "x", "summary": "y", "truth": [1]}\n', "line 1: 'truth' is"),
         ("a.jsonl", "", "is empty"),

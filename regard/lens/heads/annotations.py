@@ -93,7 +93,7 @@ def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
 def _parse_word_number(path: str, line: int, text: str) -> int:
     """Parses the number of a word; raises DataError with the line if it is none."""
     if not text.isdecimal():
-        raise DataError(f"{path}, line {line}: {text!r}, expected the number of a word")
+        raise DataError(f"{path}, line {line}: {quote(text)}, expected the number of a word")
     return int(text)
 
 
