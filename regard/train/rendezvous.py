@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from regard.errors import RegardError
@@ -40,7 +40,7 @@ def job_id() -> str | None:
     return Path(error_file).parents[2].name
 
 
-def attempt_store(rank: int, world_size: int) -> dist.Store:
+def attempt_store(rank: int, world_size: int) -> Store:
     """Returns a store that the processes of this attempt share, and in which no earlier attempt has left anything."""
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
     if rank == 0:
@@ -48,10 +48,10 @@ def attempt_store(rank: int, world_size: int) -> dist.Store:
         _invite(store, world_size, attempt)
     else:
         attempt = _join(store, rank)
-    return dist.PrefixStore(f"regard/{attempt}", store)
+    return PrefixStore(f"regard/{attempt}", store)
 
 
-def _invite(store: dist.Store, world_size: int, attempt: str) -> None:
+def _invite(store: Store, world_size: int, attempt: str) -> None:
     """Tells every other rank the name of the attempt, as rank 0. A greeting may be that of an earlier attempt, so a
     rank has joined only when it has confirmed the answer to its newest greeting."""
     missing = set(range(1, world_size))
@@ -71,7 +71,7 @@ def _invite(store: dist.Store, world_size: int, attempt: str) -> None:
             time.sleep(0.02)
 
 
-def _join(store: dist.Store, rank: int) -> str:
+def _join(store: Store, rank: int) -> str:
     """Greets rank 0 by a new random text, and returns the name of the attempt that it answers."""
     greeting = secrets.token_hex(8)
     store.set(f"regard/greeting/{rank}", greeting)
