@@ -167,13 +167,14 @@ class Campaign:
             fault = _kill(killed, others)
             ended_well = job.wait()
         fault = fault or _traceback(job.log)
-        if way == "resume" and not Run(run).finished and (run / "config.toml").exists():
-            again = Job(["--resume", str(run)], self.folder / f"run-{number}-resumed.log")
+        if way == "resume" and not Run(run).finished:
+            words = ["--resume", str(run)]
+            if not (run / "config.toml").exists():  # killed before there was a run
+                words = [*self.recipe, "--out", str(run)]
+            again = Job(words, self.folder / f"run-{number}-resumed.log")
             with started(again):
                 ended_well = again.wait()
             fault = fault or _traceback(again.log)
-        elif way == "resume" and not Run(run).finished:
-            return fault  # killed before there was a run
         if not fault and not ended_well:
             fault = "ended with an error"
         if not fault and outcome(run) != self.expected:
