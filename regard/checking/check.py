@@ -138,14 +138,17 @@ def check(
 
 
 def _same_as(like: Any, subjects: Sequence[Subject], causal: bool | None) -> SameAs:
-    """Returns the law that each subject gives what `like` gives; raises where they cannot have the same inputs."""
+    """Returns the law that each subject gives what `like` gives; raises where they cannot have the same inputs.
+
+    A module over tokens can be compared with a mechanism: on the queries, keys and values that it projects.
+    """
     reference = subject(like, causal=causal)
     for s in subjects:
         try:
-            same_inputs = s.token_axis == reference.token_axis
+            comparable = s.token_axis == reference.token_axis or (s.projects and reference.own)
         except CouldNotBeAsked:  # each law will say so
             continue
-        if not same_inputs:
+        if not comparable:
             raise OptionError(
                 f"{s.label} cannot be compared with {reference.label}: one takes q, k, v and the other tokens x [B,T,D]"
             )
@@ -291,19 +294,40 @@ def tell_unasked(s: Subject) -> list[str]:
     except CouldNotBeAsked:
         return []
     sentences = []
+    layout = s.layout.name  # type: ignore[attr-defined]
+    if layout in LAYOUT_WORDS:
+        sentences.append(f"{s.label} was taken for attention over {LAYOUT_WORDS[layout]}, where it runs.")
     if not s.causal:
         sentences.append(
-            f"{s.label} attends in both directions and has no parameter that says otherwise, so it was not held to "
-            "'looks-ahead'; if it should be causal, say causal=True (--causal)."
+            f"Not asked of {s.label}: 'looks-ahead'. It attends in both directions and has no parameter that says "
+            "otherwise; if it should be causal, say causal=True (--causal)."
         )
-    closest = resemble(s)
-    if closest is not None:
-        name, error = closest
-        told = f"it differs from {name} by {error:.1e}; like={name!r} (--like {name}) says where"
-        if error < 1e-4:
-            told = f"on one case it gives what {name} gives; like={name!r} (--like {name}) asks that everywhere"
-        sentences.append(f"Not asked of {s.label}: which attention it computes. The nearest: {told}.")
+    told = _tell_nearest(s)
+    if told:
+        sentences.append(f"Not asked of {s.label}: which attention it computes. {told}")
     return sentences
+
+
+LAYOUT_WORDS = {
+    "heads last": "q, k, v [B,T,H,K]",
+    "merged": "q, k, v [B,T,H·K]",
+    "flat": "q, k, v [n,T,K]",
+    "matrices": "q, k, v [T,K], one sequence at a time",
+    "packed": "one tensor of q, k and v [B,T,3,H,K]",
+}
+
+
+def _tell_nearest(s: Subject) -> str:
+    """Returns what to ask about the attention that a subject computes, or nothing."""
+    if s.projects:
+        return "like='softmax' (--like softmax) compares with softmax on the queries, keys and values it projects."
+    closest = resemble(s)
+    if closest is None:
+        return ""
+    name, error = closest
+    if error < 1e-4:
+        return f"On one case it gives what {name} gives; like={name!r} (--like {name}) asks that everywhere."
+    return f"The nearest is {name}, from which it differs by {error:.1e}; like={name!r} (--like {name}) says where."
 
 
 # What a stranger is most often meant to compute; mechanisms with random or learned numbers cannot be compared.
@@ -320,7 +344,7 @@ def resemble(s: Subject) -> tuple[str, float] | None:
         found = ask(SameAs(subject(name)), s, case)
         if isinstance(found, Finding):
             errors[name] = found.error
-            if "(those of" in found.what:  # but for one common slip, it is this one
+            if "(those of" in found.what and found.broken:  # but for one common slip, it is this one
                 return name, found.error
     if not errors:
         return None

@@ -34,6 +34,8 @@ def _smaller_cases(case: Case) -> Iterator[Case]:
         yield case.but(window=None)
     if case.documents:
         yield case.but(documents=False)
+    if case.adjust != "none":
+        yield case.but(adjust="none")
     for name in ("T", "S", "B", "H", "G", "K", "V"):
         now = getattr(case, name)
         for value in sorted({1, 2, 3, now // 2, now - 1}):

@@ -14,14 +14,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding
+from regard.laws.conduct import calls_are_pure, numbers_bear_large_scores, other_tokens_matter
 from regard.laws.faces import (
     flops_as_declared,
-    kernel_is_reference,
     parallel_is_weights,
     recurrent_is_parallel,
     rows_sum_to_one,
     written_is_cross,
 )
+from regard.laws.fused import kernel_is_reference
 from regard.laws.outside import (
     batch_does_not_matter,
     gradients_are_right,
@@ -67,6 +68,9 @@ LAWS.update(
         "gradients": gradients_are_right,
         "heads": heads_and_shapes,
         "queries": queries_are_independent,
+        "pure": calls_are_pure,
+        "attends": other_tokens_matter,
+        "precision": numbers_bear_large_scores,
     }
 )
 
@@ -94,6 +98,7 @@ def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
         padding=padding,
         window=pick(None, None, 1, 3),
         documents=pick(False, False, True),
+        adjust=pick("none", "none", "bias", "slopes", "softcap"),
         dtype=dtype,
         seed=seed,
         device=device,
@@ -102,7 +107,7 @@ def draw_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
 
 def draw_long_case(seed: int, dtype: str = "float64", device: str = "cpu") -> Case:
     """Returns a case of more than a thousand tokens, in one row and with few heads: some faults begin late."""
-    return draw_case(seed, dtype, device).but(B=1, T=1031, H=2, G=1, window=None, documents=False)
+    return draw_case(seed, dtype, device).but(B=1, T=1031, H=2, G=1, window=None, documents=False, adjust="none")
 
 
 class Unasked(NamedTuple):

@@ -17,6 +17,7 @@ from regard.shapes import Mask, Size
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 Padding = Literal["none", "left", "right", "inside"]
+Adjust = Literal["none", "bias", "slopes", "softcap"]
 
 
 class DoesNotApply(Exception):
@@ -56,7 +57,8 @@ class Case:
     """One trial, completely determined.
 
     `rounded` is a dtype that inputs are rounded to first: an exact answer to the question that a lower precision was
-    asked. `precision` is the dtype that the subject computes in, whatever its inputs have; None means theirs.
+    asked. `precision` is the dtype that the subject computes in, whatever its inputs have; None means theirs. `adjust`
+    is what is done to scores: a bias is added, ALiBi's slopes, or they are bent to a softcap.
     """
 
     B: int = 2
@@ -75,6 +77,7 @@ class Case:
     device: str = "cpu"
     rounded: str | None = None
     precision: str | None = None
+    adjust: Adjust = "none"
 
     def but(self, **changes: Any) -> Case:
         """Returns the case with some fields changed."""
@@ -135,14 +138,36 @@ class Case:
                 visible[b, (self.range(n) * 2 + b) % S] = False
         return visible
 
+    def adjustment(self, T: int, S: int) -> Any:
+        """Returns what `adjust` names: a bias [H,T,S], slopes [H], a softcap, or None."""
+        if self.adjust == "bias":
+            return self.draw(self.H, T, S, stream=4)
+        if self.adjust == "slopes":
+            return self.draw(self.H, stream=4).abs()
+        if self.adjust == "softcap":
+            return 1.5
+        return None
+
+    def without_bias(self) -> Case:
+        """Returns the case without a bias, which belongs to one length; slopes and softcaps go with any."""
+        if self.adjust == "bias":
+            return self.but(adjust="none")
+        return self
+
+    def adjusted(self, mask: Mask, T: int, S: int) -> Mask:
+        """Returns the mask with the case's bias, slopes or softcap."""
+        if self.adjust == "none":
+            return mask
+        return mask.but(**{self.adjust: self.adjustment(T, S)})
+
     def mask(self, T: int, S: int) -> Mask:
         """Returns the mask of T queries over S keys; windows and documents are for T = S."""
         if T != S:
-            return Mask(self.causal, self.visible(S))
+            return self.adjusted(Mask(self.causal, self.visible(S)), T, S)
         documents = None
         if self.documents:
             documents = (self.range(S) * 3 // max(S, 1)).expand(self.B, S)
-        return Mask(self.causal, self.visible(S), self.window, documents)
+        return self.adjusted(Mask(self.causal, self.visible(S), self.window, documents), T, S)
 
     def size(self, T: int | None = None, S: int | None = None) -> Size:
         """Returns the sizes of a call; S is T unless said."""

@@ -23,7 +23,7 @@ def hidden_keys_are_inert(subject: Subject, case: Case) -> Finding:
         raise DoesNotApply("one token has nothing to hide from")
     inputs = subject.inputs(case)
     findings = []
-    for what, start in (("ordinary inputs", inputs), ("visible scores of −30,000", _very_low_scores(inputs, visible))):
+    for what, start in (("ordinary inputs", inputs), ("visible scores of −30,000", very_low_scores(subject, inputs))):
         if not _is_finite(subject, case, start, visible):
             continue  # such inputs are beyond what it can compute at all
         before = _outputs_of_visible(subject, case, start, visible)
@@ -94,10 +94,13 @@ def _tokens(x: Tensor, chosen: Tensor, subject: Subject) -> Tensor:
     return chosen.expand(x.shape[:-1])
 
 
-def _very_low_scores(inputs: list[Tensor], visible: Tensor) -> list[Tensor]:
-    """Returns inputs whose scores at visible keys are about −30,000: every key points away from every query."""
-    if len(inputs) != 3:
-        return [30 * x for x in inputs]
+def very_low_scores(subject: Subject, inputs: list[Tensor]) -> list[Tensor]:
+    """Returns inputs whose scores are about −30,000: every key points away from every query.
+
+    Of a module that makes its own queries and keys, the tokens are so large that scores of either sign reach that.
+    """
+    if subject.projects:
+        return [300 * x for x in inputs]
     q, k, v = inputs
     direction = torch.zeros_like(q[..., :1, :])
     direction[..., 0] = 1
@@ -115,7 +118,7 @@ def _change_hidden(
         for n, x in enumerate(_keys_of(changed)):
             hidden = _tokens(x, ~visible, subject)
             fresh = case.draw(*x.shape, stream=60 + n)
-            is_key = len(inputs) == 3 and n == 0
+            is_key = not subject.projects and n == 0
             if size and is_key:
                 fresh = factor * _toward_queries(inputs[0], x)
             elif size:
@@ -143,7 +146,7 @@ def _outputs_of_visible(subject: Subject, case: Case, inputs: list[Tensor], visi
     """Returns the outputs; of tokens, those at visible ones: a hidden token asks too, and may get anything."""
     with torch.no_grad():
         out = subject.run(case, inputs, visible)
-    if visible is None or len(inputs) == 3:
+    if visible is None or len(inputs) > 1:
         return out
     return out[_tokens(out, visible, subject)]
 

@@ -1,21 +1,25 @@
 """Whether attention computes what another computes, and if not, which common slip explains the difference.
 
 The slips are tried on the reference: one that reproduces the subject's outputs to rounding is named in the finding.
+Where none does, the finding says what can be seen of the weights, and from which length on outputs are wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterable, Mapping
+from typing import get_args
 
-import torch
 from torch import Tensor
 
-from regard.laws.case import Case, Compared, Finding, agree, difference, worst
+from regard.laws.case import Adjust, Case, Compared, CouldNotBeAsked, Finding, agree, difference, worst
+from regard.laws.diagnosis import describe_lengths, describe_rounding, describe_weights
+from regard.laws.inside import Inside, look_inside
+from regard.laws.slips import PADDING_SLIPS, SOFTMAX_SLIPS, Asked, Slip
 from regard.laws.subjects import Subject
-from regard.mechanisms import Softmax, mix, scores
-from regard.shapes import Mask, default_scale
+from regard.mechanisms import Softmax
 
-Slip = Callable[[Subject, Case, list[Tensor]], Tensor | None]
+LARGE = 8.0  # queries and keys this many times as large give scores of about a hundred
 
 
 class SameAs:
@@ -24,22 +28,30 @@ class SameAs:
     def __init__(self, reference: Subject) -> None:
         self.reference = reference
         self.source = f"SameAs({reference.source})"
+        self._explained: dict[tuple[int, Case], tuple[str, list[str]]] = {}
         self.__doc__ = f"gives what {reference.label} gives on the same inputs"
 
     def __call__(self, subject: Subject, case: Case) -> Finding:
-        case = self.reference.fit(case.but(window=None, documents=False))
-        findings = [agree(case, lambda c: self._outputs(subject, c, None), "outputs")]
-        if case.padding != "none" and subject.takes_visible and self.reference.takes_visible:
-            findings.append(agree(case, lambda c: self._outputs(subject, c, _pad(subject, c)), "outputs with padding"))
+        if subject.token_axis != self.reference.token_axis:
+            return self._compare_inside(subject, case)
+        case = self.reference.fit(case.but(window=None, documents=False, adjust="none"))
+        findings = [agree(case, lambda c: self._outputs(subject, c), "outputs")]
         if findings[0].broken:
-            slip = self._find_slip(subject, case)
-            if slip is not None:
-                return findings[0]._replace(what=f"outputs (those of {slip})")
+            return findings[0]._replace(what=f"outputs{self._explain(subject, case)}")
+        if case.padding != "none" and subject.takes_visible and self.reference.takes_visible:
+            findings.append(self._compare_padded(subject, case))
+        if case.dtype == "float64" and case.precision is None and not subject.projects:
+            what = "outputs with scores of about a hundred: are scores clamped, or a maximum not subtracted?"
+            findings.append(agree(case, lambda c: self._outputs(subject, c, size=LARGE), what))
+        findings += self._compare_fewer_queries(subject, case)
+        findings += self._compare_adjusted(subject, case)
         return worst(findings)
 
-    def _outputs(self, subject: Subject, case: Case, visible: Tensor | None) -> Compared:
+    def _outputs(self, subject: Subject, case: Case, visible: Tensor | None = None, size: float = 1.0) -> Compared:
         """Returns the outputs of subject and reference, on rows that rounding does not decide, and their scale."""
         inputs = subject.inputs(case)
+        if size != 1.0:
+            inputs = [*(size * x for x in inputs[:-1]), inputs[-1]]
         got = subject.run(case, inputs, visible)
         want = self.reference.run(case, inputs, visible)
         sure = self.reference.unambiguous_rows(case, inputs)
@@ -50,21 +62,145 @@ class SameAs:
             want = want[sure]
         return got, want, None
 
-    def _find_slip(self, subject: Subject, case: Case) -> str | None:
-        """Returns the slip that makes the reference give what the subject gives, or None.
+    def _compare_padded(self, subject: Subject, case: Case) -> Finding:
+        """Returns whether outputs agree with hidden keys, and which slip explains it where they do not."""
+        found = agree(case, lambda c: self._outputs(subject, c, _pad(subject, c)), "outputs with padding")
+        if not found.broken or subject.promises_zeros:
+            return found
+        case = self._large_case(subject, case, padding="inside")
+        visible = _pad(subject, case)
+        words = self._find_slip(subject, case, {**PADDING_SLIPS, **SOFTMAX_SLIPS}, visible)
+        return found._replace(what=f"outputs with padding{words}")
 
-        It is tried on a case too large for a coincidence.
-        """
-        case = self.reference.fit(subject.fit(case.but(B=2, T=11, H=4, G=2, K=3, V=5, padding="none")))
+    def _compare_fewer_queries(self, subject: Subject, case: Case) -> list[Finding]:
+        """Returns whether outputs agree for fewer queries than keys; causal ones are the last of the keys."""
+        asked = self.reference.fit(case.but(padding="none"))
+        both = (subject, self.reference)
+        # What takes causal queries for the first of the keys follows another convention, of which 'queries' tells.
+        if asked.causal or not all(s.takes_fewer_queries(False) for s in both) or asked.T > 100:
+            return []
+        inputs = subject.inputs(asked, asked.T + 3)
+        error = difference(subject.run(asked, inputs), self.reference.run(asked, inputs))
+        if asked.tolerance is None:
+            return []
+        found = Finding(error, asked.tolerance, f"outputs of {asked.T} queries over {asked.T + 3} keys")
+        if found.broken:
+            found = found._replace(what=found.what + self._explain(subject, asked))
+        return [found]
+
+    def _compare_adjusted(self, subject: Subject, case: Case) -> list[Finding]:
+        """Returns whether outputs agree with a bias, slopes and a softcap, where both take them."""
+        findings = []
+        for kind in get_args(Adjust):
+            asked = self.reference.fit(subject.fit(case.but(adjust=kind)))
+            if kind == "none" or asked.adjust != kind or asked.T > 131:
+                continue
+            what = f"outputs with {kind} given"
+            findings.append(agree(asked, lambda c: self._outputs(subject, c), what))
+        return findings
+
+    def _large_case(self, subject: Subject, case: Case, padding: str = "none") -> Case:
+        """Returns a case too large for a coincidence, no two of whose sizes are alike."""
+        large = case.but(B=2, T=11, H=6, G=2, K=3, V=5, padding=padding, adjust="none")
+        return self.reference.fit(subject.fit(large))
+
+    def _explain(self, subject: Subject, case: Case) -> str:
+        """Returns words for why outputs differ, in brackets, or nothing."""
+        large = self._large_case(subject, case)
+        if large.tolerance is None:
+            return ""
+        try:
+            return self._find_words(subject, case, large)
+        except (CouldNotBeAsked, RuntimeError):  # outputs of another shape, say: the finding stands without a hint
+            return ""
+
+    def _find_words(self, subject: Subject, case: Case, large: Case) -> str:
+        """Returns the slip that explains the difference, else what can be seen of rounding, lengths and weights."""
+        if len(subject.inputs(large)) != 3 or not isinstance(self.reference.mechanism(large), Softmax):
+            return ""
+        asked = (id(subject), large)
+        if asked not in self._explained:  # shrinking asks again and again
+            found = self._find_slip(subject, large, SOFTMAX_SLIPS, None)
+            if not found and not large.causal:
+                found = self._find_causal(subject, large)
+            told = [
+                describe_rounding(subject, self.reference, large),
+                describe_weights(subject, self.reference, large),
+            ]
+            self._explained[asked] = (found, told)
+        found, told = self._explained[asked]
+        if found:
+            return found
+        words = "; ".join(word for word in [describe_lengths(subject, self.reference, case), *told] if word)
+        if words:
+            return f": {words}"
+        return ""
+
+    def _find_slip(self, subject: Subject, case: Case, slips: Mapping[str, Slip], visible: Tensor | None) -> str:
+        """Returns the slip that makes the reference give what the subject gives, in brackets, or nothing."""
         inputs = subject.inputs(case)
-        if len(inputs) != 3 or case.tolerance is None:
-            return None
+        if len(inputs) != 3 or case.tolerance is None or not isinstance(self.reference.mechanism(case), Softmax):
+            return ""
+        got = subject.run(case, inputs, visible)
+        if difference(got, self.reference.run(case, inputs, visible)) <= case.tolerance:
+            return ""  # right in this case: what is wrong elsewhere is no slip that would show here
+        found = match_slip(slips, [(Asked(inputs[0], inputs[1], inputs[2], case.causal, visible), got)], case.tolerance)
+        if not found:
+            return ""
+        return f" (those of {found.format(self.reference.label)})"
+
+    def _find_causal(self, subject: Subject, case: Case) -> str:
+        """Returns the slip of being causal where nobody asked for it, or nothing."""
+        inputs = subject.inputs(case)
         got = subject.run(case, inputs)
-        for words, slip in SLIPS.items():
-            slipped = slip(self.reference, case, inputs)
-            if slipped is not None and difference(got, slipped) <= case.tolerance:
-                return words.format(self.reference.label)
-        return None
+        if difference(got, self.reference.run(case.but(causal=True), inputs)) > (case.tolerance or 0.0):
+            return ""
+        return f" (those of causal {self.reference.label}: is causal=False ignored?)"
+
+    def _compare_inside(self, subject: Subject, case: Case) -> Finding:
+        """Returns whether a module's inner attention is the reference's, on the queries, keys and values it projects.
+
+        Where it is not, only a slip that explains the difference counts: positions, norms or gates may be inside.
+        """
+        T = max(7, min(case.T, 131))  # fewer tokens might agree by chance
+        case = subject.fit(case.but(B=3, T=T, window=None, documents=False, padding="none"))
+        views = look_inside(subject, case)
+        if not views or case.tolerance is None:
+            raise CouldNotBeAsked(
+                f"{subject.label} takes tokens, and none of its Linear layers is named as one that makes queries, keys "
+                f"or values; {self.reference.label} takes q, k and v. Compare the function inside it instead"
+            )
+        limit = 10 * case.tolerance  # outputs of attention are read back from within, by another order of sums
+        errors = [(view, self._inside_error(view, case)) for view in views]
+        right = min((error for view, error in errors if view.slip is None), default=math.inf)
+        if right <= limit:
+            return Finding(right, limit, "attention of the queries, keys and values it projects")
+        words = next((view.slip for view, error in errors if error <= limit), None)
+        asked = [(Asked(view.q, view.k, view.v, case.causal, None), view.out) for view in views if view.slip is None]
+        words = words or match_slip(SOFTMAX_SLIPS, asked, limit)
+        if words is None:
+            raise CouldNotBeAsked(
+                f"{subject.label} does not give what {self.reference.label} gives on the queries, keys and values it "
+                "projects, and no common slip explains why: positions, norms or gates may be inside"
+            )
+        return Finding(right, limit, f"attention inside it (that of {words.format(self.reference.label)})")
+
+    def _inside_error(self, view: Inside, case: Case) -> float:
+        sized = case.but(H=view.q.shape[1], G=view.k.shape[1], K=view.q.shape[3], V=view.v.shape[3])
+        return difference(view.out, self.reference.run(sized, [view.q, view.k, view.v]))
+
+
+def match_slip(slips: Mapping[str, Slip], asked: Iterable[tuple[Asked, Tensor]], tolerance: float) -> str | None:
+    """Returns the words of the first slip that gives what was got, of any pair of inputs and outputs; else None."""
+    for inputs, got in asked:
+        for words, slip in slips.items():
+            try:
+                slipped = slip(inputs)
+            except RuntimeError:  # sizes that this slip is impossible with, such as keys for values of another width
+                continue
+            if difference(got, slipped) <= tolerance and bool((got != 0).any()):
+                return words
+    return None
 
 
 def _pad(subject: Subject, case: Case) -> Tensor | None:
@@ -76,59 +212,3 @@ def _pad(subject: Subject, case: Case) -> Tensor | None:
     if visible is not None and not subject.promises_zeros:
         visible[:, 0] = True
     return visible
-
-
-def _scale_queries(power: float) -> Slip:
-    """Returns the slip of multiplying queries by K to some power."""
-
-    def slip(reference: Subject, case: Case, inputs: list[Tensor]) -> Tensor:
-        q, k, v = inputs
-        return reference.run(case, [q * q.shape[-1] ** power, k, v])
-
-    return slip
-
-
-def _ignore_causal(causal: bool) -> Slip:
-    """Returns the slip of being causal always, or never."""
-
-    def slip(reference: Subject, case: Case, inputs: list[Tensor]) -> Tensor:
-        return reference.run(case.but(causal=causal), inputs)
-
-    return slip
-
-
-def _transpose_mask(reference: Subject, case: Case, inputs: list[Tensor]) -> Tensor:
-    """Returns causal attention backwards in time: each query sees itself and what comes after."""
-    return reference.run(case, [x.flip(2) for x in inputs]).flip(2)
-
-
-def _tile_heads(reference: Subject, case: Case, inputs: list[Tensor]) -> Tensor:
-    """Returns attention with key/value heads in the order a b a b."""
-    q, k, v = inputs
-    times = q.shape[1] // k.shape[1]
-    return reference.run(case.but(G=case.H), [q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)])
-
-
-def _normalise_over_queries(reference: Subject, case: Case, inputs: list[Tensor]) -> Tensor | None:
-    """Returns attention with softmax down the columns; None for a reference that has no scores to do it with."""
-    if not isinstance(reference.mechanism(case), Softmax):
-        return None
-    q, k, v = inputs
-    mask = Mask(case.causal)
-    raw = scores(q * default_scale(q.shape[-1]), k, mask)
-    allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
-    if allowed is not None:
-        raw = raw.masked_fill(~allowed, float("-inf"))
-    return mix(torch.softmax(raw, -2), v)
-
-
-SLIPS: dict[str, Slip] = {
-    "{} with q multiplied by √K: is the factor 1/√K missing?": _scale_queries(0.5),
-    "{} with q divided by √K: are scores divided by K instead of √K?": _scale_queries(-0.5),
-    "{} with q multiplied by K: are scores multiplied by √K instead of divided?": _scale_queries(1.0),
-    "{} over all keys: is causal=True ignored?": _ignore_causal(False),
-    "causal {}: is causal=False ignored?": _ignore_causal(True),
-    "{} with each query seeing itself and what comes after: is the mask transposed?": _transpose_mask,
-    "{} with key/value heads in the order a b a b: query head h needs head h // (H/G), a a b b": _tile_heads,
-    "{} normalised over the queries: the softmax belongs over the keys, the last axis": _normalise_over_queries,
-}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.devices import DTYPES
-from regard.errors import OptionError
-from regard.laws.case import Case, CouldNotBeAsked, cancellation_scale
+from regard.errors import MaskError, OptionError
+from regard.laws.case import Adjust, Case, CouldNotBeAsked, cancellation_scale
 from regard.mechanisms import Mechanism, fitted, lookup
 from regard.shapes import Mask, Size
 
@@ -25,15 +25,19 @@ class Subject:
     `token_axis` is the axis of tokens in inputs and outputs. `causal` says whether it claims not to look ahead.
     `takes_visible` says whether it can be told which keys may be seen. `own` says whether it is one of regard's
     mechanisms or registered beside them: these keep all laws, strangers those that everybody agrees on.
-    `promises_zeros` says whether a query that sees nothing must give zeros.
+    `promises_zeros` says whether a query that sees nothing must give zeros. `projects` says whether it projects tokens
+    to queries, keys and values of its own. `state_call` is how somebody else's attention takes a state, where it does.
+    `changed_inputs` says whether any call so far has written into its inputs.
     """
 
     token_axis = 2
     causal = True
     takes_visible = False
-    takes_fewer_queries = False
     own = False
     promises_zeros = False
+    projects = False
+    state_call: Any = None
+    changed_inputs = False
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label
@@ -43,9 +47,9 @@ class Subject:
         """Returns the case with sizes that the subject can take."""
         return case
 
-    def can_be(self, causal: bool) -> bool:
-        """Returns whether it can be run causal, or not causal."""
-        return True
+    def takes_fewer_queries(self, causal: bool) -> bool:
+        """Returns whether it can be run with fewer queries than keys, causal or not."""
+        return False
 
     def takes_length(self, T: int) -> bool:
         """Returns whether it can be given T tokens."""
@@ -76,7 +80,6 @@ class MechanismSubject(Subject):
     """A mechanism: a registered name, a class, or an instance."""
 
     takes_visible = True
-    takes_fewer_queries = True
     own = True
     promises_zeros = True
 
@@ -94,8 +97,11 @@ class MechanismSubject(Subject):
         self.thing = thing
         self.options = options
         self._built: dict[tuple[object, ...], Mechanism] = {}
+        self._honours: dict[Adjust, bool] = {}
 
     def fit(self, case: Case) -> Case:
+        if case.adjust != "none" and not self._takes(case.adjust):
+            case = case.but(adjust="none")
         if not isinstance(self.thing, Mechanism):
             return case
         heads = getattr(self.thing, "heads", None)
@@ -113,7 +119,20 @@ class MechanismSubject(Subject):
             case = case.but(H=heads, G=groups)
         return case.but(K=width or case.K)
 
-    def can_be(self, causal: bool) -> bool:
+    def _takes(self, adjust: Adjust) -> bool:
+        """Returns whether the mechanism honours a bias, slopes or a softcap; some refuse them."""
+        if adjust not in self._honours:
+            case = self.fit(Case(B=1, T=3, S=3)).but(adjust=adjust)
+            q, k, _ = case.qkv()
+            try:
+                self.mechanism(case).weights(q, k, case.adjusted(Mask(causal=True), case.T, case.T))
+            except MaskError:
+                self._honours[adjust] = False
+            else:
+                self._honours[adjust] = True
+        return self._honours[adjust]
+
+    def takes_fewer_queries(self, causal: bool) -> bool:
         # Without causality fewer queries than keys are cross-attention.
         if isinstance(self.thing, Mechanism):
             return causal or self.thing.crosses
@@ -143,18 +162,22 @@ class MechanismSubject(Subject):
         return mechanism.to(case.device, case.type)
 
     def run(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None) -> Tensor:
-        mask = Mask(case.causal, visible, case.window)
+        mask = self._mask(case, inputs).but(visible=visible)
         out: Tensor = self.mechanism(case)(*inputs, mask)
         return out
 
+    def _mask(self, case: Case, inputs: list[Tensor]) -> Mask:
+        """Returns the mask of a call: causality, the window, and what is done to scores."""
+        return case.adjusted(Mask(case.causal, window=case.window), inputs[0].shape[2], inputs[1].shape[2])
+
     def unambiguous_rows(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
         q, k, _ = inputs
-        return self.mechanism(case).unambiguous_rows(q, k, Mask(case.causal, window=case.window))
+        return self.mechanism(case).unambiguous_rows(q, k, self._mask(case, inputs))
 
     def cancellation_scale(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
         mechanism = self.mechanism(case)
         q, k, v = inputs
-        weights = mechanism.weights(q, k, Mask(case.causal, window=case.window))
+        weights = mechanism.weights(q, k, self._mask(case, inputs))
         return cancellation_scale(mechanism, weights, v)
 
 

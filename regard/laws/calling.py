@@ -1,0 +1,224 @@
+"""How somebody's attention is called, once its layout and its masks are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.laws.case import Case, CouldNotBeAsked
+from regard.laws.layouts import CROSS, MATRICES, Layout, MaskForm, X
+from regard.laws.signatures import (
+    ADJUSTMENTS,
+    ANY_MASKS,
+    DROPOUTS,
+    HEAD_COUNTS,
+    KEY_MASKS,
+    KEY_WIDTHS,
+    MODULES,
+    SCALES,
+    STATE_FLAGS,
+    STATES,
+    data_names,
+    find_length,
+    find_width,
+    parameter_names,
+    required_names,
+    takes_none,
+)
+from regard.laws.subjects import explain_exception
+
+MOST_HEADS = 2  # of a function that takes the number of its heads as an argument
+
+
+class Caller:
+    """A function or module that somebody else wrote, and the way in which it takes its inputs and masks."""
+
+    def __init__(self, f: Callable[..., Any], label: str, length: int | None, width: int | None) -> None:
+        if isinstance(f, nn.Module):
+            f = deepcopy(f).eval()  # it is cast to other dtypes
+        self.f = f
+        self.pristine = deepcopy(f)
+        self.label = label
+        self.parameters = parameter_names(f)
+        self.required = required_names(f)
+        self.data = data_names(f)
+        self.width = width or find_width(f)
+        self.length = length or find_length(f)
+        self.layout: Layout = X
+        # "same" as the layout's; "transposed" [B,T,H,V] from inputs [B,H,T,K], as in transformers
+        self.output_form = "same"
+        self.causal_name: str | None = None
+        self.key_mask: MaskForm | None = None
+        self.pair_mask: MaskForm | None = None
+        # What a mask that must be given is filled with until its meaning is known; None where None will do.
+        self.filler: MaskForm | None = None
+        self.changed_inputs = False  # whether any call has written into its inputs
+
+    def call_fresh(self, case: Case, *calls: list[Tensor]) -> Tensor:
+        """Returns the output of the last of some calls in a row, by a copy that has made no calls before."""
+        used = self.f
+        self.f = deepcopy(self.pristine)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(case.seed)  # what is drawn in the first call of all is the same then
+                outputs = [self.call(case, inputs) for inputs in calls]
+        finally:
+            self.f = used
+        return outputs[-1]
+
+    def draw_inputs(self, case: Case, S: int | None = None) -> list[Tensor]:
+        """Returns the tensors that laws draw: q, k, v with heads, tokens, or tokens and their context."""
+        S = S or case.T
+        if self.layout is X:
+            return [case.draw(case.B, case.T, case.K, stream=1)]
+        if not self.layout.projects:
+            return list(case.qkv(S=S))
+        tokens = [case.draw(case.B, n, case.K, stream=1 + i) for i, n in enumerate((case.T, S, S))]
+        return tokens[: self.layout.inputs]
+
+    def call(self, case: Case, inputs: list[Tensor], visible: Tensor | None = None) -> Tensor:
+        """Calls it, and returns its output; an exception of its own becomes `CouldNotBeAsked` with the call."""
+        if self.layout is MATRICES:
+            rows = [self._call_whole(case, [x[b, 0] for x in inputs], inputs, {}) for b in range(len(inputs[0]))]
+            return torch.stack(rows).unsqueeze(1)
+        options = self._filled_masks(case, inputs) | self._mask_options(case, inputs, visible)
+        out = self._call_whole(case, self.layout.pack(inputs), inputs, options)
+        out = self.layout.unpack(out, inputs)
+        if self.output_form == "transposed":
+            return out.transpose(1, 2)
+        return out
+
+    def _call_whole(self, case: Case, given: list[Tensor], inputs: list[Tensor], options: dict[str, Any]) -> Tensor:
+        """Returns the output of one call as it comes, less what is returned beside it."""
+        if self.causal_name is not None:
+            options[self.causal_name] = case.causal
+        if not self.layout.projects:
+            options |= self._adjustments(case, inputs)
+        out = self.call_with(case, given, options)
+        if isinstance(out, tuple | list):
+            out = out[0]
+        if not isinstance(out, Tensor):
+            call = self._describe_call(given, options)
+            raise CouldNotBeAsked(
+                f"{call} returned a {type(out).__name__}; expected a tensor, or a tuple with it first"
+            )
+        if self.sequence_first:
+            out = out.transpose(0, 1)
+        return out
+
+    def call_with(self, case: Case, given: list[Tensor], options: dict[str, Any]) -> Any:
+        """Returns whatever a call gives; inputs are handed over as copies, so that a call cannot spoil them."""
+        options = self._filled_arguments(case) | options
+        if isinstance(self.f, nn.Module):
+            self.f.to(case.device, case.type)
+        copies = [x.clone() for x in given]
+        if self.sequence_first:
+            copies = [x.transpose(0, 1) for x in copies]
+        before = [x.detach().clone() for x in copies]
+        try:
+            if self.data and self.required[: len(self.data)] != self.data:
+                out = self.f(**dict(zip(self.data, copies, strict=True)), **options)
+            else:
+                out = self.f(*copies, **options)
+        except Exception as error:  # whatever a stranger raises is to be told, not to be judged
+            raise explain_exception(error, self._describe_call(copies, options)) from error
+        if any(not torch.equal(x.detach(), was) for x, was in zip(copies, before, strict=True)):
+            self.changed_inputs = self.changed_inputs or all(bool(x.isfinite().all()) for x in before)
+        return out
+
+    @property
+    def sequence_first(self) -> bool:
+        """Whether tokens come before the batch, as in nn.MultiheadAttention unless told otherwise."""
+        return self.layout.projects and getattr(self.f, "batch_first", None) is False
+
+    def adjustment_name(self, kind: str) -> str | None:
+        """Returns the name of the parameter that takes a bias, slopes or a softcap, or None."""
+        return next((name for name in ADJUSTMENTS[kind] if takes_none(self.f, name)), None)
+
+    def _adjustments(self, case: Case, inputs: list[Tensor]) -> dict[str, Any]:
+        """Returns the bias, slopes or softcap of a case, under the name that the stranger has for it."""
+        name = None
+        if case.adjust != "none":
+            name = self.adjustment_name(case.adjust)
+        if name is None:
+            return {}
+        T = inputs[0].shape[self.layout.token_axis]
+        S = inputs[-1].shape[self.layout.token_axis]
+        return {name: case.adjustment(T, S)}
+
+    def _filled_arguments(self, case: Case) -> dict[str, Any]:
+        """Returns the arguments that must be given and follow from the sizes of a call."""
+        filled: dict[str, Any] = {}
+        for name in self.required:
+            if name in HEAD_COUNTS:
+                filled[name] = case.H
+            elif name in SCALES:
+                filled[name] = case.K**-0.5
+            elif name in KEY_WIDTHS:
+                filled[name] = case.K
+            elif name in DROPOUTS:
+                filled[name] = 0.0
+            elif name in MODULES:
+                filled[name] = _stand_in(case)
+            elif name == "training" or name in STATE_FLAGS:
+                filled[name] = False
+            elif name in STATES:
+                filled[name] = None
+        return filled
+
+    def _filled_masks(self, case: Case, inputs: list[Tensor]) -> dict[str, Any]:
+        """Returns the masks that must be given, with nothing hidden."""
+        names = [name for name in self.required if name in ANY_MASKS or name in KEY_MASKS]
+        if self.filler is None:
+            return dict.fromkeys(names)
+        return {name: self.filler.build(self._everything(case, inputs), case.type) for name in names}
+
+    def _everything(self, case: Case, inputs: list[Tensor]) -> Tensor:
+        """Returns a mask under which every query sees every key, [B,T,S]."""
+        B = inputs[0].shape[0]
+        T = inputs[0].shape[self.layout.token_axis]
+        S = inputs[-1].shape[self.layout.token_axis]
+        return torch.ones(B, T, S, dtype=torch.bool, device=case.device)
+
+    def _mask_options(self, case: Case, inputs: list[Tensor], visible: Tensor | None) -> dict[str, Any]:
+        """Returns the masks to hand over: one of pairs for causality where no flag says it, one of visible keys."""
+        everything = self._everything(case, inputs)
+        T, S = everything.shape[1:]
+        allowed: dict[MaskForm, Tensor] = {}
+        if self.pair_mask is not None and self.causal_name is None and case.causal:
+            allowed[self.pair_mask] = everything & (case.range(S) <= case.range(T)[:, None] + (S - T))
+        if self.key_mask is not None and visible is not None:
+            allowed[self.key_mask] = allowed.get(self.key_mask, everything) & visible[:, None, :]
+        for form in (self.pair_mask, self.key_mask):
+            if form is not None and form.name in self.required and not allowed:
+                allowed[form] = everything
+        return {form.name: form.build(see, case.type) for form, see in allowed.items()}
+
+    def _describe_call(self, given: list[Tensor], options: dict[str, Any]) -> str:
+        names: tuple[str, ...] = ("x",)
+        if self.layout is CROSS:
+            names = ("x", "context")
+        elif len(given) == 3:
+            names = ("q", "k", "v")
+        parts = [f"{n} {list(x.shape)}" for n, x in zip(names, given, strict=True)]
+        for name, value in options.items():
+            shown = value
+            if isinstance(value, Tensor):
+                shown = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+            elif isinstance(value, nn.Module):
+                shown = type(value).__name__
+            parts.append(f"{name}={shown}")
+        return f"{self.label}({', '.join(parts)})"
+
+
+def _stand_in(case: Case) -> nn.Module:
+    """Returns a module with what attention functions of transformers read from the layer that calls them."""
+    module = nn.Module().eval()
+    read = {"num_key_value_groups": case.H // case.G, "is_causal": case.causal, "scaling": case.K**-0.5}
+    for name, value in {**read, "head_dim": case.K, "layer_idx": 0}.items():
+        setattr(module, name, value)
+    return module

@@ -1,0 +1,131 @@
+"""Laws of a call as such: it can be repeated, it looks at other tokens, and its numbers bear large scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
+from regard.laws.subjects import Subject
+
+# Queries and keys times these give scores of hundreds, where exp overflows unless a maximum is subtracted: beyond 709
+# in float64, 88 in float32, 11 in float16. The scores themselves fit each dtype many times over.
+SIZES = {"float64": 40.0, "float32": 14.0, "float16": 5.0}
+# A module makes its own queries and keys from tokens, about half as large as these.
+TOKEN_SIZES = {"float64": 120.0, "float32": 40.0, "float16": 12.0}
+# Rounding to float32 leaves steps of about 1e-7 of the output, to float16 or bfloat16 of 1e-4 to 1e-2.
+COARSEST = 3e-6
+
+
+def calls_are_pure(subject: Subject, case: Case) -> Finding:
+    """a call is pure: repeated, it gives the same, its inputs stay as they were, and nothing is kept between calls"""
+    case = subject.fit(case.but(padding="none", documents=False, T=min(case.T, 131)))
+    inputs = subject.inputs(case)
+    copies = [x.clone() for x in inputs]
+    with torch.no_grad():
+        first = subject.run(case, inputs)
+        # A mask, a cache or a maximum that is kept would be noticed by the next call.
+        subject.run(case, [2 * x + 1 for x in copies])
+        again = subject.run(case, copies)
+    changed = 0.0
+    if subject.changed_inputs or any(not torch.equal(x, y) for x, y in zip(inputs, copies, strict=True)):
+        changed = math.inf
+    scale = None
+    if first.isfinite().all():
+        scale = first.abs().max()
+    what = "outputs of one call made twice, with another between them"
+    with torch.no_grad():
+        third = subject.run(case, copies)
+    # What is kept differs once; what is drawn (dropout) differs from call to call.
+    if difference(third, again, scale) > case.tolerance_or(1.0):
+        what = "outputs of one call made twice: is dropout left on, or anything else drawn at random?"
+    repeated = Finding(difference(again, first, scale), case.tolerance_or(1.0), what)
+    if not bool(first.isfinite().all()):  # another law asks about those
+        repeated = Finding(0.0, case.tolerance_or(1.0), what)
+    findings = [repeated, Finding(changed, 0.0, "inputs are modified in place")]
+    call_fresh = getattr(subject, "call_fresh", None)
+    if call_fresh is not None and bool(first.isfinite().all()):
+        with torch.no_grad():
+            after_another = call_fresh(case, [2 * x + 1 for x in copies], copies)
+            alone = call_fresh(case, copies)
+        kept = difference(after_another, alone, scale)
+        findings.append(Finding(kept, case.tolerance_or(1.0), "outputs of a first call and of a second: what is kept?"))
+    return worst(findings)
+
+
+def other_tokens_matter(subject: Subject, case: Case) -> Finding:
+    """it attends: a token's output depends on other tokens"""
+    if subject.own:
+        raise DoesNotApply("the weights of a mechanism say it")
+    case = case.but(padding="none", documents=False)
+    if case.T < 2:
+        raise DoesNotApply("one token has no other")
+    inputs = subject.inputs(case)
+    before = subject.run(case, inputs)
+    moved = 0.0
+    for factor in (1.0, 30.0, -30.0):  # a key of either sign, so large that one of both is looked at by an argmax
+        changed = [x.clone() for x in inputs]
+        for n, x in enumerate(changed):
+            if n > 0 or len(changed) == 1:
+                others = x.narrow(subject.token_axis, 0, case.T - 1)
+                others.copy_(factor * case.draw(*others.shape, stream=80 + n))
+        after = subject.run(case, changed)
+        last = after.narrow(subject.token_axis, after.shape[subject.token_axis] - 1, 1)
+        was = before.narrow(subject.token_axis, before.shape[subject.token_axis] - 1, 1)
+        moved = max(moved, difference(last, was, 1.0))
+    error = 0.0
+    if moved == 0.0:
+        error = math.inf
+    return Finding(error, 0.0, "the last token's output, which no change of the others moves")
+
+
+def numbers_bear_large_scores(subject: Subject, case: Case) -> Finding:
+    """large scores stay finite, in float16 too, and float32 is not rounded to half precision on the way"""
+    case = case.but(padding="none", documents=False, T=min(case.T, 131))
+    findings = []
+    for dtype in ("float64", "float32", "float16"):
+        asked = subject.fit(case.but(dtype=dtype, precision=None))
+        if asked.dtype != dtype or (dtype == "float16" and subject.own):
+            continue
+        found = _with_large_scores(subject, asked)
+        if found is not None:
+            findings.append(found)
+    roughness = getattr(subject, "roughness", None)
+    if roughness is not None and "float64" in subject.dtypes:  # type: ignore[attr-defined]
+        what = "steps in outputs of float64 inputs that change little: is something computed in half precision?"
+        findings.append(Finding(roughness(2e-5), COARSEST, what))
+    if not findings:
+        raise DoesNotApply("ordinary inputs of no dtype give finite outputs")
+    return worst(findings)
+
+
+def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
+    """Returns whether large queries and keys give finite outputs; None where ordinary ones do not."""
+    sizes = SIZES
+    if subject.projects:
+        sizes = TOKEN_SIZES
+    inputs = subject.inputs(case)
+    # Of one sign: scores are large and positive, where exp overflows, and features such as elu + 1 do not vanish.
+    large = [sizes[case.dtype] * x.abs() for x in inputs]
+    if not subject.projects:
+        large[-1] = inputs[-1]  # values stay as they are
+    try:
+        with torch.no_grad():
+            ordinary = _finite(subject.run(case, inputs))
+            finite = _finite(subject.run(case, large))
+    except CouldNotBeAsked:
+        if case.dtype == "float16":  # many a function has no float16, and says so
+            return None
+        raise
+    if not ordinary:
+        return None
+    error = 0.0
+    if not finite:
+        error = math.inf
+    return Finding(error, 0.0, f"NaN or infinity from scores of hundreds in {case.dtype}: is exp taken less a maximum?")
+
+
+def _finite(out: Tensor) -> bool:
+    return bool(out.isfinite().all())

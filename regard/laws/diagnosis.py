@@ -1,0 +1,109 @@
+"""What can be said of attention that differs from another and by no common slip.
+
+Attention is linear in its values, so one-hot values give back its weights; these say more than outputs do.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.laws.case import Case, CouldNotBeAsked, difference
+from regard.laws.subjects import Subject
+from regard.shapes import Mask
+
+
+def describe_rounding(subject: Subject, reference: Subject, case: Case) -> str:
+    """Returns words where the difference is about as large as that of rounding to half precision."""
+    inputs = subject.inputs(case)
+    want = reference.run(case, inputs)
+    error = difference(subject.run(case, inputs), want)
+    for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
+        rounded = difference(reference.run(case, [x.to(dtype).to(x.dtype) for x in inputs]), want)
+        if rounded / 20 < error < 3 * rounded:
+            return f"as far off as {name} is: is something computed in half precision?"
+    return ""
+
+
+def describe_lengths(subject: Subject, reference: Subject, case: Case) -> str:
+    """Returns up to how many tokens outputs are right, where they are for some."""
+    limit = case.tolerance_or(4.0)
+
+    def is_right(T: int) -> bool:
+        asked = reference.fit(subject.fit(case.but(T=T, padding="none")))
+        inputs = subject.inputs(asked)
+        return asked.T == T and difference(subject.run(asked, inputs), reference.run(asked, inputs)) <= limit
+
+    if case.T < 4 or not is_right(2):
+        return ""
+    right = 2
+    wrong = case.T
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        if is_right(middle):
+            right = middle
+        else:
+            wrong = middle
+    return f"right up to {right} tokens and wrong from {wrong} on: is a block left out, or not rescaled?"
+
+
+def describe_weights(subject: Subject, reference: Subject, case: Case) -> str:
+    """Returns what is odd about the weights: not linear in v, weight where none may be, row sums, scores."""
+    try:
+        got, linear = _weights(subject, case)
+    except (CouldNotBeAsked, RuntimeError):
+        return ""
+    if not linear:
+        return "it is not linear in its values"
+    mechanism = reference.mechanism(case)
+    assert mechanism is not None
+    q, k, _ = case.but(V=case.T).qkv()
+    want = mechanism.weights(q, k, Mask(case.causal)).to(got.dtype)
+    small = 1e-6
+    if bool((got.abs()[want == 0] > small).any()):
+        return "weights on keys that may not be seen"
+    sums = got.sum(-1)
+    words = []
+    if bool((got.abs()[want > 1e-3] < 1e-12).any()):
+        words.append("no weight on some keys that may be seen: is there a window, or a top-k?")
+    if float((sums - 1).abs().max()) > 1e-4:
+        words.append(f"its rows of weights sum to {float(sums.min()):.4g} … {float(sums.max()):.4g} instead of 1")
+    elif not words:
+        words.append(_describe_scores(got, want))
+    return "; ".join(word for word in words if word)
+
+
+def _weights(subject: Subject, case: Case) -> tuple[Tensor, bool]:
+    """Returns the weights [B,H,T,S] through one-hot values, and whether outputs are linear in values."""
+    case = case.but(V=case.T)
+    q, k, v = case.qkv()
+    one_hot = torch.eye(case.T, dtype=v.dtype, device=v.device).expand_as(v)
+    weights = subject.run(case, [q, k, one_hot])
+    doubled = subject.run(case, [q, k, 2 * v])
+    return weights, difference(doubled, 2 * subject.run(case, [q, k, v])) <= 1e-4
+
+
+def _describe_scores(got: Tensor, want: Tensor) -> str:
+    """Returns how the scores behind the weights differ, from logarithms less each row's mean."""
+    seen = (want > 0) & (got > 0)
+    if bool((got < 0).any()) or not bool((seen.sum(-1) > 2).any()):
+        return ""
+    logs = [_centred(x, seen) for x in (got, want)]
+    ours, theirs = logs
+    slope = float((ours * theirs).sum() / theirs.square().sum().clamp(min=1e-30))
+    if difference(ours, slope * theirs) < 1e-3:
+        if abs(slope - 1) < 1e-2:
+            return ""
+        return f"its scores are {slope:.3g} times as large"
+    gap = ours - theirs
+    by_row = gap.masked_fill(~seen, 0)
+    if difference(by_row[:, :1].expand_as(by_row), by_row) < 1e-3:
+        return "something is added to its scores that does not depend on q and k: a bias, or positions?"
+    return ""
+
+
+def _centred(weights: Tensor, seen: Tensor) -> Tensor:
+    """Returns log weights less their mean over what is seen in each row, zero elsewhere."""
+    logs = weights.clamp(min=1e-30).log().masked_fill(~seen, 0)
+    mean = logs.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
+    return (logs - mean).masked_fill(~seen, 0)

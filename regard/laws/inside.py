@@ -1,0 +1,144 @@
+"""What a module with projections hands to its attention, and what its attention hands on.
+
+The outputs of the Linear layers that make queries, keys and values are recorded in a call, and the input of the one
+that comes after attention. How heads are laid out in them is not known, so every usual way is returned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.laws.case import Case
+from regard.laws.signatures import find_heads
+from regard.laws.subjects import Subject
+
+_PARTS = {
+    "q": "q", "query": "q", "queries": "q",
+    "k": "k", "key": "k", "keys": "k",
+    "v": "v", "value": "v", "values": "v",
+    "kv": "kv", "keyvalue": "kv",
+    "qkv": "qkv", "attn": "qkv", "inproj": "qkv", "queryvaluekey": "qkv", "querykeyvalue": "qkv",
+}  # fmt: skip
+
+
+class Inside(NamedTuple):
+    """One reading of a call: q [B,H,T,d], k and v [B,G,S,d], and the output of attention [B,H,T,d].
+
+    `slip` names what is wrong with the reading itself: heads that are cut out of memory without a transpose.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    slip: str | None = None
+
+
+class _Recorded(NamedTuple):
+    part: str | None  # "q", "k", "v", "kv", "qkv", or None for another Linear
+    given: Tensor
+    made: Tensor
+
+
+def look_inside(subject: Subject, case: Case) -> list[Inside]:
+    """Returns the readings of one call of a module; none where its layers cannot be told."""
+    module = getattr(subject, "f", None)
+    if not isinstance(module, nn.Module):
+        return []
+    calls: list[_Recorded] = []
+    handles = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            handles.append(layer.register_forward_hook(_recorder(calls, _part(name))))
+    try:
+        with torch.no_grad():
+            result = subject.run(case, subject.inputs(case))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(_readings(calls, result, find_heads(module), getattr(module, "batch_first", None) is False))
+
+
+def _recorder(calls: list[_Recorded], part: str | None) -> Any:
+    def record(layer: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        calls.append(_Recorded(part, given[0].detach(), made.detach()))
+
+    return record
+
+
+def _part(name: str) -> str | None:
+    """Returns what a Linear of this name makes: q_proj, W_q, to_q, wq, query, c_attn, …"""
+    last = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(".")[2]).lower()
+    words = [w for w in last.split("_") if w not in ("proj", "projection", "to", "w", "c", "lin", "linear", "fc")]
+    joined = "".join(words)
+    if joined not in _PARTS and joined[:1] == "w":
+        joined = joined[1:]
+    return _PARTS.get(joined)
+
+
+def _readings(calls: list[_Recorded], result: Tensor, heads: int | None, sequence_first: bool) -> Iterator[Inside]:
+    """Yields queries, keys, values and outputs with every usual layout of heads."""
+    made = {call.part: call.made for call in calls if call.part is not None}
+    others = [call for call in calls if call.part is None]
+    if sequence_first or any(x.dim() != 3 for x in made.values()):
+        return
+    out = result
+    if others:
+        out = others[-1].given
+    for q, k, v in _projected(made, heads):
+        if out.dim() != 3 or out.shape[:2] != q.shape[:2]:
+            continue
+        for H in _head_counts(q.shape[-1], heads):
+            yield from _split(q, k, v, out, q.shape[-1] // H)
+
+
+def _projected(made: dict[str, Tensor], heads: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yields q, k and v [B,T,·] from separate, half fused or fused projections."""
+    if {"q", "k", "v"} <= set(made):
+        yield made["q"], made["k"], made["v"]
+    elif {"q", "kv"} <= set(made):
+        k, v = made["kv"].chunk(2, -1)
+        yield made["q"], k, v
+    elif "qkv" in made and made["qkv"].shape[-1] % 3 == 0:
+        fused = made["qkv"]
+        q, k, v = fused.chunk(3, -1)
+        yield q, k, v
+        if heads is not None and fused.shape[-1] % (3 * heads) == 0:
+            # Each head's q, k and v side by side, as in GPT-NeoX.
+            q, k, v = (x.flatten(2) for x in fused.unflatten(-1, (heads, -1)).chunk(3, -1))
+            yield q, k, v
+
+
+def _head_counts(width: int, heads: int | None) -> list[int]:
+    if heads is not None:
+        return [heads] * (width % heads == 0)
+    return [n for n in range(1, width + 1) if width % n == 0 and (width // n > 1 or n == 1)]
+
+
+def _split(q: Tensor, k: Tensor, v: Tensor, out: Tensor, width: int) -> Iterator[Inside]:
+    """Yields tensors with heads of a width, [B,·,T,width]: first as they should be, then as they are often mistaken."""
+    if any(x.shape[-1] % width for x in (q, k, v, out)) or out.shape[-1] != q.shape[-1]:
+        return
+    if q.shape[-1] % k.shape[-1] or k.shape != v.shape:
+        return
+
+    def transposed(x: Tensor) -> Tensor:
+        split: Tensor = x.unflatten(-1, (-1, width)).transpose(1, 2)
+        return split
+
+    def cut(x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], x.shape[-1] // width, x.shape[1], width)
+
+    right = Inside(transposed(q), transposed(k), transposed(v), transposed(out))
+    yield right
+    if right.q.shape[1] > 1 and q.shape[1] > 1:
+        merged = "{} whose heads are merged by a view: transpose [B,H,T,d] to [B,T,H,d] first"
+        both = "{} whose heads are split by a view: split to [B,T,H,d] first, then transpose"
+        yield right._replace(out=cut(out), slip=merged)
+        yield Inside(cut(q), cut(k), cut(v), cut(out), both)
+        yield Inside(cut(q), cut(k), cut(v), transposed(out), both)
