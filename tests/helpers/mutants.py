@@ -365,3 +365,42 @@ def wrong_gradient_under_padding(q, k, v, causal=True, visible=None):
     if visible is not None:
         raw = _WrongUnderPadding.apply(raw.masked_fill(~visible[:, None, None], -1e9))
     return raw.softmax(-1) @ v
+
+
+class KeepsKeys(nn.Module):
+    """Keeps the keys of its first call, and uses them again wherever they fit."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = None
+
+    def forward(self, q, k, v, causal=True):
+        if self.kept is None or self.kept.shape != k.shape or self.kept.dtype != k.dtype:
+            self.kept = k.detach().clone()
+        return nn.functional.scaled_dot_product_attention(q, self.kept, v, is_causal=causal)
+
+
+keeps_keys = KeepsKeys()
+
+
+class OverItsOwnHeads(nn.Module):
+    """Forgets to transpose [B,T,H,d]: each token attends over its own heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (4, 6)) for part in self.qkv(x).chunk(3, -1))
+        return self.proj(((q @ k.mT / math.sqrt(6)).softmax(-1) @ v).flatten(2))
+
+
+over_its_own_heads = OverItsOwnHeads()
+
+
+def exp_without_maximum(q, k, v, causal=True):
+    """Overflows where a score exceeds 88 in float32."""
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).exp()
+    if causal:
+        weights = weights.tril(k.shape[2] - q.shape[2])
+    return weights @ v / weights.sum(-1, keepdim=True)

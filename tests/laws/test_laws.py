@@ -31,6 +31,7 @@ def cases(draw):
         padding=draw(st.sampled_from(["none", "left", "right", "inside"])),
         window=draw(st.sampled_from([None, None, 1, 2, 5])),
         documents=draw(st.booleans()),
+        adjust=draw(st.sampled_from(["none", "none", "bias", "slopes", "softcap"])),
         dtype=draw(st.sampled_from(DTYPES)),
         seed=draw(st.integers(0, 2**20)),
     )

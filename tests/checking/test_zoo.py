@@ -1,0 +1,47 @@
+"""Attention that people write: what is wrong is found by the law that names the fault, what is right is not accused."""
+
+import pytest
+from zoo import RIGHT, SOFTMAX, WRONG
+
+import regard
+
+DRAWS = 16
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_fault_is_found_and_named(name):
+    thing, law, words = WRONG[name]
+    verdicts = regard.check(thing, like="softmax", only=[law, "same"], draws=DRAWS)
+    assert law in {v.law for v in verdicts.broken}, repr(verdicts)
+    assert words in " ".join(v.detail for v in verdicts), repr(verdicts)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_not_accused(name):
+    like = "softmax" if name in SOFTMAX else None
+    verdicts = regard.check(RIGHT[name], like=like, draws=6)
+    assert verdicts.ok and verdicts.asked and not verdicts.problems, str(verdicts)
+    kept = {v.law for v in verdicts.having("holds")}
+    assert {"batch", "heads", "pure", "attends", "precision"} <= kept
+    assert ("same" in kept) == (name in SOFTMAX)
+
+
+def test_a_module_with_positions_inside_cannot_be_compared_and_is_not_accused():
+    (verdict,) = regard.check(RIGHT["RotaryInside"], like="softmax", only=["same"], draws=4)
+    assert verdict.status == "could not be asked" and "positions" in verdict.detail
+
+
+def test_states_of_others_are_asked():
+    for name in ("Cached", "EluFromAState"):
+        (verdict,) = regard.check(RIGHT[name], only=["recurrent"], draws=4)
+        assert verdict.status == "holds", str(verdict)
+
+
+def test_a_verdict_ends_with_what_was_not_asked():
+    text = str(regard.check(RIGHT["heads_last"], draws=4))
+    assert "heads_last was taken for attention over q, k, v [B,T,H,K]" in text
+    assert text.endswith(
+        "On one case it gives what softmax gives; like='softmax' (--like softmax) asks that everywhere."
+    )
+    text = str(regard.check(RIGHT["both_ways_in_a_window"], draws=4))
+    assert "Not asked of both_ways_in_a_window: 'looks-ahead'" in text and "The nearest is" in text
