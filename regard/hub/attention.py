@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -108,24 +108,37 @@ def install(model: Any) -> None:
 
     The other layers call the same function as before, or the eager one if weights are asked for.
     """
-    for config in _configs(model):
+    configs = tuple(_configs(model))
+    for config in configs:
         original = config._attn_implementation_internal or "eager"
         if not original.startswith(PREFIX):
-            _register(PREFIX + original, partial(_attention_forward, original=original), lazy_mask)
             config._attn_implementation_internal = PREFIX + original
-    # Each replacement knows the entries of its model, so that `uninstall` keeps the entries that other models need.
-    names = frozenset(config._attn_implementation_internal for config in _configs(model))
+    names = frozenset(config._attn_implementation_internal for config in configs)
+    register_entries(names)
+    # Each replacement knows the configs and entries of its model, so that `uninstall` keeps those that others need.
     for module in model.modules():
         replacement = replacement_in(module)
         if replacement is not None:
+            replacement.configs = configs
             replacement.implementations = names
 
 
+def register_entries(names: Iterable[str]) -> None:
+    """Adds the entries of `install` with these names to transformers' tables."""
+    for name in names:
+        _register(name, partial(_attention_forward, original=name.removeprefix(PREFIX)), lazy_mask)
+
+
 def uninstall(model: Any) -> None:
-    """Undoes `install`: every layer calls its own function again, and entries that no other model needs are removed."""
+    """Undoes `install`: every layer calls its own function again, and entries that no other model needs are removed.
+
+    A config that the model shares with another one keeps the entry that the other one's replacements need. Through it,
+    layers without a replacement call their own function.
+    """
+    shared = {id(config) for replacement in AttentionReplacement.live for config in replacement.configs}
     for config in _configs(model):
         name = config._attn_implementation_internal
-        if name is not None and name.startswith(PREFIX):
+        if name is not None and name.startswith(PREFIX) and id(config) not in shared:
             config._attn_implementation_internal = name.removeprefix(PREFIX)
     needed = {name for replacement in AttentionReplacement.live for name in replacement.implementations}
     for name in _registered_names() - needed:
@@ -133,9 +146,21 @@ def uninstall(model: Any) -> None:
 
 
 def is_installed(module: nn.Module) -> bool:
-    """Tells whether a layer's attention calls go to the entry of `install` now: False while attention is recorded."""
+    """Tells whether a layer's attention calls go to the entry of `install` now: False while attention is recorded.
+
+    Raises an error if they go to neither: then somebody has changed the config since, and the layer would ignore its
+    replacement without a word.
+    """
     config = getattr(module, "config", None)
-    return str(getattr(config, "_attn_implementation", "")).startswith(PREFIX)
+    name = str(getattr(config, "_attn_implementation", RECORDING))
+    replacement = replacement_in(module)
+    if replacement is not None and name != RECORDING and not name.startswith(PREFIX):
+        raise HubError(
+            f"{replacement.name}: the attention implementation was set to '{name}' after use(), so that "
+            f"{replacement.mechanism.name} would not be called any more. Call use() again to run it over '{name}', or "
+            "restore(model) to do without it"
+        )
+    return name.startswith(PREFIX)
 
 
 def replacement_in(module: nn.Module) -> AttentionReplacement | None:

@@ -1,8 +1,8 @@
 """One attention call of a Hugging Face model, and the module that computes it with a mechanism of regard.
 
 Every argument of a call that would change the result (mask, bias, softcap, scale, dropout, any other keyword) is
-applied, or raises an error that names it. There are three exceptions: a scale that the user chose replaces that of
-the call, cross-attention that reads a state applies no dropout, and no dropout is applied while attention is recorded.
+applied, or raises an error that names it. There are two exceptions: a scale that the user chose replaces that of the
+call, and no dropout is applied while attention is recorded.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AttentionReplacement(nn.Module):
     It is a submodule of that module, so that `.to()`, `state_dict()` and training include the mechanism's parameters
     and buffers. Transformers keeps its attention functions in a table by name, and `attention.install` adds an entry
     for each attention implementation of a model. `implementations` holds the names of the entries that the model of
-    this replacement uses; it is empty if the replacement is not installed.
+    this replacement uses, and `configs` the configs that name them; both are empty if it is not installed.
     """
 
     # All replacements that exist: from them `attention.uninstall` finds the entries that are still needed.
@@ -76,11 +76,15 @@ class AttentionReplacement(nn.Module):
         self.cache_layer: StateLayer | None = None  # the layer of the cache that the next call extends
         self.was_called = False  # whether it was called since the module's forward began
         self.implementations: frozenset[str] = frozenset()
+        self.configs: tuple[Any, ...] = ()
         AttentionReplacement.live.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        AttentionReplacement.live.add(self)  # copying a model calls __setstate__ and not __init__
+        AttentionReplacement.live.add(self)  # copying and unpickling a model call __setstate__ and not __init__
+        from regard.hub.attention import register_entries  # which imports this module
+
+        register_entries(self.implementations)  # a new process does not have them yet
 
     @property
     def keeps_state(self) -> bool:
@@ -168,11 +172,13 @@ def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, l
         mask = Mask()
         if layer.state is None:  # the first call writes the source into the state; later calls do not need its padding
             mask = _build_mask(replacement, call, causal=False)
-        return layer.attend_cross(mechanism, q, call.k, call.v, mask.visible)
-    T = q.shape[2]
-    _check_window(replacement, call, layer.length + T, layer.window)
-    visible = _visible_new_tokens(replacement, call, layer.length, T)
-    out = layer.extend(mechanism, q, call.k, call.v, visible)
+        out = layer.attend_cross(mechanism, q, call.k, call.v, mask.visible)
+    else:
+        T = q.shape[2]
+        _check_window(replacement, call, layer.length + T, layer.window)
+        visible = _visible_new_tokens(replacement, call, layer.length, T)
+        _check_documents(replacement, call, visible)
+        out = layer.extend(mechanism, q, call.k, call.v, visible)
     if isinstance(mechanism, Linear):  # its recurrent form does not apply dropout
         out = functional.dropout(out, mechanism.dropout, mechanism.training)
     return out
@@ -198,7 +204,7 @@ def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: in
     if call.mask is None:
         return None
     mask = call.mask.structured if isinstance(call.mask, LazyMask) else recognise_structure(call.mask)
-    if mask is None or not (mask.causal or T == 1):
+    if mask is None or mask.documents is not None or not (mask.causal or T == 1):
         raise replacement.refuse("this mask", "its state is causal, and the mask is not just causal with padding")
     if mask.visible is None:
         return None
@@ -206,6 +212,27 @@ def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: in
     if bool(new.all()):
         return None
     return new.expand(call.q.shape[0], T)
+
+
+def _check_documents(replacement: AttentionReplacement, call: Call, visible: Tensor | None) -> None:
+    """Raises an error if the positions of the new tokens start again: these are documents packed into one row.
+
+    Transformers itself separates packed documents only in a call without a cache. `visible` [B,T] hides padding, whose
+    positions mean nothing.
+    """
+    positions = call.kwargs.get("position_ids")
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
+        return
+    if visible is not None:
+        positions = positions.masked_fill(~visible, -1)
+    starts_again = positions[:, 1:] <= positions.cummax(1).values[:, :-1]
+    if visible is not None:
+        starts_again = starts_again & visible[:, 1:]
+    if bool(starts_again.any()):
+        raise replacement.refuse(
+            "position_ids that start again while it keeps a state",
+            "the state of one document would reach the next; pass use_cache=False to keep packed documents apart",
+        )
 
 
 def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask:
@@ -228,6 +255,8 @@ def _find_structured_mask(replacement: AttentionReplacement, call: Call, causal:
     if call.mask is None:
         return Mask(causal=causal and call.q.shape[2] > 1 and not replacement.cross)
     if not isinstance(call.mask, LazyMask):
+        if replacement.has_scores and torch.compiler.is_compiling():
+            return None  # to recognise a structure is to read the mask's values, which a compiled graph cannot do
         return recognise_structure(call.mask[..., :S], replacement.cross)
     if call.mask.shape[-1] != S:
         raise HubError(f"{replacement.name}: a mask over {call.mask.shape[-1]} keys came with {S} keys")

@@ -99,8 +99,10 @@ _READS_NO_VALUES = {
 }
 
 
-def lazy_mask(**arguments: Any) -> LazyMask:
-    """Returns the mask of a forward pass, for models with replaced attention."""
+def lazy_mask(**arguments: Any) -> Tensor:
+    """Returns the mask of a forward pass, for models with replaced attention; an ordinary tensor in a compiled pass."""
+    if torch.compiler.is_compiling():  # its guards and a LazyMask do not agree on what the strides are
+        return boolean_mask(**arguments)
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     kind = arguments.get("mask_function", causal_mask_function)
@@ -147,14 +149,16 @@ def _structured_mask_from_arguments(arguments: dict[str, Any], causal: bool) -> 
     return Mask(causal=True, visible=visible, rows=Rows(limit - visible[:, start : start + T].long(), limit))
 
 
+@torch.compiler.disable  # it reads the mask's values: one break in a compiled graph instead of many
 def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
     """Returns the structured form of a mask matrix, boolean or additive; None if it has no structured form.
 
     It has one if it is the same matrix for all heads (its dim 1 is 1), has a boolean form (see `as_boolean`), and lets
-    each query t attend to exactly the first n_t visible keys, for any numbers n_t. A key is visible if some query may
-    attend to it. In self-attention the T queries are taken to be the last T of the S keys; a mask that is causal under
-    this assumption becomes `Mask(causal=True)` without `rows`. In cross-attention (`cross`) the queries are not keys,
-    so that result is never returned.
+    each query t attend to exactly the first n_t visible keys, for any numbers n_t. It also has one if it is causal
+    within documents that are packed into one row, and lets no query see another document. A key is visible if some
+    query may attend to it. In self-attention the T queries are taken to be the last T of the S keys; a mask that is
+    causal under this assumption becomes `Mask(causal=True)` without `rows`. In cross-attention (`cross`) the queries
+    are not keys, so that result is never returned.
     """
     allowed = as_boolean(mask)
     if allowed is None or allowed.shape[1] != 1:
@@ -165,7 +169,7 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
     count = visible.long().cumsum(1)  # [B,S]: the number of visible keys up to and including each key
     index = count - visible.long()  # [B,S]: the number of visible keys before each key
     if not torch.equal(allowed, visible[:, None] & (index[:, None] < limit[..., None])):
-        return None
+        return _recognise_documents(allowed)
     T, S = allowed.shape[1:]
     # The simplest form that fits: causal with the queries at the end, then no limit, then a limit for each query.
     padding = None if bool(visible.all()) else visible
@@ -174,6 +178,22 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
     if bool((limit == count[:, -1:]).all()):
         return Mask(visible=padding)
     return Mask(causal=True, visible=padding, rows=Rows((limit - 1).clamp(min=0), limit))
+
+
+def _recognise_documents(allowed: Bool[Tensor, "B T S"]) -> Mask | None:
+    """Returns the form of a mask that is causal within packed documents, possibly padded; None if it is not."""
+    B, T, S = allowed.shape
+    if T != S:
+        return None
+    # Every query of a document sees the document's first key; it serves as the document's number.
+    mask = Mask(causal=True, documents=allowed.int().argmax(-1))
+    visible = allowed.diagonal(dim1=1, dim2=2)
+    if not bool(visible.all()):
+        mask = mask.but(visible=visible)
+    found = mask.allowed(T, S, allowed.device)
+    if found is None or not torch.equal(found[:, 0].expand(B, T, S), allowed):
+        return None
+    return mask
 
 
 def as_boolean(mask: Num[Tensor, "*any"]) -> Bool[Tensor, "*any"] | None:

@@ -197,6 +197,7 @@ def _remove_replacement(module: nn.Module) -> None:
     if replacement is None:
         return
     replacement.implementations = frozenset()
+    replacement.configs = ()
     del module._modules[SUBMODULE]
     # Hooks are found by their functions: a deep copy of a model has the hooks, but nobody holds handles to them.
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
