@@ -1,10 +1,11 @@
-"""Devices and dtypes by the names that people give them."""
+"""Devices and dtypes by the names that people give them, and how much memory is free."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_MEMINFO = Path("/proc/meminfo")  # Linux only
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -74,3 +76,19 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
     if name == "float32":
         return None
     return DTYPES[name]
+
+
+def free_memory(device: torch.device) -> int:
+    """Returns the bytes that can still be allocated; 4 GiB where the system does not say."""
+    if device.type == "cuda":
+        # What the allocator has reserved and does not use can be had as well.
+        return (
+            torch.cuda.mem_get_info(device)[0]
+            + torch.cuda.memory_reserved(device)
+            - torch.cuda.memory_allocated(device)
+        )
+    if _MEMINFO.exists():
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        if "MemAvailable" in lines:
+            return int(lines["MemAvailable"].split()[0]) << 10
+    return 4 << 30

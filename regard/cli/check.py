@@ -19,6 +19,7 @@ from regard.cli.models import HELP as MODEL
 from regard.cli.show import console, print_json, table
 from regard.errors import HubError, OptionError, UnknownNameError, did_you_mean, printable
 from regard.hub.opening import RANDOM, find_source, open_model
+from regard.hub.tiny import TINY
 from regard.mechanisms import mechanisms
 from regard.models import Model
 from regard.reading import check_path
@@ -107,9 +108,9 @@ def _reference(like: str | None) -> Any:
 
 
 def _model(name: str, download: bool) -> Any:
-    """The model of that name; a name that could be a mechanism's is said to be neither."""
+    """Returns the model of that name; the error says of a name that could be a mechanism's that it is neither."""
     try:
-        return open_model(name, download=download).model
+        return open_model(_small(name), download=download).model
     except HubError:
         if check_path(name).is_dir() or name.startswith(RANDOM) or "/" in name or download:
             raise
@@ -119,9 +120,18 @@ def _model(name: str, download: bool) -> Any:
         ) from None
 
 
-def _source(name: str, model: Any) -> str:
-    """The line of Python that makes the model again."""
+def _small(name: str) -> str:
+    """Returns the name with '@tiny' after it if it is a type of models, 'random:llama': laws do not depend on size."""
     source = find_source(name)
+    is_type = source.kind == "transformers" and not source.trained and not Path(source.location).exists()
+    if is_type and "/" not in source.location and not name.endswith(TINY):
+        return name + TINY
+    return name
+
+
+def _source(name: str, model: Any) -> str:
+    """Returns the line of Python that makes the model again."""
+    source = find_source(_small(name))
     if not isinstance(model, Model):
         function = "fetch" if source.trained else "untrained"
         return f"regard.hub.{function}({source.location!r}).model"

@@ -2,5 +2,5 @@
 
 HELP = (
     "A run, a model folder, a Hugging Face folder or name, a GGUF file; random:MODEL is an untrained twin, as is "
-    "random:gpt2."
+    "random:gpt2; random:llama@tiny is a small one."
 )

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from regard.devices import free_memory
 from regard.errors import RegardError
 from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import build_model, load_config, load_model, load_tokenizer, model_class, quiet
 from regard.hub.safety import CONFIG, find_folder, read_config
+from regard.hub.tiny import TINY, shrink_config
 from regard.hub.weights import Weights
 from regard.reading import ReadingError, check_path, read_json
 
@@ -97,9 +99,13 @@ def fetch(
 def untrained(
     name: str | Path, seed: int = 0, device: torch.device | str = "cpu", download: bool = False
 ) -> LoadedModel:
-    """Builds a model with random weights from a model's config, or from the default config of a type such as 'gpt2'."""
+    """Builds a model with random weights from a model's config, or from the default config of a type such as 'gpt2'.
+
+    '@tiny' after the name makes the config small. A model that would take more than half of the free memory is refused.
+    """
     config, folder = _find_config(name, download)
     tokenizer = None if folder is None else _find_tokenizer(folder)
+    _check_memory(name, torch.device(device), download)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build_model(model_class(config), config)
@@ -123,8 +129,27 @@ def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:
         shutil.copymode(Path(folder) / CONFIG, path)  # safetensors makes its file private
 
 
+def _check_memory(name: str | Path, device: torch.device, download: bool) -> None:
+    """Raises an error if a model that is to be built would take more than half of the free memory.
+
+    It is built in the memory of the CPU, and then moved to `device`.
+    """
+    model = model_on_meta(name, download)
+    needed = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+    for place in {torch.device("cpu"), device}:
+        free = free_memory(place)
+        if needed > free // 2:
+            raise HubError(
+                f"{name} with random weights takes {needed:,} bytes, more than half of the {free:,} bytes that are "
+                f"free on {place}; random:{name}{TINY} has the same layers in a small size"
+            )
+
+
 def _find_config(name: str | Path, download: bool) -> tuple[Any, Path | None]:
     """Returns (config, folder): a model's config and folder, or a type's ('gpt2') default config and None."""
+    if str(name).endswith(TINY):
+        config, folder = _find_config(str(name).removesuffix(TINY), download)
+        return shrink_config(config), folder
     types = import_transformers().CONFIG_MAPPING
     if not check_path(name, HubError).is_dir() and str(name) in types:
         return types[str(name)](), None

@@ -78,14 +78,22 @@ def load_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
 
 
 def model_class(config: Any) -> Any:
-    """Returns the class that a config names; else its causal-LM, masked-LM or base class, the first that exists."""
+    """Returns the class that a config names; else that of its language model, or its base class.
+
+    The language model of an encoder-decoder is the whole of it, and that of an encoder fills masks.
+    """
     library = import_transformers()
     # `_find_class` checks that a name is that of a model: it could name anything else in the library.
     for name in getattr(config, "architectures", None) or ():
         cls = _find_class(library, name, Path(config.name_or_path) / CONFIG)
         if cls is not None:
             return cls
-    for mapping in (library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_MAPPING):
+    mappings = [library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_MAPPING]
+    if getattr(config, "is_encoder_decoder", False):
+        mappings[:0] = [library.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, library.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING]
+    elif not getattr(config, "is_decoder", False):
+        mappings[:0] = [library.MODEL_FOR_MASKED_LM_MAPPING]  # which has no model that only writes
+    for mapping in mappings:
         if type(config) in mapping:
             return mapping[type(config)]
     raise HubError(f"transformers has no model for a {type(config).__name__}")

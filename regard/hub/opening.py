@@ -6,7 +6,8 @@ A name is one of these:
 - a Hugging Face folder, or an id on the hub such as 'openai-community/gpt2';
 - a GGUF file;
 - 'random:' before any of them, or before a model type of transformers ('random:gpt2'): the same architecture with
-  random weights, as a baseline for the trained model.
+  random weights, as a baseline for the trained model. '@tiny' after such a name of transformers ('random:llama@tiny')
+  makes all sizes small.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from regard.errors import ExtraMissingError, HubError, OptionError, RegardError
 from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, untrained
 from regard.hub.gate import load_gguf
 from regard.hub.loading import load as load_hub_weights
+from regard.hub.tiny import TINY
 from regard.models import Model, load
 from regard.models.locate import model_folder
 from regard.reading import check_path
@@ -38,7 +40,8 @@ class ModelSource:
 
     `location` is a folder, a GGUF file, an id on the hub or a model type of transformers. If the name can be none of
     these, `kind` is "missing" and `location` is the name without 'random:'. `trained` is False where 'random:' came
-    before the name. A folder that has no config.json of transformers counts as regard's.
+    before the name; the location of such a model of transformers' ends in '@tiny' where the name does. A folder that
+    has no config.json of transformers counts as regard's.
     """
 
     kind: Literal["regard", "transformers", "gguf", "missing"]
@@ -50,6 +53,11 @@ def find_source(name: str | Path) -> ModelSource:
     """Returns what a name stands for; the location of a run or an experiment is the folder of its model."""
     bare = str(name).removeprefix(RANDOM)
     trained = bare == str(name)
+    if not trained and bare.endswith(TINY):
+        source = find_source(RANDOM + bare.removesuffix(TINY))
+        if source.kind != "transformers":
+            raise OptionError(f"{name}: only models of transformers are made small by {TINY}; take it off")
+        return ModelSource("transformers", source.location + TINY, trained)
     path = check_path(bare, HubError)
     if path.is_dir():
         folder = model_folder(path)

@@ -19,10 +19,11 @@ from regard.checking import plugin
 from regard.cli.app import app
 from regard.config import ConfigError
 from regard.cost import timing
+from regard.devices import free_memory
 from regard.lab.bench import entrants as bench_entrants
 from regard.lab.bench import peers
 from regard.lab.bench import run as bench
-from regard.lab.bench.memory import free, peak
+from regard.lab.bench.memory import peak
 from regard.lab.bench.page import bench_page, picture
 from regard.lab.bench.results import RaceResults, RaceRow
 from regard.lab.bench.run import Race, race
@@ -122,7 +123,7 @@ def test_a_size_that_would_take_too_long_is_left_out_and_said() -> None:
 
 
 def test_a_size_that_would_take_too_much_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "free", lambda device: 1 << 20)
+    monkeypatch.setattr(bench, "free_memory", lambda device: 1 << 20)
     found = measured(Race(**SMALL | {"tokens": (16, 4096), "passes": ("forward",)}), ("argmax",))
     assert [row["N"] for row in found["rows"]] == [16]
     assert "GiB can be spared" in found["absent"][0]["why"]
@@ -131,7 +132,7 @@ def test_a_size_that_would_take_too_much_memory_is_left_out_and_said(monkeypatch
 def test_fewer_sequences_at_a_larger_size_are_expected_to_take_less(monkeypatch: pytest.MonkeyPatch) -> None:
     row = RaceRow("argmax", "argmax", False, "forward", 16, 256, (1.0, 1.0, 1.0), repeats=3, peak=1 << 30)
     config = Race(**SMALL | {"tokens": (16, 64), "total": 4096, "patience": 5.0})
-    monkeypatch.setattr(bench, "free", lambda device: 8 << 30)
+    monkeypatch.setattr(bench, "free_memory", lambda device: 8 << 30)
     size, device = config.size(64, "forward"), torch.device("cpu")
     assert size.B == 64
     assert bench._too_much(config, [row], size, None, device) is None  # 16 times a sequence, a quarter of them
@@ -140,7 +141,7 @@ def test_fewer_sequences_at_a_larger_size_are_expected_to_take_less(monkeypatch:
 
 
 def test_what_would_be_learned_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "free", lambda device: 1 << 40)
+    monkeypatch.setattr(bench, "free_memory", lambda device: 1 << 40)
     found = measured(Race(**SMALL | {"tokens": (1 << 20,), "passes": ("forward",)}), ("synthesizer-random",))
     assert not found["rows"]
     assert "GiB can be spared" in found["absent"][0]["why"]
@@ -214,7 +215,7 @@ def test_peaks_are_those_of_tensors_alive_together() -> None:
     plain = regard.kernels.plain(regard.mechanism("softmax"))
     q = torch.randn(1, 1, 256, 4)
     assert peak(lambda: plain(q, q, q), CPU) >= 256 * 256 * 4
-    assert free(CPU) > 1 << 20
+    assert free_memory(CPU) > 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from torch import Tensor
 from regard import cost
 from regard.cost.crossing import attention_runner, face_runner
 from regard.cost.timing import Run
+from regard.devices import free_memory
 from regard.errors import RegardError
 from regard.lab.bench.config import PASSES, Race
-from regard.lab.bench.memory import free
 from regard.lab.bench.peers import PEERS, Peer
 from regard.laws import Subject
 from regard.laws.strangers import HEADS, Stranger
@@ -73,7 +73,7 @@ def _our_entrant(name: str, config: Race) -> Entrant:
 def _build(name: str, size: Size, config: Race) -> Mechanism:
     """Returns the mechanism on the device, or raises an error where its parameters would not fit there."""
     options = _options(name, config)
-    spare = SPARE * free(torch.device(size.device))
+    spare = SPARE * free_memory(torch.device(size.device))
     # Built on the meta device first, where parameters have sizes and take no memory.
     learned = sum(x.numel() * x.element_size() for x in on_meta(name, size, **options).parameters())
     if learned > spare:

@@ -1,10 +1,9 @@
-"""How much memory a run takes at its peak, and how much there is."""
+"""How much memory a run takes at its peak."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,25 +28,6 @@ def peak(run: Callable[[], object], device: torch.device) -> int:
     with counter:
         run()
     return counter.peak
-
-
-def free(device: torch.device) -> int:
-    """Returns the bytes that can still be allocated; 4 GiB where the system does not say."""
-    if device.type == "cuda":
-        # What the allocator has reserved and does not use can be had as well.
-        return (
-            torch.cuda.mem_get_info(device)[0]
-            + torch.cuda.memory_reserved(device)
-            - torch.cuda.memory_allocated(device)
-        )
-    if _MEMINFO.exists():
-        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        if "MemAvailable" in lines:
-            return int(lines["MemAvailable"].split()[0]) << 10
-    return 4 << 30
-
-
-_MEMINFO = Path("/proc/meminfo")  # Linux only
 
 
 class _AllocationCounter(TorchDispatchMode):

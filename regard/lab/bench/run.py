@@ -18,12 +18,12 @@ import torch
 from regard import cost
 from regard.checking import check
 from regard.cost.timing import Run, time_interleaved
-from regard.devices import resolve_dtype
+from regard.devices import free_memory, resolve_dtype
 from regard.errors import RegardError
 from regard.lab.base import EXPERIMENTS, Experiment, Say, quartiles, versions
 from regard.lab.bench.config import PASSES, Race
 from regard.lab.bench.entrants import SPARE, Entrant, entrants, format_gib
-from regard.lab.bench.memory import free, peak
+from regard.lab.bench.memory import peak
 from regard.lab.bench.page import bench_page
 from regard.lab.bench.results import Absence, RaceDevice, RaceResults, RaceRow, RowWork
 from regard.laws import Subject
@@ -212,7 +212,7 @@ def _too_much(
     like the declared FLOPs, or N² where none are declared, and memory like N², or N where there was less of it than a
     matrix of weights takes.
     """
-    spare = SPARE * free(device)
+    spare = SPARE * free_memory(device)
     if not before:
         moved = 0.0
         if work is not None:
