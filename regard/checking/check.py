@@ -236,7 +236,9 @@ def _try_model(
         return law(kind.trial(model, seed, dtype, **size))
     except DoesNotApply as reason:
         return Unasked("does not apply", str(reason))
-    except OptionError:  # the model is of a kind that no law can be asked of
+    except CouldNotBeAsked as reason:  # the model is of a kind that no law can be asked of
+        return Unasked("could not be asked", str(reason))
+    except OptionError:
         raise
     except Exception as error:  # whatever a model raises is to be told, and says nothing about the law
         return Unasked("could not be asked", str(explain_exception(error, type(model).__name__)))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.checking import edges
 from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, rounding_limit
-from regard.errors import HubError, OptionError
+from regard.errors import HubError
 from regard.hub.attention import recording_attention, replacement_in
 from regard.hub.calls import AttentionReplacement, Call
+from regard.hub.masks import watching_for_documents
 from regard.hub.replacement import places
 from regard.kernels import plain
 from regard.laws import DoesNotApply, Finding
-from regard.laws.case import difference, worst
+from regard.laws.case import CouldNotBeAsked, difference, worst
 from regard.mechanisms import Mechanism, Softmax
 from regard.registry import Registry, accepts
 
@@ -24,11 +27,17 @@ _COPIES: WeakKeyDictionary[Any, dict[torch.dtype, Any]] = WeakKeyDictionary()
 
 
 class HubSubject(Trial):
-    """A trial of a Hugging Face model that reads tokens. The model itself stays as it is."""
+    """A trial of a Hugging Face model. The model itself stays as it is.
+
+    It reads tokens; or images, which take the place of tokens; or sound, which is the source of its tokens.
+    """
 
     def __init__(self, model: Any, seed: int = 0, dtype: torch.dtype = torch.float32, B: int = 3, T: int = 11):
-        if getattr(model, "main_input_name", "input_ids") != "input_ids":
-            raise OptionError(f"{type(model).__name__} reads {model.main_input_name}; the laws are asked with tokens")
+        self.input_name = getattr(model, "main_input_name", "input_ids")
+        if self.input_name not in ("input_ids", "pixel_values", "input_features"):
+            raise CouldNotBeAsked(
+                f"{type(model).__name__} reads {self.input_name}; the laws are asked with tokens, images or sound"
+            )
         self.model = _convert(model, dtype)
         self.generator = torch.Generator().manual_seed(seed)
         self.config = model.config
@@ -43,13 +52,23 @@ class HubSubject(Trial):
         # Some count positions from the ids themselves; of the rest, those that cannot be told them know one side only.
         self.counts = any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())
         self.padding_sides = ("right",)
-        if self.counts or self.takes_positions:
+        self.cache_name = "past_key_values"
+        if accepts(model.forward, "cache_params"):  # models of states alone call it so, and have no positions to tell
+            self.cache_name = "cache_params"
+        if self.counts or self.takes_positions or self.cache_name == "cache_params":
             self.padding_sides = ("left", "right")
+        self.longest = _find_length(self.config)
         self.T = T
-        self.tokens = self.draw_tokens(B, T)
         self.source = None
+        if self.input_name == "pixel_values":
+            self.padding_sides = ()
+            self.tokens = self._draw_images(B)
+        else:
+            self.tokens = self.draw_tokens(B, T)
         if self.two_sided:
             self.source = self.draw_tokens(B, T + 2)
+            if self.input_name == "input_features":
+                self.source = self._draw_sound(B)
         # Many compute norms and softmax in float32 anyway.
         self.limit = max(rounding_limit(dtype), rounding_limit(torch.float32))
 
@@ -64,14 +83,39 @@ class HubSubject(Trial):
         return Finding(error, self.limit, what)
 
     def draw_tokens(self, *shape: int, source: bool = False) -> Tensor:
+        if self.input_name == "pixel_values":
+            raise DoesNotApply("it reads images and no tokens")
         special = {x for n in ("pad", "bos", "eos", "mask") for x in _ids(getattr(self.config, f"{n}_token_id", None))}
         known = [i for i in range(min(int(self.config.vocab_size), 4096)) if i not in special]
         picked = torch.randint(0, len(known), shape, generator=self.generator)
         return torch.tensor(known)[picked].to(self.model.device)
 
+    def _draw_images(self, B: int) -> Tensor:
+        """Returns random images [B,C,N,N] of the size that the model reads."""
+        size = self.config.image_size
+        return torch.randn(B, self.config.num_channels, size, size, generator=self.generator).to(self._dtype_device())
+
+    def _draw_sound(self, B: int) -> Tensor:
+        """Returns random spectra [B,M,N] of the length that the model reads: two frames for each position."""
+        frames = 2 * self.config.max_source_positions
+        return torch.randn(B, self.config.num_mel_bins, frames, generator=self.generator).to(self._dtype_device())
+
+    def _dtype_device(self) -> Tensor:
+        """Returns a parameter of the model, whose dtype and device its inputs take."""
+        parameter: Tensor = next(self.model.parameters())
+        return parameter
+
     def draw_padding(self, *shape: int, source: bool = False) -> Tensor:
         blank = [*_ids(getattr(self.config, "pad_token_id", None)), 0]
         return torch.full(shape, blank[0], device=self.model.device)
+
+    def cut_padded(self, n: int) -> list[int]:
+        """Returns the sizes of a prompt, which padding belongs to, and of steps of one token each.
+
+        Transformers' models of states take a step of one token for a token, whatever its mask says.
+        """
+        prompt = min(n, 3 + n // 2)
+        return [prompt] + [1] * (n - prompt)
 
     @torch.no_grad()
     def run_whole(self, tokens: Tensor, visible: Tensor | None = None, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -122,8 +166,8 @@ class HubSubject(Trial):
             else:
                 options = _seen(so_far, "decoder_attention_mask") | (seen or {})
                 options |= {"encoder_outputs": source, "decoder_input_ids": part}
-            found = self.model(**options, past_key_values=cache, use_cache=True)
-            cache = found.past_key_values
+            found = self.model(**options, **{self.cache_name: cache}, use_cache=True)
+            cache = getattr(found, self.cache_name)
             start = stop
             out.append(_vectors(found))
         return torch.cat(out, 1)
@@ -135,12 +179,45 @@ class HubSubject(Trial):
 
     def _run(self, tokens: Tensor, **more: Any) -> Tensor:
         """Returns one vector for each token that was asked for, from a whole pass."""
-        found = self.model(input_ids=tokens, **more)
+        found = self.model(**{self.input_name: tokens}, **more)
         out = _vectors(found)
         asked = more.get("decoder_input_ids", tokens)
-        if out.dim() == 3 and out.shape[1] == asked.shape[1]:
+        if out.dim() == 3 and (out.shape[1] == asked.shape[1] or self.input_name == "pixel_values"):
             return out
-        return _vectors(self.model.base_model(input_ids=tokens, **more))  # one answer for a text: look beneath it
+        base = self.model.base_model  # one answer for a whole text or image: look beneath it
+        return _vectors(base(**{self.input_name: tokens}, **more))
+
+    @torch.no_grad()
+    def run_packed(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        if self.source is not None or not self.is_decoder or not self.takes_positions:
+            raise DoesNotApply("it cannot be told where a document begins, so it reads one document a row")
+        positions = edges.restart_positions(lengths, len(tokens), tokens.device)
+        with watching_for_documents() as separated:
+            # Transformers looks for documents only in a call without a cache.
+            out = self._run(tokens, position_ids=positions, use_cache=False)
+        if not separated:
+            raise DoesNotApply("it does not look for documents in position_ids, so it reads one document a row")
+        return out
+
+    def edges(self) -> dict[int, str]:
+        if self.input_name == "pixel_values":
+            raise DoesNotApply("it reads images and no tokens")
+        found = {edges.CHUNK: f"{edges.CHUNK} tokens"}
+        for name in ("chunk_size", "attention_chunk_size"):
+            n = getattr(self.config, name, None)
+            if isinstance(n, int):
+                found[n] = f"the chunk of {n}"
+        for name in ("conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"):
+            n = getattr(self.config, name, None)
+            if isinstance(n, int):
+                found[n] = f"the convolution of {n}"
+        found |= {w: f"the window of {w}" for _, _, w in self.windows() if w is not None}
+        return edges.choose_edges(found, self.longest)
+
+    def windows(self) -> list[tuple[str, nn.Module, int | None]]:
+        part = "decoder" if self.is_decoder else "encoder"
+        layers = [p for p in places(self.model) if p.part == part]
+        return [(p.name, p.module, _find_window(p.module, self.config)) for p in layers]
 
     def _positions(self, tokens: Tensor, visible: Tensor | None) -> dict[str, Tensor]:
         """Returns the positions of padded tokens, counted from the first visible one, for a model that takes them."""
@@ -203,6 +280,28 @@ def rows_sum_to_one(trial: Trial) -> Finding:
 
 HUB_LAWS: Registry[ModelLaw] = Registry("law")
 HUB_LAWS.update({**MODEL_LAWS, "reference": layers_are_the_reference, "rows": rows_sum_to_one})
+
+
+def _find_window(module: nn.Module, config: Any) -> int | None:
+    """Returns the window of an attention layer: how many tokens it sees, its own included, or None for all of them."""
+    if hasattr(module, "sliding_window"):
+        window: Any = module.sliding_window
+    elif getattr(config, "layer_types", None):
+        window = None
+        if config.layer_types[int(getattr(module, "layer_idx", 0))] == "sliding_attention":
+            window = config.sliding_window
+    else:
+        window = getattr(config, "sliding_window", None)
+    return window if isinstance(window, int) else None
+
+
+def _find_length(config: Any) -> int | None:
+    """Returns the most tokens that a model reads, by its config; None: any number."""
+    names = ("max_target_positions", "max_position_embeddings", "n_positions")
+    lengths = [n for n in (getattr(config, name, None) for name in names) if isinstance(n, int)]
+    if not lengths:
+        return None
+    return lengths[0] - 4  # some begin to count positions after the number of their padding token
 
 
 def from_transformers(thing: Any) -> bool:

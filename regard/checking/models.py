@@ -14,16 +14,18 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.checking import edges
 from regard.laws import DoesNotApply, Finding
 from regard.laws.case import TOLERANCE, difference, worst
-from regard.mechanisms import Mechanism
+from regard.mechanisms import Linear, Mechanism
+from regard.mechanisms.linear import CHUNK as LINEAR_CHUNK
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.seq2seq import Seq2Seq
-from regard.nn import LooksAheadError
+from regard.nn import Attention, LooksAheadError
 from regard.registry import Registry
 
 
@@ -31,7 +33,8 @@ class Trial(ABC):
     """A model with random tokens [B,T] to put to the laws, and for an encoder-decoder a source [B,S] for each row.
 
     `limit` is how far apart two ways of computing the same may be. `is_decoder` says whether it goes on from a text
-    token by token. `padding_sides` are the places where it may be padded.
+    token by token. `padding_sides` are the places where it may be padded. `longest` is the most tokens that it reads;
+    None: any number.
     """
 
     model: Any
@@ -42,6 +45,7 @@ class Trial(ABC):
     limit: float
     is_decoder: bool
     padding_sides: tuple[str, ...] = ("left", "right", "inside")
+    longest: int | None = None
 
     @abstractmethod
     def draw_tokens(self, *shape: int, source: bool = False) -> Int[Tensor, "B T"]:
@@ -68,9 +72,28 @@ class Trial(ABC):
         The prompt of an encoder-decoder is its source.
         """
 
+    @abstractmethod
+    def run_packed(self, tokens: Int[Tensor, "B T"], lengths: Sequence[int]) -> Float[Tensor, "B T D"]:
+        """Returns one vector for each token of documents of these lengths, packed into one row.
+
+        Raises `DoesNotApply` for a model that reads one document a row.
+        """
+
+    @abstractmethod
+    def edges(self) -> dict[int, str]:
+        """Returns the lengths at which a model does something else than before, each with what begins there."""
+
+    @abstractmethod
+    def windows(self) -> list[tuple[str, nn.Module, int | None]]:
+        """Returns the name, module and window of each layer of self-attention; without a window, None."""
+
     def draw_padding(self, *shape: int, source: bool = False) -> Int[Tensor, "B T"]:
         """Returns tokens that nobody may see: any will do."""
         return self.draw_tokens(*shape, source=source)
+
+    def cut_padded(self, n: int) -> list[int]:
+        """Returns the sizes of the pieces in which n tokens with padding among them come."""
+        return [1] * n
 
     def require_decoder(self) -> None:
         """Raises `DoesNotApply` for an encoder."""
@@ -99,10 +122,10 @@ class ModelSubject(Trial):
     def __init__(self, model: Model[Any], seed: int = 0, dtype: torch.dtype = torch.float64, B: int = 3, T: int = 11):
         self.model = copy.deepcopy(model).to(dtype).eval()
         self.generator = torch.Generator().manual_seed(seed)
-        longest = getattr(model, "limit", None)
+        self.longest = getattr(model, "limit", None)
         self.T = T
-        if longest is not None:
-            self.T = min(T, int(longest))
+        if self.longest is not None:
+            self.T = min(T, int(self.longest))
         self.tokens = self.draw_tokens(B, self.T)
         self.source = None
         if isinstance(model, Seq2Seq):
@@ -162,6 +185,22 @@ class ModelSubject(Trial):
             out.append(logits)
         return torch.cat(out, 1)
 
+    def run_packed(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        raise DoesNotApply("it reads one document a row")
+
+    def edges(self) -> dict[int, str]:
+        found = {edges.CHUNK: f"{edges.CHUNK} tokens"}
+        if any(isinstance(m, Linear) for m in self.model.modules()):
+            found[LINEAR_CHUNK] = f"the chunk of {LINEAR_CHUNK}"
+        found |= {w: f"the window of {w}" for _, _, w in self.windows() if w is not None}
+        return edges.choose_edges(found, self.longest)
+
+    def windows(self) -> list[tuple[str, nn.Module, int | None]]:
+        layers = [(n, m) for n, m in self.model.named_modules() if isinstance(m, Attention) and m.source is None]
+        if isinstance(self.model, Seq2Seq):  # the tokens of a trial are the decoder's
+            layers = [(name, layer) for name, layer in layers if layer.size.causal]
+        return [(name, layer, layer.rules.window) for name, layer in layers]
+
 
 def rounding_limit(dtype: torch.dtype) -> float:
     """Returns how far apart two ways of computing the same may be, relative to the largest value."""
@@ -199,6 +238,8 @@ def cache_is_whole_pass(trial: Trial) -> Finding:
 
 def padding_does_not_matter(trial: Trial) -> Finding:
     """padding changes nothing, in a whole pass and with a state"""
+    if not trial.padding_sides:
+        raise DoesNotApply("it reads nothing that could be padded")
     want = trial.run_whole(trial.tokens)
     findings = []
     B, T = trial.tokens.shape
@@ -210,7 +251,7 @@ def padding_does_not_matter(trial: Trial) -> Finding:
         findings.append(trial.compare(got, want, f"a whole pass padded {style}"))
         if trial.is_decoder:
             try:
-                got = trial.run_pieces(tokens, [1] * (T + 3), shown)[shown].view_as(want)
+                got = trial.run_pieces(tokens, trial.cut_padded(T + 3), shown)[shown].view_as(want)
             except DoesNotApply:
                 continue
             findings.append(trial.compare(got, want, f"token by token padded {style}"))
@@ -252,6 +293,8 @@ def prompts_of_unequal_length(trial: Trial) -> Finding:
     if trial.source is not None:
         whole = trial.source
         longest = whole.shape[1]
+        if whole.dim() != 2:
+            raise DoesNotApply("its source is no text, and always of the same length")
     if longest < 2:
         raise DoesNotApply("the model is too short for prompts of unequal length")
     lengths = [max(1, longest - 2 * b) for b in range(len(whole))]
@@ -280,5 +323,8 @@ MODEL_LAWS.update(
         "padding": padding_does_not_matter,
         "batch": batch_does_not_matter,
         "prompts": prompts_of_unequal_length,
+        "packed": edges.documents_do_not_mix,
+        "window": edges.windows_are_as_wide_as_said,
+        "long": edges.long_texts,
     }
 )

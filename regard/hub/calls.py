@@ -257,7 +257,8 @@ def _find_structured_mask(replacement: AttentionReplacement, call: Call, causal:
     if not isinstance(call.mask, LazyMask):
         if replacement.has_scores and torch.compiler.is_compiling():
             return None  # to recognise a structure is to read the mask's values, which a compiled graph cannot do
-        return recognise_structure(call.mask[..., :S], replacement.cross)
+        found: Mask | None = recognise_structure(call.mask[..., :S], replacement.cross)
+        return found
     if call.mask.shape[-1] != S:
         raise HubError(f"{replacement.name}: a mask over {call.mask.shape[-1]} keys came with {S} keys")
     return call.mask.structured

@@ -10,6 +10,8 @@ in which `recognise_structure` then looks for a structured form.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -149,7 +151,8 @@ def _structured_mask_from_arguments(arguments: dict[str, Any], causal: bool) -> 
     return Mask(causal=True, visible=visible, rows=Rows(limit - visible[:, start : start + T].long(), limit))
 
 
-@torch.compiler.disable  # it reads the mask's values: one break in a compiled graph instead of many
+# It reads the mask's values: one break in a compiled graph instead of many.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
     """Returns the structured form of a mask matrix, boolean or additive; None if it has no structured form.
 
@@ -214,6 +217,27 @@ def as_additive(mask: Num[Tensor, "*any"], dtype: torch.dtype) -> Num[Tensor, "*
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))
     return mask.masked_fill(mask <= _hidden_threshold(mask.dtype), float("-inf")).to(dtype)
+
+
+@contextmanager
+def watching_for_documents() -> Iterator[list[bool]]:
+    """Yields a list that gets an entry when transformers finds packed documents in the positions of a call."""
+    from transformers import masking_utils
+
+    found: list[bool] = []
+    original = masking_utils.find_packed_sequence_indices
+
+    def watch(position_ids: Tensor) -> Tensor | None:
+        indices = original(position_ids)
+        if indices is not None:
+            found.append(True)
+        return indices
+
+    masking_utils.find_packed_sequence_indices = watch
+    try:
+        yield found
+    finally:
+        masking_utils.find_packed_sequence_indices = original
 
 
 def _hidden_threshold(dtype: torch.dtype) -> float:

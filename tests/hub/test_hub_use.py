@@ -455,11 +455,14 @@ class TestLaws:
     def test_a_writer_keeps_them_all(self, name):
         verdicts = regard.check(made(name), draws=1)
         assert [v.law for v in verdicts] == list(HUB_LAWS)
-        assert {v.status for v in verdicts} == {"holds"}, repr(verdicts)
+        # Not every family has packed documents or windows, and these models are too short for a chunk of 64.
+        unasked = {v.law for v in verdicts if v.status == "does not apply"}
+        assert unasked == {"llama": {"window", "long"}, "bart": {"window", "packed", "long"}, "gemma2": set()}[name]
+        assert all(v.status == "holds" for v in verdicts if v.law not in unasked), repr(verdicts)
 
     def test_an_encoder_has_nothing_ahead(self):
         found = {v.law: v.status for v in regard.check(made("roberta"), draws=1)}
-        apart = {"looks-ahead", "cache", "prompts"}
+        apart = {"looks-ahead", "cache", "prompts", "packed", "window", "long"}
         assert found == {law: "does not apply" if law in apart else "holds" for law in HUB_LAWS}
 
     def test_of_a_mechanism_in_use(self):
@@ -499,7 +502,8 @@ class TestLaws:
         made("gpt2").save_pretrained(tmp_path / "tiny")
         result = CliRunner().invoke(app, ["check", str(tmp_path / "tiny"), "--draws", "1", "--json"])
         assert result.exit_code == 0, result.output
-        assert [row["status"] for row in json.loads(result.output)] == ["holds"] * 7
+        found = {row["law"]: row["status"] for row in json.loads(result.output)}
+        assert [law for law, status in found.items() if status != "holds"] == ["window", "long"] and len(found) == 10
         twin = CliRunner().invoke(app, ["check", f"random:{tmp_path / 'tiny'}", "--draws", "1", "--only", "batch"])
         assert twin.exit_code == 0 and "GPT2LMHeadModel" in twin.output
         for name, said in (("nobody/nothing", HubError), ("gpt2", UnknownNameError), ("performr", UnknownNameError)):

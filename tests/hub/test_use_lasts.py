@@ -122,7 +122,8 @@ class TestCompiled:
             got, want = (logits(m, ids, use_cache=False, **more) for m in (compiled, model))
             torch.testing.assert_close(got[mask.bool()], want[mask.bool()])
 
-    @pytest.mark.parametrize("mechanism", ["elu", pytest.param("synthesizer", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mechanism", ["elu", "synthesizer"])
     def test_generate_compiles_over_a_static_cache(self, mechanism: str) -> None:
         model, ids = hub.use(llama(num_hidden_layers=1), mechanism), tokens()
         mask = torch.ones_like(ids)

@@ -72,6 +72,10 @@ def built(cls: type[Model[Any]], mechanism: str, position: str, merge: str) -> A
     return stirred(cls(vocabulary=11, **stack))
 
 
+# These models have no window and are too short for a chunk; tests/checking/test_model_edges.py has some that are not.
+EDGES = ("packed", "window", "long")
+
+
 def check(model: Any, seeds: int, dtype: torch.dtype = torch.float64) -> dict[str, Finding | str]:
     """Each law's worst finding over some random inputs, or the reason why it does not apply."""
     found: dict[str, Finding | str] = {}
@@ -108,9 +112,9 @@ def test_with_a_state_as_without(cls: type[Model[Any]], mechanism: str, position
 def test_every_law_of_every_model(cls: type[Model[Any]], mechanism: str, position: str, merge: str) -> None:
     model = built(cls, mechanism, position, merge)
     for dtype in DTYPES:
-        for finding in check(model, seeds=2, dtype=dtype).values():
+        for name, finding in check(model, seeds=2, dtype=dtype).items():
             if isinstance(finding, str):
-                assert cls is Encoder
+                assert cls is Encoder or name in EDGES
             else:
                 holds(finding, dtype)
 
@@ -120,7 +124,7 @@ def test_every_law_of_every_model(cls: type[Model[Any]], mechanism: str, positio
 def test_the_laws_of_whole_models(cls: type[Model[Any]], mechanism: str) -> None:
     for name, finding in check(built(cls, mechanism, "rotary", "reweight"), seeds=1).items():
         if isinstance(finding, str):
-            assert cls is Encoder and name in ("looks-ahead", "cache", "prompts")
+            assert name in EDGES or (cls is Encoder and name in ("looks-ahead", "cache", "prompts"))
         else:
             holds(finding, torch.float64)
 
@@ -135,7 +139,7 @@ def test_reweight_sequence_is_found_to_look_ahead_and_has_no_state() -> None:
     with pytest.raises(LooksAheadError, match="at_inference"):
         model.empty(1, 4)
     off = GPT(model.config.but(attention={"merge_options": {"at_inference": False}})).eval()
-    assert not any(isinstance(f, str) or f.broken for f in check(off, seeds=1).values())
+    assert not any(isinstance(f, str) or f.broken for name, f in check(off, seeds=1).items() if name not in EDGES)
 
 
 def test_a_broken_model_is_found_out() -> None:
