@@ -32,7 +32,7 @@ import torch
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 import regard
-from regard.lens import Attended, Card, Recording, Trace
+from regard.lens import Card, RecordedAttention, Recording, Trace
 from regard.lens.pages.page import write_page
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import SoftmaxFormula
@@ -78,7 +78,9 @@ def made(layers: int, heads: int, T: int, causal: bool) -> Trace:
     for layer in range(layers):
         q, k, v = (torch.randn(heads, T, WIDTH, generator=draw) for _ in range(3))
         place = (layer, "decoder", "self", f"layers.{layer}", "softmax", 0, 0, heads, heads)
-        one = Attended(*place, SoftmaxFormula(WIDTH**-0.5), MaskRules(causal=causal), q=q * spread, k=k * spread, v=v)
+        one = RecordedAttention(
+            *place, SoftmaxFormula(WIDTH**-0.5), MaskRules(causal=causal), q=q * spread, k=k * spread, v=v
+        )
         add_overview(recording, one)
         recording.attentions.append(one)
     return Trace([recording])

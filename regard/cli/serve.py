@@ -11,7 +11,7 @@ from regard.cli.models import HELP
 from regard.cli.show import console
 from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
-from regard.lens.pages.server import EXAMPLE, ModelServer, require_server_packages
+from regard.lens.pages.server import EXAMPLE, SharedModel, require_server_packages
 from regard.lens.pages.server import serve as run
 from regard.lens.small_model import shipped, shipped_text
 
@@ -38,7 +38,7 @@ def serve(
     example = EXAMPLE
     if not model:
         example = shipped_text()
-    server = ModelServer(subject, head_labels, example)
+    server = SharedModel(subject, head_labels, example)
     # Ctrl-C is the usual way to end it.
     with suppress(KeyboardInterrupt):
         run(server, port, lambda address: _print_address(address, subject.card.name))

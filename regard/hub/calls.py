@@ -96,7 +96,7 @@ class AttentionReplacement(nn.Module):
         """Whether the mechanism computes scores q·k, to which a bias can be added."""
         return isinstance(self.mechanism, Pairwise) and self.mechanism.needs == "qkv"
 
-    def refuse(self, what: str, why: str) -> HubError:
+    def refusal(self, what: str, why: str) -> HubError:
         """Returns the error for a feature that the mechanism does not support."""
         return HubError(
             f"{self.name}: {self.mechanism.name} cannot honour {what}: {why}. "
@@ -165,7 +165,7 @@ def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, l
     """
     mechanism = replacement.mechanism
     if call.kwargs.get("output_attentions"):
-        raise replacement.refuse(
+        raise replacement.refusal(
             "'output_attentions' while it keeps a state", "the keys are gone; pass use_cache=False"
         )
     if replacement.cross:
@@ -191,7 +191,7 @@ def _check_window(replacement: AttentionReplacement, call: Call, tokens: int, wi
     """
     for width in (window, call.kwargs.get("sliding_window"), getattr(call.mask, "window", None)):
         if width is not None and tokens > int(width):
-            raise replacement.refuse(
+            raise replacement.refusal(
                 f"a sliding window of {width} over {tokens} tokens", "its state sums up the past and cannot forget"
             )
 
@@ -205,7 +205,7 @@ def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: in
         return None
     mask = call.mask.structured if isinstance(call.mask, LazyMask) else recognise_structure(call.mask)
     if mask is None or mask.documents is not None or not (mask.causal or T == 1):
-        raise replacement.refuse("this mask", "its state is causal, and the mask is not just causal with padding")
+        raise replacement.refusal("this mask", "its state is causal, and the mask is not just causal with padding")
     if mask.visible is None:
         return None
     new = mask.visible[:, start : start + T]
@@ -229,7 +229,7 @@ def _check_documents(replacement: AttentionReplacement, call: Call, visible: Ten
     if visible is not None:
         starts_again = starts_again & visible[:, 1:]
     if bool(starts_again.any()):
-        raise replacement.refuse(
+        raise replacement.refusal(
             "position_ids that start again while it keeps a state",
             "the state of one document would reach the next; pass use_cache=False to keep packed documents apart",
         )
@@ -269,7 +269,7 @@ def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
     S = call.k.shape[2]
     if not replacement.has_scores:
         _check_window(replacement, call, S, None)  # if the matrix comes from a window, this error says so
-        raise replacement.refuse("a mask given as a matrix", "it knows causal masks and padding")
+        raise replacement.refusal("a mask given as a matrix", "it knows causal masks and padding")
     assert call.mask is not None
     # The mask may have more columns than there are keys. Slicing a LazyMask computes its matrix.
     return as_additive(call.mask[..., :S], call.q.dtype)
@@ -280,7 +280,7 @@ def _check_keywords(replacement: AttentionReplacement, call: Call) -> None:
     supported = {"position_bias", "softcap"} if replacement.has_scores else set()
     for name in sorted(set(call.kwargs) - _ACCEPTED_KEYWORDS - supported):
         if _has_effect(call.kwargs[name]):
-            raise replacement.refuse(f"'{name}'", _REASONS.get(name, "regard does not know what it asks for"))
+            raise replacement.refusal(f"'{name}'", _REASONS.get(name, "regard does not know what it asks for"))
 
 
 def _has_effect(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """A Hugging Face config, key by key: every key that affects the outputs is supported, or raises an error that names it.
 
-A family takes the keys that it supports. Every other key must be one that need not be taken (`INERT`, or the user's
-`ignore`), be null, or have one of its allowed values (`ALLOWED_VALUES`).
+A family takes the keys that it supports. Every other key must be one that need not be taken (`NEED_NOT_BE_TAKEN`, or
+the user's `ignore`), be null, or have one of its allowed values (`ALLOWED_VALUES`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regard.reading import fits
 # Keys that no family needs to take. Most do not affect a model's outputs: who wrote it, how it was initialised, how to
 # generate with it. A few affect the outputs of some models, and the families concerned read them: pad_token_id gives
 # the first position of RoBERTa, and id2label and num_labels give the size of a classification head.
-INERT = frozenset(
+NEED_NOT_BE_TAKEN = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
     attn_implementation begin_suppress_tokens bad_words_ids bos_token_id chunk_size_feed_forward cls_token_id
@@ -53,8 +53,8 @@ _MISSING = object()
 class Keys:
     """The keys of a config.json, and in `left` those that are still to be taken.
 
-    The keys in `INERT` and `ignore` need not be taken, and are never in `left`. `default` holds transformers'
-    defaults for missing keys. `ignore` names keys that, as the user says, do not affect the outputs.
+    The keys in `NEED_NOT_BE_TAKEN` and `ignore` need not be taken, and are never in `left`. `default` holds
+    transformers' defaults for missing keys. `ignore` names keys that, as the user says, do not affect the outputs.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Keys:
         self.hf_config = hf_config
         self.default = default
         self.ignore = ignore
-        self.left = set(hf_config) - INERT - set(ignore)
+        self.left = set(hf_config) - NEED_NOT_BE_TAKEN - set(ignore)
 
-    def refuse(self, key: str, why: str) -> HubError:
+    def refusal(self, key: str, why: str) -> HubError:
         """Returns the error for a key whose value is not supported."""
         value = self.hf_config.get(key, self.default.get(key))
         return HubError(f"{self.path}: {quote(key, marks=False)} = {quote(value)}: {why}")
@@ -91,21 +91,21 @@ class Keys:
         if value is None and otherwise is not _MISSING:
             value = otherwise
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= SIZE_LIMITS[limit]:
-            raise self.refuse(key, f"expected a whole number from 1 to {SIZE_LIMITS[limit]}")
+            raise self.refusal(key, f"expected a whole number from 1 to {SIZE_LIMITS[limit]}")
         return value
 
     def number(self, key: str, otherwise: Any = _MISSING) -> float:
         """Returns the value of a key, which must be a finite number ≥ 0, such as a dropout or an epsilon."""
         value = self.take(key, otherwise)
         if not fits(value, float) or not 0 <= value < float("inf"):
-            raise self.refuse(key, "expected a number of zero or more")
+            raise self.refusal(key, "expected a number of zero or more")
         return float(value)
 
     def flag(self, key: str, otherwise: Any = _MISSING) -> bool:
         """Returns a key's boolean."""
         value = self.take(key, otherwise)
         if not isinstance(value, bool):
-            raise self.refuse(key, "expected true or false")
+            raise self.refusal(key, "expected true or false")
         return value
 
     def name(self, key: str, known: Mapping[str, str]) -> str:
@@ -115,24 +115,24 @@ class Keys:
         """
         value = self.take(key)
         if not isinstance(value, str) or value not in known:
-            raise self.refuse(key, f"regard's models have {', '.join(known)} there")
+            raise self.refusal(key, f"regard's models have {', '.join(known)} there")
         return known[value]
 
-    def must(self, key: str, *allowed: Any) -> None:
+    def require(self, key: str, *allowed: Any) -> None:
         """Raises an error if a key has a value that is not among `allowed`, the only ones that regard's models support.
 
         A key in `ignore` may have any value. A missing key has transformers' default; without a default it is allowed.
         """
         if key not in self.ignore and self.take(key, allowed[0]) not in allowed:
-            raise self.refuse(key, f"regard's models can only hold {allowed[0]!r} there")
+            raise self.refusal(key, f"regard's models can only hold {allowed[0]!r} there")
 
     def finish(self) -> None:
         """Raises an error if a key has a value outside `ALLOWED_VALUES`, or if a key that is not null was not taken."""
         for key, allowed in ALLOWED_VALUES.items():
-            self.must(key, *allowed)
+            self.require(key, *allowed)
         left = sorted(key for key in self.left if self.hf_config[key] is not None)
         if left:
-            raise self.refuse(
+            raise self.refusal(
                 left[0],
                 f"regard does not know what this key of a '{self.hf_config.get('model_type')}' changes, so it will not "
                 f"leave it out unasked{_more(left)}. Where it changes nothing: hub.load(…, ignore={left!r})",

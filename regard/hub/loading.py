@@ -91,7 +91,7 @@ def _find_output_head(family: Family, keys: Keys, weights: Weights) -> str:
     if not classes:
         return family.guess_output_head(weights.names)
     if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in tuple(family.output_heads):
-        raise keys.refuse("architectures", f"regard has the heads of {', '.join(family.output_heads)}")
+        raise keys.refusal("architectures", f"regard has the heads of {', '.join(family.output_heads)}")
     return family.output_heads[classes[0]]
 
 

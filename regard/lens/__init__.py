@@ -5,11 +5,11 @@ from regard.lens.pages.widget import show
 from regard.lens.recording.maps import attention_maps
 from regard.lens.recording.record import record
 from regard.lens.small_model import shipped
-from regard.lens.trace import Attended, Card, Recording, Trace, TraceError, decode, encode, load
+from regard.lens.trace import Card, RecordedAttention, Recording, Trace, TraceError, decode, encode, load
 
 __all__ = [
-    "Attended",
     "Card",
+    "RecordedAttention",
     "Recording",
     "Trace",
     "TraceError",

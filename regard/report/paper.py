@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError, did_you_mean
-from regard.lens.trace.trace import Attended, Recording
+from regard.lens.trace.trace import RecordedAttention, Recording
 from regard.nn.positions import Rotary, attend_to_offset, rotate, shift_matrix, sinusoids
 from regard.report.canvas import require_matplotlib
 from regard.report.markup import shorten
@@ -230,7 +230,7 @@ def plot_weights(
 
 def _choose_heads(
     recording: Recording, layers: Sequence[int], heads: Sequence[int]
-) -> tuple[list[Attended], list[int]]:
+) -> tuple[list[RecordedAttention], list[int]]:
     """Returns the attentions of the wanted layers and the numbers of the wanted heads; none wanted means all."""
     known = {a.layer for a in recording.attentions}
     missing = sorted(set(layers) - known)
@@ -250,7 +250,7 @@ def _choose_heads(
     return rows, columns
 
 
-def _layer_name(recording: Recording, attended: Attended) -> str:
+def _layer_name(recording: Recording, attended: RecordedAttention) -> str:
     """Returns where an attention is: its layer, its side where there are two, and whether it is cross-attention."""
     words = [f"layer {attended.layer}"]
     if attended.kind == "cross":
@@ -260,7 +260,7 @@ def _layer_name(recording: Recording, attended: Attended) -> str:
     return " ".join(words)
 
 
-def _draw_head(ax: Axes, recording: Recording, attended: Attended, head: int, single: bool) -> Any:
+def _draw_head(ax: Axes, recording: Recording, attended: RecordedAttention, head: int, single: bool) -> Any:
     """Draws the weights of one head and returns the image; several heads are each divided by their largest weight."""
     queries, keys = recording.query_and_key_tokens(attended)
     every_row = torch.arange(len(queries))

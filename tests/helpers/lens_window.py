@@ -11,7 +11,7 @@ import torch
 
 from regard import GPT
 from regard.data.tokenizers import Bytes
-from regard.lens import Attended, Card, Recording
+from regard.lens import Card, RecordedAttention, Recording
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.rules import MaskRules
@@ -37,7 +37,7 @@ def drawn(T=6, H=2, *, words=None, text="", label="none", K=8, causal=True, soft
     made = Recording("text", card, [tokens], [])
     q, k, v = (2 * torch.randn(H, len(tokens), K, generator=draw) for _ in range(3))
     how, tensors = SoftmaxFormula(K**-0.5, softcap), {"q": q, "k": k, "v": v, **(more or {})}
-    one = Attended(0, "decoder", "self", "0", "softmax", 0, 0, H, H, how, MaskRules(causal), **tensors)
+    one = RecordedAttention(0, "decoder", "self", "0", "softmax", 0, 0, H, H, how, MaskRules(causal), **tensors)
     add_overview(made, one)
     made.attentions.append(one)
     return made

@@ -28,7 +28,7 @@ from regard.lens.trace.format import load
 from regard.lens.trace.formulas import Dense, SoftmaxFormula
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import Attended, Card, Recording
+from regard.lens.trace.trace import Card, RecordedAttention, Recording
 from regard.models import GPT, Encoder, Seq2Seq
 
 CARD = Card("made up", "GPT", "regard", 0, 1, 1, 1, 8, 8, 8, ("softmax",))
@@ -78,7 +78,9 @@ def mapped(weights, tokens, causal=False):
     """A recording of one attention with just these weights, [H,T,T]."""
     tiles = [[pack(head, "f16")] for head in weights]
     dense = Dense(weights.shape[1], tiles)
-    a = Attended(0, "encoder", "self", "a", "softmax", 0, 0, len(weights), len(weights), dense, MaskRules(causal))
+    a = RecordedAttention(
+        0, "encoder", "self", "a", "softmax", 0, 0, len(weights), len(weights), dense, MaskRules(causal)
+    )
     made = Recording("text", CARD, [tokens], [a])
     add_overview(made, a)
     return made
@@ -155,7 +157,9 @@ def test_rare_words():
 
 
 def vectors(q, k, tokens, causal=True):
-    a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), SoftmaxFormula(1 / math.sqrt(q.shape[-1])))
+    a = RecordedAttention(
+        0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), SoftmaxFormula(1 / math.sqrt(q.shape[-1]))
+    )
     a.rules, a.q, a.k = MaskRules(causal), q, k
     made = Recording("text", CARD, [tokens], [a])
     add_overview(made, a)

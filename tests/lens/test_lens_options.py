@@ -17,7 +17,7 @@ from regard.data.tokenizers import Bytes
 from regard.errors import RegardError
 from regard.lens import load
 from regard.lens.models import open_recordable
-from regard.lens.pages.server import ModelServer
+from regard.lens.pages.server import SharedModel
 from regard.models import GPT, Encoder, Seq2Seq
 
 TEXT = "w1 w2 w3 w1 w2"
@@ -117,7 +117,7 @@ def test_heads_of_a_model_of_images_is_refused(folders):
 def test_serve_reads_a_text(name, folders):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert ModelServer(open_recordable(folders[name])).record({"text": TEXT}).startswith(b"REGARD")
+        assert SharedModel(open_recordable(folders[name])).record({"text": TEXT}).startswith(b"REGARD")
 
 
 @pytest.mark.parametrize("name", ["bert", "Encoder"])

@@ -22,7 +22,7 @@ from regard.lens import decode, record
 from regard.lens.models import RecordableModel
 from regard.lens.pages import connections, server
 from regard.lens.pages.live import generate_steps
-from regard.lens.pages.server import ModelServer, ServeError
+from regard.lens.pages.server import ServeError, SharedModel
 from regard.lens.recording.regard_models import regard_card
 
 pytest.importorskip("starlette")
@@ -58,7 +58,7 @@ def running(desk):
 
 @pytest.fixture(scope="module")
 def desk():
-    return ModelServer(subject())
+    return SharedModel(subject())
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_an_encoder_decoder_reads_both_sides_and_does_not_write_on():
     torch.manual_seed(0)
     model = Seq2Seq.preset("nano", vocabulary=256)
     model.tokenizer = Bytes()
-    desk = ModelServer(RecordableModel(model, model.tokenizer, regard_card(model, "both")))
+    desk = SharedModel(RecordableModel(model, model.tokenizer, regard_card(model, "both")))
     assert not desk.about()["generates"]
     read = decode(desk.record({"text": TEXT})).recordings[0]
     wanted = record(model, TEXT, target=TEXT).recordings[0]
@@ -167,7 +167,7 @@ def test_a_model_of_images_is_refused_at_once():
         main_input_name = "pixel_values"
 
     with pytest.raises(OptionError, match=r"reads no text but pixel_values: record it with regard\.record"):
-        ModelServer(RecordableModel(Looks(), None, subject().card))
+        SharedModel(RecordableModel(Looks(), None, subject().card))
 
 
 def test_a_stream_has_each_token_and_what_it_looked_at(port, desk):

@@ -22,7 +22,7 @@ from regard.lens.trace.format import to_bytes
 from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.rules import MaskRules, infer_rules
 from regard.lens.trace.tokens import Tokens, word_indices
-from regard.lens.trace.trace import Attended, Card, Recording
+from regard.lens.trace.trace import Card, RecordedAttention, Recording
 from regard.mechanisms import mechanisms
 from regard.models import GPT, Encoder
 
@@ -48,7 +48,9 @@ def made_up(q, k, v, causal=True, scale=None):
     """A recording of one softmax attention with these vectors."""
     sequence = tokens(q.shape[1])
     formula = SoftmaxFormula(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    a = Attended(0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), formula, MaskRules(causal), q=q, k=k, v=v)
+    a = RecordedAttention(
+        0, "decoder", "self", "a", "softmax", 0, 0, len(q), len(k), formula, MaskRules(causal), q=q, k=k, v=v
+    )
     made = Recording("text", CARD, [sequence], [a])
     add_overview(made, a)
     return made

@@ -391,13 +391,13 @@ def _app() -> Any:
     from regard import GPT
     from regard.data.tokenizers import Bytes
     from regard.lens.models import RecordableModel
-    from regard.lens.pages.server import ModelServer, create
+    from regard.lens.pages.server import SharedModel, create
     from regard.lens.recording.regard_models import regard_card
 
     torch.manual_seed(0)
     model = GPT.preset("nano", vocabulary=256, length=64, width=16, layers=1, attention={"heads": 2})
     model.tokenizer = Bytes()
-    return create(ModelServer(RecordableModel(model, model.tokenizer, regard_card(model, "small"))), 8000, "t")
+    return create(SharedModel(RecordableModel(model, model.tokenizer, regard_card(model, "small"))), 8000, "t")
 
 
 def make_corpus(folder: Path) -> None:

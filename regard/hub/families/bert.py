@@ -63,14 +63,14 @@ class Bert(Family):
         width = keys.size("hidden_size", "width")
         heads = keys.size("num_attention_heads", "heads")
         if width % heads:
-            raise keys.refuse("num_attention_heads", f"hidden_size = {width} does not divide into so many heads")
-        keys.must("position_embedding_type", "absolute", None)
+            raise keys.refusal("num_attention_heads", f"hidden_size = {width} does not divide into so many heads")
+        keys.require("position_embedding_type", "absolute", None)
         mlp = keys.name("hidden_act", ACTIVATION_FROM_HF)
         dropout = keys.number("hidden_dropout_prob")
         self._check_head(keys, head, mlp)
         classes = self._count_labels(keys)
         if head == "classes":
-            keys.must("classifier_dropout", None, dropout)
+            keys.require("classifier_dropout", None, dropout)
         else:  # no other head has this dropout, so its value does not matter
             keys.take("classifier_dropout")
             classes = 2  # the default of `EncoderConfig`: the other heads have no classes
@@ -112,7 +112,9 @@ class Bert(Family):
     def _check_head(self, keys: Keys, head: str, mlp: str) -> None:
         """Refuses an MLM head whose activation is not gelu."""
         if head == "masked" and mlp != "gelu":
-            raise keys.refuse("hidden_act", "BERT's MLM head also uses hidden_act, and regard's MLM head has only gelu")
+            raise keys.refusal(
+                "hidden_act", "BERT's MLM head also uses hidden_act, and regard's MLM head has only gelu"
+            )
 
     def _count_positions(self, keys: Keys) -> int:
         """Returns the number of positions."""
@@ -220,7 +222,7 @@ class Roberta(Bert):
         rows = keys.size("max_position_embeddings", "length")
         skipped = self._skipped_rows(keys.hf_config)
         if not 1 <= skipped < rows:
-            raise keys.refuse("pad_token_id", f"positions are counted from the one after it; expected 0 to {rows - 2}")
+            raise keys.refusal("pad_token_id", f"positions are counted from the one after it; expected 0 to {rows - 2}")
         return rows - skipped
 
     def _skipped_rows(self, hf_config: Mapping[str, Any]) -> int:

@@ -39,12 +39,12 @@ class GPT2(Family):
         width = keys.size("n_embd", "width")
         heads = keys.size("n_head", "heads")
         if width % heads:
-            raise keys.refuse("n_head", f"n_embd = {width} does not divide into so many heads")
+            raise keys.refusal("n_head", f"n_embd = {width} does not divide into so many heads")
         dropout = keys.number("resid_pdrop")
-        keys.must("embd_pdrop", dropout)
-        keys.must("scale_attn_weights", True)
-        keys.must("scale_attn_by_inverse_layer_idx", False)
-        keys.must("reorder_and_upcast_attn", False)
+        keys.require("embd_pdrop", dropout)
+        keys.require("scale_attn_weights", True)
+        keys.require("scale_attn_by_inverse_layer_idx", False)
+        keys.require("reorder_and_upcast_attn", False)
         for key in [key for key in keys.left if key.startswith("summary_")]:  # read by GPT2DoubleHeadsModel alone
             keys.take(key)
         return GPTConfig(

@@ -85,7 +85,7 @@ class Llama(Family):
         Llama's own method also refuses a `width` that is not a multiple of `heads`, as transformers does for a Llama.
         """
         if width % heads:
-            raise keys.refuse("num_attention_heads", f"a Llama's hidden_size = {width} must divide into its heads")
+            raise keys.refusal("num_attention_heads", f"a Llama's hidden_size = {width} must divide into its heads")
         attention = keys.flag("attention_bias", False)
         return attention, attention, keys.flag("mlp_bias", False)
 
@@ -191,15 +191,15 @@ class Qwen2(Llama):
         if types is None:  # a config of an older version of transformers
             key = "max_window_layers"
             if not isinstance(first, int):
-                raise keys.refuse(key, "expected a whole number")
+                raise keys.refusal(key, "expected a whole number")
             full = max(0, min(first, layers)) if enabled else layers
             types = ["full_attention"] * full + ["sliding_attention"] * (layers - full)
         if not isinstance(types, list) or len(types) != layers:
-            raise keys.refuse(key, f"expected {layers} names")
+            raise keys.refusal(key, f"expected {layers} names")
         if types == ["full_attention"] * layers:
             return None
         if types != ["sliding_attention"] * layers or not enabled or window is None:
-            raise keys.refuse(key, "regard's models have one window for all layers, or none")
+            raise keys.refusal(key, "regard's models have one window for all layers, or none")
         return keys.size("sliding_window", "window")
 
     def _own_keys(self, config: GPTConfig) -> dict[str, Any]:
@@ -233,13 +233,13 @@ def read_rotary(keys: Keys) -> dict[str, Any]:
     key = "rope_scaling" if sections["rope_parameters"] is None else "rope_parameters"
     section = sections[key] or {}
     if not isinstance(section, Mapping):
-        raise keys.refuse(key, "expected a section of keys and values")
+        raise keys.refusal(key, "expected a section of keys and values")
     rope = {"rope_theta": theta, **section}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     types = {"default": {}, "linear": {"factor": "factor"}, "llama3": _LLAMA3}
     if not isinstance(kind, str) or kind not in types:
-        raise keys.refuse(key, f"regard's rotary positions know the types {', '.join(types)}, not '{kind}'")
-    keys.must("partial_rotary_factor", None, 1.0)
+        raise keys.refusal(key, f"regard's rotary positions know the types {', '.join(types)}, not '{kind}'")
+    keys.require("partial_rotary_factor", None, 1.0)
     if rope.get("partial_rotary_factor") in (None, 1.0):
         rope.pop("partial_rotary_factor", None)
     names = {"rope_theta": "base", **types[kind]}
@@ -248,10 +248,10 @@ def read_rotary(keys: Keys) -> dict[str, Any]:
     wrong = sorted(set(rope) ^ set(names))
     if wrong:
         problem = "no" if wrong[0] in names else "unknown"
-        raise keys.refuse(key, f"{problem} '{wrong[0]}' for the type '{kind}'")
+        raise keys.refusal(key, f"{problem} '{wrong[0]}' for the type '{kind}'")
     for name, value in rope.items():
         if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise keys.refuse(key, f"{name} = {value!r}: expected a number above zero")
+            raise keys.refusal(key, f"{name} = {value!r}: expected a number above zero")
     return {names[name]: value for name, value in rope.items() if value != _ROTARY[names[name]]}
 
 

@@ -90,7 +90,7 @@ def _word_weights(
     over its tokens, or with `mean` their mean.
     """
     tokens = recording.sequences[0]
-    of_word = _tokens_of(tokens, spans)
+    of_word = _word_token_overlap(tokens, spans)
     size = of_word.sum(1, keepdim=True).clamp(min=1)
     onto = of_word
     if mean:
@@ -102,7 +102,7 @@ def _word_weights(
         if attended.kind != "self" or attended.queries != 0:
             continue
         total = torch.zeros(attended.heads, len(spans), len(spans))
-        for rows, weights in recording.tiles(attended):
+        for rows, weights in recording.chunks(attended):
             total += (of_word[:, rows] / size) @ weights @ onto.T
             mask = attended.rules.allowed(*recording.query_and_key_tokens(attended), rows).float()
             allowed |= (of_word[:, rows] @ mask @ of_word.T) > 0
@@ -115,7 +115,7 @@ def _word_weights(
     return head_ids, torch.cat(totals), allowed & has_tokens[None] & has_tokens[:, None]
 
 
-def _tokens_of(tokens: Tokens, spans: Sequence[Span]) -> Float[Tensor, "W T"]:
+def _word_token_overlap(tokens: Tokens, spans: Sequence[Span]) -> Float[Tensor, "W T"]:
     """Returns 1 where a token and a word overlap in a character, else 0."""
     starts = torch.tensor(tokens.starts)
     ends = torch.tensor(tokens.ends)

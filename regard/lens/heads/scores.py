@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import Attended, Recording
+from regard.lens.trace.trace import RecordedAttention, Recording
 
 BLOCK = 16  # number of queries per block of the bootstrap
 NEAR = 3  # largest distance that counts as local
@@ -45,7 +45,7 @@ REPEATED_SCORES = ("induction", "same word")  # scores that are also measured on
 
 @dataclass
 class BlockSums:
-    """Per-block sums of scores and baselines [H, blocks], and numbers of queries [blocks]; one list entry per tile."""
+    """Per-block sums of scores and baselines [H, blocks], and numbers of queries [blocks]; one list entry per chunk."""
 
     score: list[Tensor] = field(default_factory=list)
     baseline: list[Tensor] = field(default_factory=list)
@@ -79,7 +79,7 @@ def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
 
 
 def measure(
-    recording: Recording, attended: Attended, word_frequency: dict[str, int], into: dict[str, BlockSums]
+    recording: Recording, attended: RecordedAttention, word_frequency: dict[str, int], into: dict[str, BlockSums]
 ) -> None:
     """Adds one text to the sums of one attention module, for the scores that `into` names."""
     queries, keys = recording.query_and_key_tokens(attended)
@@ -87,7 +87,7 @@ def measure(
     column = None
     if "broadcast" in into:
         column = _broadcast_columns(recording, attended)
-    for rows, weights in recording.tiles(attended):
+    for rows, weights in recording.chunks(attended):
         allowed = attended.rules.allowed(queries, keys, rows)
         counted = queries.not_padding[rows] & allowed.any(1) & (weights.abs().sum(-1) > 0).any(0)
         visible_keys = allowed.sum(1).clamp(min=1)
@@ -148,14 +148,14 @@ def _key_sets(keys: Tokens, word_frequency: dict[str, int]) -> dict[str, Callabl
     }
 
 
-def _broadcast_columns(recording: Recording, attended: Attended) -> tuple[Tensor, Tensor]:
+def _broadcast_columns(recording: Recording, attended: RecordedAttention) -> tuple[Tensor, Tensor]:
     """Returns for each head the key with the largest total weight from even-numbered queries, and that from odd ones.
 
     Each half is then scored on the key of the other half, since a key chosen on the same queries would score too high.
     """
     S = len(recording.sequences[attended.keys])
     totals = torch.zeros(2, attended.heads, S)
-    for rows, weights in recording.tiles(attended):
+    for rows, weights in recording.chunks(attended):
         for half in (0, 1):
             totals[half] += weights[:, rows % 2 == half].sum(1)
     return totals[0].argmax(-1), totals[1].argmax(-1)
@@ -175,7 +175,7 @@ def _add_broadcast(
 
 
 def _add_broad(
-    sums: BlockSums, attended: Attended, weights: Tensor, allowed: Tensor, rows: Tensor, counted: Tensor
+    sums: BlockSums, attended: RecordedAttention, weights: Tensor, allowed: Tensor, rows: Tensor, counted: Tensor
 ) -> None:
     """Adds the entropy divided by ln(number of visible keys); the baseline is that of random Gaussian scores.
 

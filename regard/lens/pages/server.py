@@ -71,7 +71,7 @@ class _Refused(Exception):
         self.status = status
 
 
-class ModelServer:
+class SharedModel:
     """A model that several browser tabs share; requests take turns."""
 
     def __init__(
@@ -201,7 +201,7 @@ def _quantised(weights: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def document(server: ModelServer) -> tuple[str, str]:
+def document(server: SharedModel) -> tuple[str, str]:
     """Returns the HTML page, and its Content-Security-Policy: one script, and connections to this server only."""
     static = files("regard.lens").joinpath("static")
     script = static.joinpath("lens.js").read_text("utf-8") + _START
@@ -223,7 +223,7 @@ def document(server: ModelServer) -> tuple[str, str]:
     return page, policy(script, style) + "; connect-src 'self'; frame-ancestors 'none'"
 
 
-def create(server: ModelServer, port: int, token: str, connections: Connections | None = None) -> Any:
+def create(server: SharedModel, port: int, token: str, connections: Connections | None = None) -> Any:
     """Returns the ASGI app: `Gate` checks each request and passes it to the routes; `token` is the access token.
 
     `connections` are told which of them have shown the token.
@@ -365,7 +365,7 @@ async def _body(request: Any) -> dict[str, Any]:
     return asked
 
 
-def serve(server: ModelServer, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
+def serve(server: SharedModel, port: int, ready: Callable[[str], None], token: str | None = None) -> None:
     """Serves until interrupted; port 0 means any free port. `ready(address)` is called once the port is open."""
     require_server_packages()
     token = token or secrets.token_urlsafe(24)
@@ -376,7 +376,7 @@ def serve(server: ModelServer, port: int, ready: Callable[[str], None], token: s
         made.run(sockets=[bound])
 
 
-def build_server(server: ModelServer, port: int, token: str) -> Any:
+def build_server(server: SharedModel, port: int, token: str) -> Any:
     """Returns uvicorn's server, on which connections without the token make room for those with it."""
     import uvicorn
 

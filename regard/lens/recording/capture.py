@@ -19,7 +19,7 @@ from regard.lens.trace.arrays import pack
 from regard.lens.trace.formulas import Dense, SoftmaxFormula
 from regard.lens.trace.rules import infer_rules
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import Attended
+from regard.lens.trace.trace import RecordedAttention
 
 
 class ModuleCapture:
@@ -119,10 +119,10 @@ class ModuleCapture:
         self.grad_tap = torch.zeros_like(out, requires_grad=True)
         return out + self.grad_tap
 
-    def to_attended(self, layer: int, side: str, queries: int, keys: int, sequences: list[Tokens]) -> Attended:
-        """Returns the `Attended` of this module; `queries` and `keys` are indices into `sequences`."""
+    def to_recorded(self, layer: int, side: str, queries: int, keys: int, sequences: list[Tokens]) -> RecordedAttention:
+        """Returns the `RecordedAttention` of this module; `queries` and `keys` are indices into `sequences`."""
         q, k, v = (torch.cat(parts, 1) for parts in (self.q, self.k, self.v))
-        attended = Attended(
+        attended = RecordedAttention(
             layer,
             side,
             "cross" if self.cross else "self",

@@ -14,10 +14,10 @@ from regard.lens.recording.regard_models import MAX_OWN_TARGET_TOKENS
 from regard.registry import accepted_options, accepts_any_keyword
 
 HubText = str | Sequence[int] | Tensor | Mapping[str, Any]
-Offsets = list[tuple[int, int]]  # character span of each token
+CharacterSpans = list[tuple[int, int]]  # character span of each token
 
 
-def model_inputs(model: Any, text: HubText, tokenizer: Any) -> tuple[dict[str, Any], Offsets | None]:
+def model_inputs(model: Any, text: HubText, tokenizer: Any) -> tuple[dict[str, Any], CharacterSpans | None]:
     """Returns the model's inputs on its device, and the character span of each token (None if not known)."""
     device = next(model.parameters()).device
     if isinstance(text, Mapping):

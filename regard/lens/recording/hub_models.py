@@ -13,8 +13,8 @@ from regard.hub.attention import HubError, recording_attention
 from regard.hub.fetching import display_name
 from regard.lens.recording.capture import GradientTaps, ModelCapture
 from regard.lens.recording.hub_inputs import (
+    CharacterSpans,
     HubText,
-    Offsets,
     append_generated,
     check_length,
     generate_ids,
@@ -37,10 +37,10 @@ from regard.lens.recording.losses import (
 )
 from regard.lens.recording.maps import evaluation_mode
 from regard.lens.recording.overview import add_overview
-from regard.lens.recording.projections import record_projections
+from regard.lens.recording.projections import record_from_output_attentions
 from regard.lens.recording.regard_models import Gradient
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import Attended, Card, Recording
+from regard.lens.trace.trace import Card, RecordedAttention, Recording
 
 _NO_INTERFACE = (
     "{} makes its attention itself and not through transformers' interface, so its attention could not be recorded. "
@@ -95,7 +95,7 @@ def record_hub_model(
             sequence = None
             if ids:
                 sequence = hub_tokens(tokenizer, ids[0], _plain_text(text), offsets)
-            return record_projections(model, inputs, sequence, name, card or hub_card(model))
+            return record_from_output_attentions(model, inputs, sequence, name, card or hub_card(model))
         if masked:
             loss = _masked_gradient(model, inputs, tokenizer, capture)
     sequences = _sequences(model, inputs, ids, tokenizer, _plain_text(text), offsets, prompt)
@@ -229,7 +229,7 @@ def _sequences(
     ids: list[list[int]],
     tokenizer: Any,
     text: str | None,
-    offsets: Offsets | None,
+    offsets: CharacterSpans | None,
     prompt: int | None,
 ) -> list[Tokens]:
     """Returns the tokens of each sequence of `ids`: the text, or source and target; none for inputs without ids."""
@@ -257,8 +257,8 @@ def _with_padding(tokens: Tokens, mask: Tensor | None) -> Tokens:
     return Tokens(tokens.name, tokens.text, visible=mask[0].int().tolist(), **lists)
 
 
-def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> list[Attended]:
-    """Returns the `Attended` of all captured modules; layers are counted separately for each side and kind.
+def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> list[RecordedAttention]:
+    """Returns the `RecordedAttention` of all captured modules; layers are counted separately for each side and kind.
 
     For a sequence that has no token ids, such as audio frames, numbered tokens are appended to `sequences`.
     """
@@ -273,7 +273,7 @@ def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> l
         keys = _find_sequence(sequences, 0 if module.cross else wanted, module.keys)
         layer = layers.get((side, module.cross), 0)
         layers[side, module.cross] = layer + 1
-        attended = module.to_attended(layer, side, queries, keys, sequences)
+        attended = module.to_recorded(layer, side, queries, keys, sequences)
         if not is_encoder_decoder(model) and not module.cross:
             # The module of a model with one stack belongs to an encoder if it is bidirectional. A mask that no rule
             # describes is taken for a decoder's.

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.data.tokenizers import Pieces
-from regard.lens.recording.hub_inputs import Offsets
+from regard.lens.recording.hub_inputs import CharacterSpans
 from regard.lens.trace.tokens import Tokens
 
 
 def hub_tokens(
-    tokenizer: Any, ids: Sequence[int], text: str | None = None, offsets: Offsets | None = None, name: str = "text"
+    tokenizer: Any,
+    ids: Sequence[int],
+    text: str | None = None,
+    offsets: CharacterSpans | None = None,
+    name: str = "text",
 ) -> Tokens:
     """Returns the tokens of ids with their character spans: from `offsets`, or else by decoding the ids one by one.
 
@@ -86,14 +90,14 @@ class _DecodeOnly:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _decode_spans(tokenizer: Any, ids: list[int], special: set[int]) -> tuple[str, Offsets]:
+def _decode_spans(tokenizer: Any, ids: list[int], special: set[int]) -> tuple[str, CharacterSpans]:
     """Returns the decoded text without special tokens, and the character span of each token.
 
     Tokens that together make one character, such as its bytes, all get its span.
     """
     detokenizer = make_detokenizer(tokenizer)
     text = ""
-    spans: Offsets = []
+    spans: CharacterSpans = []
     waiting = 0  # tokens whose span is not known yet, because their character is incomplete
     for i in ids:
         if i in special:

@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.lens.trace.arrays import pack
 from regard.lens.trace.formulas import Dense, Formula, KernelFormula, OneHot, SoftmaxFormula
 from regard.lens.trace.rules import MAX_ENTRIES
-from regard.lens.trace.trace import Attended
+from regard.lens.trace.trace import RecordedAttention
 from regard.mechanisms import Mechanism
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.features import Elu, Quadratic
@@ -53,7 +53,7 @@ class LayerInputs:
     cross: bool
 
 
-def derive_formula(attended: Attended, mechanism: Mechanism, inputs: LayerInputs) -> Formula:
+def derive_formula(attended: RecordedAttention, mechanism: Mechanism, inputs: LayerInputs) -> Formula:
     """Returns the formula of a mechanism, and stores the arrays that it needs in `attended`.
 
     A subclass may compute something else than its parent, so a mechanism is recognised by its exact class. The
@@ -87,7 +87,7 @@ def derive_formula(attended: Attended, mechanism: Mechanism, inputs: LayerInputs
     return _dense(attended, mechanism, inputs)
 
 
-def _kernel_formula(attended: Attended, mechanism: Linear, q: Tensor, k: Tensor) -> KernelFormula:
+def _kernel_formula(attended: RecordedAttention, mechanism: Linear, q: Tensor, k: Tensor) -> KernelFormula:
     """Returns the formula of a linear mechanism; if a trace has no name for its feature map, stores the features."""
     name = _FEATURE_MAPS.get(type(mechanism))
     if name is None:
@@ -137,7 +137,7 @@ def _choices(mechanism: Mechanism, inputs: LayerInputs) -> Int[Tensor, "H T"]:
     return torch.cat([torch.where(x.values > 0.5, x.indices, -1) for x in best], 1)
 
 
-def _dense(attended: Attended, mechanism: Mechanism, inputs: LayerInputs) -> Dense:
+def _dense(attended: RecordedAttention, mechanism: Mechanism, inputs: LayerInputs) -> Dense:
     """Returns the weights themselves, packed in float16, and stores the largest rounding error of each head."""
     tiles: list[list[bytes]] = [[] for _ in range(attended.heads)]
     error = torch.zeros(attended.heads)

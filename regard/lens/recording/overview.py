@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.lens.trace.trace import Attended, Recording
+from regard.lens.trace.trace import RecordedAttention, Recording
 
 OVERVIEW_SIZE = 32  # maximum number of rows and columns of an overview
 _FIGURES = ("entropy", "distance", "first", "self", "peak")
 _SELF_ONLY = ("distance", "self")  # statistics that are not defined for cross-attention
 
 
-def add_overview(recording: Recording, attended: Attended) -> None:
+def add_overview(recording: Recording, attended: RecordedAttention) -> None:
     """Sets `overview` and `figures` of an attention module, and its normalisers if they are not known yet.
 
     In the overview, weights are averaged over neighbouring queries and summed over neighbouring keys. The figures are
@@ -30,7 +30,7 @@ def add_overview(recording: Recording, attended: Attended) -> None:
     sums = {name: torch.zeros(H) for name in _FIGURES}
     first = int(keys.not_padding.int().argmax())
     counts = torch.zeros(H, dtype=torch.long)
-    for rows, weights in recording.tiles(attended):
+    for rows, weights in recording.chunks(attended):
         pooled.index_add_(1, row_of[rows], weights)
         magnitude = weights.abs() if attended.signed else weights
         total = magnitude.sum(-1, keepdim=True)

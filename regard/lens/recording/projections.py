@@ -21,7 +21,7 @@ from regard.lens.trace.arrays import pack
 from regard.lens.trace.formulas import Dense
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import Attended, Card, Recording
+from regard.lens.trace.trace import Card, RecordedAttention, Recording
 from regard.nn.capture import forward_hooks
 
 # Names that models of transformers give to these projections.
@@ -32,7 +32,9 @@ _NAMES = {
 }
 
 
-def record_projections(model: Any, inputs: dict[str, Any], sequence: Tokens | None, name: str, card: Card) -> Recording:
+def record_from_output_attentions(
+    model: Any, inputs: dict[str, Any], sequence: Tokens | None, name: str, card: Card
+) -> Recording:
     """Records one text with a model that returns its weights only through `output_attentions`."""
     projections = _find_projections(model)
     vectors: dict[str, dict[str, Tensor]] = {parent: {} for parent in projections}
@@ -59,7 +61,7 @@ def record_projections(model: Any, inputs: dict[str, Any], sequence: Tokens | No
         parents = [""] * len(maps)
     for layer, weights in enumerate(maps):
         parent = parents[layer]
-        attended = _build_attended(layer, parent, weights[0].detach().float().cpu(), vectors.get(parent, {}))
+        attended = _build_recorded(layer, parent, weights[0].detach().float().cpu(), vectors.get(parent, {}))
         recording.attentions.append(attended)
         add_overview(recording, attended)
     return recording
@@ -83,8 +85,10 @@ def _keep_first(
     vectors.setdefault(letter, out[0].detach().float().cpu())
 
 
-def _build_attended(layer: int, name: str, weights: Float[Tensor, "H T S"], vectors: dict[str, Tensor]) -> Attended:
-    """Returns the `Attended` of one layer.
+def _build_recorded(
+    layer: int, name: str, weights: Float[Tensor, "H T S"], vectors: dict[str, Tensor]
+) -> RecordedAttention:
+    """Returns the `RecordedAttention` of one layer.
 
     Leaves out q, k or v if its shape is not [T,width] with a width divisible by the number of heads.
     """
@@ -97,7 +101,7 @@ def _build_attended(layer: int, name: str, weights: Float[Tensor, "H T S"], vect
     }
     side = "decoder" if causal else "encoder"
     tiles = [[pack(rows, "f16") for rows in head.split(TILE_ROWS)] for head in weights]
-    attended = Attended(
+    attended = RecordedAttention(
         layer, side, "self", name, "softmax", 0, 0, H, H, Dense(TILE_ROWS, tiles), MaskRules(causal=causal)
     )
     attended.q, attended.k, attended.v = (per_head.get(letter) for letter in "qkv")

@@ -32,7 +32,7 @@ from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import OneHot
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import tokens_of
-from regard.lens.trace.trace import Attended, Card, Recording
+from regard.lens.trace.trace import Card, RecordedAttention, Recording
 from regard.mechanisms.base import without_autocast
 from regard.models import Decoder, Encoder, Model, Seq2Seq, Stack, token_loss
 from regard.models.encoder import MaskedHead
@@ -138,7 +138,7 @@ def record_regard_model(
         sequences[-1].mark_generated(prompt_length)
     recording = Recording(name, card or regard_card(model), sequences, [], loss)
     for layer in layers:
-        attended = _build_attended(layer, recording)
+        attended = _build_recorded(layer, recording)
         recording.attentions.append(attended)
         add_overview(recording, attended)
     return recording
@@ -322,8 +322,8 @@ def _run_steps(model: Model[Any], tokens: Tensor, new: list[int], layers: list[L
             _, state = model.extend(tokens.new_tensor([[token]]), state, last=True)
 
 
-def _build_attended(layer: LayerCapture, recording: Recording) -> Attended:
-    """Returns the `Attended` of one captured layer."""
+def _build_recorded(layer: LayerCapture, recording: Recording) -> RecordedAttention:
+    """Returns the `RecordedAttention` of one captured layer."""
     mechanism = layer.attention.mechanism
     size = layer.attention.size
     v = layer.concatenated("v")
@@ -333,7 +333,7 @@ def _build_attended(layer: LayerCapture, recording: Recording) -> Attended:
     if layer.side == "decoder":
         queries = len(recording.sequences) - 1
     keys = 0 if cross else queries
-    attended = Attended(
+    attended = RecordedAttention(
         layer.layer,
         layer.side,
         layer.kind,

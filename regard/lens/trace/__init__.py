@@ -2,6 +2,6 @@
 
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import decode, encode, load
-from regard.lens.trace.trace import Attended, Card, Recording, Trace
+from regard.lens.trace.trace import Card, RecordedAttention, Recording, Trace
 
-__all__ = ["Attended", "Card", "Recording", "Trace", "TraceError", "decode", "encode", "load"]
+__all__ = ["Card", "RecordedAttention", "Recording", "Trace", "TraceError", "decode", "encode", "load"]

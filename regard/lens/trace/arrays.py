@@ -19,7 +19,7 @@ from regard.errors import RegardError, quote
 
 STEPS_PER_RMS = 32  # the default step size of a column is its RMS divided by this
 MAX_CODE = 1 << 23  # largest absolute value of the integer code of a quantised number
-STEPS_PER_OCTAVE = 64  # step sizes are integer powers of 2^(1/64)
+STEP_SIZES_PER_OCTAVE = 64  # step sizes are integer powers of 2^(1/64)
 # Added to the upper part of each integer code (see `pack_steps`): the high byte of small parts of either sign is then
 # 0.
 MIDDLE = 128
@@ -52,7 +52,7 @@ def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
     noise = np.unpackbits(
         (whole & ((1 << low) - 1)).astype("<u4").reshape(-1, 1).view("u1"), axis=-1, count=low, bitorder="little"
     )
-    exponent = (step.double().log2() * STEPS_PER_OCTAVE).round().cpu().numpy().astype("<i2")
+    exponent = (step.double().log2() * STEP_SIZES_PER_OCTAVE).round().cpu().numpy().astype("<i2")
     return _deflated(bytes([low]), *_planes(exponent), *_planes(upper), np.packbits(noise, bitorder="little").tobytes())
 
 
@@ -128,13 +128,15 @@ def default_steps(x: Float[Tensor, "*N T K"]) -> Float[Tensor, "*N K"]:
 
 def round_down_steps(step: Tensor) -> Tensor:
     """Rounds step sizes down to powers of 2^(1/64), from 2^−120 to 2^120; 0 (an all-zero column) becomes 1."""
-    exponent = (step.double().log2() * STEPS_PER_OCTAVE).floor()
-    return step_from_exponent(exponent.masked_fill(step <= 0, 0).clamp(-120 * STEPS_PER_OCTAVE, 120 * STEPS_PER_OCTAVE))
+    exponent = (step.double().log2() * STEP_SIZES_PER_OCTAVE).floor()
+    return step_from_exponent(
+        exponent.masked_fill(step <= 0, 0).clamp(-120 * STEP_SIZES_PER_OCTAVE, 120 * STEP_SIZES_PER_OCTAVE)
+    )
 
 
 def step_from_exponent(exponent: Tensor) -> Tensor:
     """Returns the step size 2^(exponent/64)."""
-    return torch.exp2(exponent.double() / STEPS_PER_OCTAVE).float()
+    return torch.exp2(exponent.double() / STEP_SIZES_PER_OCTAVE).float()
 
 
 def _planes(x: np.ndarray) -> list[bytes]:

@@ -12,7 +12,7 @@ from regard.errors import quote
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.formulas import Dense, KernelFormula, OneHot, SoftmaxFormula
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import Attended
+from regard.lens.trace.trace import RecordedAttention
 from regard.reading import check_hints
 
 MAX_HEADS = 1 << 12
@@ -52,7 +52,7 @@ def check_tokens(tokens: Tokens, source: str) -> None:
         raise TraceError(f"{source}: a number of sequence {quote(tokens.name)} is out of range; record it again")
 
 
-def check_attended(attended: Attended, sequences: Sequence[Tokens], source: str) -> None:
+def check_attended(attended: RecordedAttention, sequences: Sequence[Tokens], source: str) -> None:
     """Raises TraceError if the parts of an attention module do not fit together."""
     check_hints(attended, source, TraceError, (*_TENSORS, "formula", "rules"))
     check_hints(attended.rules, source, TraceError, ("hidden",))
@@ -68,7 +68,7 @@ def check_attended(attended: Attended, sequences: Sequence[Tokens], source: str)
     _check_formula(attended, T, S, source)
 
 
-def _check_arrays(attended: Attended, T: int, S: int, source: str) -> None:
+def _check_arrays(attended: RecordedAttention, T: int, S: int, source: str) -> None:
     """Raises TraceError if an array has another shape than [H,T,…], [G,S,…] and so on; 0 stands for any size."""
     H = attended.heads
     G = len(attended.k) if attended.k is not None else attended.groups
@@ -103,7 +103,7 @@ def _has_shape(x: Tensor, shape: tuple[int, ...]) -> bool:
     return x.dim() == len(shape) and all(n in (0, size) for n, size in zip(shape, x.shape, strict=True))
 
 
-def _check_formula(attended: Attended, T: int, S: int, source: str) -> None:
+def _check_formula(attended: RecordedAttention, T: int, S: int, source: str) -> None:
     """Raises TraceError if what the formula needs is missing or does not fit."""
     formula = attended.formula
     if isinstance(formula, Dense):

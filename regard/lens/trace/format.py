@@ -20,7 +20,7 @@ from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneH
 from regard.lens.trace.precision import choose_precision
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import Attended, Card, Recording, Trace
+from regard.lens.trace.trace import Card, RecordedAttention, Recording, Trace
 from regard.reading import check_hints, parse_json, read_bytes
 from regard.storage import atomic_write
 from regard.version import __version__
@@ -117,7 +117,7 @@ def encode(trace: Trace) -> Encoded:
         "models": [card.as_dict() for card in cards],
         "recordings": recordings,
     }
-    return Encoded(header | {"check": _check(header)}, [bytes(block) for block in blocks])
+    return Encoded(header | {"check": _checksum(header)}, [bytes(block) for block in blocks])
 
 
 def _header_to_bytes(header: dict[str, Any]) -> bytes:
@@ -125,7 +125,7 @@ def _header_to_bytes(header: dict[str, Any]) -> bytes:
     return text.encode("utf-8", "replace")  # a lone surrogate, which a token may contain, becomes "?"
 
 
-def _check(header: dict[str, Any]) -> int:
+def _checksum(header: dict[str, Any]) -> int:
     """Returns the CRC-32 of a header without its "check" field."""
     return zlib.crc32(_header_to_bytes({name: x for name, x in header.items() if name != "check"}))
 
@@ -159,7 +159,7 @@ def decode(raw: bytes, source: str = "the trace") -> Trace:
             raise TraceError(
                 f"{source} has version {quote(header['version'])}, this regard knows {VERSION}: update regard"
             )
-        if header.get("check") not in (None, _check(header)):
+        if header.get("check") not in (None, _checksum(header)):
             raise TraceError(f"{source}: its header is damaged; copy or record it again")
         lengths = [int(n) for n in header["blocks"]]
         if min(lengths, default=0) < 0 or start + sum(lengths) != len(raw):
@@ -188,7 +188,7 @@ def _put(blocks: list[bytearray], number: int, raw: bytes, kind: str, shape: tup
     return entry
 
 
-def _encode_attention(recording: Recording, attended: Attended, blocks: list[bytearray]) -> dict[str, Any]:
+def _encode_attention(recording: Recording, attended: RecordedAttention, blocks: list[bytearray]) -> dict[str, Any]:
     """Appends the arrays of one attention module to the last block, and its overview to the first.
 
     Returns the header entry of the module.
@@ -243,7 +243,9 @@ def _shorten(x: Tensor) -> Tensor:
     return ((x.half().view(torch.int16) + 4) & -8).view(torch.half)  # adding 4 and clearing the lowest 3 bits rounds
 
 
-def _encode_tiles(attended: Attended, dense: Dense, recording: Recording, blocks: list[bytearray]) -> list[Any]:
+def _encode_tiles(
+    attended: RecordedAttention, dense: Dense, recording: Recording, blocks: list[bytearray]
+) -> list[Any]:
     """Appends the tiles of all heads to the last block, and returns their header entries, one list per head."""
     T, S = (len(x) for x in recording.query_and_key_tokens(attended))
     return [
@@ -281,7 +283,7 @@ def _decode_recording(
 
 def _decode_attended(
     entry: dict[str, Any], sequences: list[Tokens], blocks: list[bytes], budget: Budget, source: str
-) -> Attended:
+) -> RecordedAttention:
     """Decodes one attention module from its header entry; raises TraceError if its parts are inconsistent."""
     arrays = entry["arrays"]
 
@@ -306,7 +308,7 @@ def _decode_attended(
         mask["hidden"] = read(arrays["hidden"], "hidden")
     tiles = [[raw(x) for x in head] for head in arrays.get("tiles", ())]
     same = ("layer", "side", "kind", "name", "mechanism", "queries", "keys", "heads", "groups", "signed", "figures")
-    attended = Attended(
+    attended = RecordedAttention(
         **{name: entry[name] for name in same},
         formula=_decode_formula(entry["weights"], tiles, source),
         rules=MaskRules(**mask),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.lens.trace.arrays import MAX_CODE, default_steps, round_down_steps, round_to_steps
 from regard.lens.trace.formulas import KernelFormula, SoftmaxFormula
-from regard.lens.trace.trace import Attended, Recording, kv_for_heads, weigh
+from regard.lens.trace.trace import RecordedAttention, Recording, kv_for_heads, weigh
 
 LIMIT = 1e-3  # largest allowed change of a weight
 ROWS = 128  # number of rows, spread over the text, in the sample that ε is searched on (see `_sample_rows`)
@@ -50,7 +50,7 @@ class StoredVectors(NamedTuple):
     error: list[float]
 
 
-def choose_precision(recording: Recording, attended: Attended) -> StoredVectors:
+def choose_precision(recording: Recording, attended: RecordedAttention) -> StoredVectors:
     """Quantises q and k of softmax attention as coarsely as LIMIT and `default_steps` allow.
 
     The q and k of kernel attention are stored as floats. In other attention no weight is computed from q and k, so they
@@ -68,7 +68,7 @@ def choose_precision(recording: Recording, attended: Attended) -> StoredVectors:
     )
 
 
-def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
+def _fit_softmax(recording: Recording, attended: RecordedAttention) -> StoredVectors:
     """Fits q to the quantised k with the ε found on sampled rows, and reduces ε while any row exceeds LIMIT.
 
     Returns the fitted q; k is returned unrounded with its steps, since `pack_steps` rounds it to the same multiples
@@ -107,7 +107,7 @@ def _fit_softmax(recording: Recording, attended: Attended) -> StoredVectors:
     return StoredVectors(fitted_q, k, fitted_n, _storage(q, q_step), _storage(k, k_step), error.tolist())
 
 
-def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
+def _search(recording: Recording, attended: RecordedAttention) -> Float[Tensor, " N"]:
     """Returns for each key head the largest ε found, in a few tries, that meets the limit on sampled rows; else 0."""
     q, k, formula = attended.q, attended.k, attended.formula
     assert q is not None and k is not None and isinstance(formula, SoftmaxFormula)
@@ -144,8 +144,8 @@ def _search(recording: Recording, attended: Attended) -> Float[Tensor, " N"]:
 
 def _fit(
     recording: Recording,
-    attended: Attended,
-    quantised: Attended,
+    attended: RecordedAttention,
+    quantised: RecordedAttention,
     step: Float[Tensor, "H K"],
     heads: Sequence[int],
     rows: Int[Tensor, " R"],
@@ -188,7 +188,7 @@ def _fit(
     return torch.where(total > 0, n - total.log(), -torch.inf), error
 
 
-def _steps(attended: Attended, eps: Float[Tensor, " N"]) -> tuple[Float[Tensor, "H K"], Float[Tensor, "N K"]]:
+def _steps(attended: RecordedAttention, eps: Float[Tensor, " N"]) -> tuple[Float[Tensor, "H K"], Float[Tensor, "N K"]]:
     """Returns the step sizes of q and k for ε, never larger than `default_steps`; 0 where ε is 0."""
     q, k, group = attended.q, attended.k, _group(attended)
     assert q is not None and k is not None
@@ -199,7 +199,7 @@ def _steps(attended: Attended, eps: Float[Tensor, " N"]) -> tuple[Float[Tensor, 
     return q_step.masked_fill((eps == 0)[group, None], 0), k_step.masked_fill((eps == 0)[:, None], 0)
 
 
-def _group(attended: Attended) -> Int[Tensor, " H"]:
+def _group(attended: RecordedAttention) -> Int[Tensor, " H"]:
     """Returns for each query head the index of its key head."""
     assert attended.k is not None
     return torch.arange(attended.heads) * len(attended.k) // attended.heads
@@ -219,7 +219,7 @@ def _storage(x: Tensor, step: Float[Tensor, "N K"]) -> list[Storage]:
     return [("step", s) if good else ("f32", None) for s, good in zip(step, fits.tolist(), strict=True)]
 
 
-def _choose_float_types(recording: Recording, attended: Attended) -> StoredVectors:
+def _choose_float_types(recording: Recording, attended: RecordedAttention) -> StoredVectors:
     """Chooses float16 for q and k of kernel attention if the weights of the sampled rows change by at most LIMIT.
 
     Otherwise it chooses float32. Query heads that share a key head are decided together.

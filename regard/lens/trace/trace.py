@@ -27,7 +27,7 @@ from regard.lens.trace.tokens import Tokens
 
 
 @dataclass
-class Attended:
+class RecordedAttention:
     """What was recorded of one attention module, all heads; the tensors are on the CPU, float32 except `choice`.
 
     T queries, S keys, H heads, G key/value heads. `queries` and `keys` are indices into `Recording.sequences`. The
@@ -102,11 +102,11 @@ class Recording:
     name: str
     model: Card
     sequences: list[Tokens]
-    attentions: list[Attended]
+    attentions: list[RecordedAttention]
     loss: float | None = None
     labels: list[dict[str, Any]] | None = None  # what each head attends to (`HeadLabel.as_dict`)
 
-    def attention(self, layer: int, kind: str = "self", side: str | None = None) -> Attended:
+    def attention(self, layer: int, kind: str = "self", side: str | None = None) -> RecordedAttention:
         """Returns the recorded attention of a layer; for an encoder-decoder `side` is "encoder" or "decoder"."""
         found = [a for a in self.attentions if a.layer == layer and a.kind == kind and side in (None, a.side)]
         if len(found) > 1 and side is None:
@@ -151,17 +151,19 @@ class Recording:
         number = int(found.rules.reasons(*self.query_and_key_tokens(found), self._row_indices(found, [i]))[0, j])
         return None if number == 0 else REASONS[number - 1]
 
-    def query_and_key_tokens(self, attended: Attended) -> tuple[Tokens, Tokens]:
+    def query_and_key_tokens(self, attended: RecordedAttention) -> tuple[Tokens, Tokens]:
         """Returns the tokens of the queries and the tokens of the keys."""
         return self.sequences[attended.queries], self.sequences[attended.keys]
 
-    def head_weights(self, attended: Attended, heads: Sequence[int], rows: Int[Tensor, " R"]) -> Float[Tensor, "h R S"]:
+    def head_weights(
+        self, attended: RecordedAttention, heads: Sequence[int], rows: Int[Tensor, " R"]
+    ) -> Float[Tensor, "h R S"]:
         """Returns the weights of the given heads and query rows over all keys."""
         queries, keys = self.query_and_key_tokens(attended)
         return head_weights(attended, queries, keys, heads, rows)
 
-    def tiles(
-        self, attended: Attended, heads: Sequence[int] | None = None
+    def chunks(
+        self, attended: RecordedAttention, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[Int[Tensor, " R"], Float[Tensor, "h R S"]]]:
         """Yields (row indices, weights of these rows) until all rows were yielded, a chunk at a time.
 
@@ -186,13 +188,13 @@ class Recording:
             if attended.signed:
                 attended.sign = torch.cat([x for _, x in found if x is not None], 1)
 
-    def row_chunks(self, attended: Attended, heads: int) -> tuple[Int[Tensor, " R"], ...]:
+    def row_chunks(self, attended: RecordedAttention, heads: int) -> tuple[Int[Tensor, " R"], ...]:
         """Returns all query indices in chunks, so that heads × rows × keys stays within MAX_ENTRIES."""
         T, S = (len(x) for x in self.query_and_key_tokens(attended))
         chunks: tuple[Tensor, ...] = torch.arange(T).split(max(1, MAX_ENTRIES // max(1, heads * S)))
         return chunks
 
-    def _row_indices(self, attended: Attended, rows: Iterable[int] | None) -> Int[Tensor, " R"]:
+    def _row_indices(self, attended: RecordedAttention, rows: Iterable[int] | None) -> Int[Tensor, " R"]:
         T = len(self.sequences[attended.queries])
         if rows is None:
             return torch.arange(T)
@@ -264,7 +266,7 @@ class Trace:
 
 
 def head_weights(
-    attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
+    attended: RecordedAttention, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> Float[Tensor, "h R S"]:
     """Returns the weights of the given heads and query rows of one attention module over all keys."""
     T = len(queries)
@@ -286,7 +288,7 @@ def head_weights(
 
 
 def weigh(
-    attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
+    attended: RecordedAttention, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
     """Returns the weights of softmax or kernel attention, and for each row log |normaliser| and the normaliser's sign.
 
@@ -313,7 +315,7 @@ def weigh(
 
 
 def _weigh_by_normaliser(
-    attended: Attended, a: Tensor | None, e: Tensor, heads: Sequence[int], rows: Int[Tensor, " R"]
+    attended: RecordedAttention, a: Tensor | None, e: Tensor, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "h R s"], Float[Tensor, "h R"], Float[Tensor, "h R"] | None]:
     """Returns the result of `weigh` from the recorded normalisers."""
     assert attended.n is not None
@@ -329,7 +331,7 @@ def _weigh_by_normaliser(
 
 
 def factor_and_exponent(
-    attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
+    attended: RecordedAttention, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> tuple[Tensor | None, Tensor]:
     """Returns factor `a` and exponent `e` of every entry, masked or not; `a` is None if it is 1 everywhere.
 
@@ -357,13 +359,13 @@ def factor_and_exponent(
     return a, e
 
 
-def has_bias(attended: Attended) -> bool:
+def has_bias(attended: RecordedAttention) -> bool:
     """Returns whether a bias is added to the scores."""
     return attended.slopes is not None or attended.offsets is not None
 
 
 def bias(
-    attended: Attended, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
+    attended: RecordedAttention, queries: Tokens, keys: Tokens, heads: Sequence[int], rows: Int[Tensor, " R"]
 ) -> Float[Tensor, "#h #R #S"]:
     """Returns the bias of the scores: −slope·|distance| (ALiBi) plus a stored bias for each distance j − i."""
     total = torch.zeros(1, 1, 1)
@@ -384,7 +386,7 @@ def kv_for_heads(x: Tensor, heads: Sequence[int], H: int) -> Tensor:
     return x[[h * G // H for h in heads]]
 
 
-def _check_head(attended: Attended, head: int) -> int:
+def _check_head(attended: RecordedAttention, head: int) -> int:
     if not -attended.heads <= head < attended.heads:
         raise OptionError(f"head {head}: there are {attended.heads}, 0 to {attended.heads - 1}")
     return head % attended.heads
