@@ -184,9 +184,9 @@ def _read_commit(folder: Path) -> dict[str, str]:
     path = folder / COMMIT
     try:
         return read_json_object(path, DataError)
-    except DataError:
+    except DataError as error:
         if path.exists():
-            raise
+            raise DataError(f"{error}; remove it to go on without it") from None
         return {}  # there is none, or another process has just moved its files
 
 

@@ -17,6 +17,7 @@ from regard import storage
 from regard.errors import DataError
 from regard.locks import LockState, lock_file
 from regard.models import ModelFolderError
+from regard.models.folder import ModelSaveError
 from regard.storage import atomic_write, read_files, remove_leftovers, replace_files, write_text
 
 
@@ -75,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_read_as_it_was_committed(tmp_path, m
     def read_only(folder):
         raise PermissionError(13, "Permission denied")
 
-    with monkeypatch.context() as patch, pytest.raises(PermissionError):
+    with monkeypatch.context() as patch, pytest.raises(ModelSaveError):
         patch.setattr(
             storage, "_move_committed", lambda folder: read_only(folder) if (folder / ".commit").exists() else None
         )
@@ -94,7 +95,7 @@ def test_a_commit_that_names_files_elsewhere_is_refused(tmp_path):
         with pytest.raises(DataError, match="expected files of this folder"):
             regard.load(tmp_path / "model")
     (tmp_path / "model/.commit").write_text("[")
-    with pytest.raises(DataError, match=r"\.commit cannot be read.*remove it"):
+    with pytest.raises(DataError, match=r"\.commit is damaged.*remove it"):
         regard.load(tmp_path / "model")
     assert (tmp_path / "precious").exists()
 

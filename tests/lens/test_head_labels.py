@@ -377,7 +377,7 @@ def test_mentions_are_read_and_checked(tmp_path):
         ('{"text": "a"}', "line 1: KeyError"),
         ("[1]", "line 1: TypeError"),
         ('{"text": "a", "clusters": [[[0, 9]]]}', "0 to 9 of a text of 1"),
-        ("{", "line 1: JSONDecodeError"),
+        ("{", "line 1 is damaged or no JSON"),
     ):
         path.write_text(wrong + "\n")
         with pytest.raises(DataError, match=match):

@@ -121,7 +121,7 @@ def resume_training(corpus: Path) -> None:
     """Goes back to the checkpoint, whose manifest is made to match, and trains on."""
     from training import trainer
 
-    from regard.models.locate import MANIFEST, hash_file
+    from regard.storage import MANIFEST, hash_file
 
     place = next((corpus / "toy" / "checkpoints").glob("step-*"))
     hashes = {file.name: hash_file(file) for file in place.iterdir() if file.name != MANIFEST}
@@ -255,7 +255,7 @@ def read_trace(corpus: Path) -> None:
     trace = regard.lens.load(corpus / "recorded.trace")
     for recording in trace.recordings:
         for attended in recording.attentions:
-            for rows, _ in recording.tiles(attended):
+            for rows, _ in recording.chunks(attended):
                 recording.head_weights(attended, [0], rows)
     if random.random() < 0.1:
         encode(trace)

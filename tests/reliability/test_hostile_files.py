@@ -26,7 +26,8 @@ from regard.errors import RegardError, ResourceError, RunError
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import MAGIC
 from regard.models.folder import ModelFolderError, ModelSaveError
-from regard.models.locate import MANIFEST, hash_file, model_folder
+from regard.models.locate import model_folder
+from regard.storage import MANIFEST, hash_file
 from regard.train import recipe as recipes
 from regard.train.checkpoint import CheckpointError
 from regard.train.run import Run
