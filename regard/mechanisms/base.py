@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from regard.errors import KernelError, MaskError, did_you_mean
 from regard.registry import Registry, call_with_options
@@ -322,6 +323,17 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     if castable and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
+
+
+def can_read(x: Tensor) -> bool:
+    """Returns whether numbers can be read from x now, and nobody records what is done with it."""
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta or x.numel() == 0:
+        return False
+    if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:

@@ -37,6 +37,9 @@ class Elu(Linear):
         c = x.detach().amax(-1).clamp(max=0)  # 0 unless all of x is negative: only a scale, so it has no gradient
         return x.relu() + torch.exp(x.clamp(max=0) - c[..., None]), c
 
+    def has_unit_scale(self, k: Keys) -> bool:
+        return bool((k.detach().amax(-1) >= 0).all())
+
     def feature_count(self, K: int) -> int:
         return K
 

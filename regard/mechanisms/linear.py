@@ -22,7 +22,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import ShapeError, ZeroRowError
-from regard.mechanisms.base import Cost, Face, Mechanism, gradient_bytes, refuse, refuse_in_state, without_autocast
+from regard.mechanisms.base import (
+    Cost,
+    Face,
+    Mechanism,
+    can_read,
+    gradient_bytes,
+    refuse,
+    refuse_in_state,
+    without_autocast,
+)
 from regard.mechanisms.cache import Cache, empty_cache, visible_counts, write_cache
 from regard.mechanisms.nonfinite import mark_rows, replace_nonfinite, rows_of_documents, rows_that_see
 from regard.mechanisms.pair_costs import attended_size, cache_bytes, pair_cost, pair_gradient_cost
@@ -77,6 +86,10 @@ class Linear(Mechanism):
     def feature_count(self, K: int) -> int:
         """Returns F, the number of features of a vector of width K."""
 
+    def has_unit_scale(self, k: Keys) -> bool:
+        """Returns whether it is known that c is 0 for all of these keys, so that eᶜ need not be computed with."""
+        return False
+
     def feature_flops(self, K: int) -> int:
         """Returns the FLOPs of matrix products behind the features of one vector."""
         return 0
@@ -96,7 +109,8 @@ class Linear(Mechanism):
             return functional.dropout(fast(self, q, k, v, mask), self.dropout, self.training)
         state = self._empty_sums(size)
         if mask.causal:
-            out, _ = self._scan(q, k, v, state, mask.visible, mask.document_ids())
+            scaled = not (q.device.type == "cpu" and can_read(k) and self.has_unit_scale(k))
+            out, _ = self._scan(q, k, v, state, mask.visible, mask.document_ids(), scaled)
         else:
             out = self.read(q, self.write(state, k, v, mask.visible))
         return functional.dropout(out, self.dropout, self.training)
@@ -239,26 +253,36 @@ class Linear(Mechanism):
         return mask.zero_hidden(psi), c, torch.cat([values, torch.ones_like(values[..., :1])], -1)
 
     def _scan(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Sums, visible: Tensor | None, documents: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Sums,
+        visible: Tensor | None,
+        documents: Tensor | None,
+        scaled: bool = True,
     ) -> tuple[Tensor, Sums]:
         """Returns causal attention, computed chunk by chunk, and the sums after the last token.
 
-        `documents` [B,T] are the ids of packed documents; the sums hold only the current one.
+        `documents` [B,T] are the ids of packed documents; the sums hold only the current one. Unless `scaled`, all eᶜ
+        are 1 and are left out; the state must be empty then, and the sums are of no use afterwards.
         """
         outs = []
         current = None  # [B], the document that the sums hold
         finite = replace_nonfinite(k, v, Mask(visible=visible))
         with without_autocast(v):
             for chunk in split_tokens(CHUNK, q, finite.k, finite.v, visible, documents):
-                out, state, current = self._scan_chunk(chunk, state, current)
+                out, state, current = self._scan_chunk(chunk, state, current, scaled)
                 outs.append(out)
         # The sums hold what the last token has seen, so that what is not a number reaches all tokens to come.
         broken = rows_of_documents(finite.broken, documents, True, q.shape[2])
+        if broken is None:
+            return concatenate(outs), state
         state = state._replace(sums=mark_rows(state.sums, broken[..., -1:].any(-1, keepdim=True)))
         return mark_rows(concatenate(outs), broken), state
 
     def _scan_chunk(
-        self, chunk: Sequence[Any], state: Sums, current: Tensor | None
+        self, chunk: Sequence[Any], state: Sums, current: Tensor | None, scaled: bool
     ) -> tuple[Tensor, Sums, Tensor | None]:
         """Returns the output of one chunk, the sums with it, and the document that it ends in.
 
@@ -268,6 +292,8 @@ class Linear(Mechanism):
         visible, documents = chunk[3:]
         queries = self._map_queries(q, k.shape[1])
         psi, c, values = self._map_keys(k, v, visible)
+        if not scaled:
+            c = None
         mask = Mask(causal=True, visible=visible, documents=documents)
         allowed = mask.allowed(psi.shape[2], psi.shape[2], q.device)
         peak_before = None

@@ -12,15 +12,19 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from regard.mechanisms.base import can_read
 from regard.shapes import Mask
 
 
 class FiniteTokens(NamedTuple):
-    """Keys and values with zeros for NaN and infinity, and the tokens that held one."""
+    """Keys and values with zeros for NaN and infinity, and the tokens that held one.
+
+    `broken` is None where it is known that no token did.
+    """
 
     k: Tensor | None  # [B,G,S,K]
     v: Tensor  # [B,G,S,V]
-    broken: Bool[Tensor, "B G S"]
+    broken: Bool[Tensor, "B G S"] | None
 
 
 def replace_nonfinite(k: Tensor | None, v: Tensor, mask: Mask) -> FiniteTokens:
@@ -30,6 +34,10 @@ def replace_nonfinite(k: Tensor | None, v: Tensor, mask: Mask) -> FiniteTokens:
     if k is not None:
         k = mask.zero_hidden(k)
         broken = broken | _is_broken(k)
+    # On a CPU looking costs little, and there is hardly ever anything to do. On a GPU it would wait for the device.
+    if v.device.type == "cpu" and can_read(v) and not broken.any():
+        return FiniteTokens(k, v, None)
+    if k is not None:
         k = k.nan_to_num(0.0, 0.0, 0.0)
     return FiniteTokens(k, v.nan_to_num(0.0, 0.0, 0.0), broken)
 
@@ -39,8 +47,10 @@ def _is_broken(x: Tensor) -> Bool[Tensor, "B G S"]:
     return (x.detach() * 0).sum(-1) != 0  # a twentieth of the time of isfinite on a CPU
 
 
-def rows_that_see(broken: Tensor, mask: Mask, T: int) -> Bool[Tensor, "B G #T"]:
-    """Returns which of T queries may see a broken token."""
+def rows_that_see(broken: Tensor | None, mask: Mask, T: int) -> Bool[Tensor, "B G #T"] | None:
+    """Returns which of T queries may see a broken token; None where there is none."""
+    if broken is None:
+        return None
     if mask.window is None and mask.rows is None:
         return rows_of_documents(broken, mask.documents, mask.causal, T)
     allowed = mask.allowed(T, broken.shape[2], broken.device)
@@ -50,12 +60,15 @@ def rows_that_see(broken: Tensor, mask: Mask, T: int) -> Bool[Tensor, "B G #T"]:
 
 
 def rows_of_documents(
-    broken: Bool[Tensor, "B G S"], documents: Int[Tensor, "B S"] | None, causal: bool, T: int
-) -> Bool[Tensor, "B G #T"]:
+    broken: Bool[Tensor, "B G S"] | None, documents: Int[Tensor, "B S"] | None, causal: bool, T: int
+) -> Bool[Tensor, "B G #T"] | None:
     """Returns which of the last T tokens have a broken one in their document, at or before them where causal.
 
-    It takes no matrix [T,S]. A window is not looked at: within one document a row may be counted too many.
+    None where no token is broken. It takes no matrix [T,S]. A window is not looked at: within one document a row may be
+    counted too many.
     """
+    if broken is None:
+        return None
     if documents is None and not causal:
         return broken.any(-1, keepdim=True)
     rows = _broken_before(broken, documents)
@@ -79,7 +92,9 @@ def _broken_before(broken: Tensor, documents: Tensor | None) -> Tensor:
     return count > at_start
 
 
-def mark_rows(out: Tensor, rows: Bool[Tensor, "B G #T"]) -> Tensor:
-    """Returns the output [B,H,T,V] with NaN in these rows of every group of query heads."""
+def mark_rows(out: Tensor, rows: Bool[Tensor, "B G #T"] | None) -> Tensor:
+    """Returns the output [B,H,T,V] with NaN in these rows, if any, of every group of query heads."""
+    if rows is None:
+        return out
     heads = out.shape[1] // rows.shape[1]
     return torch.where(rows.repeat_interleave(heads, 1)[..., None], float("nan"), out)

@@ -14,9 +14,8 @@ import warnings
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from regard.mechanisms.base import Mechanism
+from regard.mechanisms.base import Mechanism, can_read
 from regard.mechanisms.random_features import Fourier, Performer
 from regard.shapes import Keys, Queries, Visible, upcast_half
 
@@ -34,7 +33,7 @@ def warn_if_inaccurate(mechanism: Mechanism, q: Queries, k: Keys, visible: Visib
     """
     if torch.compiler.is_compiling() or not isinstance(mechanism, Performer | Fourier):
         return
-    if mechanism.name in _SETTLED or not _readable(q) or not _readable(k):
+    if mechanism.name in _SETTLED or not can_read(q) or not can_read(k):
         return
     if q.device.type != "cpu":
         _SETTLED.add(mechanism.name)
@@ -56,17 +55,6 @@ def largest_distance(mechanism: Performer | Fourier) -> float:
     if isinstance(mechanism, Performer):
         return math.log1p(mechanism.count * DEVIATION**2)
     return 2 * math.asinh(DEVIATION * math.sqrt(mechanism.count / 2))
-
-
-def _readable(x: Tensor) -> bool:
-    """Returns whether numbers can be read from x now, and nobody records what is done with it."""
-    if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta or x.numel() == 0:
-        return False
-    if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 @torch.no_grad()
