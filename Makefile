@@ -4,7 +4,8 @@ PYTEST_FLAGS ?=
 EXTRAS := dev,lab,plot,text,hf,serve,notebook,sweep,triton,docs
 DEMO_FLAGS ?=
 RELIABILITY_FLAGS ?=
-MUTATION_FLAGS ?=
+MUTATION_FLAGS ?= --count 200
+RANK_FLAGS ?= --kills 3
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -33,6 +34,7 @@ test-laws: .venv/.dev ## ask every law of every mechanism in 2,000 draws (an hou
 test-reliability: .venv/.dev ## kill, damage and mutate, many times over (40 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/campaign.py $(RELIABILITY_FLAGS)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/mutations.py $(MUTATION_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/ranks.py $(RANK_FLAGS)
 
 gpu-test: .venv/.dev ## run the tests that need a CUDA device; without one they fail
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m gpu tests/gpu $(PYTEST_FLAGS)
