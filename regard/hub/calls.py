@@ -203,8 +203,12 @@ def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: in
     """
     if call.mask is None:
         return None
-    mask = call.mask.structured if isinstance(call.mask, LazyMask) else recognise_structure(call.mask)
-    if mask is None or mask.documents is not None or not (mask.causal or T == 1):
+    if isinstance(call.mask, LazyMask):
+        mask = call.mask.structured
+    else:
+        mask = recognise_structure(_one_row_per_query(call))
+    causal = mask is not None and mask.documents is None and (mask.causal or T == 1)
+    if mask is None or not causal or not _limits_are_causal(mask, start, T):
         raise replacement.refusal("this mask", "its state is causal, and the mask is not just causal with padding")
     if mask.visible is None:
         return None
@@ -212,6 +216,18 @@ def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: in
     if bool(new.all()):
         return None
     return new.expand(call.q.shape[0], T)
+
+
+def _limits_are_causal(mask: Mask, start: int, T: int) -> bool:
+    """Tells whether each of the T queries from `start` on sees the keys up to its own, and no more, as in no prefix."""
+    if mask.rows is None or T == 1:
+        return True
+    limit = mask.rows.limit
+    if mask.visible is None:
+        expected = torch.arange(start + 1, start + T + 1, device=limit.device).expand_as(limit)
+    else:
+        expected = mask.visible.long().cumsum(1)[:, start : start + T]
+    return torch.equal(limit, expected.to(limit.dtype))
 
 
 def _check_documents(replacement: AttentionReplacement, call: Call, visible: Tensor | None) -> None:
@@ -250,18 +266,27 @@ def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> 
 
 
 def _find_structured_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask | None:
-    """Returns the call's mask in structured form, causal or padding or both; None if it has no such form."""
+    """Returns the call's mask as a Mask of rules (see `recognise_structure`); None if it has no structured form.
+
+    Raises an error for a LazyMask over another number of keys.
+    """
     S = call.k.shape[2]
     if call.mask is None:
         return Mask(causal=causal and call.q.shape[2] > 1 and not replacement.cross)
     if not isinstance(call.mask, LazyMask):
         if replacement.has_scores and torch.compiler.is_compiling():
             return None  # to recognise a structure is to read the mask's values, which a compiled graph cannot do
-        found: Mask | None = recognise_structure(call.mask[..., :S], replacement.cross)
+        found: Mask | None = recognise_structure(_one_row_per_query(call)[..., :S], replacement.cross)
         return found
     if call.mask.shape[-1] != S:
         raise HubError(f"{replacement.name}: a mask over {call.mask.shape[-1]} keys came with {S} keys")
     return call.mask.structured
+
+
+def _one_row_per_query(call: Call) -> Tensor:
+    """Returns the mask of a call with T rows: a single row holds for all queries, and is not causal."""
+    assert call.mask is not None
+    return call.mask.expand(-1, -1, call.q.shape[2], -1)
 
 
 def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:

@@ -194,3 +194,35 @@ def test_cross_attention_by_a_state_applies_the_models_dropout() -> None:
     cross.train()  # the rest of the model stays in evaluation mode, so that nothing else is dropped
     outputs = [logits(model, ids, decoder_input_ids=ids, use_cache=True) for _ in range(2)]
     assert not torch.allclose(outputs[0], still) and not torch.allclose(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("name", ["softmax", "elu"])
+@pytest.mark.parametrize("additive", [False, True])
+def test_one_row_of_a_mask_holds_for_all_queries(name: str, additive: bool) -> None:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+    torch.manual_seed(0)
+    model = hf.BertModel(hf.BertConfig(vocab_size=V, **sizes)).eval()
+    hub.use(model, name)
+    ids = tokens()
+    keep = torch.ones(ids.shape, dtype=torch.bool)
+    keep[0, 7:] = False
+    row = keep[:, None, None, :]
+    if additive:
+        row = torch.zeros(row.shape).masked_fill(~row, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        want = model(ids, attention_mask=keep.long()).last_hidden_state[keep]
+        torch.testing.assert_close(model(ids, attention_mask=row).last_hidden_state[keep], want)
+
+
+def test_a_prefix_that_all_may_see_is_honoured_or_refused() -> None:
+    torch.manual_seed(0)
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=V, n_embd=24, n_layer=2, n_head=3)).eval()
+    ids = tokens(1, 9)
+    prefix = torch.ones(9, 9, dtype=torch.bool).tril()
+    prefix[:4, :4] = True
+    hub.use(model, "elu")
+    causal = logits(model, ids, use_cache=False)
+    seen = logits(model, ids, attention_mask=prefix[None, None], use_cache=False)
+    assert not torch.allclose(seen[:, 0], causal[:, 0])
+    with pytest.raises(HubError, match="not just causal with padding"):
+        logits(model, ids, attention_mask=prefix[None, None], use_cache=True)
