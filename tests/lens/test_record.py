@@ -589,3 +589,11 @@ def test_a_target_is_given_or_generated_but_not_both():
     model = Seq2Seq.preset("nano", vocabulary=50)
     with pytest.raises(OptionError, match="leave out target or generate"):
         record(model, [1, 2], target=[3, 4], generate=2)
+
+
+def test_layers_that_share_a_module_are_not_taken_for_one_long_text():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"embedding_size": 16, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = transformers.AlbertModel(transformers.AlbertConfig(vocab_size=61, intermediate_size=32, **sizes)).eval()
+    with pytest.raises(OptionError, match="its layers share it"):
+        record(model, list(range(3, 13)))

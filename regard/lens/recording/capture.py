@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.errors import OptionError
 from regard.hub.attention import Call
 from regard.lens.recording.mechanism_formulas import TILE_ROWS, first_example
 from regard.lens.trace.arrays import pack
@@ -59,6 +60,11 @@ class ModuleCapture:
         T = call.q.shape[2]
         S = call.k.shape[2]
         new = T
+        if self.k and not self.cross and 1 < T == S:  # the keys of a step of generation include those before it
+            raise OptionError(
+                f"{self.name} is called more than once in a pass over the text: its layers share it (as in ALBERT), "
+                "which a trace cannot show"
+            )
         if not self.k:
             new = S
         elif self.cross:  # keys of cross-attention are the same at every step
