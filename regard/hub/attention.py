@@ -132,8 +132,8 @@ def register_entries(names: Iterable[str]) -> None:
 def uninstall(model: Any) -> None:
     """Undoes `install`: every layer calls its own function again, and entries that no other model needs are removed.
 
-    A config that the model shares with another one keeps the entry that the other one's replacements need. Through it,
-    layers without a replacement call their own function.
+    If another model shares a config with this one and has replacements, the config keeps naming their entry. That
+    changes nothing for this model: the entry calls the original function for layers without a replacement.
     """
     shared = {id(config) for replacement in AttentionReplacement.live for config in replacement.configs}
     for config in _configs(model):
@@ -146,10 +146,10 @@ def uninstall(model: Any) -> None:
 
 
 def is_installed(module: nn.Module) -> bool:
-    """Tells whether a layer's attention calls go to the entry of `install` now: False while attention is recorded.
+    """Tells whether a layer's config names an entry of `install` now; False while it names the entry for recording.
 
-    Raises an error if they go to neither: then somebody has changed the config since, and the layer would ignore its
-    replacement without a word.
+    Raises an error if the layer has a replacement and its config names any other entry: the config was changed after
+    `install`, and the replacement would be ignored without a word.
     """
     config = getattr(module, "config", None)
     name = str(getattr(config, "_attn_implementation", RECORDING))
@@ -265,8 +265,8 @@ def _recorded_function(module: nn.Module) -> Callable[..., Any]:
 def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[..., Any]) -> Tensor:
     """Returns the output [B,T,H,V] that the recorder gives back for a call, after passing it the call's weights.
 
-    Weights are computed for a chunk of queries at a time, at most MAX_WEIGHTS of them or those of one query. Queries do
-    not depend on each other, so the chunks give the same result.
+    Weights are computed for one chunk of queries at a time. A chunk has as many queries as MAX_WEIGHTS weights allow,
+    and at least one. Queries do not depend on each other, so the chunks give the same result.
     """
     B, H, T, _ = call.q.shape
     S = call.k.shape[2]

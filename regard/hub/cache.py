@@ -15,8 +15,12 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from regard.errors import HubError
+from regard.hub.masks import find_structure
 from regard.mechanisms import Mechanism, State, fork
 from regard.shapes import Size
+
+# Made here and not beside the function, because it imports PyTorch's compiler.
+find_structure_uncompiled: Any = torch.compiler.disable(find_structure)
 
 
 class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

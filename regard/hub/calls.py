@@ -219,7 +219,10 @@ def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: in
 
 
 def _limits_are_causal(mask: Mask, start: int, T: int) -> bool:
-    """Tells whether each of the T queries from `start` on sees the keys up to its own, and no more, as in no prefix."""
+    """Tells whether each of the T queries, the first at column `start`, sees exactly the visible keys up to its own.
+
+    In the mask of a prefix LM, for example, queries see later keys, too.
+    """
     if mask.rows is None or T == 1:
         return True
     limit = mask.rows.limit
@@ -276,15 +279,14 @@ def _find_structured_mask(replacement: AttentionReplacement, call: Call, causal:
     if not isinstance(call.mask, LazyMask):
         if replacement.has_scores and torch.compiler.is_compiling():
             return None  # to recognise a structure is to read the mask's values, which a compiled graph cannot do
-        found: Mask | None = recognise_structure(_one_row_per_query(call)[..., :S], replacement.cross)
-        return found
+        return recognise_structure(_one_row_per_query(call)[..., :S], replacement.cross)
     if call.mask.shape[-1] != S:
         raise HubError(f"{replacement.name}: a mask over {call.mask.shape[-1]} keys came with {S} keys")
     return call.mask.structured
 
 
 def _one_row_per_query(call: Call) -> Tensor:
-    """Returns the mask of a call with T rows: a single row holds for all queries, and is not causal."""
+    """Returns the call's mask, expanded to T rows: a mask with one row is the same for all queries."""
     assert call.mask is not None
     return call.mask.expand(-1, -1, call.q.shape[2], -1)
 
@@ -304,12 +306,15 @@ def _check_keywords(replacement: AttentionReplacement, call: Call) -> None:
     """Raises an error for the first keyword that has an effect and is not supported."""
     supported = {"position_bias", "softcap"} if replacement.has_scores else set()
     for name in sorted(set(call.kwargs) - _ACCEPTED_KEYWORDS - supported):
-        if _has_effect(call.kwargs[name]):
+        if _has_effect(name, call.kwargs[name]):
             raise replacement.refusal(f"'{name}'", _REASONS.get(name, "regard does not know what it asks for"))
 
 
-def _has_effect(value: Any) -> bool:
-    """Tells whether the value of a keyword has an effect; None, False and a float tensor of zeros have none."""
+def _has_effect(name: str, value: Any) -> bool:
+    """Tells whether the value of a keyword has an effect; None, False and a float tensor of zeros have none.
+
+    A sink of zero takes a share of every row, and a mask of heads that is zero switches them off: these have one.
+    """
     if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool((value != 0).any())
+        return name in ("s_aux", "head_mask") or not value.is_floating_point() or bool((value != 0).any())
     return value is not None and value is not False

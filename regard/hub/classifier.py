@@ -45,7 +45,7 @@ class ClassifierConfig(Section):
 
     @property
     def mechanism(self) -> str:
-        """The text that tables of runs show as the mechanism: the encoder keeps its attention in transformers."""
+        """The text for the column "mechanism" in tables of runs: the encoder computes transformers' own attention."""
         return "its own"
 
 

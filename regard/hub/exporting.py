@@ -249,7 +249,7 @@ def _missing_shape(tensor_map: TensorMap, ours: Mapping[str, Tensor], config: An
 
 
 def _write(target: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) -> None:
-    """Writes all files into a folder beside the target, which then takes its place (atomic)."""
+    """Writes all files into a new folder beside the target, and then moves it to the target's place in one step."""
     try:
         with staged_folder(target) as stage:
             write_tensors(stage / WEIGHTS, tensors, metadata={"format": "pt"})

@@ -78,9 +78,11 @@ def load_gguf(path: Path, trained: bool) -> tuple[Any, Any]:
 
 
 def model_class(config: Any) -> Any:
-    """Returns the class that a config names; else that of its language model, or its base class.
+    """Returns the class that the config's `architectures` names, if transformers has it.
 
-    The language model of an encoder-decoder is the whole of it, and that of an encoder fills masks.
+    Else returns the first of these that transformers has for the config: the sequence-to-sequence class (text, then
+    speech) of an encoder-decoder, or the masked-LM class of a config that is not marked `is_decoder`; then the
+    causal-LM class; then the base class.
     """
     library = import_transformers()
     # `_find_class` checks that a name is that of a model: it could name anything else in the library.
@@ -92,7 +94,7 @@ def model_class(config: Any) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         mappings[:0] = [library.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, library.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING]
     elif not getattr(config, "is_decoder", False):
-        mappings[:0] = [library.MODEL_FOR_MASKED_LM_MAPPING]  # which has no model that only writes
+        mappings[:0] = [library.MODEL_FOR_MASKED_LM_MAPPING]  # GPT-like models get here, too, but have no entry in it
     for mapping in mappings:
         if type(config) in mapping:
             return mapping[type(config)]

@@ -168,9 +168,9 @@ def _assemble(weights: Weights, tensor_map: TensorMap) -> Tensor:
 
 
 def _load_tokenizer(folder: Path, hf_config: Mapping[str, Any], vocabulary: int) -> Tokenizer | None:
-    """Returns the tokenizer of a folder, or None if it has no tokenizer.json.
+    """Returns the tokenizer of a folder; None if the folder has no tokenizer.json.
 
-    Then it warns if the folder has a tokenizer in another format.
+    In that case it warns if the folder has a tokenizer in another format.
     """
     path = folder / TOKENIZER
     if not path.exists():

@@ -51,8 +51,8 @@ class LazyMask(Tensor):
         mask.structured = structured
         mask.arguments = arguments
         mask.computed = {}
-        # A given matrix is kept only if there is no structured form. Else `matrix()` computes it, again if need be,
-        # when it is first read, which is rare.
+        # A given matrix is read again only if there is no structured form. Else `matrix()` computes it anew when it is
+        # first read, which is rare.
         if structured is None:
             mask.computed["matrix"] = matrix
         mask.window = arguments.get("local_size")
@@ -151,18 +151,27 @@ def _structured_mask_from_arguments(arguments: dict[str, Any], causal: bool) -> 
     return Mask(causal=True, visible=visible, rows=Rows(limit - visible[:, start : start + T].long(), limit))
 
 
-# It reads the mask's values: one break in a compiled graph instead of many.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) -> Mask | None:
     """Returns the structured form of a mask matrix, boolean or additive; None if it has no structured form.
 
-    It has one if it is the same matrix for all heads (its dim 1 is 1), has a boolean form (see `as_boolean`), and lets
-    each query t attend to exactly the first n_t visible keys, for any numbers n_t. It also has one if it is causal
-    within documents that are packed into one row, and lets no query see another document. A key is visible if some
-    query may attend to it. In self-attention the T queries are taken to be the last T of the S keys; a mask that is
-    causal under this assumption becomes `Mask(causal=True)` without `rows`. In cross-attention (`cross`) the queries
-    are not keys, so that result is never returned.
+    Call a key visible if some query may attend to it. A mask has a structured form if it is one matrix for all heads
+    (its dim 1 is 1), has a boolean form (see `as_boolean`), and is of one of two kinds: (a) each query t attends to
+    exactly the first n_t visible keys, for any numbers n_t; (b) T = S, and it is causal within packed documents, with
+    nothing seen across them. In self-attention the queries are taken to be the last T keys, and a mask of kind (a) that
+    is then causal becomes `Mask(causal=True)` without `rows`. With `cross` the queries are not keys, and a mask of kind
+    (a) never becomes that.
     """
+    if not torch.compiler.is_compiling():
+        return find_structure(mask, cross)
+    # It reads the mask's values: outside the graph that is one break, and not many.
+    from regard.hub.cache import find_structure_uncompiled  # imports transformers
+
+    found: Mask | None = find_structure_uncompiled(mask, cross)
+    return found
+
+
+def find_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool) -> Mask | None:
+    """Does what `recognise_structure` describes."""
     allowed = as_boolean(mask)
     if allowed is None or allowed.shape[1] != 1:
         return None

@@ -39,9 +39,9 @@ class ModelSource:
     """What a name stands for, found without loading a model or asking the hub.
 
     `location` is a folder, a GGUF file, an id on the hub or a model type of transformers. If the name can be none of
-    these, `kind` is "missing" and `location` is the name without 'random:'. `trained` is False where 'random:' came
-    before the name; the location of such a model of transformers' ends in '@tiny' where the name does. A folder that
-    has no config.json of transformers counts as regard's.
+    these, `kind` is "missing" and `location` is the name without 'random:'. `trained` is False if the name begins
+    with 'random:'. If that name ends in '@tiny', so does `location`; only models of transformers can have it. A folder
+    without a config.json of transformers counts as regard's.
     """
 
     kind: Literal["regard", "transformers", "gguf", "missing"]

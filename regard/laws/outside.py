@@ -33,12 +33,11 @@ def looks_ahead(subject: Subject, case: Case) -> Finding:
                 after = subject.run(case, _replace_token(subject, case, inputs, j, factor))
                 what = f"outputs before token {j} of {case.T} when it changes (×{factor:g}){size}"
                 findings.append(_compare_prefix(subject, case, after, before, j, what))
-    if not findings:
-        raise DoesNotApply("one token has nothing ahead of it")
-    found = worst(findings)
-    if found.broken:
-        return found
-    return worst([found, _prefix_alone(subject, case)])
+        if not findings:
+            raise DoesNotApply("one token has nothing ahead of it")
+        if worst(findings).broken:  # by ordinary inputs, if these show it
+            return worst(findings)
+    return worst([*findings, _prefix_alone(subject, case)])
 
 
 def _start_inputs(subject: Subject, case: Case) -> dict[str, list[Tensor]]:

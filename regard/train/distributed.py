@@ -143,8 +143,8 @@ class Process:
 
 @contextmanager
 def peer_errors() -> Iterator[None]:
-    """Turns the error of a collective that lost another process into a `ProcessError` of one line. DDP and FSDP2 raise
-    them anywhere in a step. Other errors pass."""
+    """Turns the error that a collective raises when another process is lost into a `ProcessError` of one line; other
+    errors pass unchanged. DDP and FSDP2 run collectives, and so raise such errors, anywhere in a step."""
     try:
         yield
     except RuntimeError as error:

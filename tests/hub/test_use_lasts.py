@@ -226,3 +226,20 @@ def test_a_prefix_that_all_may_see_is_honoured_or_refused() -> None:
     assert not torch.allclose(seen[:, 0], causal[:, 0])
     with pytest.raises(HubError, match="not just causal with padding"):
         logits(model, ids, attention_mask=prefix[None, None], use_cache=True)
+
+
+def test_sinks_of_zero_are_refused_as_any_others() -> None:
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 8,
+    }
+    experts = {"intermediate_size": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = hf.GptOssForCausalLM(hf.GptOssConfig(vocab_size=V, **sizes, **experts)).eval()
+    model.model.layers[0].self_attn.sinks.data.zero_()
+    hub.use(model, "softmax")
+    with pytest.raises(HubError, match="a sink takes a share of every row"):
+        logits(model, tokens())

@@ -284,6 +284,12 @@ def test_a_replacement_or_a_proof(wish, count, unit):
         assert all(c >= 0 for _, c in found.certificate.queries)
 
 
+def test_a_query_of_zeros_selects_nothing_whatever_stands_beside_it():
+    queries = tensor([[-1.0, 1.0], [0.0, 0.0], [-2.0, -2.0]])
+    found = replace_key(tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 3.0]]), 0, queries)
+    assert not found.feasible and found.certificate.queries == ((1, 1.0),)
+
+
 def test_the_best_unit_key_is_along_the_query():
     """Works exactly where ‖q‖ exceeds the other scores."""
     q = tensor([2.0, 2.0, 0.0])

@@ -82,7 +82,8 @@ class Llama(Family):
     def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
         """Returns whether there are biases in the q, k and v projections, in the output projection, and in the MLP.
 
-        Llama's own method also refuses a `width` that is not a multiple of `heads`, as transformers does for a Llama.
+        For a Llama, it also refuses a `width` that is not a multiple of `heads`, as transformers does. The families
+        below override this method and do not check that.
         """
         if width % heads:
             raise keys.refusal("num_attention_heads", f"a Llama's hidden_size = {width} must divide into its heads")

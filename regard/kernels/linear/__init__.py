@@ -76,11 +76,13 @@ initial state in the first slot (forward) or the gradient of the final state in 
     chunk_max        [BH,chunks]           f32      the largest c of each chunk (backward: the largest −m_i)
     chunk_bound      [BH,chunks]           f32      a bound for what a chunk adds to S, relative to 2^chunk_max
     chunk_S          [BH,chunks,F·V]       product  S before each chunk, from the beginning of its segment
+                                                    (`chained_kernel`: of the sequence)
     chunk_Z_scales   [BH,chunks,F+2]       f32      Z before each chunk (backward: ρ); then peak and exponent of chunk_S
     segment_sums     [BH,slots,F·V+F]      f32      S and Z of each segment, then the running totals in their place
     segment_S_cast   [BH,slots,F·V]        product  S of the running totals once more, in the dtype of the products
-    segment_scales   [BH,slots,2]          f32      before the scan: the peak of each segment's sums, and the shared
-                                                    exponent of S in the running total up to and with it
+    segment_scales   [BH,slots,2]          f32      what the scan reads: the peak of each segment's sums, and the
+                                                    shared exponent that S of the running total through this
+                                                    segment will get, which is known beforehand from bounds
     running_scales   [BH,slots,2]          f32      after the scan: peak and shared exponent of each running total
     chunk_R, segment_R_cast                product  backward: R in place of chunk_S and segment_S_cast
     final_sums       [B,G,F,V+1]           f32      the state after the last token: S, and Z as its last column

@@ -1,6 +1,7 @@
 """Linear attention as PyTorch operators: `regard::linear_attention` and its backward pass.
 
-Both are opaque to torch.compile, and have FLOP formulas: the cost that the mechanisms declare. This module imports
+Both are opaque to torch.compile, and have FLOP formulas: forward the cost that the mechanisms declare, backward
+twice that, with the projections counted once. This module imports
 Triton, so it is imported only when a kernel runs.
 """
 

@@ -53,8 +53,9 @@ class Plan(NamedTuple):
 
     @property
     def stabilised(self) -> bool:
-        """Whether the map needs stabilisers. Features of `precomputed` are what they are, and those of `elu` stay in
-        the range of float32 unless all of a query and all of each key that it sees are far below zero."""
+        """Whether the map needs stabilisers. Features of `precomputed` arrive computed and are used unscaled. `elu`
+        does without: a query's normaliser underflows only if, for every key that it sees and every feature f, the
+        product φ_f(q) φ_f(k) does, which takes entries far below zero."""
         return self.map in RANDOM_FEATURES
 
     @property
@@ -106,9 +107,9 @@ class Plan(NamedTuple):
         return self.sum_dtype
 
     def peak_to_log2(self, peak: Tensor) -> Tensor:
-        """Returns the peak of a state as the kernels keep it. A state's peak is to base e, and e^peak times its sums
-        has the factor 1/√D that `regard.mechanisms` gives to φ. The kernels' peak is to base two and their φ lacks that
-        factor; the sums stay as they are, so the peak takes it up."""
+        """Returns the peak of a state as the kernels keep it. A state stands for e^peak · sums with the φ of
+        `regard.mechanisms`. The kernels' 2^peak · sums has a φ that is √D times as large. The sums are the same numbers
+        in both, so the kernels' peak is peak · log₂e + log₂√D."""
         return peak.float() * LOG2E + self._peak_offset
 
     def peak_from_log2(self, peak: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def load_scales(
     chunk_Z_scales, running_scales, chunk_row, slot_row, has_chunk_sum, F: tl.constexpr, STABILISED: tl.constexpr,
     CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, SHARED_EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """Returns four scalars about the sums that are carried into a chunk:
+    """Returns four scalars about the preceding sums of a chunk:
 
         peak               the larger of the peaks of both terms, to which their sum is relative
         exponent           the shared exponent of chunk_S, or of segment_S_cast where there is no chunk_S
@@ -94,7 +94,7 @@ def load_preceding_sums(
     segment_factor, ff, value_block, TRIG: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, CHUNK_SUMS: tl.constexpr, SEGMENT_SUMS: tl.constexpr, ADD: tl.constexpr = False,
 ):  # fmt: skip
-    """Returns the sums that are carried into a chunk, for the directions ff [BF]: S from its segment [BF,BV], S of the
+    """Returns the preceding sums of a chunk, for the directions ff [BF]: S from its segment [BF,BV], S of the
     earlier segments [BF,BV], and Z [BF] of both together. With ADD the first is the sum of both, in bfloat16.
 
     chunk_S [BH,chunks,F,V], chunk_Z_scales [BH,chunks,F+2]: S and Z before each chunk; read at chunk_row if
@@ -128,8 +128,9 @@ def load_preceding_sums(
 def dot_scaled(a, S, scale, acc, PRECISION: tl.constexpr, SCALED: tl.constexpr):
     """Returns acc + scale · a S. Without SCALED the scale is not read, and taken as 1.
 
-    a [m,k], S [k,n], acc [m,n]. scale: a scalar, which is a power of two, or 0 where nothing came before. In modes bf16
-    and fp16 a scale of 1, the most frequent, saves the multiplication, and a scale of 0 saves the product.
+    a [m,k], S [k,n], acc [m,n]. scale: a scalar, 0 where nothing came before, else a power of two (a whole one without
+    an initial state). In modes bf16 and fp16 a scale of 1, the most frequent, saves the multiplication, and a scale of
+    0 saves the product.
     """
     # [m,k] @ [k,n] -> [m,n]
     if SCALED and (PRECISION == "bf16" or PRECISION == "fp16"):

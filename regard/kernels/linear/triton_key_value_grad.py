@@ -59,8 +59,10 @@ def squared_norm_slope(MAP, K):
 
 @triton.jit
 def scale_exactly(x, scale):
-    """Returns each row of x [C,n] times its power of two, scale [C], without rounding: bfloat16 stays bfloat16, and
-    other dtypes are returned as float32, since float16 could underflow."""
+    """Returns each row of x [C,n] times its power of two, scale [C]: bfloat16 stays bfloat16, and other dtypes are
+    returned as float32, since float16 could underflow. It is exact unless there is an initial state, whose peak need
+    not
+    be a whole number."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.float32) * scale[:, None]).to(tl.bfloat16)
     else:

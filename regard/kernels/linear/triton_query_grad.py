@@ -188,8 +188,8 @@ def query_grad_kernel(
         d_scores = cast_operand(d_scores, PRECISION)
     if STABILISED:
         d_outputs = d_outputs * preceding_scale[:, None]
-    # ∂out has only been multiplied by powers of two so far, and the factor 1/s comes last, so the cast loses no digits;
-    # in fp16 elements far smaller than the largest of their row may underflow.
+    # ∂out has only been multiplied by powers of two so far, and the factor 1/s comes last, so the cast loses no digits
+    # (without an initial state); in fp16 elements far smaller than the largest of their row may underflow.
     d_outputs = cast_operand(d_outputs, PRECISION)
     # Block by block of features: ∂ψ(q) from preceding sums and from d_scores, then back through ψ and the directions.
     d_x = tl.zeros([C, BK], tl.float32)

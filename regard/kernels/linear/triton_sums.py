@@ -153,9 +153,9 @@ def chunk_sums_kernel(
             of a segment has nothing before it: its row is neither written nor read.
         chunk_Z_scales [BH,chunks,F+2]: Z before each chunk, then the peak and the shared exponent of chunk_S.
         segment_sums [BH,slots,F·V+F]: S and Z of the whole segment, in slot first_slot + segment; if SEGMENT_SUMS.
-        segment_scales [BH,slots,2]: its peak, and the shared exponent for the total up to and with it. If CARRY_IN, the
-        slot of
-            the state that is carried in was written before the launch, and is read.
+        segment_scales [BH,slots,2]: the segment's peak, and the shared exponent for the running total through this
+            segment; if SEGMENT_SUMS. If CARRY_IN, the slot of the carried-in state is read: it was written before the
+            launch.
     span: tokens of a segment; heads: G, or H if REVERSE; blocks: blocks of directions times value_blocks; value_blocks:
     blocks of value columns.
     """
