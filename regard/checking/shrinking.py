@@ -16,12 +16,17 @@ def shrink(subject: Subject, law: Law, case: Case, found: Finding, seconds: floa
         shrunk = False
         for candidate in _smaller_cases(case):
             again = ask(law, subject, candidate)
-            if isinstance(again, Finding) and again.exceeded and subject.fit(candidate) == candidate:
+            if isinstance(again, Finding) and _is_alike(again, found) and subject.fit(candidate) == candidate:
                 case = candidate
                 found = again
                 shrunk = True
                 break
     return case, found
+
+
+def _is_alike(again: Finding, found: Finding) -> bool:
+    """Tells whether a finding says of a smaller case what was found before: that a law is broken, or only noted."""
+    return again.exceeded and again.noted == found.noted
 
 
 def _smaller_cases(case: Case) -> Iterator[Case]:

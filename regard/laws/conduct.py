@@ -12,9 +12,10 @@ from regard.laws.subjects import Subject
 
 # Queries and keys times these give scores of hundreds, where exp overflows unless a maximum is subtracted: beyond 709
 # in float64, 88 in float32, 11 in float16. The scores themselves fit each dtype many times over.
-SIZES = {"float64": 40.0, "float32": 14.0, "float16": 5.0}
+# In float16 exp overflows beyond 11: scores of tens show it, and leave random features what they can represent.
+SIZES = {"float64": 40.0, "float32": 14.0, "float16": 2.5}
 # A module makes its own queries and keys from tokens, about half as large as these.
-TOKEN_SIZES = {"float64": 120.0, "float32": 40.0, "float16": 12.0}
+TOKEN_SIZES = {"float64": 120.0, "float32": 40.0, "float16": 6.0}
 # Rounding to float32 leaves steps of about 1e-7 of the output, to float16 or bfloat16 of 1e-4 to 1e-2.
 COARSEST = 3e-6
 
@@ -124,7 +125,8 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
     error = 0.0
     if not finite:
         error = math.inf
-    return Finding(error, 0.0, f"NaN or infinity from scores of hundreds in {case.dtype}: is exp taken less a maximum?")
+    scores = "tens" if case.dtype == "float16" else "hundreds"
+    return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: is exp taken less a maximum?")
 
 
 def _finite(out: Tensor) -> bool:

@@ -299,7 +299,8 @@ def _ask_last_queries(subject: Subject, case: Case, n: int) -> Finding:
     """Returns whether the last n queries alone get what they get among all.
 
     Causal queries are the last of the keys. Some libraries take them for the first ones instead (the mask is aligned at
-    the top left), which is a convention of theirs and only noted.
+    the top left), which is a convention of theirs and only noted. So is self-attention that reads as many keys as it
+    has queries, and is not made for more.
     """
     inputs = subject.inputs(case)
     q, *keys = inputs
@@ -321,11 +322,14 @@ def _ask_last_queries(subject: Subject, case: Case, n: int) -> Finding:
         got = got[sure[..., T - n :]]
         want = want[sure[..., T - n :]]
     found = Finding(difference(got, want, scale), case.tolerance_or(2.0), what)
-    if found.broken and case.causal and not subject.own:
+    if found.broken and not subject.own:
         first = subject.run(case, [last, *(x.narrow(axis, 0, n) for x in keys)])
         if difference(got, first, first.abs().max()) <= found.limit:
-            # The mask is aligned at the top left: right for whoever expects it, and wrong for tokens after a cache.
-            return found._replace(what=f"{what}: they are taken for the first of the keys, not the last", noted=True)
+            # Right for whoever expects it, and wrong for tokens after a cache, or for other keys than the queries' own.
+            words = "it reads as many keys as there are queries"
+            if case.causal:
+                words = "they are taken for the first of the keys, not the last"
+            return found._replace(what=f"{what}: {words}", noted=True)
     return found
 
 

@@ -85,8 +85,19 @@ class SameAs:
             return []
         found = Finding(error, asked.tolerance, f"outputs of {asked.T} queries over {asked.T + 3} keys")
         if found.broken:
-            found = found._replace(what=found.what + self._explain(subject, asked))
+            found = found._replace(
+                what=found.what + self._explain(subject, asked), noted=self._reads_few(subject, asked)
+            )
         return [found]
+
+    def _reads_few(self, subject: Subject, case: Case) -> bool:
+        """Tells whether somebody else's attention reads as many keys as it has queries, and is right for those."""
+        if subject.own:
+            return False
+        q, *more = subject.inputs(case, case.T + 3)
+        few = [x.narrow(subject.token_axis, 0, case.T) for x in more]
+        error = difference(subject.run(case, [q, *more]), self.reference.run(case, [q, *few]))
+        return error <= case.tolerance_or(1.0)
 
     def _compare_adjusted(self, subject: Subject, case: Case) -> list[Finding]:
         """Returns whether outputs agree with a bias, slopes and a softcap, where both take them."""

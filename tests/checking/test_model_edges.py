@@ -152,8 +152,8 @@ class TestOurOwn:
         """Linear attention whose sums begin anew after 64 tokens, which eleven tokens do not show."""
         scan = Linear._scan_chunk
 
-        def forget(self, chunk, state, current):
-            out, state, current = scan(self, chunk, state, current)
+        def forget(self, chunk, state, current, *more):
+            out, state, current = scan(self, chunk, state, current, *more)
             if chunk[0].shape[2] >= 64:
                 state = type(state)(*(x * 0 if i == 0 else x for i, x in enumerate(state)))
             return out, state, current
