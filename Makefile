@@ -6,6 +6,7 @@ DEMO_FLAGS ?=
 RELIABILITY_FLAGS ?=
 MUTATION_FLAGS ?= --count 200
 RANK_FLAGS ?= --kills 3
+SOAK_FLAGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -14,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-laws test-reliability gpu-test lint web bench-cpu docs course wheel clean
+.PHONY: help demo test test-slow test-laws test-reliability soak gpu-test lint web bench-cpu docs course wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
@@ -35,6 +36,9 @@ test-reliability: .venv/.dev ## kill, damage and mutate, many times over (40 min
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/campaign.py $(RELIABILITY_FLAGS)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/mutations.py $(MUTATION_FLAGS)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/ranks.py $(RANK_FLAGS)
+
+soak: .venv/.dev ## 50 clients for 10 minutes, training and generating for 30: memory and handles stay flat
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/soak.py $(SOAK_FLAGS)
 
 gpu-test: .venv/.dev ## run the tests that need a CUDA device; without one they fail
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m gpu tests/gpu $(PYTEST_FLAGS)
