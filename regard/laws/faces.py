@@ -53,6 +53,8 @@ def parallel_is_weights(subject: Subject, case: Case) -> Finding:
         S = case.T
         if case.causal and case.window is None and not case.documents:
             S = case.T + case.S  # the queries are the last T keys
+            if mechanism.length is not None:
+                S = min(S, mechanism.length)
         elif mechanism.crosses and case.window is None and not case.documents and case.adjust != "slopes":
             S = case.S
         q, k, v = case.qkv(S=S)

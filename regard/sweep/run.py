@@ -58,6 +58,7 @@ STATES = {"COMPLETE": "finished", "FAIL": "failed", "RUNNING": "running", "WAITI
 QUARTER = 0.25  # importance is what the best quarter has in common,
 ENOUGH = 8  # of at least so many trials
 STOPPED = 130  # the exit code of a worker that was asked to stop
+GRACE = 15.0  # seconds for a worker to save what it has, until it is asked to stop once more
 PAUSE = 0.1  # seconds
 QUIET = Shown()
 
@@ -322,12 +323,14 @@ def _run_processes(arguments: Sequence[tuple[str, str, int]]) -> Iterator[None]:
             yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        for process in processes:
-            if process.is_alive():
+        started = [process for process in processes if process.pid is not None]
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(GRACE)
+            while process.is_alive():  # the exception that a signal raises is lost where Python cannot pass one on
                 process.terminate()
-        for process in processes:
-            if process.pid is not None:
-                process.join()
+                process.join(GRACE)
     if STOPPED in {process.exitcode for process in processes}:
         raise Interrupted("a worker was asked to stop")
 
