@@ -1,6 +1,7 @@
 """Attention that people write: what is wrong is found by the law that names the fault, what is right is not accused."""
 
 import pytest
+import torch
 from zoo import RIGHT, SOFTMAX, WRONG
 
 import regard
@@ -45,3 +46,20 @@ def test_a_verdict_ends_with_what_was_not_asked():
     )
     text = str(regard.check(RIGHT["both_ways_in_a_window"], draws=4))
     assert "Not asked of both_ways_in_a_window: 'looks-ahead'" in text and "The nearest is" in text
+
+
+def attend_to_own_keys(q, k, v, causal=True):
+    """Right self-attention, a query at a time; it reads as many keys as it has queries, and is not made for more."""
+    T = q.shape[2]
+    outs = []
+    for t in range(T):
+        n = t + 1 if causal else T
+        scores = q[:, :, t : t + 1] @ k[:, :, :n].mT / q.shape[-1] ** 0.5
+        outs.append(scores.softmax(-1) @ v[:, :, :n])
+    return torch.cat(outs, 2)
+
+
+def test_attention_of_its_own_keys_is_noted_and_not_accused():
+    laws = ["queries", "same", "looks-ahead"]
+    found = {v.law: v.status for v in regard.check(attend_to_own_keys, like="softmax", only=laws)}
+    assert found == {"queries": "noted", "same": "noted", "looks-ahead": "holds"}
