@@ -19,7 +19,7 @@ def attend(
     q: Queries,
     k: Keys,
     v: Values,
-    mechanism: str | Mechanism = "softmax",
+    mechanism: str | Mechanism | Callable[[Tensor, Tensor], Tensor] = "softmax",
     causal: bool = False,
     visible: Visible | None = None,
     *,
@@ -32,15 +32,16 @@ def attend(
 ) -> Outputs:
     """Returns the attention of q [B,H,T,K] over k [B,G,S,K] and v [B,G,S,V], of shape [B,H,T,V].
 
-    `mechanism` is a name (its `options` follow, e.g. features=256) or one already built. `visible` [B,S] says which
-    keys may be seen. The rest is as in `regard.Mask`. Mechanisms with learned parameters start from random ones.
+    `mechanism` is a name (its `options` follow, e.g. features=256), one already built, or a similarity of your own: a
+    function of a query [K] and a key [K] that returns one number. `visible` [B,S] says which keys may be seen. The rest
+    is as in `regard.Mask`. Mechanisms with learned parameters start from random ones.
 
     `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
     mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
     size = check_sizes(q, k, v, mask)
-    if isinstance(mechanism, str):
+    if not isinstance(mechanism, Mechanism):
         mechanism = fitted(mechanism, size, **options).to(device=v.device)
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")

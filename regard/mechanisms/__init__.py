@@ -22,27 +22,31 @@ from regard.mechanisms.base import (
     register,
 )
 from regard.mechanisms.cache import Cache
-from regard.mechanisms.features import AnyFeatures, Elu, Quadratic
+from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
 from regard.mechanisms.linear import Linear
 from regard.mechanisms.pairwise import Pairwise, mix, scores
 from regard.mechanisms.random_features import Fourier, Performer
+from regard.mechanisms.similarity import AnySimilarity, Gaussian
 from regard.mechanisms.sums import Sums
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
 from regard.packages import make_callable
 
 __all__ = [
     "AnyFeatures",
+    "AnySimilarity",
     "Argmax",
     "Cache",
     "Cost",
     "Elu",
     "Face",
     "Fourier",
+    "Gaussian",
     "Kernel",
     "Linear",
     "Mechanism",
     "Pairwise",
     "Performer",
+    "Polynomial",
     "Quadratic",
     "RandomSynthesizer",
     "Softmax",

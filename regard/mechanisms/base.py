@@ -9,6 +9,7 @@ Two families do nearly everything: `Pairwise` asks a mechanism for its weights o
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from regard.errors import KernelError, MaskError, did_you_mean
+from regard.errors import KernelError, MaskError, OptionError, did_you_mean
 from regard.registry import Registry, call_with_options
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights
 
@@ -285,20 +286,45 @@ def mechanisms() -> dict[str, type[Mechanism]]:
     return dict(MECHANISMS)
 
 
-def mechanism(name: str | type[Mechanism], **options: Any) -> Mechanism:
-    """Builds the mechanism of that name, e.g. `mechanism("performer", features=256)`."""
+MechanismLike = str | type["Mechanism"] | Callable[[Tensor, Tensor], Tensor]  # what a mechanism is built from
+
+
+def mechanism(name: MechanismLike, **options: Any) -> Mechanism:
+    """Builds the mechanism of that name, e.g. `mechanism("performer", features=256)`.
+
+    A function of a query [K] and a key [K] is short for `mechanism("similarity", sim=function)`.
+    """
     return _build(name, {}, options)
 
 
-def fitted(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
+def fitted(name: MechanismLike, size: Size, **options: Any) -> Mechanism:
     """Builds a mechanism whose heads, width and length, where it has such options, are those of `size`."""
     return _build(name, {"heads": size.H, "width": size.K, "length": max(size.T, size.S, 1)}, options)
 
 
-def _build(name: str | type[Mechanism], offered: dict[str, Any], options: dict[str, Any]) -> Mechanism:
+def _build(name: MechanismLike, offered: dict[str, Any], options: dict[str, Any]) -> Mechanism:
+    if callable(name) and not isinstance(name, type):
+        options = {"sim": _require_similarity(name), **options}
+        name = "similarity"
     cls = lookup(name)
     built: Mechanism = call_with_options(cls, f"mechanism '{cls.name}'", offered, options)
     return built
+
+
+def _require_similarity(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that can be called with a query and a key; raises for any other."""
+    called = getattr(function, "__name__", type(function).__name__)
+    try:
+        inspect.signature(function).bind("q", "k")
+    except TypeError as error:
+        raise OptionError(
+            f"{called} is no similarity of a query and a key: {error} when called with two vectors. Expected the name "
+            "of a mechanism, a mechanism, or sim(q, k) of q [K] and k [K] that returns one number. A whole attention "
+            "f(q, k, v) is not called by regard but asked: regard.check(f)."
+        ) from None
+    except ValueError:  # a builtin without a signature: its first call will tell
+        pass
+    return function
 
 
 def on_meta(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:

@@ -1,8 +1,10 @@
-"""Plain feature maps: `elu`, `quadratic`, and any map of your own.
+"""Plain feature maps: `elu`, `polynomial`, `quadratic`, and any map of your own.
 
 elu:        φ(x) = elu(x) + 1, positive; the linear transformer. Where all of x is negative, it is eᶜ·exp(x − c) with
             c = max x, so that nothing underflows.
-quadratic:  φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features, gives exactly (q·k + 1)².
+polynomial: (q·k + c)ᵖ, exactly: a feature for each product of p of the numbers √c, x_1, …, x_K, times the root of the
+            number of orders in which that product can be written. An odd p gives negative weights.
+quadratic:  (q·k + 1)² of these: φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features.
             The √2 belongs there: without it the cross terms are halved. A strongly *negative* q·k gets a large weight.
 linear:     your φ; similarities must be ≥ 0 and must not sum to zero over the keys a query sees.
 """
@@ -18,7 +20,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional
 
-from regard.errors import NegativeSimilarityError
+from regard.errors import NegativeSimilarityError, OptionError
 from regard.mechanisms.base import register, without_autocast
 from regard.mechanisms.linear import Linear
 from regard.mechanisms.pairwise import scores
@@ -44,42 +46,95 @@ class Elu(Linear):
         return K
 
 
-@register("quadratic")
-class Quadratic(Linear):
-    formula = "(q·k + 1)²"
-    order = "N·K²·V"
-    memory = "G·K²/2·(V+1)"
-    training_memory = "N·K²+K²·V"
+@register("polynomial")
+class Polynomial(Linear):
+    formula = "(q·k + c)ᵖ"
     letters: ClassVar[dict[str, str]] = {"feature_count": "F"}
-    accumulate = torch.float64  # (q·k + 1)² near zero is a small difference of large products
+    accumulate = torch.float64  # a power of q·k + c near zero is a small difference of large products
+
+    def __init__(self, degree: int = 2, offset: float = 0.0, strict: bool = False) -> None:
+        super().__init__(strict)
+        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+            raise OptionError(f"{self.name}: degree = {degree!r}, expected a whole number of at least 1")
+        if not offset >= 0:
+            raise OptionError(f"{self.name}: offset = {offset!r}, expected at least 0: no features give less")
+        self.degree = degree
+        self.offset = float(offset)
 
     def features(self, x: Tensor) -> tuple[Tensor, None]:
-        K = x.shape[-1]
-        i, j = torch.triu_indices(K, K, offset=1, device=x.device)
-        ones = torch.ones_like(x[..., :1])
-        root = math.sqrt(2.0)
-        return torch.cat([ones, root * x, x * x, root * x[..., i] * x[..., j]], -1), None
+        if self.offset > 0:
+            x = torch.cat([torch.full_like(x[..., :1], math.sqrt(self.offset)), x], -1)
+        factors, orders = _products(x.shape[-1], self.degree, x.device)
+        psi = orders.to(x.dtype).sqrt()
+        for chosen in factors:
+            psi = psi * x[..., chosen]
+        return psi, None
 
     def feature_count(self, K: int) -> int:
-        return (K + 1) * (K + 2) // 2
+        numbers = K + (self.offset > 0)
+        return _count_products(numbers, self.degree)
 
     def unambiguous_rows(self, q: Queries, k: Keys, mask: Mask) -> Bool[Tensor, "B H T"]:
         """Returns the rows whose features do not cancel beyond what float64 resolves.
 
-        The digits lost are those of Σ(|q|·|k|+1)² / Σ(q·k+1)².
+        The digits lost are those of Σ(|q|·|k|+c)ᵖ / |Σ(q·k+c)ᵖ|.
         """
         q = q.double()
         k = k.double()
         allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
 
         def total(a: Tensor, b: Tensor) -> Tensor:
-            similarities = (scores(a, b, mask) + 1).square()
+            similarities = (scores(a, b, mask) + self.offset) ** self.degree
             if allowed is not None:
                 similarities = similarities.masked_fill(~allowed, 0)
-            return similarities.sum(-1)
+            return similarities.sum(-1).abs()
 
         loss = total(q.abs(), k.abs()) / total(q, k)
         return ~(32 * torch.finfo(torch.float64).eps * loss > 1e-10)
+
+
+def _count_products(numbers: int, degree: int) -> int:
+    """Returns how many products of `degree` of so many numbers there are: (numbers + degree − 1 choose degree).
+
+    math.comb does not take sizes that torch.compile leaves open.
+    """
+    count = 1
+    for i in range(degree):
+        count = count * (numbers + i) // (i + 1)
+    return count
+
+
+def _products(numbers: int, degree: int, device: torch.device) -> tuple[list[Tensor], Tensor]:
+    """Returns the products of `degree` of so many numbers, and in how many orders each can be written [F].
+
+    A product is given by the places of its factors in rising order: the f-th product has those at f of the list's
+    tensors [F]. They grow by one factor at a time, from the last one's place on.
+    """
+    factors = [torch.arange(numbers, device=device)]
+    equal = torch.ones_like(factors[0])  # how many of the last factors are the same
+    repeats = torch.ones_like(factors[0])  # the orders of equal factors, which make no difference
+    for wanted in range(2, degree + 1):
+        count = _count_products(numbers, wanted)
+        choices = numbers - factors[-1]
+        parent = torch.repeat_interleave(choices, output_size=count)
+        last = factors[-1][parent]
+        first_child = (choices.cumsum(0) - choices)[parent]
+        new = last + torch.arange(count, device=device) - first_child
+        equal = torch.where(new == last, equal[parent] + 1, 1)
+        repeats = repeats[parent] * equal
+        factors = [*(places[parent] for places in factors), new]
+    return factors, math.factorial(degree) // repeats
+
+
+@register("quadratic")
+class Quadratic(Polynomial):
+    formula = "(q·k + 1)²"
+    order = "N·K²·V"
+    memory = "G·K²/2·(V+1)"
+    training_memory = "N·K²+K²·V"
+
+    def __init__(self, strict: bool = False) -> None:
+        super().__init__(degree=2, offset=1.0, strict=strict)
 
 
 @register("linear")
