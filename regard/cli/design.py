@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -18,63 +18,70 @@ from regard.lab import design as lab
 from regard.lab.design.page import design_page
 from regard.report.canvas import require_matplotlib
 
-Result = lab.Design | lab.Identity | lab.Replacement | lab.Fit
+Result = lab.Design | lab.Identity | lab.Replacement | lab.SharedReplacement | lab.HeadDesign | lab.Fit
+_WISHES = "--select, --average, --identity, --replace, --fit or --outputs"
 
 
 def design(
-    keys: Annotated[Path, typer.Option(help="One key a line, numbers with commas between.")],
+    keys: Annotated[Path | None, typer.Option(help="One key a line, numbers with commas between.")] = None,
     select: Annotated[int | None, typer.Option(help="A query that selects this key; the first is 0.")] = None,
     average: Annotated[str | None, typer.Option(help="A query that averages these keys, such as 0,1.")] = None,
     identity: Annotated[bool, typer.Option("--identity", help="A query for every key.")] = False,
-    replace: Annotated[int | None, typer.Option(help="A key in place of this one, that --query selects.")] = None,
+    replace: Annotated[
+        int | None, typer.Option(help="A key in place of this one, that --query selects, or averages with --average.")
+    ] = None,
     fit: Annotated[str | None, typer.Option(help="A query with scores near these, such as 3,3,-2.")] = None,
     query: Annotated[Path | None, typer.Option(help="One query a line, for --replace.")] = None,
     unit: Annotated[bool, typer.Option("--unit", help="The new key has length one.")] = False,
     values: Annotated[Path | None, typer.Option(help="One value a line: what the query reads.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="One token a line, for --outputs.")] = None,
+    outputs: Annotated[
+        Path | None, typer.Option(help="What each token shall read; ? where anything will do. Finds Q, K and V.")
+    ] = None,
     precision: Annotated[float, typer.Option(help="The share of the weight that is wanted.")] = 0.99,
     scale: Annotated[float, typer.Option(help="What the attention multiplies its scores by.")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write a page with pictures here.")] = None,
 ) -> None:
-    """Make a query that attends as wished, or prove that none can.
+    """Make a query, a key or a head that attends as wished, or prove that none can.
 
-    Say one of --select, --average, --identity, --replace and --fit.
+    Say one of --select, --average, --identity, --replace, --fit and --outputs. --replace 2 --average 0,1,2 makes a key
+    with which the same query averages a set.
     """
-    rows = read_rows(keys)
-    read = None
-    if values is not None:
-        read = read_rows(values)
     # Wishes are functions, so that nothing is computed before all options are checked.
     wishes: dict[str, Callable[[], Result]] = {}
+    if outputs is not None:
+        if tokens is None or keys is not None:
+            raise OptionError("--outputs needs --tokens FILE, and no --keys: the keys are made of the tokens")
+        wishes["--outputs"] = lambda: lab.design_head(read_rows(tokens), read_rows(outputs, True), precision, scale)
+    elif tokens is not None:
+        raise OptionError("--tokens belongs to --outputs")
+    elif keys is None:
+        raise OptionError("--keys FILE is missing: one key a line, numbers with commas between")
+    if keys is not None:
+        rows = read_rows(keys)
+        read = None
+        if values is not None:
+            read = read_rows(values)
     if select is not None:
         wishes["--select"] = lambda: lab.select(rows, select, precision, scale, read)
-    if average is not None:
-        members = [_parse_key(word) for word in average.split(",")]
-        wishes["--average"] = lambda: lab.average(rows, members, precision, scale, read)
-    if identity:
-        wishes["--identity"] = lambda: lab.identity(rows, precision, scale)
     if replace is not None:
         if query is None:
             raise OptionError("--replace needs --query FILE: the queries that shall select the new key")
         queries = read_rows(query)
         wishes["--replace"] = lambda: lab.replace_key(rows, replace, queries, unit, precision, scale)
+    if average is not None:
+        members = [_parse_key(word) for word in average.split(",")]
+        if replace is not None:
+            wishes["--replace"] = lambda: lab.share_key(rows, replace, queries, members, unit, precision, scale)
+        else:
+            wishes["--average"] = lambda: lab.average(rows, members, precision, scale, read)
+    if identity:
+        wishes["--identity"] = lambda: lab.identity(rows, precision, scale, read)
     if fit is not None:
         wanted = [_parse_number(word, "--fit") for word in fit.split(",")]
         wishes["--fit"] = lambda: lab.fit(rows, wanted, scale)
-    if len(wishes) != 1:
-        named = " and ".join(wishes) or "none"
-        raise OptionError(
-            f"one wish at a time, got {named}: expected --select, --average, --identity, --replace or --fit"
-        )
-    if (query is not None or unit) and "--replace" not in wishes:
-        raise OptionError("--query and --unit belong to --replace")
-    if values is not None and not wishes.keys() & {"--select", "--average"}:
-        raise OptionError("--values belongs to --select and --average")
-    if out is not None:
-        if "--fit" in wishes:
-            raise OptionError("--out has no page for --fit; use --json")
-        # A missing library is told before the work is done.
-        require_matplotlib()
+    _check_wishes(wishes, query is not None or unit, values is not None, out is not None)
     (wish,) = wishes.values()
     result = wish()
     if out is not None and not isinstance(result, lab.Fit):
@@ -85,10 +92,26 @@ def design(
         _print_result(result, out)
 
 
-def read_rows(path: Path) -> Tensor:
+def _check_wishes(wishes: Collection[str], has_query: bool, has_values: bool, has_page: bool) -> None:
+    """Raises where there is not one wish, or where an option belongs to another."""
+    if len(wishes) != 1:
+        named = " and ".join(wishes) or "none"
+        raise OptionError(f"one wish at a time, got {named}: expected {_WISHES}")
+    if has_query and "--replace" not in wishes:
+        raise OptionError("--query and --unit belong to --replace")
+    if has_values and not {"--select", "--average", "--identity"} & set(wishes):
+        raise OptionError("--values belongs to --select, --average and --identity")
+    if has_page:
+        if "--fit" in wishes:
+            raise OptionError("--out has no page for --fit; use --json")
+        # A missing library is told before the work is done.
+        require_matplotlib()
+
+
+def read_rows(path: Path, open_rows: bool = False) -> Tensor:
     """Returns the vectors of a file [rows, width]: one a line, all of one length; empty lines are passed over.
 
-    Errors name the file and the line.
+    With `open_rows` a line may be a question mark, and its row is NaN throughout. Errors name the file and the line.
     """
     try:
         text = path.read_text("utf-8")
@@ -96,8 +119,12 @@ def read_rows(path: Path) -> Tensor:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise lab.DesignError(f"{path} cannot be read ({reason}); expected lines of numbers with commas") from error
     rows: list[list[float]] = []
+    unknown: list[int] = []
     for n, line in enumerate(text.splitlines(), 1):
         if not line.strip():
+            continue
+        if open_rows and line.strip() == "?":
+            unknown.append(len(rows) + len(unknown))
             continue
         row = [_parse_number(word, f"{path}, line {n}") for word in line.split(",")]
         if rows and len(row) != len(rows[0]):
@@ -107,6 +134,8 @@ def read_rows(path: Path) -> Tensor:
         rows.append(row)
     if not rows:
         raise lab.DesignError(f"{path} is empty; expected lines of numbers with commas between")
+    for i in unknown:
+        rows.insert(i, [math.nan] * len(rows[0]))
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -136,6 +165,9 @@ def _print_result(result: Result, out: Path | None) -> None:
     if isinstance(result, lab.Identity):
         screen.print()
         screen.print(_key_table(result))
+        _print_matrices(result)
+    elif isinstance(result, lab.HeadDesign):
+        _print_reached(result)
     elif result.scores is not None and result.weights is not None:
         screen.print()
         screen.print(_weight_table(result.scores, result.weights, len(result.keys)))
@@ -143,6 +175,32 @@ def _print_result(result: Result, out: Path | None) -> None:
         screen.print(f"\nreads {', '.join(f'{x:.4f}' for x in result.output.tolist())}", soft_wrap=True)
     if out is not None:
         screen.print(f"\n{out} has pictures and tables", soft_wrap=True)
+
+
+def _print_matrices(result: lab.Identity) -> None:
+    """Prints the matrix of queries, row by row, and what each row reads where values are given."""
+    screen = console()
+    for title, matrix in (("Q, a query a row:", result.q), ("reads:", result.output)):
+        if matrix is None:
+            continue
+        screen.print(f"\n{title}", soft_wrap=True)
+        for row in matrix.tolist():
+            screen.print("  " + ", ".join(f"{x:.4f}" for x in row), soft_wrap=True)
+
+
+def _print_reached(result: lab.HeadDesign) -> None:
+    """Prints what each token reads beside what was wanted of it."""
+    if result.reached is None:
+        return
+    made = table("token", "reads", "wanted")
+    for i, row in enumerate(result.reached.tolist()):
+        wanted = "anything"
+        if i in result.asked:
+            wanted = ", ".join(f"{x:.4g}" for x in result.outputs[i].tolist())
+        made.add_row(str(i), ", ".join(f"{x:.3f}" for x in row), wanted)
+    screen = console()
+    screen.print()
+    screen.print(made)
 
 
 def _key_table(result: lab.Identity) -> Table:

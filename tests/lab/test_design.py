@@ -19,7 +19,19 @@ from regard.cli.design import design as command
 from regard.cli.design import read_rows
 from regard.errors import ExtraMissingError, OptionError
 from regard.lab import base
-from regard.lab.design import DesignError, average, certificates, fit, hulls, identity, orthogonal, replace_key, select
+from regard.lab.design import (
+    DesignError,
+    average,
+    certificates,
+    design_head,
+    fit,
+    hulls,
+    identity,
+    orthogonal,
+    replace_key,
+    select,
+    share_key,
+)
 from regard.lab.design.isolate import isolate
 from regard.lab.design.page import design_page
 from regard.lab.two_heads import run as two_heads
@@ -335,6 +347,96 @@ def test_two_heads_writes_its_page(tmp_path):
     assert "One head against two" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("unit", [False, True])
+def test_a_key_with_which_the_same_query_averages_more_keys(unit):
+    q = average(WORKED, [0, 1]).q
+    found = share_key(WORKED, 2, q, [0, 1, 2], unit)
+    assert found.feasible and found.beta == 1 and found.unchanged >= 0.99
+    new_keys = WORKED.double().clone()
+    new_keys[2] = found.key
+    weights = (new_keys @ q).softmax(0)
+    torch.testing.assert_close(weights[:3], weights[:3].mean().expand(3))
+    torch.testing.assert_close(weights, found.weights)
+    if unit:
+        assert float(found.key.norm()) == pytest.approx(1)
+    # Nearest: every other key of that score is farther away.
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        step = torch.randn(3, generator=generator, dtype=torch.float64)
+        step -= (step @ q) * q / (q @ q)
+        other = found.key + 0.1 * step
+        if unit:  # back to the circle of unit keys of that score
+            beside = other - (other @ q) * q / (q @ q)
+            centre = other - beside
+            other = centre + beside * ((1 - centre @ centre).sqrt() / beside.norm())
+        assert (other - WORKED[2].double()).norm() >= (found.key - WORKED[2].double()).norm() - 1e-9
+
+
+def test_a_weak_query_is_made_longer_and_both_weights_are_said():
+    q = 0.1 * average(WORKED, [0, 1]).q
+    found = share_key(WORKED, 2, q, [0, 1])
+    assert found.unchanged < 0.99 <= float(found.weights[:3].sum()) + 1e-9
+    assert "as it is: 0.82" in found.explain() and "·q is the shortest multiple" in found.explain()
+    unit = replace_key(WORKED, 2, tensor([1.0, 1.0, 0.0]), unit=True)
+    assert unit.beta > 1
+    new_keys = WORKED.double().clone()
+    new_keys[2] = unit.key
+    plain = float((new_keys @ tensor([1.0, 1.0, 0.0]).double()).softmax(0)[2])
+    assert unit.unchanged == pytest.approx(plain) and f"as it is, the weight is {plain:.6g}" in unit.explain()
+
+
+@pytest.mark.parametrize(
+    ("make", "proof"),
+    [
+        (lambda: share_key(WORKED, 2, tensor([1.0, 1.0, 0.0]), [0, 1]), "q·k_0 = 1.12 and q·k_1 = 1.14"),
+        (lambda: share_key(SQUARE, 0, tensor([0.0, -1.0]), [1, 2]), "whatever the new key is"),
+        (lambda: share_key(3 * WORKED, 2, tensor([1.0, 0.0, 0.0]), [0], unit=True), "at most ‖q‖ = 1 in size"),
+        (lambda: share_key(torch.eye(3), 0, tensor([0.0, 0.0, 1.0]), [1]), "key 2, none of them, scores 1"),
+    ],
+)
+def test_no_key_makes_that_average(make, proof):
+    found = make()
+    assert not found.feasible and found.key is None and proof in found.explain()
+
+
+_A, _B, _C, _D = torch.eye(4, dtype=torch.float64)
+_OPEN = torch.full((4,), math.nan, dtype=torch.float64)
+EXERCISE = (torch.stack([_D + _B, _A, _C + _B]), torch.stack([_B - _C, _B, _OPEN]))
+
+
+def read_by(found):
+    """What the tokens read with the matrices of a design, by the formula."""
+    x = found.tokens
+    return (found.scale * (x @ found.q) @ (x @ found.k).T).softmax(-1) @ x @ found.v
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_head_for_independent_tokens(scale):
+    found = design_head(*EXERCISE, precision=0.999, scale=scale)
+    assert found.feasible and found.proved and found.asked == (0, 1)
+    torch.testing.assert_close(read_by(found)[:2], EXERCISE[1][:2], rtol=0, atol=1e-3)
+
+
+def test_a_head_for_dependent_tokens_is_searched_for():
+    found = design_head(torch.stack([_A, _B, _A + _B]), torch.stack([_B, _A, _OPEN]))
+    assert found.feasible and not found.proved
+    torch.testing.assert_close(read_by(found)[:2], torch.stack([_B, _A]), rtol=0, atol=0.01)
+
+
+def test_no_head_gives_equal_tokens_unequal_outputs_or_more_directions():
+    same = design_head(torch.stack([_A, _A, _B]), torch.stack([_B, _C, _OPEN]))
+    assert not same.feasible and same.proved and "tokens 0 and 1 are the same vector" in same.explain()
+    more = design_head(torch.stack([_A, _B, _A + _B]), torch.stack([_A, _B, _C]))
+    assert not more.feasible and more.proved and "span 2 dimensions" in more.explain()
+
+
+def test_a_head_that_is_not_found_is_not_called_impossible():
+    # Opposite tokens have opposite scores; whether these outputs can be had is neither found nor proved.
+    line = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]], dtype=torch.float64)
+    found = design_head(line, torch.tensor([[1.0], [1.0], [-1.0], [-1.0]], dtype=torch.float64))
+    assert not found.feasible and not found.proved and "no proof that there is none" in found.explain()
+
+
 def test_one_part_of_a_sum_is_isolated():
     basis = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
     content, label = basis[:3], basis[3:]
@@ -442,6 +544,10 @@ def test_the_outline_is_the_hull():
         lambda: replace_key(SQUARE, 0, tensor([1.0, 0.5])),
         lambda: replace_key(WORKED, 0, WORKED[:2]),
         lambda: replace_key(2 * SQUARE, 0, tensor([0.1, 0.1]), unit=True),
+        lambda: share_key(SQUARE, 0, tensor([0.0, 1.0]), [1, 2]),
+        lambda: share_key(WORKED, 2, average(WORKED, [0, 1]).q, [0, 1]),
+        lambda: design_head(*EXERCISE),
+        lambda: design_head(EXERCISE[0][[0, 0]], EXERCISE[0][:2]),
     ],
 )
 def test_every_result_has_its_page(make):
@@ -474,6 +580,16 @@ def test_the_command(files):
     assert "corner" in said("--identity") and "0.5491" in said("--fit", "3,3,-2,-3")
     assert "In place of key 2" in said("--replace", "2", "--query", str(files / "q.csv"), "--unit")
     assert "reads" in said("--select", "0", "--values", str(files / "keys.csv"))
+    matrix = said("--identity", "--values", str(files / "keys.csv"))
+    assert "Q, a query a row:" in matrix and "reads:" in matrix
+    shared = said("--replace", "2", "--query", str(files / "q.csv"), "--average", "0,2")
+    assert "averages keys 0, 2" in shared
+    (files / "x.csv").write_text("0,1,0,1\n1,0,0,0\n0,1,1,0\n")
+    (files / "c.csv").write_text("0,1,-1,0\n0,1,0,0\n?\n")
+    words = ["--tokens", str(files / "x.csv"), "--outputs", str(files / "c.csv"), "--out", str(files / "head.html")]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and "anything" in done.output and "V = [" in done.output
+    assert "A head by design" in (files / "head.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -483,7 +599,9 @@ def test_the_command(files):
         (["--select", "0", "--identity"], "--select and --identity"),
         (["--replace", "0"], "needs --query"),
         (["--select", "0", "--unit"], "belong to --replace"),
-        (["--identity", "--values", "keys.csv"], "belongs to --select and --average"),
+        (["--fit", "1,2,3,4", "--values", "keys.csv"], "belongs to --select, --average and --identity"),
+        (["--outputs", "keys.csv"], "needs --tokens"),
+        (["--tokens", "keys.csv"], "belongs to --outputs"),
         (["--average", "0,x"], "'x' is not the number of a key"),
         (["--fit", "1,2,3,4", "--out", "page.html"], "no page for --fit"),
     ],

@@ -8,8 +8,10 @@ import torch
 
 from regard.lab.design import hulls
 from regard.lab.design.certificates import Certificate
+from regard.lab.design.layer import HeadDesign
 from regard.lab.design.replacement import Replacement
 from regard.lab.design.result import Vectors
+from regard.lab.design.sharing import SharedReplacement
 from regard.lab.design.solve import Design, Identity
 from regard.report.heat import heat
 from regard.report.markup import Markup
@@ -22,12 +24,16 @@ _MOST_DRAWN = 200  # keys that a picture shows
 Numbers = Sequence[float]
 
 
-def design_page(result: Design | Identity | Replacement) -> Page:
+def design_page(result: Design | Identity | Replacement | SharedReplacement | HeadDesign) -> Page:
     """Returns the page of one result."""
     explanation = result.explain()
     lead = explanation.partition("\n")[0]
     if isinstance(result, Replacement):
         page = Page("A key by design", lead, *_replacement_blocks(result))
+    elif isinstance(result, SharedReplacement):
+        page = Page("A key by design", lead, *_shared_blocks(result))
+    elif isinstance(result, HeadDesign):
+        page = Page("A head by design", lead, *_head_blocks(result))
     elif isinstance(result, Identity):
         page = Page("A query by design", lead, *_identity_blocks(result))
     else:
@@ -146,6 +152,46 @@ def _replacement_blocks(result: Replacement) -> Iterable[Markup]:
     for n, (scores, weights) in enumerate(zip(result.scores.tolist(), result.weights.tolist(), strict=True)):
         caption = f"Scores and weights of query {n}, with the new key. Replaced: marked"
         yield _score_table(new_keys, [index], scores, weights, caption)
+
+
+def _shared_blocks(result: SharedReplacement) -> Iterable[Markup]:
+    """Yields the blocks about a key with which a query averages a set."""
+    if result.key is None or result.scores is None or result.weights is None:
+        yield facts({"such a key": "none"}, big=True)
+        return
+    total = float(result.weights[list(result.members)].sum())
+    numbers = {"weight of the set": total, "at the query as it is": result.unchanged, "factor β": result.beta}
+    yield facts(numbers, big=True)
+    if len(result.key) == 2 and len(result.keys) <= _MOST_DRAWN:
+        replaced = (result.index, result.key.tolist())
+        svg = hulls.plane(result.keys.tolist(), result.members, result.query.tolist(), replaced=replaced)
+        yield heading("Seen")
+        yield figure(svg, "The star stands in place of its disc. It scores as the other discs do.")
+    yield heading("Keys")
+    new_keys = result.keys.clone()
+    new_keys[result.index] = result.key
+    caption = "Scores and weights of the query, with the new key. Averaged: marked"
+    yield _score_table(new_keys, result.members, result.scores.tolist(), result.weights.tolist(), caption)
+
+
+def _head_blocks(result: HeadDesign) -> Iterable[Markup]:
+    """Yields the blocks about a head: its weights, what the tokens read, and its matrices."""
+    if result.weights is None or result.reached is None:
+        yield facts({"such a head": "none"}, big=True)
+        return
+    yield facts({"tokens": len(result.tokens), "asked": len(result.asked), "largest error": result.error}, big=True)
+    if len(result.tokens) <= _MOST_IN_MATRIX:
+        names = [str(i) for i in range(len(result.tokens))]
+        yield heading("Seen")
+        yield figure(heat(result.weights.tolist(), names), "Row i: the weights of token i.")
+    yield heading("Outputs")
+    rows: list[list[object]] = []
+    for i, reads in enumerate(result.reached.tolist()):
+        wanted = "anything"
+        if i in result.asked:
+            wanted = _format_vector(result.outputs[i].tolist())
+        rows.append([i, _format_vector(result.tokens[i].tolist()), _format_vector(reads), wanted])
+    yield table(rows, ["token", "coordinates", "reads", "wanted"], "Asked: marked", result.asked)
 
 
 def _score_table(keys: Vectors, marked: Sequence[int], scores: Numbers, weights: Numbers, caption: str) -> Markup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,6 +90,19 @@ class Replacement(DesignResult):
     weights: Float[Tensor, "T S"] | None = None
     certificate: NoKey | TooShort | None = None
 
+    @property
+    def unchanged(self) -> float:
+        """The least weight of the new key at the queries as they are, without beta; 0 where there is no such key."""
+        if self.key is None:
+            return 0.0
+        new_keys = self.keys.clone()
+        new_keys[self.index] = self.key
+        weights = (self.scale * self.queries @ new_keys.T).softmax(-1)
+        return float(weights[:, self.index].min())
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | {"unchanged": self.unchanged}
+
     def explain(self) -> str:
         """Returns the new key or the proof in words, with the numbers to check by hand."""
         kind = "key"
@@ -116,6 +130,8 @@ class Replacement(DesignResult):
                 "ln Σ exp(other scores) + ln(precision/(1−precision)) there."
             )
         lines.append(f"Margin {self.margin:.4g}; {weight_name} {weight:.6g} (wanted {self.precision:g}).")
+        if self.beta != 1:
+            lines.append(f"At the query as it is, the weight is {self.unchanged:.6g}.")
         return "\n".join(lines)
 
 

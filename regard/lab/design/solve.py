@@ -117,7 +117,10 @@ class Design(DesignResult):
 
 @dataclass(frozen=True, eq=False)
 class Identity(DesignResult):
-    """One design a key, and where all exist the matrix q [S,K] with softmax(scale · q·keysᵀ) = weights ≈ I."""
+    """One design a key, and where all exist the matrix q [S,K] with softmax(scale · q·keysᵀ) = weights ≈ I.
+
+    output = weights · values, where values are given.
+    """
 
     keys: Vectors
     precision: float
@@ -126,6 +129,7 @@ class Identity(DesignResult):
     feasible: bool
     q: Vectors | None = None
     weights: Float[Tensor, "S S"] | None = None
+    output: Float[Tensor, "S V"] | None = None
 
     @property
     def refused(self) -> tuple[Design, ...]:
@@ -238,15 +242,23 @@ def average(
     return _verified_design(keys, chosen, precision, scale, values, direction, float(gaps.min()), beta)
 
 
-def identity(keys: Vectors, precision: float = 0.99, scale: float = 1.0) -> Identity:
+def identity(
+    keys: Vectors,
+    precision: float = 0.99,
+    scale: float = 1.0,
+    values: Float[Tensor, "S V"] | None = None,
+) -> Identity:
     """Returns queries of which each selects its own key, or the keys for which there is none, with certificates."""
     keys = check_vectors(keys)
-    designs = tuple(select(keys, i, precision, scale) for i in range(len(keys)))
+    designs = tuple(select(keys, i, precision, scale, values) for i in range(len(keys)))
     if not all(d.feasible for d in designs):
         return Identity(keys, precision, scale, designs, False)
     q = torch.stack([d.q for d in designs if d.q is not None])
     weights = torch.stack([d.weights for d in designs if d.weights is not None])
-    return Identity(keys, precision, scale, designs, True, q, weights)
+    output = None
+    if values is not None:
+        output = torch.stack([d.output for d in designs if d.output is not None])
+    return Identity(keys, precision, scale, designs, True, q, weights, output)
 
 
 def fit(keys: Vectors, wanted: Sequence[float] | Float[Tensor, "S"], scale: float = 1.0) -> Fit:
