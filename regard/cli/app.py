@@ -17,6 +17,8 @@ from regard.cli import (
     data,
     design,
     doctor,
+    eject,
+    evaluate,
     export,
     generate,
     heads,
@@ -48,8 +50,9 @@ app = typer.Typer(
 )
 app.command("run")(train.run)
 app.command("train")(train.train)
-app.command("evaluate")(train.evaluate)
-app.command("predict")(train.predict)
+app.command("evaluate")(evaluate.evaluate)
+app.command("eject")(eject.eject)
+app.command("predict")(evaluate.predict)
 app.command("generate")(generate.generate)
 app.command("summarize")(summarize.summarize)
 app.command("sweep", cls=sweep.PairListCommand)(sweep.sweep)

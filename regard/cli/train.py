@@ -1,4 +1,4 @@
-"""`regard run`, `train`, `evaluate`, `predict`, `runs` and `report`."""
+"""`regard run`, `train`, `runs` and `report`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ import typer
 
 from regard.cli.progress import experiment_progress, training_progress
 from regard.cli.show import console, is_given, print_json, print_outcome, table
-from regard.data.questions import MARK, Question, read_questions, write_predictions
-from regard.data.sentences import read_sentences
-from regard.devices import resolve_device
 from regard.errors import OptionError, RegardError, RunError
-from regard.hub import is_hub_folder
-from regard.hub.classifier import Classifier
 from regard.lab import experiment
 from regard.lab.base import EXPERIMENTS, RunOptions, find_experiment
-from regard.lab.knowledge.answers import answer, score
 from regard.lab.runs.summary import summarize_run
-from regard.models import Decoder, load
-from regard.models.locate import model_folder
 from regard.reading import check_path
 from regard.reporting import write_report
 from regard.train import Interrupted, stage
@@ -30,7 +22,6 @@ from regard.train.distributed import Process
 from regard.train.recipe import load as load_recipe
 from regard.train.recipe import recipe_names
 from regard.train.run import Run, find_runs, timestamped_path
-from regard.train.tasks.sentiment import positive_probabilities
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
@@ -39,7 +30,6 @@ Variant = Annotated[str | None, typer.Option(help="A variant of the recipe, e.g.
 Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")]
 Seed = Annotated[int | None, typer.Option(help="Short for train.seed=N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Model = Annotated[str, typer.Argument(metavar="RUN", help="A run, experiment or model folder.")]
 
 
 def run(
@@ -119,51 +109,6 @@ def train(
     console().print(f"{row['status']}: {row['measured'] or 'trained'}\nRun: {done.path.resolve()}", soft_wrap=True)
 
 
-def evaluate(
-    model: Model,
-    data: Annotated[Path, typer.Option(help="Question, tab, answer; of a classifier: sentence, tab, 0 or 1.")],
-    predictions: Annotated[Path | None, typer.Option(help="Write the answers here, one a line.")] = None,
-    device: Device = None,
-    json: Json = False,
-) -> None:
-    """Ask a model questions, or for the labels of sentences, and count its right answers."""
-    classifier = _load_classifier(model, device)
-    if classifier is None:
-        questions = read_questions(data, answers=True)
-        answers = [found.text for found in answer(_load_answerer(model, device), questions)]
-    else:
-        questions = [Question(sentence.text, str(sentence.label)) for sentence in read_sentences(data)]
-        probabilities = positive_probabilities(classifier, [question.text for question in questions])
-        answers = [str(int(p > 0.5)) for p in probabilities]
-    if predictions is not None:
-        write_predictions(predictions, answers)
-    result = score(answers, questions)
-    assert result is not None
-    if json:
-        print_json(result)
-    else:
-        interval = f"95% interval {result['low']:.1%} to {result['high']:.1%}"
-        console().print(f"{result['right']} of {result['n']} right: {result['accuracy']:.1%} ({interval})")
-
-
-def predict(
-    model: Model,
-    input: Annotated[Path, typer.Option(help="Questions or sentences, one a line; answers are not looked at.")],
-    out: Annotated[Path, typer.Option(help="Write the answers here, one a line, in the order of the questions.")],
-    device: Device = None,
-) -> None:
-    """Write a model's answers to questions, or the labels of sentences and how likely each is positive."""
-    classifier = _load_classifier(model, device)
-    questions = read_questions(input, answers=False)
-    if classifier is None:
-        answers = [found.text for found in answer(_load_answerer(model, device), questions)]
-    else:
-        probabilities = positive_probabilities(classifier, [question.text for question in questions])
-        answers = [f"{int(p > 0.5)}\t{p:.4f}" for p in probabilities]
-    write_predictions(out, answers)
-    console().print(f"{len(questions)} answers in {out}", soft_wrap=True)
-
-
 def runs(
     folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
     json: Json = False,
@@ -217,24 +162,6 @@ def _print_list(what: str, about: dict[str, str], then: str, json: bool) -> None
         made.add_row(name, text)
     console().print(made)
     console().print(f"\n`{then}` starts one; `{then.rsplit(' ', 1)[0]} --help` has the options.", style="dim")
-
-
-def _load_answerer(model: str, device: str | None) -> Decoder[Any]:
-    """Returns a model that was trained to answer questions."""
-    loaded = load(model, resolve_device(device or "cpu"))
-    if not isinstance(loaded, Decoder):
-        raise OptionError(f"{model} is a {type(loaded).__name__}, which writes no answers; expected a GPT")
-    if loaded.tokenizer is None or loaded.tokenizer.id(MARK) is None:
-        raise OptionError(f"{model} never learned to answer; expected what `regard run knowledge` trains")
-    return loaded
-
-
-def _load_classifier(model: str, device: str | None) -> Classifier | None:
-    """Returns the model where it judges sentences, None where it answers questions."""
-    folder = model_folder(model)
-    if not is_hub_folder(folder):
-        return None
-    return Classifier(name=str(folder)).to(resolve_device(device or "cpu")).eval()
 
 
 def _check_resumed_alone(*others: Any) -> None:

@@ -217,13 +217,15 @@ class Rotary(TabulatedPositions):
         self.low = low
         self.high = high
 
-    def compute_table(self, length: int) -> Float[Tensor, "length 2K"]:
+    def frequencies(self) -> Float[Tensor, " K2"]:
+        """Returns the angle by which each pair turns from one position to the next, in float64."""
         omega = frequencies(self.width, self.base)
         if self.original is None:
-            omega = omega / self.factor
-        else:
-            omega = llama3_frequencies(omega, self.factor, self.low, self.high, self.original)
-        angles = torch.arange(length, dtype=torch.float64)[:, None] * omega.repeat(2)
+            return omega / self.factor
+        return llama3_frequencies(omega, self.factor, self.low, self.high, self.original)
+
+    def compute_table(self, length: int) -> Float[Tensor, "length 2K"]:
+        angles = torch.arange(length, dtype=torch.float64)[:, None] * self.frequencies().repeat(2)
         return torch.cat([angles.cos(), angles.sin()], -1)
 
     def rotation(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Rotation:

@@ -131,6 +131,8 @@ def test_an_experiment_stops_and_goes_on_as_an_experiment(regard_, monkeypatch):
     assert code == 0 and len(Path("answers.txt").read_text().splitlines()) == len(
         Path("k/data/test_inputs.tsv").read_text().splitlines()
     )
+    code, out, err = regard_("evaluate", "k", "--data", "k/data/test_inputs.tsv")
+    assert code == 0 and "no answers to compare with" in err and out == Path("answers.txt").read_text()
     assert Path("k/predictions/with-pretraining.dev.txt").read_text() == Path("said.txt").read_text()
     assert regard_("generate", "k", "Where was A born?⁇", "--max", 3)[0] == 0
     Path("k/report.html").unlink()

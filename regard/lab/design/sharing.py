@@ -180,7 +180,8 @@ def _key_of_score(
     along = q / length
     beside = keys[i] - (keys[i] @ along) * along
     if not unit:
-        return beside + score / length * along
+        nearest: Tensor = beside + score / length * along
+        return nearest
     share = score / length
     if abs(share) > 1 + TOLERANCE:
         return OutOfReach(score, length)
@@ -193,9 +194,11 @@ def _key_of_score(
     rest = math.sqrt(max(0.0, 1 - share**2))
     if len(q) == 1 and rest > TOLERANCE:
         raise DesignError(f"keys of one number: the only unit keys score ±{length:.6g}, and {score:.6g} is needed")
-    return share * along + rest * _unit_direction(beside)
+    key: Tensor = share * along + rest * _unit_direction(beside)
+    return key
 
 
 def _unit_direction(x: Tensor) -> Tensor:
     """Returns x/‖x‖ [K]; of zeros, zeros."""
-    return x / x.norm().clamp(min=torch.finfo(x.dtype).tiny)
+    direction: Tensor = x / x.norm().clamp(min=torch.finfo(x.dtype).tiny)
+    return direction

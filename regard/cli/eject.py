@@ -1,0 +1,27 @@
+"""`regard eject`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.show import console
+from regard.hub.opening import load_regard_model
+from regard.models.eject import eject as write
+
+
+def eject(
+    model: Annotated[str, typer.Argument(help="A run, a model folder, or a Hugging Face folder or name.")],
+    out: Annotated[Path, typer.Option(help="The new folder to write model.py, its weights and tokenizer into.")],
+    download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
+) -> None:
+    """Write a model as one readable file of plain PyTorch, which needs nothing of regard.
+
+    The file loads the weights beside it and computes what regard computes, with any of regard's mechanisms.
+    """
+    loaded = load_regard_model(model, "cpu", download=download)
+    path = write(loaded, out, Path(model).name or model)
+    lines = len(path.read_text("utf-8").splitlines())
+    console().print(f'{path}: {lines} lines, without regard. Try: python {path} "Once upon a time"', soft_wrap=True)

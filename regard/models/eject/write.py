@@ -1,0 +1,286 @@
+"""Writes the file of a model from the parts in plain.py and layers.py: those that it needs, and how it is built."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from regard.errors import OptionError
+from regard.mechanisms import Mechanism
+from regard.mechanisms.argmax import Argmax
+from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
+from regard.mechanisms.random_features import Fourier, Performer
+from regard.mechanisms.similarity import Gaussian
+from regard.mechanisms.softmax import Softmax
+from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
+from regard.models.base import Model
+from regard.models.eject import layers, plain
+from regard.models.gpt import GPT
+from regard.models.stack import Stack
+from regard.nn import Attention, Block
+from regard.nn.block import Gated
+from regard.nn.positions import Alibi, Learned, Positions, Rotary, Sinusoidal
+from regard.storage import staged_folder
+from regard.version import __version__
+
+MODEL = "model.py"
+WEIGHTS = "model.safetensors"
+_ACTIVATIONS = {"gelu": "F.gelu", "gelu_tanh": 'lambda x: F.gelu(x, approximate="tanh")', "relu": "torch.relu"}
+_MERGES = {"concatenate": None, "shuffle": None, "reweight": "reweight", "reweight-sequence": "reweight_sequence"}
+_MERGES["shift"] = "lambda heads: heads.roll(1, 1)"
+
+
+def eject(model: Model[Any], folder: str | Path, name: str = "a model") -> Path:
+    """Writes model.py, its weights and its tokenizer into a new folder, and returns the path of model.py.
+
+    The file needs torch and safetensors, and nothing of regard.
+    """
+    folder = Path(folder)
+    source = write_source(model, name)
+    with staged_folder(folder) as staged:
+        (staged / MODEL).write_text(source, encoding="utf-8")
+        weights = {key: x.detach().cpu().contiguous() for key, x in model.state_dict().items()}
+        save_file(weights, staged / WEIGHTS)
+        if model.tokenizer is not None:
+            model.tokenizer.save(staged / "tokenizer.json")
+    return folder / MODEL
+
+
+def write_source(model: Model[Any], name: str = "a model") -> str:
+    """Returns the source of the file."""
+    if not isinstance(model, GPT):
+        raise OptionError(
+            f"{name} is a {type(model).__name__}; expected a GPT. A model with an encoder is exported to transformers "
+            "instead: regard export"
+        )
+    stack = model.stack
+    mechanisms = [_build_mechanism(block.attention.mechanism, block.attention) for block in stack.layers]
+    positions = _build_positions(stack)
+    merge = _merge(stack)
+    parts = _needed_parts(stack, mechanisms, positions, merge)
+    tokenizer = None
+    if model.tokenizer is not None:
+        tokenizer = type(model.tokenizer).__name__
+    pieces = [
+        _head(model, name, stack),
+        *(inspect.getsource(part).rstrip() for part in parts),
+        _write_build(model, stack, mechanisms, positions, merge),
+        _write_text(tokenizer, stack.limit),
+    ]
+    return "\n\n\n".join(pieces) + "\n"
+
+
+def _head(model: GPT, name: str, stack: Stack) -> str:
+    """Returns the docstring and the imports of the file."""
+    config = model.config
+    parameters = sum(x.numel() for x in model.parameters())
+    names = ", ".join(dict.fromkeys(config.per_layer))
+    imports = ["import json", "import sys", "from collections.abc import Callable", "from pathlib import Path"]
+    imports += ["from typing import Any", "", "import torch", "from safetensors.torch import load_file"]
+    sizes = f"{config.layers} layers, {config.width} wide, {parameters:,} parameters"
+    return f'''"""{name}: a GPT with {names} attention, {sizes}.
+
+Plain PyTorch, written by regard {__version__} (`regard eject`); it needs torch and safetensors. The weights are in
+{WEIGHTS} beside this file. To let it write:   python {MODEL} "Once upon a time"
+"""
+
+from __future__ import annotations
+
+import math
+''' + "\n".join([*imports, "from torch import Tensor, nn", "from torch.nn import functional as F"])
+
+
+def _build_mechanism(mechanism: Mechanism, attention: Attention) -> str:
+    """Returns the expression that builds the plain twin of a mechanism."""
+    size = attention.size
+    cls = type(mechanism)
+    if isinstance(mechanism, Softmax) and cls is Softmax:
+        return "Softmax()" if mechanism.scale is None else f"Softmax({mechanism.scale!r})"
+    if isinstance(mechanism, Argmax):
+        return f"Argmax(straight_through={mechanism.learns})"
+    if isinstance(mechanism, Gaussian):
+        return f"Gaussian({mechanism.sigma!r})"
+    if cls is Elu:
+        return "Elu()"
+    if isinstance(mechanism, Quadratic | Polynomial):
+        return f"Polynomial(degree={mechanism.degree}, offset={mechanism.offset!r})"
+    if isinstance(mechanism, AnyFeatures) and mechanism.phi is nn.functional.softplus:
+        return "Softplus()"
+    if isinstance(mechanism, Performer | Fourier):
+        return f"{cls.__name__}(features={mechanism.count}, width={size.K})"
+    if isinstance(mechanism, Synthesizer):
+        return f"Synthesizer({mechanism.heads}, {mechanism.width}, {mechanism.length})"
+    if isinstance(mechanism, RandomSynthesizer):
+        return f"RandomSynthesizer({mechanism.heads}, {mechanism.length}, {mechanism.rank})"
+    raise OptionError(
+        f"the mechanism '{mechanism.name}' has no plain twin that regard could write: it is your own, or has a "
+        "function of yours; take its class into the file by hand"
+    )
+
+
+def _build_positions(stack: Stack) -> str:
+    """Returns the expression that builds the plain twin of the positions."""
+    positions = stack.positions
+    if isinstance(positions, Learned):
+        return f"Learned({positions.table.num_embeddings}, {stack.config.width})"
+    if isinstance(positions, Sinusoidal):
+        return f"Sinusoidal({positions.width})"
+    if isinstance(positions, Rotary):
+        return f"Rotary({positions.frequencies().tolist()!r})"
+    if isinstance(positions, Alibi) or type(positions) is Positions:
+        return "NoPositions()"
+    raise OptionError(f"positions '{stack.config.position}' have no plain twin that regard could write")
+
+
+def _merge(stack: Stack) -> str | None:
+    """Returns the expression of how heads are merged; None where they stand side by side."""
+    name = stack.config.attention.merge
+    if name not in _MERGES:
+        raise OptionError(f"the merge '{name}' has no plain twin that regard could write")
+    if name == "reweight-sequence" and not stack.config.attention.merge_options.get("at_inference", True):
+        return None
+    return _MERGES[name]
+
+
+def _needed_parts(stack: Stack, mechanisms: list[str], positions: str, merge: str | None) -> list[Any]:
+    """Returns the parts that the file needs, in the order in which they are read best."""
+    used = {expression.split("(")[0] for expression in mechanisms}
+    by_scores = used & {"Softmax", "Argmax", "Gaussian", "Synthesizer", "RandomSynthesizer"}
+    wanted = {"visible_keys", positions.split("(")[0], "Attention", "Block", "Stack", "GPT"} | used
+    if by_scores:
+        wanted |= {"mix", "attention_softmax"}
+    if used & {"Softmax", "Argmax", "Gaussian"}:
+        wanted.add("compare")
+    if used - by_scores:
+        wanted.add("Linear")
+    wanted.add("rotate")
+    if isinstance(stack.positions, Alibi):
+        wanted.add("alibi_slopes")
+    if merge is not None:
+        wanted.add(merge)
+    wanted.add("SwiGLU" if isinstance(stack.layers[0].mlp, Gated) else "MLP")
+    return [part for module in (plain, layers) for name, part in _parts(module) if name in wanted]
+
+
+def _parts(module: Any) -> Iterable[tuple[str, Any]]:
+    """Yields the classes and functions that a module defines, in its order."""
+    for name, part in vars(module).items():
+        if getattr(part, "__module__", None) == module.__name__:
+            yield name, part
+
+
+def _norm(stack: Stack, width: int, eps: float) -> str:
+    """Returns the expression that builds a norm of this width."""
+    block = stack.config.block
+    if block.norm == "rms":
+        return f"nn.RMSNorm({width}, {eps!r})"
+    if block.norm == "layer":
+        return f"nn.LayerNorm({width}, {eps!r}, bias={block.bias})"
+    raise OptionError(f"the norm '{block.norm}' has no plain twin that regard could write")
+
+
+def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str, merge: str | None) -> str:
+    """Returns the function that builds the model and loads its weights."""
+    config = model.config
+    first: Block = stack.layers[0]
+    attention = first.attention
+    size = attention.size
+    sizes = {"q": (size.H, size.K), "k": (size.G, size.K), "v": (size.G, size.V)}
+    widths = [sizes[letter] for letter in attention.needs]
+    same = len(set(mechanisms)) == 1 and len({b.attention.needs for b in stack.layers}) == 1
+    if len({b.attention.needs for b in stack.layers}) > 1:
+        raise OptionError("layers whose mechanisms need different projections are not written yet")
+    mechanism = mechanisms[0] if same else "mechanism"
+    qk_norms = "[]"
+    if attention.query_norm is not None:
+        eps = float(getattr(attention.query_norm, "eps", None) or config.block.eps)
+        qk_norms = f"[{_norm(stack, size.K, eps)} for _ in range(2)]"
+    window = config.attention.window
+    if window is not None and stack.limit is not None and window >= stack.limit:
+        window = None  # it hides nothing that the model can read
+    slopes = "None"
+    if isinstance(stack.positions, Alibi):
+        slopes = f"alibi_slopes({size.H})"
+    lines = ["def build(folder: Path) -> GPT:", '    """Returns the model with the weights of a folder."""']
+    lines.append("    blocks = []")
+    loop = f"    for mechanism in [{', '.join(mechanisms)}]:"
+    if same:
+        loop = f"    for _ in range({config.layers}):"
+    lines.append(loop)
+    arguments = [str(config.width), repr(widths), mechanism, qk_norms]
+    bias, out_bias = attention.project.bias is not None, attention.out.bias is not None
+    lines.append("        attention = Attention(")
+    lines.append(f"            {', '.join(arguments)},")
+    lines.append(f"            bias={bias}, out_bias={out_bias}, merge={merge}, heads={size.H},")
+    lines.append("        )")
+    lines.append(f"        mlp = {_write_mlp(first, config.width, config.block.mlp)}")
+    lines.append(f"        norms = [{_norm(stack, config.width, config.block.eps)} for _ in range(2)]")
+    lines.append(f"        blocks.append(Block(attention, mlp, norms, before={config.block.before}))")
+    norms = []
+    for norm in (stack.embedding_norm, stack.final_norm):
+        norms.append("None" if norm is None else _norm(stack, config.width, config.block.eps))
+    lines.append(f'    rules = {{"window": {window}, "slopes": {slopes}}}')
+    lines.append(f"    stack = Stack(blocks, {positions}, rules, {norms[0]}, {norms[1]})")
+    lines.append(f"    model = GPT({config.vocabulary}, {config.width}, stack, tied={config.tied})")
+    lines.append(f'    model.load_state_dict(load_file(folder / "{WEIGHTS}"))')
+    lines.append("    return model.eval()")
+    return "\n".join(lines)
+
+
+def _write_mlp(block: Block, width: int, name: str) -> str:
+    """Returns the expression that builds the MLP of a block."""
+    mlp: Any = block.mlp
+    hidden = mlp.out.in_features
+    bias = mlp.into.bias is not None
+    if isinstance(mlp, Gated):
+        return f"SwiGLU({width}, {hidden}, bias={bias})"
+    if name not in _ACTIVATIONS:
+        raise OptionError(f"the MLP '{name}' has no plain twin that regard could write")
+    return f"MLP({width}, {hidden}, {_ACTIVATIONS[name]}, bias={bias})"
+
+
+def _write_text(tokenizer: str | None, limit: int | None) -> str:
+    """Returns the end of the file: how text becomes tokens, and what the file does when it is run."""
+    if tokenizer == "Characters":
+        read = [
+            '    known = json.loads((here / "tokenizer.json").read_text("utf-8"))',
+            '    tokens = [*known["special"], *known["characters"]]',
+            "    ids = [tokens.index(c) for c in text]",
+            '    write = lambda row: "".join(tokens[i] for i in row)',
+        ]
+    elif tokenizer == "Bytes":
+        read = [
+            "    ids = list(text.encode())",
+            '    write = lambda row: bytes(i for i in row if i < 256).decode(errors="replace")',
+        ]
+    elif tokenizer is None:
+        read = ["    ids = [int(word) for word in text.split()]  # it was saved without a tokenizer", "    write = str"]
+    else:
+        read = [
+            "    from tokenizers import Tokenizer",
+            "",
+            '    tokenizer = Tokenizer.from_file(str(here / "tokenizer.json"))',
+            "    ids = tokenizer.encode(text).ids",
+            "    write = tokenizer.decode",
+        ]
+    return "\n".join(
+        [
+            "def main() -> None:",
+            '    """Continues the text that the command line gives by 200 tokens."""',
+            "    here = Path(__file__).parent",
+            "    model = build(here)",
+            '    text = sys.argv[1] if len(sys.argv) > 1 else "\\n"',
+            *read,
+            f"    out = model.generate(torch.tensor([ids]), 200, {limit}, temperature=0.8)",
+            "    print(write(out[0].tolist()))",
+            "",
+            "",
+            'if __name__ == "__main__":',
+            "    main()",
+        ]
+    )

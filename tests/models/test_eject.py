@@ -1,0 +1,142 @@
+"""An ejected model: one file without regard, equal to the bit on the plain path."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import regard
+from regard.data.tokenizers import BPE, Bytes, Characters
+from regard.errors import OptionError
+from regard.kernels import plain
+from regard.mechanisms import mechanisms
+from regard.models import GPT, Seq2Seq
+from regard.models.eject import eject, write_source
+
+SMALL = {"vocabulary": 31, "width": 24, "layers": 2, "length": 200, "attention": {"heads": 4}}
+PLAIN = sorted(set(mechanisms()) - {"similarity"})
+OPTIONS = {"performer": {"features": 16}, "fourier": {"features": 16}, "polynomial": {"degree": 3, "offset": 1.0}}
+
+
+def small(**changes):
+    torch.manual_seed(0)
+    attention = {"heads": 4} | changes.pop("attention", {})
+    made = GPT(**(SMALL | {"attention": attention} | changes))
+    for p in made.parameters():
+        p.data = torch.randn_like(p) * 0.2
+    return plain(made.eval())
+
+
+def imported(path):
+    spec = importlib.util.spec_from_file_location("ejected", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_equal(model, folder, T=150):
+    path = eject(model, folder)
+    twin = imported(path).build(folder)
+    tokens = torch.randint(0, 31, (2, T), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(model(tokens), twin(tokens))
+    return path
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_mechanism_is_equal_to_the_bit(name, tmp_path):
+    path = check_equal(small(mechanism=name, options=OPTIONS.get(name, {})), tmp_path / "plain")
+    source = path.read_text()
+    assert len(source.splitlines()) <= 300
+    names = {node.names[0].name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import)}
+    names |= {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+    assert not any(str(name).startswith("regard") for name in names)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "rotary", "position_options": {"factor": 2.0}},
+        {"position": "rotary", "position_options": {"factor": 4.0, "original": 64}},
+        {"position": "sinusoidal"},
+        {"position": "alibi"},
+        {"position": "none", "mechanism": "elu"},
+        {"mechanism": "argmax", "position": "alibi", "options": {"gradient": "straight_through"}},
+        {"attention": {"groups": 2}},
+        {"attention": {"groups": 1, "key_width": 10, "value_width": 8, "qk_norm": True}},
+        {"attention": {"window": 9}},
+        {"attention": {"window": 500}, "position": "rotary"},
+        {"attention": {"merge": "shift"}},
+        {"attention": {"merge": "reweight"}},
+        {"attention": {"merge": "reweight-sequence"}},
+        {"block": {"norm": "rms", "mlp": "swiglu", "bias": False}},
+        {"block": {"before": False, "mlp": "relu", "embedding_norm": True}},
+        {"tied": False, "block": {"mlp": "gelu"}},
+        {"mechanism": ("softmax", "elu")},
+        {"mechanism": "synthesizer-random", "options": {"rank": 3}},
+    ],
+    ids=str,
+)
+def test_every_part_of_a_model_is_equal_to_the_bit(changes, tmp_path):
+    check_equal(small(**changes), tmp_path / "plain")
+
+
+def test_a_window_of_linear_attention_is_equal_but_for_rounding(tmp_path):
+    model = small(attention={"window": 9}, position="rotary", mechanism="elu")
+    twin = imported(eject(model, tmp_path / "plain")).build(tmp_path / "plain")
+    tokens = torch.randint(0, 31, (2, 150), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(twin(tokens), model(tokens))
+
+
+def test_gradients_are_those_of_the_model(tmp_path):
+    model = small(mechanism="performer", options=OPTIONS["performer"])
+    twin = imported(eject(model, tmp_path / "plain")).build(tmp_path / "plain")
+    tokens = torch.randint(0, 31, (2, 40), generator=torch.Generator().manual_seed(1))
+    for made in (model, twin):
+        made(tokens).square().mean().backward()
+    grads = dict(twin.named_parameters())
+    assert grads.keys() == dict(model.named_parameters()).keys()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(grads[name].grad, p.grad)
+
+
+@pytest.mark.parametrize("tokenizer", [Characters(sorted("abc de"), ()), Bytes(), "bpe", None], ids=str)
+def test_the_file_writes_text_where_regard_is_not(tokenizer, tmp_path):
+    if tokenizer == "bpe":
+        pytest.importorskip("tokenizers")
+        tokenizer = BPE.train(["abc de abc"], 260)
+    vocabulary = 8 if tokenizer is None else tokenizer.size
+    model = small(vocabulary=vocabulary, length=16)
+    model.tokenizer = tokenizer
+    path = eject(model, tmp_path / "plain", "letters")
+    # A meta path finder that refuses regard stands for a machine without it.
+    code = (
+        "import sys, runpy\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        assert name.partition('.')[0] != 'regard', name\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        f"sys.argv = ['model.py', {'1 2 3' if tokenizer is None else 'abc'!r}]\n"
+        f"runpy.run_path({str(path)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[1, 2, 3" if tokenizer is None else "abc")
+
+
+def test_what_has_no_plain_twin_is_refused(tmp_path):
+    own = small(mechanism="similarity")
+    with pytest.raises(OptionError, match="'similarity' has no plain twin"):
+        write_source(own)
+    pair = Seq2Seq(
+        vocabulary=20,
+        encoder={"width": 16, "layers": 1, "attention": {"heads": 2}},
+        decoder={"width": 16, "layers": 1, "attention": {"heads": 2}},
+    )
+    with pytest.raises(OptionError, match="regard export"):
+        write_source(pair)
+    assert regard.GPT is GPT
