@@ -35,7 +35,7 @@ def faces(mechanism):
     masks = [Mask(), Mask(causal=True), Mask(visible=visible), Mask(causal=True, visible=visible)]
     masks += [Mask(causal=True, window=3), Mask(causal=True, visible=visible, window=3, documents=documents)]
     masks += [Mask(causal=True, documents=documents)]
-    if not isinstance(mechanism, Linear):
+    if not isinstance(mechanism, Linear) and mechanism.name != "similarity":
         masks += [Mask(causal=True, visible=visible, bias=torch.randn(H, T, T), slopes=torch.rand(H), softcap=3.0)]
     size = Size.of(q, k, v)
     for use in ("auto", "plain"):
@@ -106,10 +106,13 @@ SUBJECTS = [
     ("argmax", {}),
     ("argmax", {"gradient": "straight_through"}),
     ("elu", {}),
+    ("polynomial", {"degree": 3, "offset": 1.0}),
     ("quadratic", {}),
     ("linear", {}),
     ("performer", {}),
     ("fourier", {}),
+    ("gaussian", {}),
+    ("similarity", {}),
     ("synthesizer", {}),
     ("synthesizer-random", {}),
     ("synthesizer-random", {"rank": 2}),

@@ -52,7 +52,7 @@ class Polynomial(Linear):
     letters: ClassVar[dict[str, str]] = {"feature_count": "F"}
     accumulate = torch.float64  # a power of q·k + c near zero is a small difference of large products
 
-    def __init__(self, degree: int = 2, offset: float = 0.0, strict: bool = False) -> None:
+    def __init__(self, degree: int = 2, offset: float = 1.0, strict: bool = False) -> None:
         super().__init__(strict)
         if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
             raise OptionError(f"{self.name}: degree = {degree!r}, expected a whole number of at least 1")

@@ -34,10 +34,21 @@ class Gaussian(Pairwise):
             raise OptionError(f"gaussian: sigma = {sigma}, expected a number above 0, or None for K^¼")
         self.sigma = sigma
 
+    def variance(self, K: int) -> float:
+        """Returns σ² for keys of width K: √K where it is not given, so that q·k/σ² is softmax's q·k/√K."""
+        if self.sigma is None:
+            return math.sqrt(K)
+        return self.sigma**2
+
+    def as_softmax(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+        """Returns queries [q/σ², 1] and keys [k, −‖k‖²/2σ²], whose softmax attention at scale 1 this is."""
+        variance = self.variance(q.shape[-1])
+        lengths = upcast_half(k).square().sum(-1, keepdim=True)
+        queries = torch.cat([upcast_half(q) / variance, torch.ones_like(upcast_half(q)[..., :1])], -1)
+        return queries, torch.cat([upcast_half(k), -lengths / (2 * variance)], -1)
+
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
-        variance = math.sqrt(q.shape[-1])  # σ = K^¼: the scores q·k/σ² are then softmax's q·k/√K
-        if self.sigma is not None:
-            variance = self.sigma**2
+        variance = self.variance(q.shape[-1])
         lengths = upcast_half(mask.zero_hidden(k)).square().sum(-1)  # [B,G,S]
         lengths = lengths.repeat_interleave(q.shape[1] // k.shape[1], 1)
         return mask.softmax(scores(q / variance, k, mask) - lengths[:, :, None] / (2 * variance))

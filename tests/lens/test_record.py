@@ -50,7 +50,7 @@ def test_every_mechanism_gives_the_weights_it_has(name, cls):
 
 
 @pytest.mark.parametrize("options", [{}, {"rank": 2}])
-@pytest.mark.parametrize("name", ["softmax", "synthesizer", "synthesizer-random"])
+@pytest.mark.parametrize("name", ["softmax", "gaussian", "synthesizer", "synthesizer-random"])
 def test_slopes_are_in_the_weights_of_every_mechanism_that_takes_them(name, options):
     if name != "synthesizer-random":
         options = {}
@@ -71,7 +71,7 @@ def test_steps_of_generating_make_one_matrix(name):
     assert (text.prompt, text.steps) == (7, [7, 1, 1, 1, 1, 1, 1])
     for layer, maps in enumerate(attention_maps(model, torch.tensor([text.ids]))):
         for head in range(3):
-            limit = {"fourier": 1e-2, "synthesizer-random": 3e-4}.get(name, 1e-5)
+            limit = {"fourier": 1e-2, "synthesizer-random": 3e-4, "similarity": 3e-4}.get(name, 1e-5)
             close(trace.weights(layer, head), maps[0, head], limit)
     assert "extend" not in vars(model.stack.layers[0].attention.mechanism)
 

@@ -22,8 +22,6 @@ def build(name, length=16, **options):
     torch.manual_seed(0)
     if name in RANDOM:
         options.setdefault("features", 16)
-    if name == "polynomial":  # (q·k)² of a single key may be nearly 0, and its gradient all rounding
-        options.setdefault("offset", 1.0)
     return fitted(name, Size(T=length, S=length, H=4, G=2, K=8, V=5), **options)
 
 

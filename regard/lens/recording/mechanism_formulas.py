@@ -2,7 +2,7 @@
 
 For softmax and kernel attention q, k and a formula are stored; for one-hot attention the index of the attended key.
 `Synthesizer`, and `RandomSynthesizer` with a rank, are stored as softmax attention: the q and k that are stored are
-those whose softmax gives the synthesizer's weights. The weights themselves are computed and stored (formula `Dense`)
+those whose softmax gives the synthesizer's weights; `gaussian` likewise. The weights themselves are computed and stored (formula `Dense`)
 for any other mechanism, and for masks with documents, a bias or a relative position bias; for synthesizers also if the
 mask has slopes or a softcap.
 """
@@ -26,6 +26,7 @@ from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.features import Elu, Quadratic
 from regard.mechanisms.linear import Linear
 from regard.mechanisms.random_features import Fourier, Performer, RandomFeatures
+from regard.mechanisms.similarity import Gaussian
 from regard.mechanisms.softmax import Softmax
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
 from regard.shapes import Mask, Rows
@@ -70,6 +71,12 @@ def derive_formula(attended: RecordedAttention, mechanism: Mechanism, inputs: La
         if mask.slopes is not None:
             attended.slopes = mask.slopes.detach().float().cpu()
         return SoftmaxFormula(mechanism.score_scale(q.shape[-1]), mask.softcap)
+    if isinstance(mechanism, Gaussian) and cls is Gaussian:
+        assert q is not None and k is not None
+        if mask.slopes is not None:
+            attended.slopes = mask.slopes.detach().float().cpu()
+        attended.q, attended.k = map(first_example, mechanism.as_softmax(q, k))
+        return SoftmaxFormula(1.0, mask.softcap)
     if isinstance(mechanism, Synthesizer | RandomSynthesizer) and mask.adjusts_scores:
         return _dense(attended, mechanism, inputs)
     if isinstance(mechanism, Synthesizer) and cls is Synthesizer:
