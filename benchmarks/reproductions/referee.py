@@ -1,14 +1,16 @@
 """Puts public implementations of attention to regard's laws, and shows what broke without regard.
 
 `python benchmarks/reproductions/referee.py run` asks the laws and writes benchmarks/results/referee-DATE.json;
-`… docs` writes the tables and programs of docs/referee.md from the newest of these files. Peers that are not installed
-are left out, and named.
+`… run --device cuda` asks those that need a GPU (see referee_gpu.py) and writes referee-cuda-DATE.json; `… docs`
+writes the tables and programs of docs/referee.md from the newest of these files. Peers that are not installed are left
+out, and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from referee_gpu import GPU_BROKEN, GPU_FUNCTIONS, use_first_configurations
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -273,6 +276,8 @@ print(attention(x, x, x, key_padding_mask=torch.ones(1, 3, dtype=torch.bool))[0]
 def run(arguments: argparse.Namespace) -> None:
     """Asks the laws of everything that is installed, runs the programs, and writes a file of results."""
     warnings.simplefilter("ignore")
+    if arguments.device == "cuda":
+        return run_on_gpu(arguments.seconds)
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -324,6 +329,65 @@ def _ask(package: str, name: str, kind: str, check: Callable[[], Verdicts]) -> d
     return {"package": package, "name": name, "kind": kind, "seconds": time.perf_counter() - start, "laws": laws}
 
 
+def run_on_gpu(seconds: float) -> None:
+    """Asks the laws of what needs a GPU, one process an implementation, and writes a file of results."""
+    until = time.monotonic() + seconds
+    commands: dict[str, list[str]] = {}
+    for name in GPU_FUNCTIONS:
+        commands[name] = [sys.executable, "-W", "ignore", __file__, "one", name]
+    for name, entry in GPU_BROKEN.items():
+        commands[name] = [sys.executable, "-W", "ignore", "-c", entry[3]]
+    started = {
+        name: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name, command in commands.items()
+    }
+    said: dict[str, str] = {}
+    missing: list[str] = []
+    for name, process in started.items():
+        try:
+            out, errors = process.communicate(timeout=max(1.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, errors = process.communicate()
+            errors += "\nstill asked when time was up"
+        print(name, process.returncode, out[-4000:], errors[-1500:], flush=True)
+        if process.returncode == 0:
+            said[name] = out.strip()
+        else:
+            missing.append(f"{name}: {errors.strip().rpartition(chr(10))[2][:200]}")
+    asked = [law for name in GPU_FUNCTIONS if name in said for law in json.loads(said[name].rpartition("\n")[2])]
+    packages = sorted({entry["package"] for entry in asked})
+    document = {
+        "date": date.today().isoformat(),
+        "versions": {name: metadata.version(name) for name in [*packages, "triton"]},
+        "python": sys.version.split()[0],
+        "device": torch.cuda.get_device_name(),
+        "missing": missing,
+        "asked": asked,
+        "programs": {name: said[name] for name in GPU_BROKEN if name in said},
+    }
+    path = Path(os.environ.get("OUT", RESULTS)) / f"referee-cuda-{document['date']}.json"
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{path}: {len(asked)} rows; missing: {missing or 'none'}")
+
+
+def ask_one(arguments: argparse.Namespace) -> None:
+    """Asks the laws of one implementation on the GPU, in float32 and bfloat16, and prints JSON as its last line."""
+    warnings.simplefilter("ignore")
+    use_first_configurations()
+    package, make, like = GPU_FUNCTIONS[arguments.name]
+    thing = make()
+    rows = []
+    for dtype in ("fp32", "bf16"):
+
+        def check(dtype: str = dtype) -> Verdicts:
+            return regard.check(thing, like=like, draws=6, dtype=dtype, device="cuda", causal=True)
+
+        row = _ask(package, arguments.name, f"{arguments.name}, {dtype}", check)
+        rows.append(row)
+    print(json.dumps(rows))
+
+
 def _run_program(text: str) -> str:
     """Returns what a program prints in a process of its own; one that fails, fails here too."""
     command = [sys.executable, "-W", "ignore", "-c", text]
@@ -372,7 +436,13 @@ def make_programs(document: dict[str, Any], entries: dict[str, tuple[str, str, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    commands.add_parser("run").set_defaults(do=run)
+    running = commands.add_parser("run")
+    running.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    running.add_argument("--seconds", type=float, default=300, help="after which what is still asked is left out")
+    running.set_defaults(do=run)
+    one = commands.add_parser("one", help="ask one implementation that needs a GPU, and print JSON")
+    one.add_argument("name")
+    one.set_defaults(do=ask_one)
     commands.add_parser("docs").set_defaults(do=write_docs)
     arguments = parser.parse_args()
     arguments.do(arguments)

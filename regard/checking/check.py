@@ -85,6 +85,7 @@ def check(
     like: Any = None,
     length: int | None = None,
     width: int | None = None,
+    step: Any = None,
     blind_zeros: bool = False,
     progress: Callable[[str, str], None] | None = None,
     **options: Any,
@@ -95,8 +96,10 @@ def check(
     of regard or Hugging Face; None asks them of every registered mechanism. `only` names laws. Without `dtype` float64
     and float32 take turns. `causal` says whether it claims not to look ahead; None finds out. `like`, anything that
     can be checked, adds the law `same`: the thing gives what that gives. `length` and `width` are those of the tokens
-    of a module that does not say them itself. `blind_zeros` holds it to zeros where a query sees nothing, as regard's
-    own mechanisms are; of others that is only noted.
+    of a module that does not say them itself; `width` is also that of a function's heads, where it takes no other.
+    `step`, the name of a module's method or a function step(x, state) -> y, state, is what takes one token more: the
+    law `recurrent` is asked of it. `blind_zeros` holds it to zeros where a query sees nothing, as regard's own
+    mechanisms are; of others that is only noted.
     """
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
@@ -110,15 +113,16 @@ def check(
     things = [thing]
     if thing is None:
         things = list(mechanisms())
-    subjects = [subject(t, causal=causal, length=length, width=width, **options) for t in things]
+    device = resolve_device(device)
+    subjects = [subject(t, causal=causal, length=length, width=width, step=step, **options) for t in things]
     for s in subjects:
+        s.on(device)
         s.promises_zeros = s.promises_zeros or blind_zeros
     laws: Registry[Any] = Registry("law")
     laws.update(LAWS)
     if like is not None:
-        laws["same"] = _same_as(like, subjects, causal)
+        laws["same"] = _same_as(like, subjects, causal, device)
     chosen = _choose_laws(only, laws)
-    device = resolve_device(device)
     precisions = ["float64", "float32"]
     if dtype is not None:
         precisions = [resolve_dtype(dtype)]
@@ -137,12 +141,12 @@ def check(
     return Verdicts(verdicts, unasked)
 
 
-def _same_as(like: Any, subjects: Sequence[Subject], causal: bool | None) -> SameAs:
+def _same_as(like: Any, subjects: Sequence[Subject], causal: bool | None, device: str) -> SameAs:
     """Returns the law that each subject gives what `like` gives; raises where they cannot have the same inputs.
 
     A module over tokens can be compared with a mechanism: on the queries, keys and values that it projects.
     """
-    reference = subject(like, causal=causal)
+    reference = subject(like, causal=causal).on(device)
     for s in subjects:
         try:
             comparable = s.token_axis == reference.token_axis or (s.projects and reference.own)

@@ -14,16 +14,23 @@ from regard.laws import Subject, subject
 from regard.mechanisms import mechanisms
 
 
-def plugin(path: str, causal: bool | None = None, length: int | None = None, width: int | None = None) -> Subject:
+def plugin(
+    path: str,
+    causal: bool | None = None,
+    length: int | None = None,
+    width: int | None = None,
+    step: str | None = None,
+) -> Subject:
     """Returns what a Python file of yours defines, ready for the laws.
 
-    `path` is `file.py:name`, or `file.py` where it is clear which thing is meant; see `regard.check` for the rest.
+    `path` is `file.py:name`, or `file.py` where it is clear which thing is meant; `step` names a function of the file,
+    or a method; see `regard.check` for the rest.
     """
     file, name = _split(path)
     before = set(mechanisms())
     module = _import_file(file)
     new = sorted(set(mechanisms()) - before)
-    said = {"causal": causal, "length": length, "width": width}
+    said = {"causal": causal, "length": length, "width": width, "step": step}
     options = "".join(f", {key}={value!r}" for key, value in said.items() if value is not None)
     source = f"regard.plugin({path!r}{options})"
     if name is None:
@@ -34,7 +41,12 @@ def plugin(path: str, causal: bool | None = None, length: int | None = None, wid
         return subject(name, source=source)
     if not hasattr(module, name):
         raise PluginError(f"{file} defines no '{name}'.{did_you_mean(name, _candidates(module))}")
-    return subject(getattr(module, name), label=name, source=source, causal=causal, length=length, width=width)
+    told: Any = step
+    if step is not None and hasattr(module, step):
+        told = getattr(module, step)  # a function of the file; else it is the name of a method
+    return subject(
+        getattr(module, name), label=name, source=source, causal=causal, length=length, width=width, step=told
+    )
 
 
 def _split(path: str) -> tuple[Path, str | None]:

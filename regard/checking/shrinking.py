@@ -53,6 +53,9 @@ def _smaller_cases(case: Case) -> Iterator[Case]:
 
 def reproducer(subject: Subject, name: str, law: Law, case: Case) -> str:
     """Returns five lines of Python that show a broken law again."""
+    source = subject.source
+    if case.device != "cpu":
+        source = f"{source}.on({case.device!r})"
     imported = "LAWS"
     expression = f"LAWS[{name!r}]"
     if isinstance(law, SameAs):
@@ -62,7 +65,7 @@ def reproducer(subject: Subject, name: str, law: Law, case: Case) -> str:
         [
             "import regard",
             f"from regard.laws import {imported}, Case",
-            f"thing = {subject.source}",
+            f"thing = {source}",
             f"case = {case!r}",
             f"print({expression}(thing, case))",
         ]

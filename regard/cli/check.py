@@ -64,12 +64,21 @@ def check(
     length: Annotated[
         int | None, typer.Option(help="The most tokens that a module takes, where it does not say.")
     ] = None,
-    width: Annotated[int | None, typer.Option(help="The width of a module's tokens, where it does not say.")] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(help="The width of a module's tokens or of a function's heads, where it does not say."),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(help="The plugin's method, or a function of its file, that takes one token more and a state."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Put attention to the laws: each holds, is broken (with a reproducer), or does not apply."""
     if thing is not None and plugin_file is not None:
         raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
+    if step is not None and plugin_file is None:
+        raise OptionError(f"--step {step}: only what --plugin names has one; mechanisms have extend()")
     asked: dict[str, Any] = {"only": only or (), "dtype": dtype, "device": device, "draws": draws, "seed": seed}
     with _progress() as progress:
         if thing is not None and (thing not in mechanisms() or Path(thing).is_dir()):
@@ -80,7 +89,7 @@ def check(
         else:
             subject: Any = thing
             if plugin_file is not None:
-                subject = plugin(plugin_file, causal=causal, length=length, width=width)
+                subject = plugin(plugin_file, causal=causal, length=length, width=width, step=step)
             verdicts = run_laws(subject, like=_reference(like), progress=progress, **asked)
     if json:
         print_json(verdicts.as_json())

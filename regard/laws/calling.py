@@ -27,6 +27,7 @@ from regard.laws.signatures import (
     find_width,
     parameter_names,
     required_names,
+    state_pair,
     takes_none,
 )
 from regard.laws.subjects import explain_exception
@@ -37,12 +38,20 @@ MOST_HEADS = 2  # of a function that takes the number of its heads as an argumen
 class Caller:
     """A function or module that somebody else wrote, and the way in which it takes its inputs and masks."""
 
-    def __init__(self, f: Callable[..., Any], label: str, length: int | None, width: int | None) -> None:
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        label: str,
+        length: int | None,
+        width: int | None,
+        step: str | Callable[..., Any] | None = None,
+    ) -> None:
         if isinstance(f, nn.Module):
             f = deepcopy(f).eval()  # it is cast to other dtypes
         self.f = f
         self.pristine = deepcopy(f)
         self.label = label
+        self.step = step
         self.parameters = parameter_names(f)
         self.required = required_names(f)
         self.data = data_names(f)
@@ -110,9 +119,19 @@ class Caller:
             out = out.transpose(0, 1)
         return out
 
-    def call_with(self, case: Case, given: list[Tensor], options: dict[str, Any]) -> Any:
-        """Returns whatever a call gives; inputs are handed over as copies, so that a call cannot spoil them."""
-        options = self._filled_arguments(case) | options
+    def call_with(
+        self, case: Case, given: list[Tensor], options: dict[str, Any], function: Callable[..., Any] | None = None
+    ) -> Any:
+        """Returns whatever a call gives; inputs are handed over as copies, so that a call cannot spoil them.
+
+        `function` is what is called, where that is not the attention itself but its step.
+        """
+        own = function is None or isinstance(function, nn.Module) or function is self.f
+        function = function or self.f
+        required = self.required
+        if not own:
+            required = required_names(function)
+        options = self._filled_arguments(case, required) | options
         if isinstance(self.f, nn.Module):
             self.f.to(case.device, case.type)
         copies = [x.clone() for x in given]
@@ -120,10 +139,10 @@ class Caller:
             copies = [x.transpose(0, 1) for x in copies]
         before = [x.detach().clone() for x in copies]
         try:
-            if self.data and self.required[: len(self.data)] != self.data:
-                out = self.f(**dict(zip(self.data, copies, strict=True)), **options)
+            if own and self.data and self.required[: len(self.data)] != self.data:
+                out = function(**dict(zip(self.data, copies, strict=True)), **options)
             else:
-                out = self.f(*copies, **options)
+                out = function(*copies, **options)
         except Exception as error:  # whatever a stranger raises is to be told, not to be judged
             raise explain_exception(error, self._describe_call(copies, options)) from error
         if any(not torch.equal(x.detach(), was) for x, was in zip(copies, before, strict=True)):
@@ -150,10 +169,10 @@ class Caller:
         S = inputs[-1].shape[self.layout.token_axis]
         return {name: case.adjustment(T, S)}
 
-    def _filled_arguments(self, case: Case) -> dict[str, Any]:
+    def _filled_arguments(self, case: Case, required: list[str]) -> dict[str, Any]:
         """Returns the arguments that must be given and follow from the sizes of a call."""
         filled: dict[str, Any] = {}
-        for name in self.required:
+        for name in required:
             if name in HEAD_COUNTS:
                 filled[name] = case.H
             elif name in SCALES:
@@ -166,7 +185,7 @@ class Caller:
                 filled[name] = _stand_in(case)
             elif name == "training" or name in STATE_FLAGS:
                 filled[name] = False
-            elif name in STATES:
+            elif name in STATES or name in state_pair(self.f):
                 filled[name] = None
         return filled
 

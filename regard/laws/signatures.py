@@ -28,6 +28,12 @@ FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, "training")
 # A state that a call takes and returns, and the flags that ask for it.
 STATES = ("past", "layer_past", "past_kv", "past_key_value", "past_key_values", "kv_cache", "cache", "state")
 STATE_FLAGS = ("use_cache", "return_state", "return_cache", "output_final_state")
+# A state of two tensors, in lower case, and methods that take one token more.
+STATE_PAIRS = (
+    *(("prev_k", "prev_v"), ("past_k", "past_v"), ("k_past", "v_past"), ("past_key", "past_value")),
+    *(("k_cache", "v_cache"), ("cache_k", "cache_v"), ("key_cache", "value_cache"), ("s", "z")),
+)
+STEPS = ("step", "forward_step", "decode_step", "step_forward", "incremental", "forward_incremental", "decode")
 _WIDTH_NAMES = ("embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "emb_dim", "embed_size", "d_in")
 _LENGTH_NAMES = ("block_size", "context_length", "max_seq_len", "max_length", "max_len", "length", "T")
 # Builtins have no signature to read: these are the names of torch.nn.functional.scaled_dot_product_attention.
@@ -66,8 +72,14 @@ def takes_none(f: Callable[..., Any], name: str) -> bool:
 
 def data_names(f: Callable[..., Any]) -> list[str]:
     """Returns the names of the tensors that must be given: q, k and v, or tokens, or tokens and their context."""
-    known = {*CAUSAL_NAMES, *KEY_MASKS, *ANY_MASKS, *FILLED, *STATES, *STATE_FLAGS}
+    known = {*CAUSAL_NAMES, *KEY_MASKS, *ANY_MASKS, *FILLED, *STATES, *STATE_FLAGS, *state_pair(f)}
     return [name for name in required_names(f) if name not in known]
+
+
+def state_pair(f: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the two parameters that take the keys and values, or the sums, of a state; none where there are none."""
+    known = {name.lower(): name for name in parameter_names(f)}
+    return next(((known[k], known[v]) for k, v in STATE_PAIRS if k in known and v in known), ())
 
 
 def find_width(f: Any) -> int | None:

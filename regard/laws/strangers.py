@@ -39,6 +39,7 @@ from regard.laws.subjects import Subject
 __all__ = ["HEADS", "Stranger", "stranger"]
 
 _ALL_DTYPES = ("float64", "float32", "bfloat16", "float16")
+HEAD_WIDTHS = (16, 64)  # that kernels take where they do not take any
 
 
 class Stranger(Caller, Subject):
@@ -52,9 +53,10 @@ class Stranger(Caller, Subject):
         causal: bool | None = None,
         length: int | None = None,
         width: int | None = None,
+        step: str | Callable[..., Any] | None = None,
     ) -> None:
         Subject.__init__(self, label, source)
-        Caller.__init__(self, f, label, length, width)
+        Caller.__init__(self, f, label, length, width, step)
         self.layout = self._guess_layouts()[0]
         self.takes_groups = False
         self.with_fewer_queries: set[bool] = set()  # whether it takes them not causal, and causal
@@ -63,6 +65,7 @@ class Stranger(Caller, Subject):
         self.dtypes: tuple[str, ...] = _ALL_DTYPES
         self.precision: str | None = None
         self._state_call: StateCall | None = None
+        self._tried_states = False
         self._claims = causal
         self._found_out = False
 
@@ -84,6 +87,9 @@ class Stranger(Caller, Subject):
     @property
     def state_call(self) -> StateCall | None:
         self.find_out()
+        if not self._tried_states:
+            self._state_call = find_state_call(self, self._probe(B=2))
+            self._tried_states = True  # after it: a step that was told and does not run is told of each time
         return self._state_call
 
     @property
@@ -102,14 +108,14 @@ class Stranger(Caller, Subject):
         case = self._fit_layout(case)
         if not self.takes_groups:
             case = case.but(G=case.H)
-        if not self.causal:
-            case = case.but(causal=False)
+        if not self.causal or not self.can_be_told:
+            case = case.but(causal=self.causal)
         if self.exact_length is not None:
             case = case.but(T=self.exact_length)
         elif self.length is not None:
             case = case.but(T=min(case.T, self.length))
         if case.dtype not in self.dtypes:
-            case = case.but(dtype="float32")
+            case = case.but(dtype=self.dtypes[0])
         if self.precision is not None and case.dtype == "float64":
             case = case.but(precision=self.precision)
         if case.adjust != "none" and self.adjustment_name(case.adjust) is None:
@@ -139,13 +145,12 @@ class Stranger(Caller, Subject):
             return
         self._found_out = True  # what follows asks `run` and `fit`, which would come here again
         try:
-            self._find_layout()
+            self._find_layout_and_width()
             self._find_causal_flag()
             self._find_mask()
             self._find_sizes()
             self._find_precision()
             self._find_claim()
-            self._state_call = find_state_call(self, self._probe(B=2))
         except CouldNotBeAsked:
             self._found_out = False
             raise
@@ -153,7 +158,10 @@ class Stranger(Caller, Subject):
     def _fit_layout(self, case: Case) -> Case:
         if self.layout.projects:
             case = case.but(H=1, G=1, K=self.width or case.K, V=self.width or case.K)
-        elif not self.layout.has_heads:
+            return case
+        if self.width is not None:  # kernels take heads of a few widths
+            case = case.but(K=self.width, V=self.width)
+        if not self.layout.has_heads:
             case = case.but(H=1, G=1)
         elif self.layout is MERGED:
             case = case.but(H=MOST_HEADS, G=MOST_HEADS)
@@ -165,13 +173,14 @@ class Stranger(Caller, Subject):
 
     def _probe(self, **changes: Any) -> Case:
         """Returns a small case, no two of whose sizes are alike, that fits what is known so far."""
-        case = self._fit_layout(Case(B=7, T=5, H=3, G=3, K=6, V=4, causal=False).but(**changes))
+        case = Case(B=7, T=5, H=3, G=3, K=6, V=4, causal=False, device=self.device)
+        case = self._fit_layout(case.but(**changes))
         if self.exact_length is not None:
             case = case.but(T=self.exact_length)
         elif self.length is not None:
             case = case.but(T=min(case.T, self.length))
         if case.dtype not in self.dtypes:
-            case = case.but(dtype="float32")
+            case = case.but(dtype=self.dtypes[0])
         return case
 
     def _guess_layouts(self) -> list[Layout]:
@@ -189,15 +198,30 @@ class Stranger(Caller, Subject):
             return [MERGED, HEADS, FLAT]
         return [HEADS, FLAT, MATRICES]
 
+    def _find_layout_and_width(self) -> None:
+        """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
+        try:
+            return self._find_layout()
+        except CouldNotBeAsked as failure:
+            if self.width is not None or isinstance(self.f, nn.Module):
+                raise
+            for width in HEAD_WIDTHS:
+                self.width = width
+                try:
+                    return self._find_layout()
+                except CouldNotBeAsked:
+                    self.width = None
+            raise failure
+
     def _find_layout(self) -> None:
         """Takes the first layout that gives an output of the right shape, else the first that gives any."""
         fillers: list[MaskForm | None] = [None]
         for name in self.required:
             if name in ANY_MASKS or name in KEY_MASKS:
                 fillers += [MaskForm(name, shape, "visible") for shape in ("head pairs", "pairs", "keys")]
-        ways = product((_ALL_DTYPES, ("float32",)), fillers, self._guess_layouts(), (False, True))
+        ways = product((_ALL_DTYPES, ("float32",), ("bfloat16",)), fillers, self._guess_layouts(), (False, True))
         fallback = None
-        failures: list[CouldNotBeAsked] = []
+        failures: dict[str, str] = {}  # the first of each dtype
         for way in ways:
             self.dtypes, self.filler, self.layout, self.same_widths = way
             self.exact_length = None
@@ -205,14 +229,18 @@ class Stranger(Caller, Subject):
             try:
                 fits = self._try_lengths()
             except CouldNotBeAsked as failure:
-                failures.append(failure)
+                failures.setdefault(self.dtypes[0], str(failure))
                 continue
             if fits:
+                self._find_dtypes()
                 self._find_head_axis()
                 return
             fallback = fallback or way
         if fallback is None:
-            raise CouldNotBeAsked(f"{failures[0]}. {_what_to_pass(self)}")
+            told = failures["float64"]
+            if _complaint(failures["float32"]) != _complaint(told):
+                told += f"; in float32 {failures['float32']}"
+            raise CouldNotBeAsked(f"{told}. {_what_to_pass(self)}")
         self.dtypes, self.filler, self.layout, self.same_widths = fallback
 
     def _try_lengths(self) -> bool:
@@ -233,6 +261,17 @@ class Stranger(Caller, Subject):
             self.output_form = "transposed"
             return True
         return out.shape == (case.B, case.H, case.T, case.V)
+
+    def _find_dtypes(self) -> None:
+        """Adds the other dtypes that it takes, where it does not take float64."""
+        if self.dtypes == _ALL_DTYPES:
+            return
+        known = self.dtypes
+        for dtype in _ALL_DTYPES[1:]:
+            self.dtypes = (dtype,)
+            if dtype not in known and self._runs(self._probe(B=1)):
+                known = (*known, dtype)
+        self.dtypes = known
 
     def _find_head_axis(self) -> None:
         """Takes heads to come after tokens where values mix along the second axis and not along the third."""
@@ -291,7 +330,7 @@ class Stranger(Caller, Subject):
         inputs = self.inputs(case)
         T = case.T
         hidden = T - 2
-        visible = torch.ones(case.B, T, dtype=torch.bool)
+        visible = torch.ones(case.B, T, dtype=torch.bool, device=case.device)
         visible[:, hidden] = False
         before = self.call(case, inputs, visible)
         if before.shape != self.call(case.but(causal=False), inputs).shape:  # a mask of the wrong shape was broadcast
@@ -305,10 +344,12 @@ class Stranger(Caller, Subject):
             row.copy_(case.draw(*row.shape, stream=40 + n))
         after = self.call(case, changed, visible)
         if len(changed) == 1:  # the hidden token asks, too
-            others = torch.tensor([i for i in range(T) if i != hidden])
+            others = torch.tensor([i for i in range(T) if i != hidden], device=case.device)
             before = before.index_select(self.layout.token_axis, others)
             after = after.index_select(self.layout.token_axis, others)
-        return difference(after, before) < 1e-3 and bool(before.detach().abs().max() > 0)
+        # A mask [T,T] that is read as one of [B,S] leaves the rows beyond the T-th empty.
+        filled = before.detach().flatten(1).abs().amax(1) > 0
+        return difference(after, before) < 1e-3 and bool(filled.all())
 
     def _find_sizes(self) -> None:
         """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""
@@ -353,6 +394,7 @@ def stranger(
     causal: bool | None = None,
     length: int | None = None,
     width: int | None = None,
+    step: str | Callable[..., Any] | None = None,
 ) -> Stranger:
     """Returns a function, a module, or a class of modules that needs no arguments, ready for the laws."""
     if isinstance(thing, type) and issubclass(thing, nn.Module):
@@ -365,7 +407,7 @@ def stranger(
         raise PluginError(
             f"{label} is a {type(thing).__name__}; expected a mechanism, f(q, k, v, causal=True) or an nn.Module"
         )
-    made = Stranger(thing, label, source or f"regard.subject({label})", causal, length, width)
+    made = Stranger(thing, label, source or f"regard.subject({label})", causal, length, width, step)
     if not 1 <= len(made.data) <= 3:
         raise PluginError(
             f"{label} needs {len(made.data)} arguments ({', '.join(made.data)}); expected f(q, k, v, causal=True), a "
@@ -376,6 +418,11 @@ def stranger(
             f"{label}: cannot tell the width of its input; give the module an attribute `width`, or say width=…"
         )
     return made
+
+
+def _complaint(failure: str) -> str:
+    """Returns the exception of a failed call, without the call."""
+    return failure.partition(" raised ")[2].replace("float64", "float32")
 
 
 def _what_to_pass(made: Stranger) -> str:

@@ -27,7 +27,8 @@ class Subject:
     mechanisms or registered beside them: these keep all laws, strangers those that everybody agrees on.
     `promises_zeros` says whether a query that sees nothing must give zeros. `projects` says whether it projects tokens
     to queries, keys and values of its own. `state_call` is how somebody else's attention takes a state, where it does.
-    `changed_inputs` says whether any call so far has written into its inputs.
+    `changed_inputs` says whether any call so far has written into its inputs. `device` is where somebody else's
+    attention is called to find out how it wants to be called.
     """
 
     token_axis = 2
@@ -37,11 +38,17 @@ class Subject:
     promises_zeros = False
     projects = False
     state_call: Any = None
+    device = "cpu"
     changed_inputs = False
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label
         self.source = source
+
+    def on(self, device: str) -> Subject:
+        """Returns the subject itself, which is called on this device from now on to find out how it is called."""
+        self.device = device
+        return self
 
     def fit(self, case: Case) -> Case:
         """Returns the case with sizes that the subject can take."""
@@ -189,12 +196,14 @@ def subject(
     causal: bool | None = None,
     length: int | None = None,
     width: int | None = None,
+    step: Any = None,
     **options: Any,
 ) -> Subject:
     """Returns anything that can be checked, ready for the laws.
 
     `causal` says whether it claims not to look ahead; None finds out. `length` is the number of tokens of a module
-    that takes no other, or the most that it takes, and `width` the width of its tokens, where it does not say.
+    that takes no other, or the most that it takes, and `width` the width of its tokens, or of a function's heads, where
+    it does not say. `step` is the function, or the name of the method, that takes one token more and a state.
     """
     from regard.laws.strangers import stranger  # which needs Subject from here
 
@@ -212,7 +221,7 @@ def subject(
         if length is not None:
             options["length"] = length
         return MechanismSubject(thing, source, **options)
-    return stranger(thing, label, source, causal, length, width)
+    return stranger(thing, label, source, causal, length, width, step)
 
 
 def explain_exception(error: Exception, call: str) -> CouldNotBeAsked:
