@@ -1,17 +1,20 @@
 """What a module with projections hands to its attention, and what its attention hands on.
 
 The outputs of the Linear layers that make queries, keys and values are recorded in a call, and the input of the one
-that comes after attention. How heads are laid out in them is not known, so every usual way is returned.
+that comes after attention. How heads are laid out in them is not known, so every usual way is returned. Where the
+weights are parameters of the module itself, as in nn.MultiheadAttention, queries, keys and values are made from them
+again, and the module's own outputs are what is compared.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.laws.case import Case
 from regard.laws.signatures import find_heads
@@ -29,7 +32,8 @@ _PARTS = {
 class Inside(NamedTuple):
     """One reading of a call: q [B,H,T,d], k and v [B,G,S,d], and the output of attention [B,H,T,d].
 
-    `slip` names what is wrong with the reading itself: heads that are cut out of memory without a transpose.
+    `slip` names what is wrong with the reading itself: heads that are cut out of memory without a transpose. `finish`
+    makes from an output of attention what is compared with `out`, where that is the output of the whole module.
     """
 
     q: Tensor
@@ -37,6 +41,7 @@ class Inside(NamedTuple):
     v: Tensor
     out: Tensor
     slip: str | None = None
+    finish: Callable[[Tensor], Tensor] | None = None
 
 
 class _Recorded(NamedTuple):
@@ -51,22 +56,62 @@ def look_inside(subject: Subject, case: Case) -> list[Inside]:
     if not isinstance(module, nn.Module):
         return []
     calls: list[_Recorded] = []
+    whole: list[Inside] = []
     handles = []
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
             handles.append(layer.register_forward_hook(_recorder(calls, _part(name))))
+        elif _has_own_weights(layer):
+            handles.append(layer.register_forward_hook(_weights_recorder(whole), with_kwargs=True))
     try:
         with torch.no_grad():
             result = subject.run(case, subject.inputs(case))
     finally:
         for handle in handles:
             handle.remove()
+    if whole:
+        return whole
     return list(_readings(calls, result, find_heads(module), getattr(module, "batch_first", None) is False))
 
 
 def _recorder(calls: list[_Recorded], part: str | None) -> Any:
     def record(layer: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
         calls.append(_Recorded(part, given[0].detach(), made.detach()))
+
+    return record
+
+
+def _has_own_weights(layer: nn.Module) -> bool:
+    """Tells whether the weights that make q, k and v are parameters of the layer itself, by torch's names."""
+    names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "out_proj")
+    appended = [getattr(layer, name, None) for name in ("bias_k", "bias_v")]
+    plain = all(x is None for x in appended) and not getattr(layer, "add_zero_attn", False)
+    return plain and all(hasattr(layer, name) for name in names) and find_heads(layer) is not None
+
+
+def _weights_recorder(readings: list[Inside]) -> Any:
+    """Returns a hook that makes q, k and v again from a layer's inputs and weights."""
+
+    def record(layer: Any, given: tuple[Tensor, ...], named: dict[str, Any], made: Any) -> None:
+        tokens = [*given[:3], *(named[name] for name in ("query", "key", "value") if name in named)]
+        out = made
+        if isinstance(made, tuple):
+            out = made[0]
+        if not layer.batch_first:
+            tokens = [x.transpose(0, 1) for x in tokens]
+            out = out.transpose(0, 1)
+        weights = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
+        if layer.in_proj_weight is not None:
+            weights = layer.in_proj_weight.chunk(3)
+        biases = [None] * 3
+        if layer.in_proj_bias is not None:
+            biases = layer.in_proj_bias.chunk(3)
+        heads = find_heads(layer)
+        q, k, v = (
+            functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2).detach()
+            for x, w, b in zip(tokens, weights, biases, strict=True)
+        )
+        readings.append(Inside(q, k, v, out.detach(), finish=lambda x: layer.out_proj(x.transpose(1, 2).flatten(2))))
 
     return record
 

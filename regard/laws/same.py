@@ -7,7 +7,7 @@ Where none does, the finding says what can be seen of the weights, and from whic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from torch import Tensor
@@ -178,8 +178,9 @@ class SameAs:
         views = look_inside(subject, case)
         if not views or case.tolerance is None:
             raise CouldNotBeAsked(
-                f"{subject.label} takes tokens, and none of its Linear layers is named as one that makes queries, keys "
-                f"or values; {self.reference.label} takes q, k and v. Compare the function inside it instead"
+                f"{subject.label} takes tokens, and has neither Linear layers named as those that make queries, keys and "
+                f"values (q_proj, W_k, to_v, qkv, c_attn, …) nor the parameters of nn.MultiheadAttention (in_proj_weight); "
+                f"{self.reference.label} takes q, k and v. Compare the function inside it instead"
             )
         limit = 10 * case.tolerance  # outputs of attention are read back from within, by another order of sums
         errors = [(view, self._inside_error(view, case)) for view in views]
@@ -187,8 +188,10 @@ class SameAs:
         if right <= limit:
             return Finding(right, limit, "attention of the queries, keys and values it projects")
         words = next((view.slip for view, error in errors if error <= limit), None)
-        asked = [(Asked(view.q, view.k, view.v, case.causal, None), view.out) for view in views if view.slip is None]
-        words = words or match_slip(SOFTMAX_SLIPS, asked, limit)
+        for view in views:
+            if view.slip is None and words is None:
+                asked = Asked(view.q, view.k, view.v, case.causal, None)
+                words = match_slip(SOFTMAX_SLIPS, [(asked, view.out)], limit, view.finish)
         if words is None:
             raise CouldNotBeAsked(
                 f"{subject.label} does not give what {self.reference.label} gives on the queries, keys and values it "
@@ -198,15 +201,25 @@ class SameAs:
 
     def _inside_error(self, view: Inside, case: Case) -> float:
         sized = case.but(H=view.q.shape[1], G=view.k.shape[1], K=view.q.shape[3], V=view.v.shape[3])
-        return difference(view.out, self.reference.run(sized, [view.q, view.k, view.v]))
+        want = self.reference.run(sized, [view.q, view.k, view.v])
+        if view.finish is not None:
+            want = view.finish(want)
+        return difference(view.out, want)
 
 
-def match_slip(slips: Mapping[str, Slip], asked: Iterable[tuple[Asked, Tensor]], tolerance: float) -> str | None:
+def match_slip(
+    slips: Mapping[str, Slip],
+    asked: Iterable[tuple[Asked, Tensor]],
+    tolerance: float,
+    finish: Callable[[Tensor], Tensor] | None = None,
+) -> str | None:
     """Returns the words of the first slip that gives what was got, of any pair of inputs and outputs; else None."""
     for inputs, got in asked:
         for words, slip in slips.items():
             try:
                 slipped = slip(inputs)
+                if finish is not None:
+                    slipped = finish(slipped)
             except RuntimeError:  # sizes that this slip is impossible with, such as keys for values of another width
                 continue
             if difference(got, slipped) <= tolerance and bool((got != 0).any()):
