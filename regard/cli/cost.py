@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, cast, get_args
 
 import torch
 import typer
-from rich.status import Status
 from rich.table import Table
 
 from regard import cost as costs
 from regard.cli import cost_models
 from regard.cli.amounts import format_amount, format_bytes, format_seconds
+from regard.cli.cost_crossing import print_crossings
+from regard.cli.cost_query import CostQuery, dtype_name, sight
 from regard.cli.show import align_right, console, print_json, table
-from regard.cost.crossing import Crossing, Named, Point, measured, modelled
 from regard.cost.formulas import KINDS, LEGEND, QUANTITIES, Kind, formula, legend
-from regard.devices import resolve_device, resolve_dtype
+from regard.devices import resolve_dtype
 from regard.errors import OptionError
-from regard.mechanisms import Cost, Face, Mechanism, fitted, lookup, on_meta
+from regard.mechanisms import Cost, Face, Mechanism, lookup
 from regard.mechanisms import mechanisms as known
-from regard.nn import Attention
-from regard.registry import accepted_options
 from regard.shapes import Size
 
 COLUMNS = ("matmul", "useful", "other", "bytes", "state", "FLOP/B", "floor", "predicted")
@@ -34,76 +30,6 @@ NOTE = (
     "the rest and memory one after the other.\n"
     "`regard cost NAME` shows the formulas of one; docs/cost.md says how far to trust them."
 )
-
-
-@dataclass(frozen=True)
-class CostQuery:
-    """The sizes, the device and the face that a table is about; `layer`: with the projections of a layer."""
-
-    size: Size
-    device: costs.Device
-    face: Face
-    training: bool
-    features: int | None
-    layer: bool = False
-
-    def build(self, name: str, size: Size | None = None, make: Callable[..., Mechanism] = on_meta) -> Mechanism:
-        """Returns a mechanism of these sizes, without memory; to run it, `make` is `fitted`."""
-        cls = lookup(name)
-        offered = {}
-        if self.features is not None:
-            offered["features"] = self.features
-        return make(cls, size or self.size, **accepted_options(cls, offered))
-
-    def cost(self, name: str) -> Cost:
-        """Returns the cost of the mechanism alone, or of a layer as wide as its heads, without biases."""
-        mechanism = self.build(name)
-        s = self.size
-        if not self.layer:
-            return costs.of(mechanism, s, self.face, training=self.training)
-        # On the meta device a layer of any size has shapes and no memory.
-        with torch.device("meta"):
-            layer = Attention(
-                s.H * s.K,
-                s.H,
-                mechanism=mechanism,
-                G=s.G,
-                K=s.K,
-                V=s.V,
-                causal=s.causal,
-                bias=False,
-            ).to(s.dtype)
-        cost = layer.cost(s.T, s.S, self.face, s.B)
-        if self.training:
-            cost = cost + layer.gradient_cost(s.T, s.S, s.B)
-        return cost
-
-    def floor(self, cost: Cost) -> float:
-        """Returns the least seconds that the device needs."""
-        return costs.floor(cost, self.device, self.size.dtype)
-
-    def predicted(self, cost: Cost) -> float:
-        """Returns the seconds that the model of the device predicts."""
-        return costs.predicted(cost, self.device, self.size.dtype)
-
-    @property
-    def title(self) -> str:
-        """Returns two lines that say what is counted, and on which device."""
-        s = self.size
-        tokens = f"{s.S:,} tokens"
-        if self.face == "recurrent":
-            tokens = f"{s.T:,} new of {s.S:,} tokens"
-        what: str = self.face
-        if self.training:
-            what += ", forward and backward"
-        if self.layer:
-            what += f", a layer of width D = {s.H * s.K}"
-        sizes = f"B = {s.B}, {tokens}, H = {s.H}, G = {s.G}, K = {s.K}, V = {s.V}, {_dtype_name(s.dtype)}"
-        source = "as its maker states"
-        if self.device.measured:
-            source = "measured"
-        speed = f"{format_amount(self.device.peak(s.dtype))}FLOP/s, {format_amount(self.device.bandwidth)}B/s"
-        return f"{what}: {sizes}{_causal_suffix(s)}\n{self.device.name}: {speed}, {source}\n"
 
 
 def cost(
@@ -118,6 +44,7 @@ def cost(
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16, fp16 or fp64; none: fp32 on a CPU, else bf16.")] = None,
     face: Annotated[str, typer.Option(help="parallel, recurrent or weights.")] = "parallel",
     new: Annotated[int, typer.Option(help="New tokens of the recurrent face.")] = 1,
+    window: Annotated[int | None, typer.Option(help="Tokens that each token sees, itself included; none: all.")] = None,
     not_causal: Annotated[bool, typer.Option("--not-causal", help="Every token sees every token.")] = False,
     training: Annotated[bool, typer.Option("--training", help="Forward and backward.")] = False,
     decode: Annotated[int | None, typer.Option(help="One decoding step of a layer with so many tokens cached.")] = None,
@@ -135,6 +62,9 @@ def cost(
     where = costs.device(device)  # as stated for a name such as H200; a CPU is measured
     kind = _choose_dtype(dtype, where)
     _check_positive(tokens=tokens, batch=batch, heads=heads, kv_heads=kv_heads, width=width, new=new, decode=decode)
+    _check_positive(window=window)
+    if model is not None and window is not None:
+        raise OptionError("--window is of mechanisms; a model has the window that its config says")
     if model is not None:
         cost_models.print_model_cost(model, tokens, batch, source, kind, where, download=download, json=json)
         return
@@ -142,7 +72,10 @@ def cost(
         raise OptionError(f"--face {face}: expected {', '.join(get_args(Face))}")
     if training and (face != "parallel" or decode is not None):
         raise OptionError("--training is of whole sequences: leave out --face and --decode")
+    if formulas and window is not None:
+        raise OptionError("--window gives numbers: the formulas are those of attention to everything")
     size = _build_size(tokens or 1024, batch, heads, kv_heads, width, value_width, not not_causal, kind)
+    size = replace(size, window=window)
     if decode is not None:
         face = "recurrent"
         size = replace(size, T=1, S=decode + 1)
@@ -153,8 +86,8 @@ def cost(
     query = CostQuery(size, where, cast(Face, face), training, features, layer)
     chosen = [lookup(name).name for name in names or known()]
     if crossing:
-        _print_crossings(query, chosen, measure, device, json)
-    elif len(chosen) == 1 and names and decode is None and not layer:
+        print_crossings(query, chosen, measure, device, json)
+    elif len(chosen) == 1 and names and decode is None and not layer and window is None:
         _print_card(query, chosen[0], json)
     elif formulas:
         _print_formulas(query, chosen, decode is not None or (face == "recurrent" and new == 1), json)
@@ -188,18 +121,6 @@ def _build_size(N: int, B: int, H: int, G: int | None, K: int, V: int | None, ca
     if H % G:
         raise OptionError(f"--kv-heads {G} do not divide --heads {H}")
     return Size(B, N, N, H, G, K, V, causal, dtype)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype without its module: float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _causal_suffix(size: Size) -> str:
-    """Returns what a title says of causal attention."""
-    if size.causal:
-        return ", causal"
-    return ""
 
 
 def _json_row(query: CostQuery, cost: Cost) -> dict[str, Any]:
@@ -260,6 +181,8 @@ def _layer_costs(query: CostQuery, n: int) -> dict[str, Cost]:
     if between:
         groups[f"grouped, G = {between[0]}"] = between[0]
     groups["multi-query"] = 1
+    if s.window is not None:
+        n = min(n, s.window - 1)  # a window of keys is kept, the new one among them
     return {name: costs.decode(s.B, n, s.H * s.K, s.H, G, s.K, s.V, s.e) for name, G in groups.items()}
 
 
@@ -295,7 +218,7 @@ def _print_card(query: CostQuery, name: str, json: bool) -> None:
     out.print(f"{name}: {cls.formula}\n")
     out.print(f"time O({cls.order}), state O({cls.memory}), memory in training O({cls.training_memory})\n")
     out.print(_card_table(rows))
-    sizes = f"B = {s.B}, N = {s.S:,}, H = {s.H}, G = {s.G}, K = {s.K}, V = {s.V}, {_dtype_name(s.dtype)}"
+    sizes = f"B = {s.B}, N = {s.S:,}, H = {s.H}, G = {s.G}, K = {s.K}, V = {s.V}, {dtype_name(s.dtype)}"
     out.print(f"\nhere: {sizes}", style="dim")
     meanings = _explain_letters([row["formula"] for row in rows])
     out.print(f"recurrent: T = {RECURRENT_TOKENS} more tokens, S = N in all; step: one more. {meanings}", style="dim")
@@ -336,7 +259,7 @@ def _print_formulas(query: CostQuery, names: list[str], step: bool, json: bool) 
         listed = [{"name": name} | row for name, row in rows.items()]
         print_json({"face": kind, "rows": listed, "letters": LEGEND})
         return
-    made = table("", *QUANTITIES, title=f"{kind}{_causal_suffix(query.size)}\n")
+    made = table("", *QUANTITIES, title=f"{kind}{sight(query.size)}\n")
     for name, row in rows.items():
         made.add_row(name, *row.values())
     out = console()
@@ -347,65 +270,3 @@ def _print_formulas(query: CostQuery, names: list[str], step: bool, json: bool) 
 def _explain_letters(formulas: list[str]) -> str:
     """Returns a sentence that says what the letters of these formulas mean."""
     return "; ".join(f"{letter} {meaning}" for letter, meaning in legend(formulas).items()) + "."
-
-
-def _print_crossings(query: CostQuery, names: list[str], measure: bool, device: str, json: bool) -> None:
-    """Prints at which lengths each of the other mechanisms takes less time than the first."""
-    if len(names) < 2:
-        raise OptionError(
-            "--crossing compares mechanisms: name two or more, e.g. regard cost softmax performer --crossing"
-        )
-    columns = ["by the floors", "predicted"]
-    if measure:
-        columns.append("by the clock")
-        device = resolve_device(device)  # an error about it comes before the models are evaluated
-    found = [_find_crossings(query, name, names[0], measure, device) for name in names[1:]]
-    if json:
-        rows = [{way: asdict(x) | {"tokens": x.tokens} for way, x in ways.items()} for ways in found]
-        print_json({"face": query.face, "training": query.training, "device": query.device.name, "rows": rows})
-        return
-    made = table("", *columns)
-    for ways in found:
-        pair = ways["floor"]
-        made.add_row(f"{pair.first} beats {pair.second}", *(crossing.describe() for crossing in ways.values()))
-    out = console()
-    # The title names a length, and here the length is what is looked for.
-    out.print(query.title.replace(f"{query.size.S:,} tokens", "N tokens"))
-    out.print(made)
-    if not measure:
-        out.print(
-            "\n--measure finds the same by the clock, on this machine, with the kernels that run here.", style="dim"
-        )
-
-
-def _find_crossings(query: CostQuery, name: str, other: str, measure: bool, device: str) -> dict[str, Crossing]:
-    """Returns where one mechanism is faster than the other: by the floors, as predicted, and by the clock."""
-    pair = (_build_at(query, name), _build_at(query, other))
-    setting = (*pair, query.size, query.device, query.face, query.training)
-    ways = {"floor": modelled(*setting), "predicted": modelled(*setting, time=costs.predicted)}
-    if measure:
-        ways["measured"] = _measure_crossing(query, pair, device)
-    return ways
-
-
-def _build_at(query: CostQuery, name: str) -> Named:
-    """Returns a function that builds the mechanism for any length."""
-    return lambda size: query.build(name, size, fitted)
-
-
-def _measure_crossing(query: CostQuery, pair: tuple[Named, Named], device: str) -> Crossing:
-    """Times both mechanisms at growing lengths, with a status line on a terminal."""
-    size = replace(query.size, device=device)
-    screen = console(stderr=True)
-    # A status line has a thread of its own, which would disturb the clock where nobody sees it.
-    display: AbstractContextManager[Status | None] = nullcontext()
-    if screen.is_terminal:
-        display = screen.status("measuring")
-    with display as status:
-
-        def progress(point: Point) -> None:
-            if status is not None:
-                times = f"{format_seconds(point.first)} against {format_seconds(point.second)}"
-                status.update(f"N = {point.tokens:,}: {times}")
-
-        return measured(pair[0], pair[1], size, query.face, query.training, progress=progress)

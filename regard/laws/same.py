@@ -52,8 +52,10 @@ class SameAs:
         inputs = subject.inputs(case)
         if size != 1.0:
             inputs = [*(size * x for x in inputs[:-1]), inputs[-1]]
-        got = subject.run(case, inputs, visible)
         want = self.reference.run(case, inputs, visible)
+        got = want
+        if case.rounded is None:  # else only the truth is asked for, in a dtype that the subject may not take
+            got = subject.run(case, inputs, visible)
         sure = self.reference.unambiguous_rows(case, inputs)
         if sure is None:
             return got, want, self.reference.cancellation_scale(case, inputs)

@@ -508,7 +508,7 @@ def test_crossings_by_the_model_and_by_the_clock(monkeypatch):
     text = run("softmax", "elu", "--crossing", *H200)
     assert all(f"N = {found[1][way]['tokens']:,}" in text for way in ("floor", "predicted"))
     short = crossing.measured
-    monkeypatch.setattr("regard.cli.cost.measured", lambda *a, **k: short(*a, **k, longest=64, seconds=0.001))
+    monkeypatch.setattr("regard.cli.cost_crossing.measured", lambda *a, **k: short(*a, **k, longest=64, seconds=0.001))
     both = asked("softmax", "elu", "--crossing", "--measure", "--heads", "1", "--width", "4")["rows"][0]
     assert [p[0] for p in both["measured"]["points"]] == [64] and both["floor"]["tokens"] > 1
 
