@@ -37,6 +37,7 @@ from regard.models import Model
 from regard.registry import Registry
 
 DRAWS = 24
+MOST_BROKEN = 4  # cases after which no plainer one is looked for
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,7 @@ def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
     asked = 0
     unasked: list[Unasked] = []
     exceeded: list[tuple[Case, Finding]] = []
+    broken: list[tuple[Case, Finding]] = []
     closest: Finding | None = None
     for case in cases:
         found = ask(law, s, case)
@@ -269,12 +271,16 @@ def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
         asked += 1
         if found.exceeded:
             exceeded.append((case, found))
-        if found.broken:
+        broken = [(case, f) for case, f in exceeded if f.broken]
+        if (found.broken and found.tellingness == (False, 0)) or len(broken) == MOST_BROKEN:
             break
         if closest is None or found.error > closest.error:
             closest = found
     if exceeded:
+        # The plainest of what is broken, the last of what is only noted.
         case, found = exceeded[-1]
+        if broken:
+            case, found = min(broken, key=lambda example: (*example[1].tellingness, -example[1].error))
         status: Status = "broken"
         seconds = 10.0
         if found.noted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ from regard.devices import DTYPES
 from regard.mechanisms import Mechanism, mix
 from regard.shapes import Mask, Size
 
+PLAIN = 1e-3  # an error that nobody takes for rounding
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 Padding = Literal["none", "left", "right", "inside"]
@@ -34,18 +35,25 @@ class CouldNotBeAsked(Exception):
 class Finding(NamedTuple):
     """The worst error found and how much was allowed, both relative; `what` says where.
 
-    `noted` is for what is worth knowing and no fault: attention that keeps every other law may differ there.
+    `noted` is for what is worth knowing and no fault: attention that keeps every other law may differ there. `strain`
+    says how unusual the inputs are that show it, 0 for ordinary ones: of two examples the plainer one tells more.
     """
 
     error: float
     limit: float
     what: str
     noted: bool = False
+    strain: int = 0
 
     @property
     def exceeded(self) -> bool:
         """Whether the error is larger than allowed; NaN is."""
         return not self.error <= self.limit
+
+    @property
+    def tellingness(self) -> tuple[bool, int]:
+        """How little an example tells: least are errors that are plain to see (NaN included) by ordinary inputs."""
+        return self.error < PLAIN, self.strain
 
     @property
     def broken(self) -> bool:
@@ -188,6 +196,14 @@ def worst(findings: Iterable[Finding]) -> Finding:
         return False, 0.0
 
     return max(findings, key=excess)
+
+
+def most_telling(findings: Sequence[Finding]) -> Finding:
+    """Returns the broken finding that tells most, of the plainest inputs; where none is broken, the worst."""
+    broken = [f for f in findings if f.broken]
+    if broken:
+        return min(broken, key=lambda f: f.tellingness)
+    return worst(findings)
 
 
 def difference(got: Tensor, want: Tensor, scale: Tensor | float | None = None) -> float:

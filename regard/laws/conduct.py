@@ -75,9 +75,9 @@ def other_tokens_matter(subject: Subject, case: Case) -> Finding:
         after = subject.run(case, changed)
         last = after.narrow(subject.token_axis, after.shape[subject.token_axis] - 1, 1)
         was = before.narrow(subject.token_axis, before.shape[subject.token_axis] - 1, 1)
-        moved = max(moved, difference(last, was, 1.0))
+        moved = max(moved, difference(last, was))
     error = 0.0
-    if moved == 0.0:
+    if moved <= case.tolerance_or(1.0):  # weights that sum to one may do so but for rounding
         error = math.inf
     return Finding(error, 0.0, "the last token's output, which no change of the others moves")
 

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from regard.laws.case import Case, DoesNotApply, Finding, cancellation_scale, comparable, difference, worst
+from regard.laws.case import (
+    Case,
+    DoesNotApply,
+    Finding,
+    cancellation_scale,
+    comparable,
+    difference,
+    most_telling,
+    worst,
+)
 from regard.laws.faces import gradients_or_zeros
 from regard.laws.padding import very_low_scores
 from regard.laws.subjects import Subject
@@ -23,20 +32,23 @@ def looks_ahead(subject: Subject, case: Case) -> Finding:
         raise DoesNotApply("it does not claim to be causal")
     case = case.but(causal=True, padding="none", documents=False).without_bias()
     findings = []
-    factors = [1.0, 3.0, 30.0, 0.0]
+    factors = [1.0, 3.0, 30.0, 0.0]  # the plainest first
     if case.T > 500:  # what such a case is for begins late, and takes long to ask
         factors = [3.0]
+    strain = 0
     for size, inputs in _start_inputs(subject, case).items():
         before = subject.run(case, inputs)
         for j in sorted({case.T - 1, case.T // 2} - {0}):
             for factor in factors:
                 after = subject.run(case, _replace_token(subject, case, inputs, j, factor))
                 what = f"outputs before token {j} of {case.T} when it changes (×{factor:g}){size}"
-                findings.append(_compare_prefix(subject, case, after, before, j, what))
+                found = _compare_prefix(subject, case, after, before, j, what)
+                findings.append(found._replace(strain=strain + factors.index(factor)))
         if not findings:
             raise DoesNotApply("one token has nothing ahead of it")
         if worst(findings).broken:  # by ordinary inputs, if these show it
-            return worst(findings)
+            return most_telling(findings)
+        strain += len(factors)
     return worst([*findings, _prefix_alone(subject, case)])
 
 

@@ -180,9 +180,9 @@ class SameAs:
         views = look_inside(subject, case)
         if not views or case.tolerance is None:
             raise CouldNotBeAsked(
-                f"{subject.label} takes tokens, and has neither Linear layers named as those that make queries, keys and "
-                f"values (q_proj, W_k, to_v, qkv, c_attn, …) nor the parameters of nn.MultiheadAttention (in_proj_weight); "
-                f"{self.reference.label} takes q, k and v. Compare the function inside it instead"
+                f"{subject.label} takes tokens, and has neither Linear layers named as those that make queries, keys "
+                "and values (q_proj, W_k, to_v, qkv, c_attn, …) nor the parameters of nn.MultiheadAttention "
+                f"(in_proj_weight); {self.reference.label} takes q, k and v. Compare the function inside it instead"
             )
         limit = 10 * case.tolerance  # outputs of attention are read back from within, by another order of sums
         errors = [(view, self._inside_error(view, case)) for view in views]

@@ -136,11 +136,6 @@ def groups_by_their_mean(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = Fals
     return einsum_attention(q, k, v, is_causal).repeat_interleave(n, 1)
 
 
-def heads_last_over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B,T,H,K], multiplied as if heads were tokens."""
-    return scores(q, k).softmax(-1) @ v
-
-
 def weights_summed_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhts,bhtv->bhtv", scores(q, k).softmax(-1), v)
 
@@ -290,8 +285,16 @@ def softmax_over_the_batch(queries: Tensor, keys: Tensor, values: Tensor) -> Ten
 class SplitWithoutTranspose(NanoAttention):
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
-        q, k, v = (t.view(B, self.n_head, T, -1) for t in self.c_attn(x).split(self.n_embd, 2))
+        q, k, v = (t.reshape(B, self.n_head, T, -1) for t in self.c_attn(x).split(self.n_embd, 2))
         return self.c_proj(einsum_attention(q, k, v).transpose(1, 2).reshape(B, T, C))
+
+
+class AttendsOverHeads(NanoAttention):
+    """Heads are split to [B,T,H,d] and never transposed: each token attends among its own heads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in self.c_attn(x).split(self.n_embd, 2))
+        return self.c_proj((scores(q, k).softmax(-1) @ v).flatten(2))
 
 
 class MaskUpsideDown(NanoAttention):
@@ -402,7 +405,7 @@ WRONG: dict[str, Expected] = {
     "hides itself": (hides_itself, {"causal": True}, {"looks-ahead"}, ("softmax", SAME)),
     "groups tiled": (groups_tiled, {}, {"heads"}, ("softmax", SAME | {"heads"})),
     "groups by their mean": (groups_by_their_mean, {}, {"heads"}, ("softmax", SAME | {"heads"})),
-    "heads last over heads": (heads_last_over_heads, {}, {"attends", "heads"}, None),
+    "attends over heads": (_made(AttendsOverHeads), {}, {"attends"}, None),
     "weights summed out": (weights_summed_out, {}, {"attends"}, ("softmax", SAME)),
     "mask on queries": (mask_on_queries, {}, {"hidden"}, ("softmax", SAME | {"hidden"})),
     "mask by zero scores": (mask_by_zero_scores, {}, {"hidden"}, ("softmax", SAME | {"hidden"})),

@@ -1,0 +1,149 @@
+"""States of somebody else's attention, its weights, and the example that a broken law is shown by."""
+
+import math
+
+import pytest
+import torch
+from public_attention_right import NanoAttention, linear_attention, linear_step, lower, phi
+from torch import nn
+
+import regard
+from regard.laws import LAWS, subject
+
+
+def recurrent(thing, **options):
+    """Returns the verdict of the recurrent law."""
+    return regard.check(thing, only=["recurrent"], draws=4, **options)[0]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        linear_step,
+        lambda q, k, v, state: (lambda out, *sums: (out, sums))(*linear_step(q, k, v, *(state or (0, 0)))),
+    ],
+    ids=["two sums", "a pair that begins as None"],
+)
+def test_a_step_that_is_a_function(step):
+    assert recurrent(linear_attention, step=step).status == "holds"
+
+
+def test_keys_and_values_that_begin_empty():
+    torch.manual_seed(0)
+    q_weight, k_weight, v_weight = torch.randn(3, 12, 4, dtype=torch.float64)
+
+    def whole(x):
+        q, k, v = (x @ w.to(x) for w in (q_weight, k_weight, v_weight))
+        s = (q @ k.mT / 2).masked_fill(~lower(x.shape[1], x.shape[1]), -math.inf)
+        return s.softmax(-1) @ v
+
+    def incremental(x, prev_K, prev_V):
+        q, k, v = (x @ w.to(x) for w in (q_weight, k_weight, v_weight))
+        K, V = torch.cat([prev_K, k[:, None]], 1), torch.cat([prev_V, v[:, None]], 1)
+        return ((q[:, None] @ K.mT / 2).softmax(-1) @ V)[:, 0], K, V
+
+    assert recurrent(whole, step=incremental, width=12).status == "holds"
+    assert recurrent(whole, step=lambda x, K, V: incremental(2 * x, K, V), width=12).status == "broken"
+
+
+def test_a_step_that_does_not_run_is_told_and_the_other_laws_are_asked():
+    verdicts = regard.check(linear_attention, step=lambda q, k, v, state: 1 / 0, draws=2)
+    told = {v.law: v for v in verdicts}
+    assert told["recurrent"].status == "could not be asked"
+    assert "step(x, state) -> y, state" in told["recurrent"].detail
+    assert told["looks-ahead"].status == "holds"
+
+
+def test_a_method_that_is_not_there():
+    with pytest.raises(regard.errors.PluginError, match="no method 'stepp'"):
+        subject(NanoAttention(), step="stepp").state_call
+
+
+def test_multihead_attention_is_compared_by_its_weights():
+    class NoScale(nn.MultiheadAttention):
+        def forward(self, query, key, value, attn_mask=None):
+            B, _, E = query.shape
+            projected = zip((query, key, value), self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), strict=True)
+            q, k, v = (
+                nn.functional.linear(x, w, b).view(B, -1, self.num_heads, E // self.num_heads).transpose(1, 2)
+                for x, w, b in projected
+            )
+            s = q @ k.mT
+            if attn_mask is not None:
+                s = s.masked_fill(~attn_mask, -math.inf)
+            return self.out_proj((s.softmax(-1) @ v).transpose(1, 2).reshape(B, -1, E)), None
+
+    for options in ({"batch_first": True}, {"batch_first": False}, {"batch_first": True, "bias": False}):
+        right = nn.MultiheadAttention(12, 3, **options).eval()
+        assert regard.check(right, like="softmax", only=["same"], draws=4)[0].status == "holds"
+    wrong = regard.check(NoScale(12, 3, batch_first=True).eval(), like="softmax", only=["same"], draws=4)[0]
+    assert wrong.status == "broken" and "1/√K missing" in wrong.detail
+
+
+def test_what_holds_no_weights_to_compare_is_said_not_to_be_asked():
+    class Nameless(nn.Module):
+        d_model = 12
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+
+        def forward(self, x):
+            q, k, v = (layer(x) for layer in self.layers)
+            return (q @ k.mT).softmax(-1) @ v
+
+    verdict = regard.check(Nameless(), like="softmax", only=["same"], draws=2)[0]
+    assert verdict.status == "could not be asked" and "in_proj_weight" in verdict.detail
+
+
+def test_always_causal_attention_is_compared_with_causal_attention():
+    def causal(q, k, v):
+        s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~lower(q.shape[2], k.shape[2]), -math.inf)
+        return s.softmax(-1) @ v
+
+    assert regard.check(causal, like="softmax", causal=True, only=["same"], draws=8)[0].status == "holds"
+
+
+def test_kernels_that_take_few_widths_and_dtypes():
+    def kernel(q, k, v, causal=True):
+        if q.shape[-1] % 16 or q.dtype not in (torch.bfloat16, torch.float32):
+            raise RuntimeError("heads of 16, 32, …, in float32 and bfloat16")
+        s = (q @ k.mT).float() / q.shape[-1] ** 0.5
+        if causal:
+            s = s.masked_fill(~lower(q.shape[2], k.shape[2]), -math.inf)
+        return s.softmax(-1).to(v.dtype) @ v
+
+    for dtype in ("fp32", "bf16"):
+        verdicts = regard.check(kernel, like="softmax", dtype=dtype, draws=3)
+        assert verdicts.ok and not verdicts.problems
+    with pytest.raises(regard.errors.OptionError, match="cannot be used here"):
+        regard.check(kernel, device="cuda:99")
+
+
+def test_a_mask_of_tokens_is_not_taken_for_one_of_pairs():
+    class Unpadding(nn.Module):
+        """Takes visible tokens out of the batch, and puts them back, as linear attention libraries do."""
+
+        d_model = 4
+
+        def forward(self, x, attention_mask=None):
+            if attention_mask is None:
+                return x.cumsum(1)
+            chosen = attention_mask.flatten().nonzero()[:, 0]
+            rows = (attention_mask.bool()[..., None] * x[: len(attention_mask)]).cumsum(1)
+            out = torch.zeros_like(x).flatten(0, 1)
+            return out.index_copy(0, chosen, rows.flatten(0, 1)[chosen]).view_as(x)
+
+    assert subject(Unpadding(), causal=True).takes_visible
+    assert regard.check(Unpadding(), causal=True, draws=6, only=["batch", "hidden"]).ok
+
+
+def test_a_leak_is_shown_by_ordinary_inputs_where_they_show_it():
+    def leaks(q, k, v):
+        a = (phi(q) @ phi(k).mT).tril()
+        return a @ v / (phi(q) @ phi(k).sum(2)[..., None])
+
+    verdict = regard.check(leaks, causal=True, only=["looks-ahead"])[0]
+    assert "30" not in verdict.detail and verdict.error > 1e-3
+    thing = subject(leaks, causal=True)
+    assert LAWS["looks-ahead"](thing, verdict.case).error == verdict.error
