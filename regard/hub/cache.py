@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from regard.errors import HubError
 from regard.hub.masks import find_structure
 from regard.mechanisms import Mechanism, State, fork
-from regard.shapes import Size
+from regard.shapes import Mask, Size
 
 # Made here and not beside the function, because it imports PyTorch's compiler.
 find_structure_uncompiled: Any = torch.compiler.disable(find_structure)
@@ -91,10 +91,14 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         k: Float[Tensor, "B G T K"],
         v: Float[Tensor, "B G T V"],
         visible: Bool[Tensor, "B T"] | None,
+        window: int | None = None,
     ) -> Float[Tensor, "B H T V"]:
-        """Extends the state by the next T tokens, and returns their causal attention."""
+        """Extends the state by the next T tokens, and returns their causal attention within the window.
+
+        With a window the state is a ring of as many keys and values, whatever the mechanism.
+        """
         if self.state is None:
-            self.state = mechanism.empty(Size.of(q, k, v))
+            self.state = mechanism.empty(Size.of(q, k, v), Mask(window=window))
         keys = k if "k" in mechanism.needs else None
         out, self.state = mechanism.extend(q, keys, v, self.state, visible)
         self.length += q.shape[2]
@@ -125,6 +129,8 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns the number of keys that a mask covers, and the position of the first key."""
+        if self.window is not None:  # a static layer with a window has room for no more than that, and this one has
+            return self.length + query_length, 0
         return self.max_length or self.length + query_length, 0
 
     def get_max_length(self) -> int:

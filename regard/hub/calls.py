@@ -175,41 +175,39 @@ def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, l
         out = layer.attend_cross(mechanism, q, call.k, call.v, mask.visible)
     else:
         T = q.shape[2]
-        _check_window(replacement, call, layer.length + T, layer.window)
-        visible = _visible_new_tokens(replacement, call, layer.length, T)
+        window = layer.window or call.kwargs.get("sliding_window")
+        visible = _visible_new_tokens(replacement, call, layer.length, T, window)
         _check_documents(replacement, call, visible)
-        out = layer.extend(mechanism, q, call.k, call.v, visible)
+        out = layer.extend(mechanism, q, call.k, call.v, visible, window)
     if isinstance(mechanism, Linear):  # its recurrent form does not apply dropout
         out = functional.dropout(out, mechanism.dropout, mechanism.training)
     return out
 
 
-def _check_window(replacement: AttentionReplacement, call: Call, tokens: int, window: int | None) -> None:
-    """Raises an error if the call has a sliding window that is smaller than the number of tokens.
-
-    A mechanism that keeps a state, or that has no scores, cannot apply such a window. `window` is that of the cache.
-    """
-    for width in (window, call.kwargs.get("sliding_window"), getattr(call.mask, "window", None)):
-        if width is not None and tokens > int(width):
-            raise replacement.refusal(
-                f"a sliding window of {width} over {tokens} tokens", "its state sums up the past and cannot forget"
-            )
-
-
-def _visible_new_tokens(replacement: AttentionReplacement, call: Call, start: int, T: int) -> Tensor | None:
+def _visible_new_tokens(
+    replacement: AttentionReplacement, call: Call, start: int, T: int, window: int | None
+) -> Tensor | None:
     """Returns the padding mask [B,T] of the T new tokens, True at tokens; None if there is no padding.
 
-    A state needs a causal mask: every query must see all tokens before it except padding.
+    A state needs a causal mask: every query must see all tokens before it, within its window, except padding.
     """
     if call.mask is None:
         return None
+    if call.mask.shape[-1] < start + T:
+        raise replacement.refusal(
+            f"a mask over {call.mask.shape[-1]} of {start + T} tokens",
+            "another layer of the model keeps a window of keys; use the mechanism in all layers with a window",
+        )
     if isinstance(call.mask, LazyMask):
         mask = call.mask.structured
     else:
         mask = recognise_structure(_one_row_per_query(call))
     causal = mask is not None and mask.documents is None and (mask.causal or T == 1)
-    if mask is None or not causal or not _limits_are_causal(mask, start, T):
-        raise replacement.refusal("this mask", "its state is causal, and the mask is not just causal with padding")
+    S = call.mask.shape[-1]
+    if mask is None or not causal or not _limits_are_causal(mask, start, T) or not _fits_window(mask, window, S):
+        raise replacement.refusal(
+            "this mask", "its state is causal, within the model's window, and the mask is not just that with padding"
+        )
     if mask.visible is None:
         return None
     new = mask.visible[:, start : start + T]
@@ -231,6 +229,19 @@ def _limits_are_causal(mask: Mask, start: int, T: int) -> bool:
     else:
         expected = mask.visible.long().cumsum(1)[:, start : start + T]
     return torch.equal(limit, expected.to(limit.dtype))
+
+
+def _fits_window(mask: Mask, window: int | None, S: int) -> bool:
+    """Tells whether a structured mask shows what a state with this window shows.
+
+    A mask of S keys that all lie within the window has none. The mask of one query has none either, but shows few keys.
+    """
+    if window is None or mask.window is not None:
+        return mask.window == window
+    seen = S
+    if mask.visible is not None:
+        seen = int(mask.visible.sum(1).max())
+    return seen <= window
 
 
 def _check_documents(replacement: AttentionReplacement, call: Call, visible: Tensor | None) -> None:
@@ -295,8 +306,9 @@ def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
     """Returns a mask without a structured form as an additive bias; refuses it if the mechanism has no scores."""
     S = call.k.shape[2]
     if not replacement.has_scores:
-        _check_window(replacement, call, S, None)  # if the matrix comes from a window, this error says so
-        raise replacement.refusal("a mask given as a matrix", "it knows causal masks and padding")
+        raise replacement.refusal(
+            "a mask given as a matrix", "it knows causal masks, padding before or after the tokens, and windows"
+        )
     assert call.mask is not None
     # The mask may have more columns than there are keys. Slicing a LazyMask computes its matrix.
     return as_additive(call.mask[..., :S], call.q.dtype)

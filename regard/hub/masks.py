@@ -155,9 +155,9 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
     """Returns the structured form of a mask matrix, boolean or additive; None if it has no structured form.
 
     Call a key visible if some query may attend to it. A mask has a structured form if it is one matrix for all heads
-    (its dim 1 is 1), has a boolean form (see `as_boolean`), and is of one of two kinds: (a) each query t attends to
+    (its dim 1 is 1), has a boolean form (see `as_boolean`), and is of one of three kinds: (a) each query t attends to
     exactly the first n_t visible keys, for any numbers n_t; (b) T = S, and it is causal within packed documents, with
-    nothing seen across them. In self-attention the queries are taken to be the last T keys, and a mask of kind (a) that
+    nothing seen across them; (c) it is causal within a sliding window that all queries share. In self-attention the queries are taken to be the last T keys, and a mask of kind (a) that
     is then causal becomes `Mask(causal=True)` without `rows`. With `cross` the queries are not keys, and a mask of kind
     (a) never becomes that.
     """
@@ -181,7 +181,10 @@ def find_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool) -> Mask | None:
     count = visible.long().cumsum(1)  # [B,S]: the number of visible keys up to and including each key
     index = count - visible.long()  # [B,S]: the number of visible keys before each key
     if not torch.equal(allowed, visible[:, None] & (index[:, None] < limit[..., None])):
-        return _recognise_documents(allowed)
+        found = _recognise_documents(allowed)
+        if found is None and not cross:
+            found = _recognise_window(allowed, visible)
+        return found
     T, S = allowed.shape[1:]
     # The simplest form that fits: causal with the queries at the end, then no limit, then a limit for each query.
     padding = None if bool(visible.all()) else visible
@@ -204,6 +207,23 @@ def _recognise_documents(allowed: Bool[Tensor, "B T S"]) -> Mask | None:
         mask = mask.but(visible=visible)
     found = mask.allowed(T, S, allowed.device)
     if found is None or not torch.equal(found[:, 0].expand(B, T, S), allowed):
+        return None
+    return mask
+
+
+def _recognise_window(allowed: Bool[Tensor, "B T S"], visible: Bool[Tensor, "B S"]) -> Mask | None:
+    """Returns the form of a causal mask with a sliding window, possibly padded; None if it is not.
+
+    Positions count visible keys, and transformers' windows count all: they agree unless padding lies between tokens.
+    """
+    T, S = allowed.shape[1:]
+    if T > S:
+        return None
+    mask = Mask(causal=True, window=max(1, int(allowed.sum(-1).max())))
+    if not bool(visible.all()):
+        mask = mask.but(visible=visible)
+    found = mask.allowed(T, S, allowed.device)
+    if found is None or not torch.equal(found[:, 0].expand_as(allowed), allowed):
         return None
     return mask
 
