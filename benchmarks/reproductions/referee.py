@@ -29,6 +29,9 @@ from torch.nn import functional
 import regard
 from regard.checking import Verdicts
 from regard.hub import untrained
+from regard.laws import LAWS, Case, Finding, SameAs, ask, subject
+from regard.laws.layouts import MaskForm, X
+from regard.laws.strangers import Stranger
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,6 +40,7 @@ FAMILIES = (
     *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "phi", "gpt_neox", "opt", "bloom", "bert", "roberta"),
     *("modernbert", "t5", "bart", "whisper", "vit", "gpt_oss", "qwen3_next", "mamba2", "jamba"),
 )
+GPU_LAWS = ("looks-ahead", "recurrent", "batch", "hidden", "pure", "attends", "precision")
 DRAWS = 8  # of laws over functions; flex_attention without compilation takes a second a case
 # Every bare function is told the same of these: it has neither a second face nor a declared cost.
 SILENT = "a bare function or module has only one face"
@@ -350,12 +354,11 @@ def run_on_gpu(seconds: float) -> None:
             process.kill()
             out, errors = process.communicate()
             errors += "\nstill asked when time was up"
-        print(name, process.returncode, out[-4000:], errors[-1500:], flush=True)
-        if process.returncode == 0:
-            said[name] = out.strip()
-        else:
+        said[name] = out.strip()  # lines as they came, also of one that was cut short
+        print(name, process.returncode, out, errors[-1500:], flush=True)
+        if process.returncode != 0:
             missing.append(f"{name}: {errors.strip().rpartition(chr(10))[2][:200]}")
-    asked = [law for name in GPU_FUNCTIONS if name in said for law in json.loads(said[name].rpartition("\n")[2])]
+    asked = [_gpu_row(name, said[name]) for name in GPU_FUNCTIONS]
     packages = sorted({entry["package"] for entry in asked})
     document = {
         "date": date.today().isoformat(),
@@ -371,21 +374,34 @@ def run_on_gpu(seconds: float) -> None:
     print(f"{path}: {len(asked)} rows; missing: {missing or 'none'}")
 
 
+def _gpu_row(name: str, said: str) -> dict[str, Any]:
+    """Returns the row of one implementation from the lines that its process printed."""
+    laws = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return {"package": GPU_FUNCTIONS[name][0], "name": name, "kind": name, "laws": laws}
+
+
 def ask_one(arguments: argparse.Namespace) -> None:
-    """Asks the laws of one implementation on the GPU, in float32 and bfloat16, and prints JSON as its last line."""
+    """Asks the laws of one implementation on a device, in float32, and prints a line of JSON a law."""
     warnings.simplefilter("ignore")
     use_first_configurations()
-    package, make, like = GPU_FUNCTIONS[arguments.name]
-    thing = make()
-    rows = []
-    for dtype in ("fp32", "bf16"):
-
-        def check(dtype: str = dtype) -> Verdicts:
-            return regard.check(thing, like=like, draws=6, dtype=dtype, device="cuda", causal=True)
-
-        row = _ask(package, arguments.name, f"{arguments.name}, {dtype}", check)
-        rows.append(row)
-    print(json.dumps(rows))
+    _, make, like = GPU_FUNCTIONS[arguments.name]
+    thing = subject(make(), label=arguments.name, causal=True).on(arguments.device)
+    assert isinstance(thing, Stranger)
+    laws: dict[str, Any] = {name: LAWS[name] for name in GPU_LAWS}
+    if like is None:
+        thing.assume(X, ("float32",), MaskForm("attention_mask", "keys", "ones"))
+    else:
+        laws["same"] = SameAs(subject(like).on(arguments.device))
+    for name, law in laws.items():
+        found = ask(law, thing, Case(B=2, T=67, K=16, V=16, dtype="float32", device=arguments.device, seed=1))
+        if isinstance(found, Finding):
+            status = "holds"
+            if found.exceeded:
+                status = "noted" if found.noted else "broken"
+            row = {"law": name, "status": status, "detail": found.what, "error": found.error, "limit": found.limit}
+        else:
+            row = {"law": name, "status": found.status, "detail": found.reason, "error": None, "limit": None}
+        print(json.dumps(row, ensure_ascii=False).replace("Infinity", '"inf"'), flush=True)
 
 
 def _run_program(text: str) -> str:
@@ -427,9 +443,9 @@ def make_table(document: dict[str, Any]) -> str:
 def make_programs(document: dict[str, Any], entries: dict[str, tuple[str, str, str, str]]) -> str:
     """Returns the programs with what they printed."""
     parts = []
-    for name, (subject, law, claim, program) in entries.items():
+    for name, (of, law, claim, program) in entries.items():
         output = document["programs"][name]
-        parts.append(f"**{subject}, `{law}`.** {claim}\n\n```py\n{program}```\n\nprints\n\n```text\n{output}\n```\n\n")
+        parts.append(f"**{of}, `{law}`.** {claim}\n\n```py\n{program}```\n\nprints\n\n```text\n{output}\n```\n\n")
     return "".join(parts)
 
 
@@ -442,6 +458,7 @@ def main() -> None:
     running.set_defaults(do=run)
     one = commands.add_parser("one", help="ask one implementation that needs a GPU, and print JSON")
     one.add_argument("name")
+    one.add_argument("--device", default="cuda")
     one.set_defaults(do=ask_one)
     commands.add_parser("docs").set_defaults(do=write_docs)
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Implementations that need a GPU, for `referee.py run --device cuda`: fla's layers and operations, compiled FlexAttention.
+"""Implementations that need a GPU, for `referee.py run --device cuda`: fla's layers, FlexAttention.
 
-Each is asked in a process of its own, several at a time, because compiling its kernels is most of the work. Kernels that
-choose among configurations by timing them are given the first one: every configuration has to be right.
+Each is asked in a process of its own, because compiling its kernels is most of the work. Kernels that choose among
+configurations by timing them are given the first one: every configuration has to be right.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 WIDTH = 64  # of tokens; two heads of 32
 TAKEN = (torch.float32, torch.bfloat16)  # fla's kernels have no float64, which finite differences would need
+HEAD = 16  # the width of heads of operations
 
 
 def use_first_configurations() -> None:
@@ -32,9 +33,8 @@ class FlaLayer(nn.Module):
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__()
-        from fla.layers import simple_gla
-
         import fla.layers
+        from fla.layers import simple_gla
 
         torch.manual_seed(0)
         make = getattr(fla.layers, name, None) or getattr(simple_gla, name)

@@ -157,7 +157,8 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
     Call a key visible if some query may attend to it. A mask has a structured form if it is one matrix for all heads
     (its dim 1 is 1), has a boolean form (see `as_boolean`), and is of one of three kinds: (a) each query t attends to
     exactly the first n_t visible keys, for any numbers n_t; (b) T = S, and it is causal within packed documents, with
-    nothing seen across them; (c) it is causal within a sliding window that all queries share. In self-attention the queries are taken to be the last T keys, and a mask of kind (a) that
+    nothing seen across them; (c) it is causal within a sliding window that all queries share, packed or not. In
+    self-attention the queries are taken to be the last T keys, and a mask of kind (a) that
     is then causal becomes `Mask(causal=True)` without `rows`. With `cross` the queries are not keys, and a mask of kind
     (a) never becomes that.
     """
@@ -212,9 +213,10 @@ def _recognise_documents(allowed: Bool[Tensor, "B T S"]) -> Mask | None:
 
 
 def _recognise_window(allowed: Bool[Tensor, "B T S"], visible: Bool[Tensor, "B S"]) -> Mask | None:
-    """Returns the form of a causal mask with a sliding window, possibly padded; None if it is not.
+    """Returns the form of a causal mask with a sliding window, possibly padded and packed; None if it is not.
 
     Positions count visible keys, and transformers' windows count all: they agree unless padding lies between tokens.
+    Rows of queries that are padding themselves may differ, as nobody reads their outputs.
     """
     T, S = allowed.shape[1:]
     if T > S:
@@ -222,10 +224,26 @@ def _recognise_window(allowed: Bool[Tensor, "B T S"], visible: Bool[Tensor, "B S
     mask = Mask(causal=True, window=max(1, int(allowed.sum(-1).max())))
     if not bool(visible.all()):
         mask = mask.but(visible=visible)
-    found = mask.allowed(T, S, allowed.device)
-    if found is None or not torch.equal(found[:, 0].expand_as(allowed), allowed):
+    if _shows_tokens(mask, allowed, visible):
+        return mask
+    if T != S:
         return None
-    return mask
+    # A document begins where a token does not see the one before it.
+    begins = torch.nn.functional.pad(~allowed.diagonal(-1, 1, 2), (1, 0))
+    mask = mask.but(documents=begins.long().cumsum(1))
+    if _shows_tokens(mask, allowed, visible):
+        return mask
+    return None
+
+
+def _shows_tokens(mask: Mask, allowed: Bool[Tensor, "B T S"], visible: Bool[Tensor, "B S"]) -> bool:
+    """Tells whether a mask shows each query that is no padding exactly the keys that it may see."""
+    T, S = allowed.shape[1:]
+    found = mask.allowed(T, S, allowed.device)
+    if found is None:
+        return False
+    tokens = visible[:, S - T :, None]
+    return torch.equal(found[:, 0].expand_as(allowed) & tokens, allowed & tokens)
 
 
 def as_boolean(mask: Num[Tensor, "*any"]) -> Bool[Tensor, "*any"] | None:

@@ -127,7 +127,8 @@ def possible_forms(name: str, has_causal_flag: bool) -> Iterator[MaskForm]:
             marks.reverse()
         yield from (MaskForm(name, shape, mark) for shape in ("keys", "head keys") for mark in marks)
         return
-    shapes = ["head pairs", "batch pairs", "pairs", "keys", "head keys"]
+    # A mask [T,S] that is read as one of [B,S] addresses rows that are not there, and ends a process on a GPU.
+    shapes = ["head pairs", "batch pairs", "keys", "head keys", "pairs"]
     if has_causal_flag:  # then a mask is more likely to be one of keys
         shapes = ["keys", "head keys", "head pairs", "batch pairs", "pairs"]
     for shape in shapes:

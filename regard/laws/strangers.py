@@ -139,6 +139,18 @@ class Stranger(Caller, Subject):
         self.find_out()
         return self.call(case, inputs, visible)
 
+    def assume(self, layout: Layout, dtypes: tuple[str, ...], key_mask: MaskForm | None = None) -> Stranger:
+        """Returns the subject itself, which is called in this way and not asked how it is called.
+
+        That is for calls that take long, and for those that end the process if they are wrong, as on a GPU.
+        """
+        self.layout = layout
+        self.dtypes = dtypes
+        self.key_mask = key_mask
+        self._claims = bool(self._claims)
+        self._found_out = True
+        return self
+
     def find_out(self) -> None:
         """Finds out how it wants to be called; raises `CouldNotBeAsked` where no way works."""
         if self._found_out:
