@@ -281,7 +281,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Asks the laws of everything that is installed, runs the programs, and writes a file of results."""
     warnings.simplefilter("ignore")
     if arguments.device == "cuda":
-        return run_on_gpu(arguments.seconds)
+        return run_on_gpu(arguments.seconds, arguments.only or list(GPU_FUNCTIONS))
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -333,11 +333,11 @@ def _ask(package: str, name: str, kind: str, check: Callable[[], Verdicts]) -> d
     return {"package": package, "name": name, "kind": kind, "seconds": time.perf_counter() - start, "laws": laws}
 
 
-def run_on_gpu(seconds: float) -> None:
+def run_on_gpu(seconds: float, names: list[str]) -> None:
     """Asks the laws of what needs a GPU, one process an implementation, and writes a file of results."""
     until = time.monotonic() + seconds
     commands: dict[str, list[str]] = {}
-    for name in GPU_FUNCTIONS:
+    for name in names:
         commands[name] = [sys.executable, "-W", "ignore", __file__, "one", name]
     for name, entry in GPU_BROKEN.items():
         commands[name] = [sys.executable, "-W", "ignore", "-c", entry[3]]
@@ -358,7 +358,7 @@ def run_on_gpu(seconds: float) -> None:
         print(name, process.returncode, out, errors[-1500:], flush=True)
         if process.returncode != 0:
             missing.append(f"{name}: {errors.strip().rpartition(chr(10))[2][:200]}")
-    asked = [_gpu_row(name, said[name]) for name in GPU_FUNCTIONS]
+    asked = [_gpu_row(name, said[name]) for name in names]
     packages = sorted({entry["package"] for entry in asked})
     document = {
         "date": date.today().isoformat(),
@@ -455,6 +455,7 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     running.add_argument("--seconds", type=float, default=300, help="after which what is still asked is left out")
+    running.add_argument("--only", action="append", help="on a GPU: this implementation; may be repeated")
     running.set_defaults(do=run)
     one = commands.add_parser("one", help="ask one implementation that needs a GPU, and print JSON")
     one.add_argument("name")

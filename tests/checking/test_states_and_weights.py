@@ -56,7 +56,7 @@ def test_a_step_that_does_not_run_is_told_and_the_other_laws_are_asked():
 
 def test_a_method_that_is_not_there():
     with pytest.raises(regard.errors.PluginError, match="no method 'stepp'"):
-        subject(NanoAttention(), step="stepp").state_call
+        _ = subject(NanoAttention(), step="stepp").state_call
 
 
 def test_multihead_attention_is_compared_by_its_weights():

@@ -34,7 +34,7 @@ def masked(s: Tensor, causal: bool = True) -> Tensor:
 
 def forgets_to_rescale(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     """Online softmax whose sums keep the factor of the maximum they were made with."""
-    T, S = q.shape[2], k.shape[2]
+    S = k.shape[2]
     s = masked(scores(q, k), causal)
     top = q.new_full((*q.shape[:-1], 1), -1e4)
     total, out = q.new_zeros((*q.shape[:-1], 1)), q.new_zeros((*q.shape[:-1], v.shape[-1]))
@@ -385,7 +385,7 @@ def _made(cls: type[nn.Module]) -> nn.Module:
     return cls().eval()
 
 
-# Each: what is checked, the options, the laws of which one has to be broken without like=, and with like= (None: those).
+# Each: what is checked, the options, laws of which one has to be broken without like=, and the same with like=.
 Expected = tuple[Any, dict[str, Any], set[str], tuple[str, set[str]] | None]
 SAME = {"same"}
 WRONG: dict[str, Expected] = {

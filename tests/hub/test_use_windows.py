@@ -127,5 +127,5 @@ def test_padding_between_tokens_is_refused_beyond_the_window(text):
     ids, mask, _ = text
     mask[:, 2] = 0  # transformers' window counts it, and a position here does not
     for use_cache in (True, False):
-        with pytest.raises(HubError, match="elu cannot honour .*mask"):
+        with pytest.raises(HubError, match=r"elu cannot honour .*mask"):
             used("mistral", "elu")(ids, attention_mask=mask, use_cache=use_cache)
