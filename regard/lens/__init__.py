@@ -4,6 +4,7 @@ from regard.lens.pages.page import write_page
 from regard.lens.pages.widget import show
 from regard.lens.recording.maps import attention_maps
 from regard.lens.recording.record import record
+from regard.lens.recording.weights import trace_of_weights
 from regard.lens.small_model import shipped
 from regard.lens.trace import Card, RecordedAttention, Recording, Trace, TraceError, decode, encode, load
 
@@ -20,5 +21,6 @@ __all__ = [
     "record",
     "shipped",
     "show",
+    "trace_of_weights",
     "write_page",
 ]
