@@ -212,7 +212,8 @@ def _ways(call: Caller) -> Iterator[StateCall]:
 
 def _ways_of_forward(call: Caller) -> Iterator[StateCall]:
     flag = next((n for n in call.parameters if n in STATE_FLAGS), None)
-    named: list[tuple[str, ...]] = [(n,) for n in call.parameters if n in STATES][:1]
+    named: list[tuple[str, ...]] = []
+    named += [(n,) for n in call.parameters if n in STATES][:1]
     if state_pair(call.f):
         named.append(state_pair(call.f))
     for names in named:
