@@ -34,16 +34,24 @@ def requested_memory(error: BaseException) -> str | None:
     return f"{match[1]} more were asked for"
 
 
+def memory_error(error: BaseException, doing: str, lower: str) -> ResourceError | None:
+    """Returns an error that says what was asked for, and what to lower; None where an error is about something else."""
+    asked = requested_memory(error)
+    if asked is None or isinstance(error, RegardError):
+        return None
+    return ResourceError(f"out of memory while {doing}: {asked}. {lower}")
+
+
 @contextmanager
 def explain_memory(doing: str, lower: str) -> Iterator[None]:
     """Raises a ResourceError that says what was asked for, and what to lower, where there is no memory left."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        asked = requested_memory(error)
-        if asked is None or isinstance(error, RegardError):
+        explained = memory_error(error, doing, lower)
+        if explained is None:
             raise
-        raise ResourceError(f"out of memory while {doing}: {asked}. {lower}") from error
+        raise explained from error
 
 
 def resolve_device(name: str) -> str:
@@ -92,3 +100,13 @@ def free_memory(device: torch.device) -> int:
         if "MemAvailable" in lines:
             return int(lines["MemAvailable"].split()[0]) << 10
     return 4 << 30
+
+
+def require_memory(needed: int, device: torch.device, doing: str, lower: str) -> None:
+    """Raises a ResourceError where so many bytes are more than a device has: a system may grant them and then kill."""
+    free = free_memory(device)
+    if needed > free:
+        raise ResourceError(
+            f"out of memory before {doing}: {needed / 1e9:,.1f} GB are needed, "
+            f"and {device} has {free / 1e9:,.1f} GB free. {lower}"
+        )

@@ -9,10 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.devices import memory_error
 from regard.errors import OptionError, ShapeError
 from regard.mechanisms import Mechanism, fitted
 from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, Weights, check_sizes
+
+_LOWER = "Lower B, H, T or S, set a window, take a linear mechanism, or a shorter dtype"
 
 
 def attend(
@@ -45,7 +48,14 @@ def attend(
         mechanism = fitted(mechanism, size, **options).to(device=v.device)
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
-    out: Tensor = mechanism(q, k, v, mask)
+    try:
+        out: Tensor = mechanism(q, k, v, mask)
+    except (MemoryError, RuntimeError) as error:
+        asked = f"attending with q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        explained = memory_error(error, asked, _LOWER)
+        if explained is None:
+            raise
+        raise explained from error
     warn_if_inaccurate(mechanism, q, k, visible)
     return out
 

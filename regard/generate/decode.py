@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.data.tokenizers import Tokenizer
+from regard.devices import explain_memory
 from regard.generate.beam_search import BeamSearch
 from regard.generate.graph import DecodingGraph, get_graph, round_up
 from regard.generate.prompts import Ids, PromptError, padded, read_prompts
@@ -26,6 +27,7 @@ from regard.models import GPT, Decoder, Model
 ROUNDS = 8  # of drawing again for distinct outputs
 WORTH_A_GRAPH = 16  # tokens to come
 CPU_CAPACITY = 32  # tokens
+_LOWER = "Lower max_tokens, n or beams, give fewer or shorter prompts, or take a smaller model"
 
 
 @overload
@@ -68,7 +70,7 @@ def generate(
     tokenizer = tokenizer or model.tokenizer
     prompts, single = read_prompts(prompt, decoder, settings, tokenizer)
     seed = _seed(settings)
-    with _eval_mode(decoder):
+    with explain_memory("generating", _LOWER), _eval_mode(decoder):
         if settings.beams is not None:
             choices = _search_beams(decoder, prompts, settings, tokenizer)
         elif settings.slide:
@@ -108,7 +110,7 @@ def _stream_pieces(
     model: Decoder[Any], prompts: list[list[int]], settings: Settings, tokenizer: Tokenizer, seed: int
 ) -> Iterator[str]:
     """Yields what is certain of the text after each token."""
-    with _eval_mode(model):
+    with explain_memory("generating", _LOWER), _eval_mode(model):
         sampler = _make_sampler(model, prompts, settings, tokenizer, seed, [0], watch=True)
         loop = DecodingLoop(model, prompts, sampler, settings.slide)
         output = sampler.texts[0]

@@ -12,7 +12,7 @@ import torch
 
 from regard.config import ConfigError, Section
 from regard.data.seeds import derive
-from regard.devices import explain_memory, resolve_device
+from regard.devices import explain_memory, require_memory, resolve_device
 from regard.models import Model, load
 from regard.models.locate import model_folder
 from regard.train import recipe as recipes
@@ -51,11 +51,10 @@ def train(recipe: Recipe, out: str | Path | None, device: str = "cpu", progress:
     claim: AbstractContextManager[Any] = nullcontext()
     if process.is_main:
         claim = run.claimed(config, lambda: began)
-    with claim:
+    with claim, explain_memory("training", _LOWER):
         trainer = _build_trainer(recipe, run, place, start, progress, process)
         began = True
-        with explain_memory("training", _LOWER):
-            trainer.fit()
+        trainer.fit()
     return run
 
 
@@ -76,11 +75,10 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
         return run
     recipe = recipes.resolve(tables.get("recipe", str(path)), tables)
     start = _load_start(recipe, place, recipe.model)
-    with _lock(run, process):
+    with _lock(run, process), explain_memory("training", _LOWER):
         trainer = _build_trainer(recipe, run, place, start, progress, process)
         trainer.resume()
-        with explain_memory("training", _LOWER):
-            trainer.fit()
+        trainer.fit()
     return run
 
 
@@ -146,6 +144,19 @@ def _build_seeded(recipe: Recipe, cls: type[Model[Any]], config: Any) -> Model[A
         return cls(config)
 
 
+def _require_room(cls: type[Model[Any]], config: Any, device: torch.device) -> None:
+    """Raises an error where a model's weights are more than the machine, or the device, has memory for.
+
+    They are counted on the device "meta", where tensors have no values: a machine that is asked for too much, layer by
+    layer, kills the process and says nothing.
+    """
+    with torch.random.fork_rng([]), torch.device("meta"):
+        weights = cls(config).state_dict().values()
+    needed = sum(x.numel() * x.element_size() for x in weights)
+    for place in {torch.device("cpu"), device}:
+        require_memory(needed, place, "the model is built", "Lower model.width, model.layers or the vocabulary")
+
+
 def _adopt_start(recipe: Recipe, start: Model[Any]) -> Recipe:
     """Returns the recipe with the config of the model that it starts from, and with that run's settings of data.
 
@@ -184,7 +195,9 @@ def _build_trainer(
         if process.world_size > 1:
             run.mark_started()
     if start is None:
-        model = _build_seeded(recipe, *recipes.resolve_model(recipe.model, **task.given))
+        cls, config = recipes.resolve_model(recipe.model, **task.given)
+        _require_room(cls, config, device)
+        model = _build_seeded(recipe, cls, config)
         model.tokenizer = task.tokenizer
         model.to(device)
     else:

@@ -21,8 +21,7 @@ from regard.data.files import DataError
 from regard.data.sentences import read_sentences
 from regard.data.tokenizers import BPE, TokenizerFileError, load_tokenizer
 from regard.data.tokens import TokenFile
-from regard.devices import explain_memory
-from regard.errors import RegardError, ResourceError, RunError
+from regard.errors import RegardError, RunError
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import MAGIC
 from regard.models.folder import ModelFolderError, ModelSaveError
@@ -262,16 +261,6 @@ def test_a_label_is_0_or_1(tmp_path, label):
 def test_any_temperature_gives_tokens(temperature):
     made = regard.generate(gpt(), [1, 2], max_tokens=2, temperature=temperature, seed=0)
     assert len(made.tokens) == 2
-
-
-def test_out_of_memory_says_what_was_asked_for_and_what_to_lower():
-    with (
-        pytest.raises(ResourceError, match=r"out of memory while trying: .* asked for. Lower it"),
-        explain_memory("trying", "Lower it"),
-    ):
-        torch.zeros(1 << 58, dtype=torch.uint8)
-    with pytest.raises(RuntimeError, match="another"), explain_memory("trying", "Lower it"):
-        raise RuntimeError("another")
 
 
 @pytest.mark.parametrize("header", ["{'descr': (", "{'descr': '<u2', 'shape': (10**30,)}", "(" * 500, "é"])

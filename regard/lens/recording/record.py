@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.devices import explain_memory
 from regard.errors import OptionError
 from regard.generate import Settings
 from regard.lens.recording.hub_models import hub_card, record_hub_model
@@ -17,6 +18,7 @@ from regard.models import Model
 Text = str | Sequence[int] | Tensor | Mapping[str, Any]
 
 
+@explain_memory("recording", "Give a shorter text, generate fewer tokens, or take a smaller model")
 def record(
     model: Any,
     text: Text,
