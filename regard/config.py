@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import NoneType, UnionType
@@ -34,6 +35,9 @@ SIZE_LIMITS = {
 }
 
 
+_type_hints = functools.cache(get_type_hints)  # of a class, which takes longer than all checks of its values
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of a config. Unknown keys, wrong types and impossible sizes are errors that say what was expected."""
@@ -42,7 +46,7 @@ class Section:
     place: ClassVar[str] = "model"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = _type_hints(type(self))
         for f in fields(self):
             value = getattr(self, f.name)
             if not fits(value, hints[f.name]):

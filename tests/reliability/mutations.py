@@ -1,17 +1,18 @@
 """Damages every kind of file and request that regard reads, and asks that each is read or refused by a RegardError.
 
-    python tests/reliability/mutations.py --count 10000 [--kind recipe] [--seed 1]
+    python tests/reliability/mutations.py --count 10000 [--kind recipe] [--seed 1] [--jobs 2]
 
-A failure is any other exception, a message that quotes much, more than `SECONDS`, or more than `BYTES` of memory. Each
-kind runs in a process of its own, which a failure in a library written in another language may end.
+A failure is any other exception, a message that quotes much, more than `SECONDS`, or more than `BYTES` of memory. The
+readers are called in batches, many in one process. A batch has a process of its own, which a failure in a library
+written in another language may end.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
+import os
 import random
 import resource
 import shutil
@@ -21,483 +22,93 @@ import tempfile
 import time
 import traceback
 import warnings
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "helpers"))
+from mutated_kinds import KINDS, make_corpus
 
-from hostile import (  # noqa: E402
-    Mutate,
-    damage_bytes,
-    damage_json,
-    damage_lines,
-    damage_safetensors,
-    damage_toml,
-    damage_trace,
-)
-
-PACKED = HERE.parent / "fixtures" / "v0.1.0.zip"
 SECONDS = 20
 BYTES = 3 << 30
 LONGEST_MESSAGE = 2500  # several quotes of 200 characters, paths, and the names that are known
+BATCH = 2500  # mutations in one process
+STUCK = 6 * SECONDS  # of a process in a library that no alarm interrupts
 
 
 class SlowError(BaseException):
     """Reading took longer than `SECONDS`."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of file: where it lies in the corpus, how it is damaged, and what reads it (with the corpus's folder)."""
-
-    file: str
-    mutate: Mutate
-    read: Callable[[Path], Any]
-    reset: tuple[str, ...] = ()  # files that reading may change
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def kind(name: str, file: str, mutate: Mutate, reset: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """Decorator: registers what reads a kind of file."""
-
-    def register(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-        KINDS[name] = Kind(file, mutate, read, reset)
-        return read
-
-    return register
-
-
-def use_model(folder: Path) -> None:
-    """Loads a model and continues a text with it."""
-    import regard
-
-    model = regard.load(folder)
-    if model.tokenizer is not None and hasattr(model, "head"):
-        regard.generate(model, "ab", max_tokens=2)
-
-
-@kind("model config", "run/model/config.json", damage_json)
-@kind("model weights", "run/model/model.safetensors", damage_safetensors)
-@kind("model tokenizer", "run/model/tokenizer.json", damage_json)
-def read_model(corpus: Path) -> None:
-    use_model(corpus / "run" / "model")
-
-
-@kind("bpe tokenizer", "bpe.json", damage_json)
-def read_bpe(corpus: Path) -> None:
-    from regard.data.tokenizers import load_tokenizer
-
-    tokenizer = load_tokenizer(corpus / "bpe.json")
-    tokenizer.decode(tokenizer.encode("the cat é \x00 sat"))
-    tokenizer.ends  # noqa: B018
-    tokenizer.as_json()
-
-
-@kind("hub config", "hub/config.json", damage_json)
-@kind("hub weights", "hub/model.safetensors", damage_safetensors)
-@kind("hub tokenizer", "hub/tokenizer.json", damage_json)
-@kind("hub generation config", "hub/generation_config.json", damage_json)
-def read_hub(corpus: Path) -> None:
-    import regard
-
-    regard.hub.load(corpus / "hub")
-
-
-@kind("hub index", "sharded/model.safetensors.index.json", damage_json)
-def read_index(corpus: Path) -> None:
-    import regard
-
-    regard.hub.load(corpus / "sharded")
-
-
-def resume_training(corpus: Path) -> None:
-    """Goes back to the checkpoint, whose manifest is made to match, and trains on."""
-    from training import trainer
-
-    from regard.storage import MANIFEST, hash_file
-
-    place = next((corpus / "toy" / "checkpoints").glob("step-*"))
-    hashes = {file.name: hash_file(file) for file in place.iterdir() if file.name != MANIFEST}
-    (place / MANIFEST).write_text(json.dumps(hashes))
-    made = trainer(corpus / "toy", steps=6)
-    made.resume()
-    made.fit()
-
-
-TOY = ("toy",)
-
-
-@kind("checkpoint state", "toy/checkpoints/step-4/state.json", damage_json, TOY)
-@kind("checkpoint optimizer", "toy/checkpoints/step-4/optimizer.safetensors", damage_safetensors, TOY)
-@kind("checkpoint config", "toy/checkpoints/step-4/config.json", damage_json, TOY)
-@kind("checkpoint weights", "toy/checkpoints/step-4/model.safetensors", damage_safetensors, TOY)
-def read_checkpoint(corpus: Path) -> None:
-    resume_training(corpus)
-
-
-@kind("manifest", "unfinished/checkpoints/step-3/manifest.json", damage_json)
-@kind("best", "unfinished/best", damage_bytes)
-def read_run_model(corpus: Path) -> None:
-    from regard.models.locate import newest_step
-
-    newest_step(corpus / "unfinished" / "checkpoints")
-    use_model(corpus / "unfinished")
-
-
-@kind("metrics", "run/metrics.jsonl", damage_lines)
-@kind("run config", "run/config.toml", damage_toml)
-def read_runs(corpus: Path) -> None:
-    from regard.lab.runs.page import compare_page
-    from regard.lab.runs.summary import summarize_run
-    from regard.train.run import find_runs
-
-    rows = [summarize_run(run) for run in find_runs(corpus / "run")]
-    if rows and random.random() < 0.02:  # drawing takes long
-        compare_page([row | {"config_differences": {}} for row in rows])
-
-
-@kind("unfinished config", "unfinished/config.toml", damage_toml)
-def read_unfinished(corpus: Path) -> None:
-    from regard.train import recipe as recipes
-    from regard.train.run import Run
-
-    tables = dict(Run.open(corpus / "unfinished").config)
-    tables.pop("device", None)
-    recipe = recipes.resolve(tables.get("recipe", "it"), tables)
-    recipe.train.total(rows=100)
-
-
-@kind("experiment results", "experiment/results.json", damage_json)
-def read_experiment_results(corpus: Path) -> None:
-    from regard.models.locate import model_folder
-    from regard.reporting import _draw_again
-
-    model_folder(corpus / "experiment")
-    if random.random() < 0.05:
-        _draw_again(corpus / "experiment")
-
-
-@kind("conversion results", "converted/results.json", damage_json)
-def read_conversion_results(corpus: Path) -> None:
-    from regard.models.locate import model_folder
-    from regard.reporting import _draw_again
-
-    model_folder(corpus / "converted")
-    if random.random() < 0.05:
-        _draw_again(corpus / "converted")
-
-
-@kind("experiment", "experiment/experiment.toml", damage_toml)
-def read_experiment(corpus: Path) -> None:
-    from regard.lab import experiment
-
-    with replaced(experiment.TrainingExperiment, "carry_out", experiment.plan_trainings):
-        experiment.resume(corpus / "experiment")
-
-
-@kind("conversion", "converted/convert.json", damage_json)
-def read_conversion(corpus: Path) -> None:
-    from regard.convert import run
-    from regard.train.run import Run
-
-    with replaced(run.Session, "train", lambda *given: Run(corpus / "run")):
-        run.train_stages(corpus / "converted")
-
-
-@contextmanager
-def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)
-
-
-@kind("recipe", "recipe.toml", damage_toml)
-def read_recipe(corpus: Path) -> None:
-    from regard.sweep.settings import check_trainable
-    from regard.train import recipe as recipes
-
-    check_trainable(recipes.load(str(corpus / "recipe.toml")))
-
-
-@kind("overrides", "overrides.txt", damage_bytes)
-def read_overrides(corpus: Path) -> None:
-    from regard.train import recipe as recipes
-
-    words = (corpus / "overrides.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
-    recipes.load("lm", words).train.total(rows=100)
-
-
-@kind("sweep", "sweep/sweep.toml", damage_toml)
-def read_sweep(corpus: Path) -> None:
-    from regard.sweep.run import Sweep
-    from regard.sweep.settings import trial_recipe
-
-    sweep = Sweep.open(corpus / "sweep")
-    for texts in sweep.config.planned_trials[:2]:
-        trial_recipe(sweep.config, texts or {}, sweep.root)
-
-
-@kind("trace", "recorded.trace", damage_trace)
-def read_trace(corpus: Path) -> None:
-    import regard
-    from regard.lens.trace.format import encode
-
-    trace = regard.lens.load(corpus / "recorded.trace")
-    for recording in trace.recordings:
-        for attended in recording.attentions:
-            for rows, _ in recording.chunks(attended):
-                recording.head_weights(attended, [0], rows)
-    if random.random() < 0.1:
-        encode(trace)
-
-
-@kind("text", "text.txt", damage_bytes)
-def read_text(corpus: Path) -> None:
-    from regard.data.tokens import write_tokens
-
-    write_tokens(corpus / "text.txt", corpus / "made")
-
-
-@kind("token file", "run/tokens/train.npy", damage_bytes)
-def read_tokens(corpus: Path) -> None:
-    from regard.data.tokens import TokenFile
-
-    found = TokenFile.open(corpus / "run" / "tokens" / "train.npy")
-    found.tokens[:5].tolist()
-
-
-@kind("sentences", "sentences.tsv", damage_bytes)
-def read_sentences(corpus: Path) -> None:
-    from regard.data.sentences import read_sentences as read
-
-    read(corpus / "sentences.tsv")
-
-
-@kind("questions", "experiment/data/train.tsv", damage_bytes)
-def read_questions(corpus: Path) -> None:
-    from regard.data.questions import read_questions as read
-
-    read(corpus / "experiment" / "data" / "train.tsv")
-
-
-@kind("pairs csv", "pairs.csv", damage_bytes)
-def read_pairs_csv(corpus: Path) -> None:
-    from regard.data.pairs import read_pairs
-
-    read_pairs(corpus / "pairs.csv")
-
-
-@kind("pairs jsonl", "pairs.jsonl", damage_lines)
-def read_pairs_jsonl(corpus: Path) -> None:
-    from regard.data.pairs import read_pairs
-
-    read_pairs(corpus / "pairs.jsonl")
-
-
-@kind("people", "experiment/data/people.jsonl", damage_lines)
-@kind("world", "experiment/data/world.toml", damage_toml)
-def read_world(corpus: Path) -> None:
-    from regard.data.world import read_world as read
-
-    read(corpus / "experiment" / "data")
-
-
-@kind("mentions", "mentions.jsonl", damage_lines)
-def read_mentions(corpus: Path) -> None:
-    from regard.lens.heads.annotations import read_mentions as read
-
-    read(corpus / "mentions.jsonl")
-
-
-@kind("conllu", "parsed.conllu", damage_bytes)
-def read_conllu(corpus: Path) -> None:
-    from regard.lens.heads.annotations import read_conllu as read
-
-    read(corpus / "parsed.conllu")
-
-
-@kind("vectors", "keys.csv", damage_bytes)
-def read_vectors(corpus: Path) -> None:
-    from regard.cli.design import read_rows
-
-    read_rows(corpus / "keys.csv")
-
-
-APPS: list[Any] = []
-
-
-@kind("record request", "record.json", damage_json)
-def ask_record(corpus: Path) -> None:
-    ask("/record", (corpus / "record.json").read_bytes())
-
-
-@kind("generate request", "generate.json", damage_json)
-def ask_generate(corpus: Path) -> None:
-    ask("/generate", (corpus / "generate.json").read_bytes())
-
-
-@kind("request head", "head.txt", damage_bytes)
-def ask_head(corpus: Path) -> None:
-    lines = (corpus / "head.txt").read_bytes().split(b"\n")
-    headers = [tuple(part.strip() for part in line.partition(b":")[::2]) for line in lines[1:]]
-    path = lines[0].decode("latin-1")
-    ask(path, b'{"text": "abc"}', [(name.lower(), value) for name, value in headers])
-
-
-def ask(path: str, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    """Sends a request to the server's app; an answer of 500 or more, or an exception, is a failure."""
-    if not APPS:
-        APPS.append(_app())
-    if headers is None:
-        headers = [
-            (b"host", b"127.0.0.1:8000"),
-            (b"authorization", b"Bearer t"),
-            (b"content-type", b"application/json"),
-        ]
-    path, _, query = path.partition("?")
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"}
-    scope |= {"path": path, "raw_path": path.encode(), "query_string": query.encode(), "headers": headers}
-    scope |= {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "root_path": ""}
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-    statuses: list[int] = []
-
-    async def receive() -> dict[str, Any]:
-        if messages:
-            return messages.pop()
-        await asyncio.sleep(3600)
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            statuses.append(message["status"])
-
-    asyncio.run(APPS[0](scope, receive, send))
-    assert statuses and statuses[0] < 500, statuses
-
-
-def _app() -> Any:
-    import torch
-
-    from regard import GPT
-    from regard.data.tokenizers import Bytes
-    from regard.lens.models import RecordableModel
-    from regard.lens.pages.server import SharedModel, create
-    from regard.lens.recording.regard_models import regard_card
-
-    torch.manual_seed(0)
-    model = GPT.preset("nano", vocabulary=256, length=64, width=16, layers=1, attention={"heads": 2})
-    model.tokenizer = Bytes()
-    return create(SharedModel(RecordableModel(model, model.tokenizer, regard_card(model, "small"))), 8000, "t")
-
-
-def make_corpus(folder: Path) -> None:
-    """Writes one good file of every kind."""
-    import torch
-    from training import trainer
-
-    import regard
-    from regard.data.tokenizers import BPE
-
-    with zipfile.ZipFile(PACKED) as packed:
-        packed.extractall(folder)
-    tokenizer = BPE.train(["the cat sat on the mat, the dog ran"] * 3, 300, ["<end>"])
-    tokenizer.save(folder / "bpe.json")
-    torch.manual_seed(0)
-    model = regard.GPT.preset("gpt2", vocabulary=320, length=64, width=16, layers=1, attention={"heads": 2})
-    model.tokenizer = tokenizer
-    regard.hub.export(model, folder / "hub")
-    (folder / "hub" / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
-    _shard(folder / "hub", folder / "sharded")
-    made = trainer(folder / "toy", steps=4)
-    made.fit()
-    shutil.rmtree(folder / "toy" / "model")
-    texts = {
-        "recipe.toml": f'task = "lm"\n[data]\ntext = "{folder}/text.txt"\n'
-        'block = 16\n[model]\npreset = "nano"\nlayers = 1\n'
-        '[model.attention]\nheads = 2\n[train]\nepochs = 1.5\nlr = 1e-3\n[train.schedule]\nname = "cosine"\n'
-        '[train.optimizer]\nname = "adamw"\noptions = {betas = [0.9, 0.95]}\n',
-        "overrides.txt": "train.lr=1e-3\ndata.block=16\nmodel.attention.heads=2\ntrain.epochs=2\nmodel.layers=1",
-        "sentences.tsv": "text\tlabel\na good film\t1\na bad film\t0\n",
-        "pairs.csv": 'article,summary\n"a, b",c\nd,"e ""f"""\n',
-        "pairs.jsonl": '{"article": "a b c", "summary": "a", "facts": {"x": "y", "z": null}}\n'
-        '{"article": "d", "summary": "e"}\n',
-        "mentions.jsonl": '{"text": "she saw her", "clusters": [[[0, 3], [8, 11]]]}\n',
-        "parsed.conllu": "# text = a b\n1\ta\ta\tX\t_\t_\t2\tdet\t_\t_\n2\tb\tb\tX\t_\t_\t0\troot\t_\t_\n\n",
-        "keys.csv": "1,2,3\n4,5.5,-6e3\n",
-        "record.json": '{"ids": [1, 2, 3, 4], "prompt": 2, "name": "x", "text": "abc"}',
-        "generate.json": '{"text": "abc", "max_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3}',
-        "head.txt": "/record?token=t\nhost: 127.0.0.1:8000\nauthorization: Bearer t\ncontent-type: application/json",
-    }
-    asked = json.loads((folder / "converted" / "convert.json").read_bytes())
-    asked["original"] = str(folder / "run" / "model")
-    (folder / "converted" / "convert.json").write_text(json.dumps(asked))
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def _shard(whole: Path, sharded: Path) -> None:
-    """Writes a copy of a model whose weights have an index."""
-    from safetensors import safe_open
-
-    shutil.copytree(whole, sharded)
-    (sharded / "model.safetensors").rename(sharded / "model-1.safetensors")
-    with safe_open(sharded / "model-1.safetensors", "pt") as file:
-        index = {"weight_map": dict.fromkeys(file.keys(), "model-1.safetensors")}
-    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What became of the mutations of one kind."""
+    """What became of the mutations of one kind; `seconds` are those of a processor, `slowest` those of one mutation."""
 
     name: str
-    refused: int
-    read: int
-    failures: list[str]
-    seconds: float
+    tried: int = 0
+    refused: int = 0
+    read: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Outcome) -> None:
+        """Adds what became of another batch of the same kind."""
+        for name in ("tried", "refused", "read", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.slowest = max(self.slowest, other.slowest)
+        self.failures = other.failures | self.failures
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:24} {self.tried:7,} mutations  {self.refused:7,} refused  {self.read:7,} read  "
+            f"{len(self.failures):3} kinds of failure  {self.seconds:7.1f} s  {self.slowest:5.2f} s the slowest"
+        )
 
 
-def try_kind(name: str, count: int, seed: int, corpus: Path, keep: Path | None = None) -> Outcome:
-    """Reads so many damaged files of a kind; `corpus` is as it was afterwards."""
+def try_kind(name: str, numbers: range, seed: int, corpus: Path) -> Outcome:
+    """Reads damaged files of a kind, one for each number; `corpus` is as it was afterwards."""
     chosen = KINDS[name]
     path = corpus / chosen.file
     good = path.read_bytes()
     saved = {part: shutil.copytree(corpus / part, corpus / f".{part}") for part in chosen.reset}
-    counts = {"refused": 0, "read": 0}
-    failures: dict[str, str] = {}
-    began = time.perf_counter()
+    outcome = Outcome(name)
+    began = time.process_time()
     chosen.read(corpus)  # the good file is read, or nothing would be tried
-    for number in range(count):
-        for part, copy in saved.items():
-            shutil.rmtree(corpus / part)
-            shutil.copytree(copy, corpus / part)
+    changed = True
+    for number in numbers:
+        if changed:
+            _restore(corpus, saved)
         draw = random.Random(f"{name} {seed} {number}")
         random.seed(number)
         damaged = chosen.mutate(good, draw)
         path.write_bytes(damaged)
-        if keep is not None:
-            (keep / "last").write_bytes(damaged)
-        fault = _try(chosen.read, corpus, counts)
-        if fault is not None and fault.partition("\n")[0] not in failures:
-            failures[fault.partition("\n")[0]] = f"{name} {seed} {number}: {fault}\n    {damaged[:300]!r}"
+        read_before = outcome.read
+        before = time.process_time()
+        fault = _try(chosen.read, corpus, outcome)
+        outcome.slowest = max(outcome.slowest, time.process_time() - before)
+        changed = bool(fault) or outcome.read > read_before  # what is refused stays as it was
+        if fault is not None:
+            kept = f"{name} {seed} {number}: {fault}\n    {damaged[:300]!r}"
+            outcome.failures.setdefault(fault.partition("\n")[0], kept)
+    _restore(corpus, saved)
+    for copy in saved.values():
+        shutil.rmtree(copy)
     path.write_bytes(good)
+    outcome.tried = len(numbers)
+    outcome.seconds = time.process_time() - began
+    return outcome
+
+
+def _restore(corpus: Path, saved: dict[str, Path]) -> None:
+    """Puts back the folders that reading changes."""
     for part, copy in saved.items():
         shutil.rmtree(corpus / part)
-        copy.rename(corpus / part)
-    return Outcome(name, counts["refused"], counts["read"], list(failures.values()), time.perf_counter() - began)
+        shutil.copytree(copy, corpus / part)
 
 
-def _try(read: Callable[[Path], Any], corpus: Path, counts: dict[str, int]) -> str | None:
+def _try(read: Callable[[Path], Any], corpus: Path, outcome: Outcome) -> str | None:
     """Reads one file, counts what became of it, and returns what is wrong, or None."""
     from regard.errors import RegardError, ResourceError
 
@@ -506,11 +117,11 @@ def _try(read: Callable[[Path], Any], corpus: Path, counts: dict[str, int]) -> s
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read(corpus)
-        counts["read"] += 1
+        outcome.read += 1
     except ResourceError as error:
         return f"out of memory: {error}"
     except RegardError as error:
-        counts["refused"] += 1
+        outcome.refused += 1
         if len(str(error)) > LONGEST_MESSAGE:
             return f"a message of {len(str(error))} characters: {str(error)[:200]}…"
     except SlowError:
@@ -531,60 +142,94 @@ def _slow(*given: Any) -> None:
 
 
 def prepare_process() -> None:
-    """Sets the limits of memory and time in this process."""
+    """Sets the limits of memory and time in this process, and lets it write without waiting for the disk."""
     import torch
 
     torch.set_num_threads(1)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
     signal.signal(signal.SIGALRM, _slow)
+    os.fsync = lambda handle: None  # type: ignore[assignment]
 
 
-def _work(name: str, count: int, seed: int, corpus: str, where: Any) -> None:
-    import regard  # noqa: F401
-
+def _work(name: str, numbers: range, seed: int, corpus: Path, result: Any) -> None:
     prepare_process()
-    where.put(try_kind(name, count, seed, Path(corpus), Path(corpus).parent))
+    result.send(try_kind(name, numbers, seed, corpus))
 
 
-def run_campaign(names: list[str], count: int, seed: int) -> int:
-    """Tries every kind in a process of its own, prints a line for each, and returns how many failures there were."""
-    context = multiprocessing.get_context("fork")
-    total = 0
+@dataclass
+class Worker:
+    """A process that reads one batch in a copy of the corpus of its own."""
+
+    name: str
+    numbers: range
+    corpus: Path
+    process: Any
+    result: Any
+
+    def finish(self) -> Outcome:
+        """Returns what the process found, or, where it ended without a word, a failure that names what it read."""
+        try:
+            outcome: Outcome = self.result.recv()
+        except EOFError:
+            self.process.join()
+            kept = Path(tempfile.gettempdir()) / f"mutation-{self.name.replace(' ', '-')}"
+            shutil.copy(self.corpus / KINDS[self.name].file, kept)
+            said = f"the process ended with {self.process.exitcode}"
+            outcome = Outcome(self.name, failures={said: f"{self.name} {self.numbers}: {said}; see {kept}"})
+            shutil.rmtree(self.corpus)
+            make_corpus(self.corpus)
+        self.process.join()
+        return outcome
+
+    def end_if_stuck(self) -> None:
+        """Ends the process where it has been reading one file for too long, inside a library that hears no alarm."""
+        file = self.corpus / KINDS[self.name].file
+        if file.exists() and time.time() - file.stat().st_mtime > STUCK:
+            self.process.kill()
+
+
+def run_campaign(names: list[str], count: int, seed: int, jobs: int) -> list[Outcome]:
+    """Tries every kind in batches, `jobs` at a time, prints a line for each kind, and returns what became of them."""
+    batches = [(name, range(n, min(count, n + BATCH))) for name in names for n in range(0, count, BATCH)]
+    left = {name: sum(other == name for other, _ in batches) for name in names}
+    outcomes = {name: Outcome(name) for name in names}
     with tempfile.TemporaryDirectory() as root:
-        corpus = Path(root) / "corpus"
-        make_corpus(corpus)
-        for name in names:
-            results = context.Queue()
-            process = context.Process(target=_work, args=(name, count, seed, str(corpus), results))
-            process.start()
-            outcome = _wait(process, results)
-            if outcome is None:
-                kept = Path(tempfile.gettempdir()) / f"mutation-{name.replace(' ', '-')}"
-                shutil.copy(Path(root) / "last", kept)
-                outcome = Outcome(name, 0, 0, [f"the process ended with {process.exitcode}; see {kept}"], 0.0)
-                shutil.rmtree(corpus)
-                make_corpus(corpus)
-            total += len(outcome.failures)
-            print(
-                f"{name:24} {count:7,} mutations  {outcome.refused:7,} refused  {outcome.read:7,} read  "
-                f"{len(outcome.failures):3} kinds of failure  {outcome.seconds:6.0f} s",
-                flush=True,
-            )
-            for failure in outcome.failures:
-                print("  ✗", failure, flush=True)
-    return total
+        free = [Path(root) / str(job) for job in range(jobs)]
+        for corpus in free:
+            make_corpus(corpus)
+        working: list[Worker] = []
+        while batches or working:
+            while batches and free:
+                working.append(_start(*batches.pop(0), seed, free.pop()))
+            ready = wait([worker.result for worker in working], timeout=SECONDS)
+            for worker in list(working):
+                if worker.result not in ready:
+                    worker.end_if_stuck()
+                    continue
+                outcomes[worker.name].add(worker.finish())
+                working.remove(worker)
+                free.append(worker.corpus)
+                left[worker.name] -= 1
+                if not left[worker.name]:
+                    _print(outcomes[worker.name])
+    return list(outcomes.values())
 
 
-def _wait(process: Any, results: Any) -> Outcome | None:
-    """Returns what a process found, or None where it ended without a word."""
-    while process.is_alive() or not results.empty():
-        if not results.empty():
-            outcome: Outcome = results.get()
-            process.join()
-            return outcome
-        process.join(0.2)
-    return None
+def _start(name: str, numbers: range, seed: int, corpus: Path) -> Worker:
+    """Starts the process of one batch."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(name, numbers, seed, corpus, sender))
+    process.start()
+    sender.close()  # so that its end is noticed here
+    return Worker(name, numbers, corpus, process, receiver)
+
+
+def _print(outcome: Outcome) -> None:
+    print(outcome, flush=True)
+    for failure in outcome.failures.values():
+        print("  ✗", failure, flush=True)
 
 
 def main() -> None:
@@ -592,8 +237,18 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="mutations of each kind")
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only this kind; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("--json", type=Path, help="write the outcomes here")
     given = parser.parse_args()
-    sys.exit(bool(run_campaign(given.kind or list(KINDS), given.count, given.seed)))
+    began = time.monotonic()
+    outcomes = run_campaign(given.kind or list(KINDS), given.count, given.seed, given.jobs)
+    tried = sum(outcome.tried for outcome in outcomes)
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    failures = sum(len(outcome.failures) for outcome in outcomes)
+    print(f"{tried:,} mutations, {seconds:.0f} s of processors in {time.monotonic() - began:.0f} s", flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":
