@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from regard.errors import DataError
+from regard.errors import DataError, quote
 from regard.locks import LockState, lock_folder, lock_handle
 from regard.reading import open_file, read_json_object
 
@@ -230,8 +230,8 @@ def read_manifest(path: Path) -> dict[str, str] | None:
 
 def find_damage(path: Path, want: Any, from_disk: bool = False) -> str | None:
     """Returns what is wrong with a file of which a manifest has the hash, naming it; None where nothing is."""
-    if not path.exists():
-        return f"{path} is missing"
+    if not os.path.exists(path):  # unlike Path's, no error for a name that no system takes
+        return f"{quote(str(path), marks=False)} is missing"
     try:
         found = hash_file(path, from_disk)
     except DataError as error:

@@ -116,10 +116,12 @@ def format_metrics(values: Mapping[str, Any]) -> str:
 
 
 def _format_metric(name: str, value: Any) -> str:
+    if value is None:
+        return f"{name.replace('mfu', 'MFU')} unknown"
     if name == "tokens_per_second":
         return f"{value:,.0f} tokens/s"
     if name == "mfu":
-        return "MFU unknown" if value is None else f"MFU {value:.1%}"
+        return f"MFU {value:.1%}"
     if "accuracy" in name:
         return f"{name} {value:.1%}"
     return f"{name} {value:.4g}"

@@ -26,9 +26,10 @@ from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import MAGIC
 from regard.models.folder import ModelFolderError, ModelSaveError
 from regard.models.locate import model_folder
-from regard.storage import MANIFEST, hash_file
+from regard.storage import MANIFEST, find_damage, hash_file
 from regard.train import recipe as recipes
 from regard.train.checkpoint import CheckpointError
+from regard.train.progress import format_metrics
 from regard.train.run import Run
 
 WEIGHTS = "model.safetensors"
@@ -332,3 +333,13 @@ def test_a_models_text_is_escaped_on_a_terminal_only(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show.print_text(HOSTILE)
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_system_takes_is_missing(tmp_path, name):
+    assert str(find_damage(tmp_path / name, "")).endswith("is missing")
+
+
+@pytest.mark.parametrize("name", ["tokens_per_second", "mfu", "loss", "accuracy"])
+def test_a_metric_that_was_not_measured_is_unknown(name):
+    assert "unknown" in format_metrics({"step": 1, name: None})
