@@ -88,7 +88,7 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         """Returns the name that an entry is known by, or None; nothing is imported for it."""
         return next((name for name, known in self._entries.items() if known is entry), None)
 
-    def build(self, name: str, offered: Mapping[str, Any], **options: Any) -> Any:
+    def build(self, name: str, offered: Mapping[str, Any], /, **options: Any) -> Any:
         """Calls the entry of that name with what it takes of `offered` and with all of `options`."""
         return call_with_options(self.find(name), f"{self.kind} '{name}'", offered, options)
 

@@ -55,6 +55,20 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
+def _made_folder(path: Path) -> Iterator[None]:
+    """Makes a folder and those above it; where what follows fails and leaves them empty, removes them again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    make_folder(path)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # somebody has written into it
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+@contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """Opens a file beside its place to write to; it is flushed, forced to disk and renamed at the end.
 
@@ -120,8 +134,7 @@ def replace_files(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
     A manifest of their hashes is added. Files of an earlier set that are `owned` by the kind of folder and have not
     been written again are removed. Whenever this is stopped, one of the two sets is there: `read_files` finds it.
     """
-    make_folder(folder)
-    with _locked_stage(_stage_path(folder / "files")) as stage:
+    with _made_folder(folder), _locked_stage(_stage_path(folder / "files")) as stage:
         yield stage
         write_manifest(stage)
         _sync_files(stage)

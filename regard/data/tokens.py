@@ -1,17 +1,15 @@
 """Long texts as files of token ids, for language models.
 
 A folder holds train.npy and dev.npy (ids as uint16, or uint32 for more than 65,536 tokens; mapped, never read as a
-whole) and the tokenizer.json that made them. Where a file has fewer tokens than a window, the window is shortened to
+whole), the tokenizer.json that made them, and the hashes of the three; they are replaced together. Where a file has fewer tokens than a window, the window is shortened to
 what there is, so that a short text trains too.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,9 +25,12 @@ from regard.data.batch import IGNORE, Batch
 from regard.data.files import PIECE, DataError, read_pieces
 from regard.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
 from regard.errors import quote
-from regard.reading import check_file
-from regard.storage import atomic_write
+from regard.reading import check_file, check_path
+from regard.storage import MANIFEST, find_damage, read_files, read_manifest, replace_files
 
+TRAIN = "train.npy"
+DEV = "dev.npy"
+TOKENIZER = "tokenizer.json"
 FEWEST = 4  # tokens of a text: two to train on, two to evaluate
 Ids = NDArray[Any]
 
@@ -44,24 +45,35 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: str | Path) -> TokenFile:
-        """Opens a .npy file with the tokenizer.json beside it."""
+        """Opens a .npy file with the tokenizer.json beside it, both of the set that was written last."""
         path = Path(path)
-        check_file(path, DataError)
-        try:
-            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # NumPy parses its header as Python text, which fails in many ways
-            raise DataError(
-                f"{path} cannot be read: {quote(error)}; expected what `regard data tokens` writes"
-            ) from None
-        if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
-            content = type(tokens).__name__
-            if isinstance(tokens, np.ndarray):
-                content = f"{tokens.dtype} {list(tokens.shape)}"
-            raise DataError(f"{path} holds {content}; expected one row of uint16 or uint32")
-        return cls(path, tokens, load_tokenizer(path.with_name("tokenizer.json")))
+        if not check_path(path.parent, DataError).is_dir():
+            check_file(path, DataError)
+        with read_files(path.parent) as locate:
+            hashes = read_manifest(locate(MANIFEST)) or {}  # folders of earlier versions have none
+            if TOKENIZER in hashes:  # tokens are mapped: to hash them would be to read them all
+                damage = find_damage(locate(TOKENIZER), hashes[TOKENIZER])
+                if damage is not None:
+                    raise DataError(f"{damage}: it was changed since it was written; write the tokens again")
+            return cls(path, _map_tokens(locate(path.name)), load_tokenizer(locate(TOKENIZER)))
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+def _map_tokens(path: Path) -> Ids:
+    """Returns the ids of a .npy file, which are mapped."""
+    check_file(path, DataError)
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # NumPy parses its header as Python text, which fails in many ways
+        raise DataError(f"{path} cannot be read: {quote(error)}; expected what `regard data tokens` writes") from None
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
+        content = type(tokens).__name__
+        if isinstance(tokens, np.ndarray):
+            content = f"{tokens.dtype} {list(tokens.shape)}"
+        raise DataError(f"{path} holds {content}; expected one row of uint16 or uint32")
+    return tokens
 
 
 def write_tokens(
@@ -87,9 +99,8 @@ def write_tokens(
     # Little-endian on every machine, so that a file can be mapped elsewhere as it is.
     dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         # How many tokens there are is known only at the end, so they are divided in a second pass.
-        with tempfile.TemporaryFile(dir=folder) as ids:
+        with replace_files(folder) as stage, tempfile.TemporaryFile(dir=stage) as ids:
             for part in _cut_between_words(read_pieces(text, piece)):
                 ids.write(np.array(tokenizer.encode(part), dtype).tobytes())
             n = ids.tell() // dtype.itemsize
@@ -98,10 +109,12 @@ def write_tokens(
                 raise DataError(f"{text} {fault}; expected text of at least {FEWEST} tokens")
             train = min(max(round(share * n), FEWEST // 2), n - FEWEST // 2)
             ids.seek(0)
-            _write_files(ids, {folder / "train.npy": train, folder / "dev.npy": n - train}, dtype, tokenizer)
+            for name, number in ((TRAIN, train), (DEV, n - train)):
+                _write_part(ids, stage / name, number, dtype)
+            tokenizer.save(stage / TOKENIZER)
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror}; earlier files are as they were") from error
-    return TokenFile.open(folder / "train.npy"), TokenFile.open(folder / "dev.npy")
+    return TokenFile.open(folder / TRAIN), TokenFile.open(folder / DEV)
 
 
 # Where byte-pair encoding never joins two sides: before a single space, and after a single line break.
@@ -123,22 +136,15 @@ def _cut_between_words(pieces: Iterator[str]) -> Iterator[str]:
         yield rest
 
 
-def _write_files(source: BinaryIO, parts: dict[Path, int], dtype: np.dtype[Any], tokenizer: Tokenizer) -> None:
-    """Divides ids among .npy files, `parts[path]` to each, and writes the tokenizer beside them.
-
-    All files are written before any takes its place.
-    """
-    with ExitStack() as stack:
-        for path, number in parts.items():
-            target = stack.enter_context(atomic_write(path))
-            # The header is written by hand, as np.save would want all tokens in memory.
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (number,)}
-            np.lib.format.write_array_header_1_0(target, header)
-            left = number * dtype.itemsize
-            while left:
-                left -= target.write(source.read(min(left, PIECE)))
-        file = stack.enter_context(atomic_write(next(iter(parts)).with_name("tokenizer.json")))
-        file.write(json.dumps(tokenizer.as_json(), ensure_ascii=False).encode())
+def _write_part(source: BinaryIO, path: Path, number: int, dtype: np.dtype[Any]) -> None:
+    """Writes the next `number` ids of a source into a .npy file."""
+    with path.open("wb") as target:
+        # The header is written by hand, as np.save would want all tokens in memory.
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (number,)}
+        np.lib.format.write_array_header_1_0(target, header)
+        left = number * dtype.itemsize
+        while left:
+            left -= target.write(source.read(min(left, PIECE)))
 
 
 def windows(tokens: Ids, length: int, starts: NDArray[Any] | Int[Tensor, "B"]) -> Batch:

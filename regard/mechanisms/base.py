@@ -289,7 +289,7 @@ def mechanisms() -> dict[str, type[Mechanism]]:
 MechanismLike = str | type["Mechanism"] | Callable[[Tensor, Tensor], Tensor]  # what a mechanism is built from
 
 
-def mechanism(name: MechanismLike, **options: Any) -> Mechanism:
+def mechanism(name: MechanismLike, /, **options: Any) -> Mechanism:
     """Builds the mechanism of that name, e.g. `mechanism("performer", features=256)`.
 
     A function of a query [K] and a key [K] is short for `mechanism("similarity", sim=function)`.
@@ -297,7 +297,7 @@ def mechanism(name: MechanismLike, **options: Any) -> Mechanism:
     return _build(name, {}, options)
 
 
-def fitted(name: MechanismLike, size: Size, **options: Any) -> Mechanism:
+def fitted(name: MechanismLike, size: Size, /, **options: Any) -> Mechanism:
     """Builds a mechanism whose heads, width and length, where it has such options, are those of `size`."""
     return _build(name, {"heads": size.H, "width": size.K, "length": max(size.T, size.S, 1)}, options)
 
@@ -327,7 +327,7 @@ def _require_similarity(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def on_meta(name: str | type[Mechanism], size: Size, **options: Any) -> Mechanism:
+def on_meta(name: str | type[Mechanism], size: Size, /, **options: Any) -> Mechanism:
     """Builds a mechanism as `fitted` does, on the meta device: for what follows from sizes alone.
 
     Its learned numbers take no memory there, in which they might not fit.

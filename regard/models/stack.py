@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.errors import LengthError
+from regard.errors import LengthError, OptionError, quote
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cache, fork, lookup
 from regard.models.config import StackConfig
@@ -228,6 +228,9 @@ def _build_attention(config: StackConfig, mechanism: str, options: dict[str, Any
     """Returns one attention layer of the stack; `more` says what it attends to, and how."""
     attention = config.attention
     block = config.block
+    own = next((name for name in options if name == "self" or accepts(Attention, name)), None)
+    if own is not None:
+        raise OptionError(f"mechanism '{mechanism}': {quote(own)} is set by the model, not among its options")
     return Attention(
         config.width,
         attention.heads,

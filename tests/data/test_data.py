@@ -397,7 +397,8 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(kind, piece, tmp_path):
     assert found.tolist() == train.tokenizer.encode(TEXT) and train.tokenizer.decode(found) == TEXT
     assert len(train) == round(0.8 * len(found)) and train.tokens.dtype == np.uint16
     assert isinstance(train.tokens, np.memmap)
-    assert sorted(p.name for p in (tmp_path / "made").iterdir()) == ["dev.npy", "tokenizer.json", "train.npy"]
+    names = ["dev.npy", "manifest.json", "tokenizer.json", "train.npy"]
+    assert sorted(p.name for p in (tmp_path / "made").iterdir()) == names
     again = TokenFile.open(tmp_path / "made" / "dev.npy")
     assert again.tokens.tolist() == dev.tokens.tolist() and again.tokenizer.size == train.tokenizer.size
 
@@ -422,6 +423,24 @@ def test_short_texts_train_and_empty_ones_are_refused(tmp_path):
         with pytest.raises(DataError, match=f"a.txt {message}"):
             write_tokens(path, tmp_path / "made")
     assert TokenFile.open(tmp_path / "made" / "train.npy").tokens.tolist() == [0, 1]
+
+
+def test_a_text_that_cannot_be_used_leaves_no_folder(tmp_path):
+    (tmp_path / "a.txt").write_text("abc")
+    with pytest.raises(DataError):
+        write_tokens(tmp_path / "a.txt", tmp_path / "new" / "made")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_tokenizer_that_was_changed_is_told(tmp_path):
+    (tmp_path / "a.txt").write_text("abcdabcd")
+    write_tokens(tmp_path / "a.txt", tmp_path / "made")
+    path = tmp_path / "made" / "tokenizer.json"
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(DataError, match=r"tokenizer\.json does not match its hash"):
+        TokenFile.open(tmp_path / "made" / "train.npy")
+    (tmp_path / "made" / "manifest.json").unlink()
+    TokenFile.open(tmp_path / "made" / "train.npy")
 
 
 def test_token_files_that_are_none(tmp_path):

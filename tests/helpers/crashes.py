@@ -72,7 +72,7 @@ class Recorder:
                     folders.append((status.st_ino, path))
                 else:
                     content = path.read_bytes()
-                if self.contents.get(status.st_ino, b"") != content:
+                if status.st_ino not in self.contents or self.contents[status.st_ino] != content:
                     self.log.append(("data", (status.st_ino, content)))
                     self.contents[status.st_ino] = content
         for change in _changes(self.names, now):

@@ -13,6 +13,8 @@ from crashes import Recorder
 from training import gpt
 
 import regard
+from regard.data.tokens import TokenFile, write_tokens
+from regard.errors import DataError
 from regard.hub import export
 from regard.models import ModelFolderError
 from regard.report.page import Page
@@ -84,11 +86,33 @@ def page_number(folder: Path) -> int | None:
     return int(text.partition("<title>")[2].partition("<")[0])
 
 
+def write_token_files(folder: Path, number: int) -> None:
+    """Writes tokens of a text of so many different characters, over those that are there."""
+    text = folder.parent / f"{number}.txt"
+    text.write_text("abcdefghij"[: number + 1] * 40)
+    write_tokens(text, folder / "tokens")
+
+
+def token_files_number(folder: Path) -> int | None:
+    """Returns the number of the text that a folder has tokens of; all files are of the same text."""
+    if not (folder / "tokens").is_dir():
+        return None
+    try:
+        found = [TokenFile.open(folder / "tokens" / name) for name in ("train.npy", "dev.npy")]
+    except DataError as error:
+        assert "does not exist" in str(error), error  # nothing was committed yet
+        return None
+    sizes = {x.tokenizer.size for x in found} | {int(x.tokens.max()) + 1 for x in found}
+    assert len(sizes) == 1 and sum(map(len, found)) == 40 * max(sizes)
+    return sizes.pop() - 1
+
+
 KINDS: dict[str, tuple[Callable[[Path, int], Any], Callable[[Path], Any]]] = {
     "model": (lambda folder, n: model_of(n).save(folder), saved_number),
     "checkpoint": (write_checkpoint, newest_checkpoint),
     "text": (lambda folder, n: write_text(folder / "sub" / "file", str(n)), text_file),
     "page": (lambda folder, n: Page(str(n), "").write(folder / "page.html"), page_number),
+    "tokens": (write_token_files, token_files_number),
     "export": (write_export, newest_export),
 }
 

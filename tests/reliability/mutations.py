@@ -28,7 +28,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from mutated_kinds import KINDS, make_corpus
+os.environ["RUST_BACKTRACE"] = "0"  # of a panic: it is caught, and writing it down takes longer than all else
+
+from mutated_kinds import KINDS, make_corpus  # noqa: E402
 
 SECONDS = 20
 BYTES = 3 << 30

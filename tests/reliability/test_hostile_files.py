@@ -343,3 +343,17 @@ def test_a_name_that_no_system_takes_is_missing(tmp_path, name):
 @pytest.mark.parametrize("name", ["tokens_per_second", "mfu", "loss", "accuracy"])
 def test_a_metric_that_was_not_measured_is_unknown(name):
     assert "unknown" in format_metrics({"step": 1, name: None})
+
+
+@pytest.mark.parametrize("place", ["options", "position_options"])
+@pytest.mark.parametrize("name", ["self", "name", "size", "offered", "mechanism", "options", "more"])
+def test_options_named_like_parameters_inside_are_refused(place, name):
+    with pytest.raises(RegardError, match=name):
+        regard.GPT(gpt().config.but(**{place: {name: 1}}))
+
+
+@pytest.mark.parametrize("name", ["self", "name", "size"])
+def test_options_of_attend_named_like_parameters_inside_are_refused(name):
+    q = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(RegardError, match=name):
+        regard.attend(q, q, q, "softmax", **{name: 1})

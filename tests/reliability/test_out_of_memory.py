@@ -26,9 +26,7 @@ def test_out_of_memory_says_what_was_asked_for_and_what_to_lower():
 
 def test_attention_over_more_than_there_is():
     q = torch.zeros(1, 1, 1, 8).expand(1, 1, 10**7, 8)
-    with pytest.raises(
-        ResourceError, match=r"attending with q \[1, 1, 10000000, 8\], .* 400000000000000 bytes"
-    ):
+    with pytest.raises(ResourceError, match=r"attending with q \[1, 1, 10000000, 8\], .* 400000000000000 bytes"):
         regard.attend(q, q, q, softcap=3.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, log
@@ -20,7 +19,6 @@ from regard.data.tokenizers import TOKENIZERS, Bytes, Characters, TextError, Tok
 from regard.data.tokens import Ids, TokenFile, all_windows, random_windows, window_length, windows, write_tokens
 from regard.errors import did_you_mean
 from regard.models import Model, token_loss
-from regard.storage import staged_folder
 from regard.train.run import METRICS
 from regard.train.tasks.base import Task, task
 
@@ -146,9 +144,8 @@ def token_files(config: LMData, folder: Path, tokenizer: Tokenizer | None) -> tu
     started = place.is_dir() and (folder / METRICS).is_file()  # a run keeps the tokens that it began with
     if config.text and not started:
         try:
-            with staged_folder(place) as stage:
-                write_tokens(config.text, stage, tokenizer or config.tokenizer, config.vocabulary, config.share)
-                shutil.rmtree(place, ignore_errors=True)  # of a start that failed, maybe with another text
+            # In the place of those of a start that failed, maybe with another text.
+            write_tokens(config.text, place, tokenizer or config.tokenizer, config.vocabulary, config.share)
         except TextError as error:
             raise DataError(f"{config.text}: {error}") from None
     train = TokenFile.open(place / "train.npy")
