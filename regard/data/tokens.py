@@ -1,8 +1,8 @@
 """Long texts as files of token ids, for language models.
 
 A folder holds train.npy and dev.npy (ids as uint16, or uint32 for more than 65,536 tokens; mapped, never read as a
-whole), the tokenizer.json that made them, and the hashes of the three; they are replaced together. Where a file has fewer tokens than a window, the window is shortened to
-what there is, so that a short text trains too.
+whole), the tokenizer.json that made them, and the hashes of the three; they are replaced together. Where a file has
+fewer tokens than a window, the window is shortened to what there is, so that a short text trains too.
 """
 
 from __future__ import annotations

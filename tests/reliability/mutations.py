@@ -30,7 +30,7 @@ from typing import Any
 
 os.environ["RUST_BACKTRACE"] = "0"  # of a panic: it is caught, and writing it down takes longer than all else
 
-from mutated_kinds import KINDS, make_corpus  # noqa: E402
+from mutated_kinds import KINDS, make_corpus
 
 SECONDS = 20
 BYTES = 3 << 30
