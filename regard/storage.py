@@ -55,7 +55,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def _made_folder(path: Path) -> Iterator[None]:
+def made_folder(path: Path) -> Iterator[None]:
     """Makes a folder and those above it; where what follows fails and leaves them empty, removes them again."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
@@ -134,7 +134,7 @@ def replace_files(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
     A manifest of their hashes is added. Files of an earlier set that are `owned` by the kind of folder and have not
     been written again are removed. Whenever this is stopped, one of the two sets is there: `read_files` finds it.
     """
-    with _made_folder(folder), _locked_stage(_stage_path(folder / "files")) as stage:
+    with made_folder(folder), _locked_stage(_stage_path(folder / "files")) as stage:
         yield stage
         write_manifest(stage)
         _sync_files(stage)

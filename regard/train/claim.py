@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from regard.errors import RunError
 from regard.locks import LockState, lock_file
-from regard.storage import make_folder, remove_leftovers
+from regard.storage import made_folder, remove_leftovers
 
 LOCK = ".lock"  # made with the folder, and never replaced
 
@@ -40,28 +40,22 @@ def claimed(
 
     Where the caller fails before `started()`, all that was made is removed, the folder too if it was made here.
     """
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
+    with ExitStack() as held:
         try:
-            make_folder(path)
+            held.enter_context(made_folder(path))
         except OSError as error:
             raise RunError(f"cannot write into {path}: {error}. Choose another folder with --out") from error
-        with locked(path, wait):
-            for name in files:
-                if (path / name).exists():
-                    raise RunError(f"{path} holds results already ({name}); choose another --out{hint}")
-            before = {entry.name for entry in path.iterdir()} - {LOCK}
-            try:
-                yield
-            except BaseException:
-                if not started():
-                    _remove_entries(path, before)
-                raise
-    except BaseException:
-        for folder in made:
-            with suppress(OSError):  # not empty: there are results, or another process has it
-                folder.rmdir()
-        raise
+        held.enter_context(locked(path, wait))
+        for name in files:
+            if (path / name).exists():
+                raise RunError(f"{path} holds results already ({name}); choose another --out{hint}")
+        before = {entry.name for entry in path.iterdir()} - {LOCK}
+        try:
+            yield
+        except BaseException:
+            if not started():
+                _remove_entries(path, before)
+            raise
 
 
 def _remove_entries(folder: Path, kept: set[str]) -> None:

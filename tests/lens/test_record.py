@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from small_models import FAMILIES, GPT2, T5, stirred, words
+from training import gpt
 
 from regard.data.tokenizers import BPE, Bytes, Characters
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
@@ -597,3 +598,9 @@ def test_layers_that_share_a_module_are_not_taken_for_one_long_text():
     model = transformers.AlbertModel(transformers.AlbertConfig(vocab_size=61, intermediate_size=32, **sizes)).eval()
     with pytest.raises(OptionError, match="its layers share it"):
         record(model, list(range(3, 13)))
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_that_the_model_does_not_have_is_told(token):
+    with pytest.raises(OptionError, match=rf"token {token} at position 1: this model's vocabulary is 0 to 9"):
+        record(gpt(), [1, token])

@@ -77,8 +77,12 @@ def _record_regard(
 ) -> Recording:
     """Records one text with one of regard's models; `tokenizer` defaults to the model's own."""
     tokenizer = tokenizer or model.tokenizer
+    ids = _token_ids(text, tokenizer)
+    vocabulary = getattr(model.config, "vocabulary", None)
+    _check_vocabulary(ids, vocabulary)
     if target is not None:
         target = _token_ids(target, tokenizer)
+        _check_vocabulary(target, getattr(model.config, "target_vocabulary", None) or vocabulary)
     settings = None
     if isinstance(generate, int):
         settings = Settings(max_tokens=generate)
@@ -86,7 +90,7 @@ def _record_regard(
         settings = Settings().but(**generate)
     return record_regard_model(
         model,
-        _token_ids(text, tokenizer),
+        ids,
         tokenizer=tokenizer,
         text=text if isinstance(text, str) else None,
         target=target,
@@ -108,3 +112,15 @@ def _token_ids(text: Text, tokenizer: Any) -> list[int]:
     if isinstance(text, Tensor):
         text = text.reshape(-1).tolist()
     return [int(i) for i in text]
+
+
+def _check_vocabulary(ids: list[int], size: int | None) -> None:
+    """Raises an error where a token is none of the model's: on a GPU its embedding would end the process."""
+    if size is None:
+        return
+    for place, i in enumerate(ids):
+        if not 0 <= i < size:
+            raise OptionError(
+                f"token {i} at position {place}: this model's vocabulary is 0 to {size - 1}. "
+                "Is the tokenizer that of the model?"
+            )

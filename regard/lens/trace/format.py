@@ -76,8 +76,13 @@ class Encoded:
             yield _block_element(number, encode_base91(block))
 
     def _header_element(self) -> str:
-        document = self.header_bytes.decode().translate(_ESCAPED)
+        document = escape_json(self.header_bytes.decode())
         return f'<script type="application/json" id="trace">{document}</script>\n'
+
+
+def escape_json(document: str) -> str:
+    """Returns JSON that may stand in a script element: it means the same, and no sign in it ends the element."""
+    return document.translate(_ESCAPED)
 
 
 def _block_element(number: int, text: str) -> str:
