@@ -228,10 +228,10 @@ def hash_file(path: Path, from_disk: bool = False) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path, name: str = MANIFEST) -> None:
     """Writes the hashes of all files of a folder into its manifest."""
-    hashes = {file.name: hash_file(file) for file in sorted(folder.iterdir()) if file.name != MANIFEST}
-    (folder / MANIFEST).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
+    hashes = {file.name: hash_file(file) for file in sorted(folder.iterdir()) if file.name != name}
+    (folder / name).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
 
 
 def read_manifest(path: Path) -> dict[str, str] | None:
@@ -250,7 +250,7 @@ def find_damage(path: Path, want: Any, from_disk: bool = False) -> str | None:
     except DataError as error:
         return str(error)
     if found != want:
-        return f"{path} does not match its hash in {MANIFEST}"
+        return f"{path} does not match its hash"
     return None
 
 

@@ -179,7 +179,7 @@ def test_a_flipped_bit_is_told_with_the_file(name, tmp_path):
     at = raw.index(b'"dropout": 0.0') + 13 if name == "config.json" else len(raw) - 3
     raw[at] ^= 1
     (tmp_path / name).write_bytes(raw)
-    with pytest.raises(ModelFolderError, match=rf"{name} (does not match its hash in manifest.json|is damaged|is no)"):
+    with pytest.raises(ModelFolderError, match=rf"{name} (does not match its hash|is damaged|is no)"):
         regard.load(tmp_path)
     if name == "model.safetensors":
         (tmp_path / "manifest.json").unlink()  # as of an earlier version

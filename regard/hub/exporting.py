@@ -19,12 +19,12 @@ from regard.config import Section
 from regard.errors import HubError, RegardError
 from regard.hub.families import FAMILIES, Family, TensorMap, output_head_of
 from regard.hub.keys import Keys
-from regard.hub.safety import CONFIG, WEIGHTS
+from regard.hub.safety import CONFIG, HASHES, WEIGHTS
 from regard.hub.tokenizer_files import token_ids, tokenizer_files
 from regard.models import GPT, Encoder, Model, StackConfig
 from regard.nn import POSITIONS
 from regard.registry import parameters_of
-from regard.storage import staged_folder, write_tensors
+from regard.storage import staged_folder, write_manifest, write_tensors
 
 # For each output head: the class of transformers that loads a model with it.
 _AUTO_CLASSES = {
@@ -255,5 +255,6 @@ def _write(target: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) -
             write_tensors(stage / WEIGHTS, tensors, metadata={"format": "pt"})
             for name, text in texts.items():
                 (stage / name).write_text(text, encoding="utf-8")
+            write_manifest(stage, HASHES)
     except OSError as error:
         raise HubError(f"{target} cannot be written: {error.strerror or error}") from error

@@ -19,7 +19,7 @@ from regard.devices import free_memory
 from regard.errors import RegardError
 from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import build_model, load_config, load_model, load_tokenizer, model_class, quiet
-from regard.hub.safety import CONFIG, find_folder, read_config
+from regard.hub.safety import CONFIG, check_hashes, find_folder, read_config
 from regard.hub.tiny import TINY, shrink_config
 from regard.hub.weights import Weights
 from regard.reading import ReadingError, check_path, read_json
@@ -74,7 +74,7 @@ def fetch(
     folder = find_folder(name, download)
     read_config(folder)  # checked before the weights, so that errors in config.json are reported first
     with Weights(folder):  # opening the files reports a damaged one by its name
-        pass
+        check_hashes(folder)
     with _explain_errors(folder):
         config = load_config(folder)
         if labels:

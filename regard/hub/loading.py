@@ -19,7 +19,7 @@ from regard.data.tokenizers import BPE, Tokenizer, TokenizerFileError
 from regard.errors import HubError, RegardError, quote
 from regard.hub.families import FAMILIES, Family, TensorMap, output_head_of
 from regard.hub.keys import Keys
-from regard.hub.safety import CONFIG, find_folder, read_config
+from regard.hub.safety import CONFIG, check_hashes, find_folder, read_config
 from regard.hub.weights import Weights
 from regard.models import GPT, Encoder
 from regard.reading import read_json_object, read_text
@@ -53,6 +53,7 @@ def load(
     """
     folder = find_folder(name, download)
     hf_config = read_config(folder)
+    check_hashes(folder)
     family = _find_family(folder / CONFIG, hf_config)
     with Weights(folder, family.prefix) as weights:
         keys = Keys(folder / CONFIG, hf_config, family.default, ignore)

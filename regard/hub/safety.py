@@ -6,6 +6,7 @@ such a field, before transformers sees the folder.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from regard.config import SIZE_LIMITS
 from regard.errors import ExtraMissingError, HubError, quote
 from regard.reading import check_path, read_json, read_json_object
+from regard.storage import find_damage, read_manifest
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -30,6 +32,7 @@ SETTINGS = (
     "audio_tokenizer_config.json",
     "special_tokens_map.json",
 )
+HASHES = "regard-hashes.json"  # beside what regard exports; transformers does not look at it
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.spm", "*.tiktoken", "*.txt", "model*.safetensors")
 
@@ -135,6 +138,18 @@ def check_weights(folder: Path) -> None:
             "(model.save_pretrained(folder) writes safetensors)"
         )
     raise HubError(f"{folder} has no {WEIGHTS}: it is incomplete, or holds no weights; copy or download it again")
+
+
+def check_hashes(folder: Path) -> None:
+    """Refuses a folder that regard exported, if one of its files was changed since; a missing one is told elsewhere."""
+    for name, want in (read_manifest(folder / HASHES) or {}).items():
+        path = folder / Path(name).name
+        damage = find_damage(path, want)
+        if damage is not None and os.path.exists(path):
+            raise HubError(
+                f"{damage}: it was changed since it was exported. Copy or export it again; if it was changed on "
+                f"purpose, remove {HASHES}"
+            )
 
 
 def _check_field(path: Path, key: str, value: Any) -> None:

@@ -67,7 +67,7 @@ def write_export(folder: Path, number: int) -> None:
 def newest_export(folder: Path) -> int | None:
     done = sorted(folder.glob("export-*"))
     for path in done:
-        assert sorted(p.name for p in path.iterdir()) == ["config.json", "model.safetensors"]
+        assert sorted(p.name for p in path.iterdir()) == ["config.json", "model.safetensors", "regard-hashes.json"]
         regard.hub.load(path)
     return int(done[-1].name[-1]) if done else None
 

@@ -720,6 +720,26 @@ def test_a_folder_in_the_way_is_not_written_over(tmp_path: Path) -> None:
         hub.export(Seq2Seq.preset("nano"), tmp_path / "other")
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_bit_of_an_export_that_flips_is_told(name: str, tmp_path: Path) -> None:
+    model = stirred(GPT(vocabulary=256, width=12, layers=1, length=64, attention={"heads": 2}))
+    model.tokenizer = Bytes()
+    hub.export(model, tmp_path / "out")
+    path = tmp_path / "out" / name
+    if name == "model.safetensors":
+        raw = bytearray(path.read_bytes())
+        raw[-3] ^= 1
+        path.write_bytes(raw)
+    else:
+        path.write_text(path.read_text() + " ")
+    for read in (hub.load, hub.fetch):
+        with pytest.raises(HubError, match=rf"{name} does not match its hash.*remove regard-hashes\.json"):
+            read(tmp_path / "out")
+    (tmp_path / "out" / "regard-hashes.json").unlink()
+    for read in (hub.load, hub.fetch):
+        read(tmp_path / "out")
+
+
 def regard(*asked: str) -> Any:
     return CliRunner().invoke(app, list(asked))
 
