@@ -25,7 +25,7 @@ from regard.config import ConfigError, Section
 from regard.convert.surgery import attention_layers, changed_layers
 from regard.data.batch import IGNORE, Batch
 from regard.data.tokenizers import Tokenizer
-from regard.errors import did_you_mean
+from regard.errors import did_you_mean, quote
 from regard.models import GPT, Encoder, Model, load
 from regard.nn import Attention, Rotation
 from regard.nn.capture import forward_hooks
@@ -54,7 +54,8 @@ class DistilData(Section):
         super().__post_init__()
         if self.task not in TASKS or self.task == NAME:
             known = set(TASKS) - {NAME}
-            raise ConfigError(f"data.task = {self.task!r}: no such task to distil on.{did_you_mean(self.task, known)}")
+            hint = did_you_mean(self.task, known)
+            raise ConfigError(f"data.task = {quote(self.task)}: no such task to distil on.{hint}")
 
 
 @task(NAME)

@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError, read_lines, write_lines
 from regard.data.tokenizers import Characters, Tokenizer
+from regard.errors import quote
 
 MARK = "⁇"  # ends a question, and an answer
 PAD = "□"
@@ -131,13 +132,13 @@ def question_batch(tokenizer: Tokenizer, questions: Sequence[Question], block: i
     targets = torch.full((len(questions), block), IGNORE)
     for n, question in enumerate(questions):
         if question.answer is None:
-            raise DataError(f"question {n + 1}, {question.text!r}, has no answer to learn")
+            raise DataError(f"question {n + 1}, {quote(question.text)}, has no answer to learn")
         start = tokenizer.encode(prompt(question))
         ids = start + tokenizer.encode(escape_marks(question.answer) + MARK)
         if len(ids) > block:
             raise DataError(
-                f"question {n + 1}, {question.text!r}: {len(ids)} tokens with answer and marks, a block has {block}. "
-                "Shorten it or train with a larger block."
+                f"question {n + 1}, {quote(question.text)}: {len(ids)} tokens with answer and marks, a block has "
+                f"{block}. Shorten it or train with a larger block."
             )
         rows[n, : len(ids)] = torch.tensor(ids)
         # Loss on the closing mark too: it teaches the model where an answer ends.

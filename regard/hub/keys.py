@@ -134,11 +134,12 @@ class Keys:
         if left:
             raise self.refusal(
                 left[0],
-                f"regard does not know what this key of a '{self.hf_config.get('model_type')}' changes, so it will not "
-                f"leave it out unasked{_more(left)}. Where it changes nothing: hub.load(…, ignore={left!r})",
+                f"regard does not know what this key of a {quote(self.hf_config.get('model_type'))} changes, so it "
+                f"will not leave it out unasked{_more(left)}. Where it changes nothing: "
+                f"hub.load(…, ignore={quote(left)})",
             )
 
 
 def _more(left: list[str]) -> str:
     """Returns " (nor key2, key3, …)", up to five more keys that were not taken; "" if there is only one such key."""
-    return f" (nor {', '.join(left[1:6])})" if len(left) > 1 else ""
+    return f" (nor {quote(', '.join(left[1:6]), marks=False)})" if len(left) > 1 else ""

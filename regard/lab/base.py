@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.config import ConfigError, Section
-from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean
+from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean, quote
 from regard.lab.results import to_json
 from regard.reading import read_toml
 from regard.registry import Registry
@@ -99,7 +99,7 @@ def find_experiment(name: str) -> Experiment:
     """Returns an experiment that can be run; the error of a wrong name lists the right ones."""
     if name not in EXPERIMENTS:
         runnable = [known for known, experiment in EXPERIMENTS.items() if experiment.is_runnable]
-        raise UnknownNameError(f"no experiment '{name}'.{did_you_mean(name, runnable)}")
+        raise UnknownNameError(f"no experiment {quote(name)}.{did_you_mean(name, runnable)}")
     return EXPERIMENTS[name]
 
 

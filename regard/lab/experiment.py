@@ -93,7 +93,10 @@ class Session:
         of all stages (but for the sections in `drop`), the experiment's `settings`, and what was asked of this stage.
         """
         common = {key: value for key, value in self.asked.items() if key in SECTIONS and key not in drop}
-        layers = (defaults or {}, common, settings or {}, self.asked.get(stage, {}))
+        asked = self.asked.get(stage, {})
+        if not isinstance(asked, Mapping):
+            raise ConfigError(f"{quote(stage)} = {quote(asked)}: expected a table of settings")
+        layers = (defaults or {}, common, settings or {}, asked)
         tables = recipes.apply_variant(recipes.read_tables(file), self.variant, file)
         return recipes.resolve(file, tables, reduce(merge_tables, layers))
 

@@ -11,6 +11,7 @@ import torch
 
 from regard.config import ConfigError
 from regard.data.batch import Batch
+from regard.errors import quote
 
 EAGER = 3  # steps before the capture, in which compilers and libraries set themselves up
 
@@ -28,7 +29,7 @@ def resolve_compile(name: str, device: torch.device, varies: bool = False, proce
             needs = "batches of one shape, and this task's vary"
         elif processes > 1:
             needs = "a single process"
-        raise ConfigError(f"train.compile = {name!r} needs {needs}; expected auto, off or inductor here")
+        raise ConfigError(f"train.compile = {quote(name)} needs {needs}; expected auto, off or inductor here")
     if name != "auto":
         return name
     return "graph" if can_capture else "off"

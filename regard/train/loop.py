@@ -25,7 +25,7 @@ from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.data.seeds import derive, seed_default
 from regard.devices import autocast_dtype
-from regard.errors import DataError, RegardError, RunError
+from regard.errors import DataError, RegardError, RunError, quote
 from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint
@@ -282,7 +282,7 @@ class Trainer:
         self.model.train()
         if self.config.evaluation.metric and self.metric not in measured:
             raise ConfigError(
-                f"train.evaluation.metric = {self.metric!r} is not measured here; there is {', '.join(measured)}"
+                f"train.evaluation.metric = {quote(self.metric)} is not measured here; there is {', '.join(measured)}"
             )
         better = self._update_best(measured.get(self.metric))
         if measured:

@@ -140,13 +140,16 @@ class Run:
         write_text(self.path / name, text)
 
 
+LARGEST = 1e308  # of a number; no format takes a whole number beyond what a float can hold
+
+
 def _parse_row(line: bytes, place: str) -> dict[str, Any]:
     """Returns a line of metrics: a `step`, and values by name."""
     row = parse_json(line, place, RunError)
     if not isinstance(row, dict) or not _is_number(row.get("step")):
         raise RunError(f'{place}: expected an object with a "step"; remove the line to go on without it')
     for name, value in row.items():
-        if not isinstance(value, int | float | None):
+        if not isinstance(value, int | float | None) or (isinstance(value, int) and abs(value) > LARGEST):
             raise RunError(f"{place}: {quote(name)} = {quote(value)}, expected a number; remove the line to go on")
     return row
 

@@ -13,6 +13,7 @@ import torch
 from regard.config import ConfigError, Section
 from regard.data.seeds import derive
 from regard.devices import explain_memory, require_memory, resolve_device
+from regard.errors import quote
 from regard.models import Model, load
 from regard.models.locate import model_folder
 from regard.train import recipe as recipes
@@ -117,7 +118,7 @@ def _load_start(recipe: Recipe, device: torch.device, changes: Mapping[str, Any]
         fixed = {"class", "preset"} & set(changes)
         if fixed:
             key = min(fixed)
-            raise ConfigError(f"model.{key} = {changes[key]!r}: train.init = {init} says what the model is")
+            raise ConfigError(f"model.{key} = {quote(changes[key])}: train.init = {init} says what the model is")
         changed = type(model)(model.config.but(**changes)).to(device, next(model.parameters()).dtype)
     saved = {name: x.shape for name, x in model.state_dict().items()}
     expected = {name: x.shape for name, x in changed.state_dict().items()}

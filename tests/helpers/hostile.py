@@ -132,7 +132,7 @@ def damage_toml(raw: bytes, draw: random.Random) -> bytes:
         changed = {"value": changed}
     try:
         return tomli_w.dumps(_for_toml(changed)).encode()
-    except (ValueError, TypeError, UnicodeEncodeError):  # what TOML cannot say
+    except (ValueError, TypeError, UnicodeEncodeError, RecursionError):  # what TOML cannot say
         return damage_bytes(raw, draw)
 
 

@@ -32,11 +32,12 @@ os.environ["RUST_BACKTRACE"] = "0"  # of a panic: it is caught, and writing it d
 
 from mutated_kinds import KINDS, make_corpus
 
-SECONDS = 20
+SECONDS = 20  # of a processor, so that others who use the machine do no harm
 BYTES = 3 << 30
 LONGEST_MESSAGE = 2500  # several quotes of 200 characters, paths, and the names that are known
 BATCH = 2500  # mutations in one process
-STUCK = 6 * SECONDS  # of a process in a library that no alarm interrupts
+STUCK = 300  # seconds on a file: the process waits, or is in a library that no alarm interrupts
+BEAT = ".beat"  # of a corpus: touched before each mutation
 
 
 class SlowError(BaseException):
@@ -86,6 +87,7 @@ def try_kind(name: str, numbers: range, seed: int, corpus: Path) -> Outcome:
         random.seed(number)
         damaged = chosen.mutate(good, draw)
         path.write_bytes(damaged)
+        (corpus / BEAT).touch()
         read_before = outcome.read
         before = time.process_time()
         fault = _try(chosen.read, corpus, outcome)
@@ -114,7 +116,7 @@ def _try(read: Callable[[Path], Any], corpus: Path, outcome: Outcome) -> str | N
     """Reads one file, counts what became of it, and returns what is wrong, or None."""
     from regard.errors import RegardError, ResourceError
 
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -135,7 +137,7 @@ def _try(read: Callable[[Path], Any], corpus: Path, outcome: Outcome) -> str | N
         place = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-3:]))
         return f"{type(error).__name__} at {place}\n    {str(error)[:300]}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return None
 
 
@@ -150,7 +152,7 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
-    signal.signal(signal.SIGALRM, _slow)
+    signal.signal(signal.SIGPROF, _slow)
     os.fsync = lambda handle: None  # type: ignore[assignment]
 
 
@@ -185,9 +187,9 @@ class Worker:
         return outcome
 
     def end_if_stuck(self) -> None:
-        """Ends the process where it has been reading one file for too long, inside a library that hears no alarm."""
-        file = self.corpus / KINDS[self.name].file
-        if file.exists() and time.time() - file.stat().st_mtime > STUCK:
+        """Ends the process where it has been reading one file for too long."""
+        beat = self.corpus / BEAT
+        if beat.exists() and time.time() - beat.stat().st_mtime > STUCK:
             self.process.kill()
 
 

@@ -22,6 +22,7 @@ from regard.data.sentences import read_sentences
 from regard.data.tokenizers import BPE, TokenizerFileError, load_tokenizer
 from regard.data.tokens import TokenFile
 from regard.errors import RegardError, RunError
+from regard.lab import experiment
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import MAGIC
 from regard.models.folder import ModelFolderError, ModelSaveError
@@ -357,3 +358,30 @@ def test_options_of_attend_named_like_parameters_inside_are_refused(name):
     q = torch.zeros(1, 1, 2, 4)
     with pytest.raises(RegardError, match=name):
         regard.attend(q, q, q, "softmax", **{name: 1})
+
+
+def test_a_metric_beyond_all_numbers_is_refused(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    (run.path / "metrics.jsonl").write_text('{"step": 1, "loss": 1' + "0" * 400 + "}\n")
+    with pytest.raises(RunError, match="expected a number"):
+        run.metrics()
+
+
+@pytest.mark.parametrize("words", [["data.tokenizer=" + "y" * 10_000], ["data.task=" + "y" * 10_000]])
+def test_messages_quote_little(words):
+    with pytest.raises(RegardError) as raised:
+        recipes.load("lm", words)
+    assert len(str(raised.value)) < 2500
+
+
+def test_an_experiment_asked_for_text_in_place_of_a_table_is_refused(tmp_path):
+    (tmp_path / "experiment.toml").write_text('experiment = "knowledge"\ndevice = "cpu"\n[asked]\n"" = "0"\n')
+    with pytest.raises(RegardError):
+        experiment.resume(tmp_path)
+
+
+def test_an_experiment_with_a_long_name_is_quoted_in_part(tmp_path):
+    (tmp_path / "experiment.toml").write_text(f'experiment = "{"y" * 10_000}"\ndevice = "cpu"\n[asked]\n')
+    with pytest.raises(RegardError) as raised:
+        experiment.resume(tmp_path)
+    assert len(str(raised.value)) < 2500

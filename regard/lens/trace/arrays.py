@@ -94,7 +94,8 @@ def unpack(raw: bytes, kind: str, shape: Sequence[int], source: str = "an array"
     except (zlib.error, IndexError) as error:
         raise TraceError(f"{source} is damaged ({error}); copy or record the trace again") from None
     if len(data) != expected:
-        raise TraceError(f"{source}: {len(data)} bytes of type {kind!r}, expected {expected} for shape {list(shape)}")
+        shown = quote(list(shape))
+        raise TraceError(f"{source}: {len(data)} bytes of type {kind!r}, expected {expected} for shape {shown}")
     if kind == "bit":
         bits = np.frombuffer(data, "u1").reshape(*shape[:-1], -1)
         return torch.from_numpy(np.unpackbits(bits, axis=-1, count=columns, bitorder="little").astype(bool))

@@ -17,7 +17,7 @@ from regard.data.files import DataError
 from regard.data.seeds import generator
 from regard.data.tokenizers import TOKENIZERS, Bytes, Characters, TextError, Tokenizer
 from regard.data.tokens import Ids, TokenFile, all_windows, random_windows, window_length, windows, write_tokens
-from regard.errors import did_you_mean
+from regard.errors import did_you_mean, quote
 from regard.models import Model, token_loss
 from regard.train.run import METRICS
 from regard.train.tasks.base import Task, task
@@ -47,7 +47,7 @@ class LMData(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokenizer not in TOKENIZERS:
-            raise ConfigError(f"data.tokenizer = {self.tokenizer!r}.{did_you_mean(self.tokenizer, TOKENIZERS)}")
+            raise ConfigError(f"data.tokenizer = {quote(self.tokenizer)}.{did_you_mean(self.tokenizer, TOKENIZERS)}")
         if self.block < 1:
             raise ConfigError(f"data.block = {self.block}: expected at least 1")
         if not 0 < self.share < 1:

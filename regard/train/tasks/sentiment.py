@@ -21,7 +21,7 @@ from regard.data.reviews import ReviewsConfig, reviews
 from regard.data.sentences import Sentence, SentenceSplit, count_seen, read_sentences, write_sentences
 from regard.data.splits import add_held_out
 from regard.data.tokenizers import Tokenizer
-from regard.errors import did_you_mean
+from regard.errors import did_you_mean, quote
 from regard.hub.classifier import Classifier, HubTokenizer
 from regard.models import Model, token_loss
 from regard.storage import write_text
@@ -56,7 +56,7 @@ class SentimentData(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.padding not in PADDINGS:
-            raise ConfigError(f"data.padding = {self.padding!r}.{did_you_mean(self.padding, PADDINGS)}")
+            raise ConfigError(f"data.padding = {quote(self.padding)}.{did_you_mean(self.padding, PADDINGS)}")
         if self.length < 3:
             raise ConfigError(f"data.length = {self.length}: expected at least 3, a word between two special tokens")
         if not 0 < self.held_out < 0.5:

@@ -20,7 +20,7 @@ from regard.data.pairs import Pair, PairSplit, read_pairs, write_pairs
 from regard.data.seeds import generator
 from regard.data.splits import add_held_out
 from regard.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
-from regard.errors import did_you_mean
+from regard.errors import did_you_mean, quote
 from regard.models import Model, Seq2Seq, token_loss
 from regard.storage import atomic_write, write_text
 from regard.train.run import METRICS
@@ -67,7 +67,7 @@ class SummarizeData(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokenizer not in TOKENIZERS:
-            raise ConfigError(f"data.tokenizer = {self.tokenizer!r}.{did_you_mean(self.tokenizer, TOKENIZERS)}")
+            raise ConfigError(f"data.tokenizer = {quote(self.tokenizer)}.{did_you_mean(self.tokenizer, TOKENIZERS)}")
         for name in ("source", "target"):
             if getattr(self, name) < 2:
                 raise ConfigError(f"data.{name} = {getattr(self, name)}: expected at least 2 tokens")
