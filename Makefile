@@ -32,7 +32,7 @@ test-slow: .venv/.dev ## run the slow tests
 test-laws: .venv/.dev ## ask every law of every mechanism in 2,000 draws (an hour)
 	LAW_DRAWS=2000 $(PYTEST) -m slow tests/laws/test_laws.py --timeout 7200 $(PYTEST_FLAGS)
 
-test-reliability: .venv/.dev ## kill, damage and mutate, many times over (long)
+test-reliability: .venv/.dev ## kill, damage and mutate, many times over (within 40 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/campaign.py $(RELIABILITY_FLAGS)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/mutations.py $(MUTATION_FLAGS)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/ranks.py $(RANK_FLAGS)

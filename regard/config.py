@@ -35,7 +35,10 @@ SIZE_LIMITS = {
 }
 
 
-_type_hints = functools.cache(get_type_hints)  # of a class, which takes longer than all checks of its values
+@functools.cache
+def _type_hints(kind: Any) -> dict[str, Any]:
+    """Returns the types of a class's fields; to find them out takes longer than all checks of their values."""
+    return get_type_hints(kind)
 
 
 @dataclass(frozen=True, kw_only=True)

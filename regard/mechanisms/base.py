@@ -289,7 +289,7 @@ def mechanisms() -> dict[str, type[Mechanism]]:
 MechanismLike = str | type["Mechanism"] | Callable[[Tensor, Tensor], Tensor]  # what a mechanism is built from
 
 
-def mechanism(name: MechanismLike, /, **options: Any) -> Mechanism:
+def mechanism(name: MechanismLike, **options: Any) -> Mechanism:
     """Builds the mechanism of that name, e.g. `mechanism("performer", features=256)`.
 
     A function of a query [K] and a key [K] is short for `mechanism("similarity", sim=function)`.
