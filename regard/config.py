@@ -49,7 +49,7 @@ class Section:
     place: ClassVar[str] = "model"
 
     def __post_init__(self) -> None:
-        hints = _type_hints(type(self))
+        hints = _type_hints(type(self))  # type: ignore[arg-type]  # of a class, whose metaclass hashes it
         for f in fields(self):
             value = getattr(self, f.name)
             if not fits(value, hints[f.name]):
