@@ -1,0 +1,27 @@
+"""Grading: students' functions and classes against references, known slips, properties and laws.
+
+`regard grade SPEC FILE|NOTEBOOK|FOLDER` is this on the command line. A spec is a TOML file; `exercises/` has the Python
+of those that come with regard: cases, references, slips and properties.
+"""
+
+from regard.grade.cases import Draw, GradeCase, causal_mask
+from regard.grade.grading import Grader, grade, grade_objects
+from regard.grade.judging import SubmissionError
+from regard.grade.outcomes import Grade, ItemOutcome
+from regard.grade.spec import Spec, SpecError, load_spec, shipped_specs
+
+__all__ = [
+    "Draw",
+    "Grade",
+    "GradeCase",
+    "Grader",
+    "ItemOutcome",
+    "Spec",
+    "SpecError",
+    "SubmissionError",
+    "causal_mask",
+    "grade",
+    "grade_objects",
+    "load_spec",
+    "shipped_specs",
+]

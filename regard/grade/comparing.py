@@ -1,0 +1,123 @@
+"""Whether an output is the one that was wanted, and if not, how it differs, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import quote
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How an output differs from the one that was wanted. `form`: its type, number of entries or shape is another."""
+
+    words: str
+    form: bool = False
+
+
+def compare(got: Any, want: Any, tolerance: float, what: str = "the output") -> Mismatch | None:
+    """Returns how `got` differs from `want`, or None where they agree.
+
+    Tensors agree where no entry is off by more than `tolerance` times the largest of the wanted ones (at least 1). A
+    NumPy array or a list of numbers stands for a tensor.
+    """
+    if isinstance(want, Tensor):
+        return _compare_tensors(got, want, tolerance, what)
+    if isinstance(want, list | tuple):
+        return _compare_sequences(got, want, tolerance, what)
+    if isinstance(want, Mapping):
+        if not isinstance(got, Mapping) or set(got) != set(want):
+            return Mismatch(f"{what} is {_describe(got)}, expected a dictionary with the keys {sorted(want)}", form=True)
+        return _first(compare(got[key], want[key], tolerance, f"{what}[{key!r}]") for key in want)
+    if isinstance(want, float):
+        return _compare_tensors(got, torch.tensor(want, dtype=torch.float64), tolerance, what)
+    if got is None or type(got) is not type(want) and not _is_number(got, want):
+        return Mismatch(f"{what} is {_describe(got)}, expected {_describe(want)}", form=True)
+    if got != want:
+        return Mismatch(f"{what} is {quote(got)}, expected {quote(want)}")
+    return None
+
+
+def compare_form(got: Any, want: Any, what: str = "the output") -> Mismatch | None:
+    """Returns how the types, numbers of entries and shapes of `got` differ from those of `want`; None: they agree."""
+    found = compare(got, want, float("inf"), what)
+    if found is not None and found.form:
+        return found
+    return None
+
+
+def _first(found: Any) -> Mismatch | None:
+    return next((mismatch for mismatch in found if mismatch is not None), None)
+
+
+def _compare_sequences(got: Any, want: list[Any] | tuple[Any, ...], tolerance: float, what: str) -> Mismatch | None:
+    if isinstance(got, Tensor | np.ndarray):
+        got = got.tolist()
+    if not isinstance(got, list | tuple):
+        return Mismatch(f"{what} is {_describe(got)}, expected {len(want)} values in a tuple or list", form=True)
+    if len(got) != len(want):
+        return Mismatch(f"{what} has {len(got)} entries, expected {len(want)}", form=True)
+    names = [f"entry {n} of {what}" for n in range(1, len(want) + 1)]
+    return _first(compare(g, w, tolerance, name) for g, w, name in zip(got, want, names, strict=True))
+
+
+def _compare_tensors(got: Any, want: Tensor, tolerance: float, what: str) -> Mismatch | None:
+    tensor = _as_tensor(got)
+    if tensor is None:
+        return Mismatch(f"{what} is {_describe(got)}, expected a tensor {list(want.shape)}", form=True)
+    if tensor.shape != want.shape:
+        return Mismatch(f"{what} has the shape {list(tensor.shape)}, expected {list(want.shape)}", form=True)
+    if want.is_floating_point() != tensor.is_floating_point() and tensor.dtype != torch.bool:
+        kind = "whole numbers"
+        if want.is_floating_point():
+            kind = "floating-point numbers"
+        return Mismatch(f"{what} is of {tensor.dtype}, expected {kind}", form=True)
+    if not want.numel():
+        return None
+    ours = tensor.detach().to("cpu", torch.float64)
+    theirs = want.detach().to(torch.float64)
+    if not bool(torch.isfinite(ours)[torch.isfinite(theirs)].all()):
+        return Mismatch(f"{what} has entries that are NaN or infinite")
+    gap = torch.where(ours == theirs, 0.0, (ours - theirs).abs())
+    worst = float(gap.max())
+    if worst <= tolerance * max(1.0, float(theirs[torch.isfinite(theirs)].abs().max())):
+        return None
+    place = tuple(int(i) for i in np.unravel_index(int(gap.argmax()), gap.shape))
+    at = list(place)
+    return Mismatch(f"{what} is off by up to {worst:.2g}: at {at} it is {ours[place]:.4g}, expected {theirs[place]:.4g}")
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """Returns a tensor, an array, a number or a list of numbers as a tensor; None for what is none of them."""
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, np.ndarray | np.generic | list | tuple | float | int):
+        return None
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except (ValueError, TypeError, RuntimeError):  # rows of several lengths, or entries that are no numbers
+        return None
+
+
+def _is_number(got: Any, want: Any) -> bool:
+    """Returns whether a number was given where a whole number is wanted, as a tensor's entry may be."""
+    if isinstance(got, Tensor):
+        return got.numel() == 1 and isinstance(want, int)
+    return isinstance(got, int | float | np.generic) and isinstance(want, int | float)
+
+
+def _describe(value: Any) -> str:
+    """Returns what a value is, in the words of a message."""
+    if value is None:
+        return "None (is a `return` missing?)"
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} {quote(value)}"

@@ -1,0 +1,131 @@
+"""Grading: submissions in, grades out. What students wrote runs in processes of its own, see `server`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from regard.errors import DataError, OptionError, RegardError, quote
+from regard.grade.judging import SUBMITTED, judge_item
+from regard.grade.outcomes import Grade, ItemOutcome, failed_everywhere
+from regard.grade.spec import GradeLimits, Spec, load_spec
+from regard.grade.submissions import Submission, find_submissions, read_source
+
+OPEN_NETWORK = "This machine allows no namespaces to its users: submissions could reach the network."
+
+
+class GraderError(RegardError, RuntimeError):
+    """The process that grades has ended."""
+
+
+@dataclass
+class Grader:
+    """A context in which submissions are graded: it holds the server's process, which imports torch only once."""
+
+    seed: int = 0
+    process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Grader:
+        if not hasattr(os, "fork"):
+            raise OptionError("grading starts processes by fork, which Windows has not; use Linux, macOS or WSL")
+        words = [sys.executable, "-m", "regard.grade.server"]
+        settings = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+        root = str(Path(__file__).parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        settings["PYTHONPATH"] = os.pathsep.join(paths)
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=os.environ | settings
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
+        if kind is not None:  # an interrupt must not wait for a submission that loops
+            self.process.kill()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+    def grade(self, spec: Spec, submission: Submission, limits: GradeLimits | None = None) -> Grade:
+        """Returns the grade of one submission; its limits are the spec's unless others are given."""
+        if submission.fault:
+            return Grade(submission.name, spec.name, tuple(failed_everywhere(spec, "missing", submission.fault)))
+        try:
+            source, notes = read_source(submission.path)
+        except DataError as error:
+            return Grade(submission.name, spec.name, tuple(failed_everywhere(spec, "missing", str(error))))
+        with tempfile.TemporaryDirectory(prefix="regard-grade-") as folder:
+            file = Path(folder) / SUBMITTED
+            file.write_text(source, encoding="utf-8")
+            answer = self._ask(
+                {
+                    "spec": str(spec.path),
+                    "file": str(file),
+                    "folder": str(submission.path.resolve().parent),
+                    "seed": self.seed,
+                    "limits": (limits or spec.table.limits).as_dict(),
+                }
+            )
+        outcomes = tuple(ItemOutcome(**one) for one in answer["outcomes"])
+        notes += answer["notes"]
+        if not answer["isolated"]:
+            notes.append(OPEN_NETWORK)
+        return Grade(submission.name, spec.name, outcomes, tuple(notes), answer["printed"])
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends a job to the server and returns its answer."""
+        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
+        line = ""
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        if not line:
+            raise GraderError(f"the process that grades has ended with {self.process.wait()}; what it said is above")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise GraderError(answer["error"])
+        return answer
+
+
+def grade(
+    spec: str | Path | Spec, path: str | Path, *, seed: int = 0, limits: GradeLimits | None = None
+) -> Iterator[Grade]:
+    """Yields the grade of each submission of a path: a Python file, a notebook, or a folder of them.
+
+    `spec` is the name of one that comes with regard, or a TOML file.
+    """
+    if not isinstance(spec, Spec):
+        spec = load_spec(spec)
+    found = find_submissions(path, spec)
+    with Grader(seed) as grader:
+        for submission in found:
+            yield grader.grade(spec, submission, limits)
+
+
+def grade_objects(spec: str | Path | Spec, *things: Any, seed: int = 0, **named: Any) -> Grade:
+    """Returns the grade of functions and classes that are at hand, in this process and without limits.
+
+    They are known by their own names; only the items about exports that were given are asked.
+    """
+    if not isinstance(spec, Spec):
+        spec = load_spec(spec)
+    names = {getattr(thing, "__name__", quote(thing)): thing for thing in things} | named
+    exports = [export.name for export in spec.exports]
+    unknown = [name for name in names if name not in exports]
+    if unknown:
+        raise OptionError(f"spec '{spec.name}' asks nothing of {unknown[0]}; it asks of {', '.join(exports)}")
+    asked = [n for n, item in enumerate(spec.items) if spec.export_of(item).name in names]
+    return Grade(", ".join(names), spec.name, tuple(judge_item(spec, n, names, seed) for n in asked))

@@ -1,0 +1,300 @@
+"""Judging: what each kind of item finds of a function or class, in this process and without limits."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import random
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.checking import check
+from regard.devices import requested_memory
+from regard.errors import MAX_QUOTED, RegardError, quote
+from regard.grade.cases import GradeCase, copy_arguments, describe_arguments, make_cases
+from regard.grade.comparing import Mismatch, compare, compare_form
+from regard.grade.outcomes import ItemOutcome, ItemStatus, outcome_of
+from regard.grade.spec import Export, GradeItem, Spec
+
+LAW_DRAWS = 8  # cases a law
+
+
+class SubmissionError(RegardError, RuntimeError):
+    """Something that a submission did in place of returning a value."""
+
+    def __init__(
+        self, words: str, status: ItemStatus = "error", advice: str = "", slip: str | None = None
+    ) -> None:
+        super().__init__(words)
+        self.status: ItemStatus = status
+        self.advice = advice
+        self.slip = slip
+
+
+def judge_item(spec: Spec, number: int, names: Mapping[str, Any], seed: int = 0) -> ItemOutcome:
+    """Returns the outcome of one item, by its number, for what a submission defines, by name."""
+    started = time.monotonic()
+    item = spec.items[number]
+    seed += number
+    export = spec.export_of(item)
+    outcome = outcome_of(item, "passed")
+    with _clean_state(seed):
+        try:
+            _require(export, names)
+            _JUDGES[item.kind](spec, item, _caller(export, names[export.name]), seed)
+        except SubmissionError as error:
+            outcome = outcome_of(item, error.status, str(error), error.advice, error.slip)
+    return replace(outcome, seconds=time.monotonic() - started)
+
+
+@contextmanager
+def _clean_state(seed: int) -> Iterator[None]:
+    """Begins with known random numbers and float32, whatever a submission has set; its warnings are not shown."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _require(export: Export, names: Mapping[str, Any]) -> None:
+    """Raises where a submission does not define what an export asks for."""
+    if export.name not in names:
+        close = [name for name in names if name.lower() == export.name.lower()]
+        hint = ""
+        if close:
+            hint = f" There is '{close[0]}': the name must be spelt exactly so."
+        raise SubmissionError(f"The file defines no {export.kind} '{export.name}'.{hint}", "missing")
+    thing = names[export.name]
+    if export.kind == "class" and not inspect.isclass(thing):
+        raise SubmissionError(f"'{export.name}' is no class.", "missing")
+    if not callable(thing):
+        raise SubmissionError(f"'{export.name}' cannot be called; expected a {export.kind}.", "missing")
+
+
+# Calling
+
+Caller = Callable[[GradeCase], Any]  # from a case to the function or instance that it is put to
+
+
+def _caller(export: Export, thing: Any) -> Caller:
+    """Returns what makes the callable of a case: the function itself, or an instance of the class."""
+
+    def make(case: GradeCase) -> Any:
+        if export.kind == "function":
+            return _TakesFirst(thing, export.takes_first)
+        torch.manual_seed(0)
+        made = attempt(thing, case.constructor, f"{export.name}{case.constructor}")
+        if isinstance(made, nn.Module):
+            made.eval()
+        return made
+
+    return make
+
+
+class _TakesFirst:
+    """A function of a submission; where a tuple that it returns stands for its first entry, it returns that."""
+
+    def __init__(self, function: Callable[..., Any], wanted: bool) -> None:
+        self.function = function
+        self.wanted = wanted
+
+    def __call__(self, *arguments: Any) -> Any:
+        return take_first(self.function(*arguments), self.wanted)
+
+
+def take_first(output: Any, wanted: bool) -> Any:
+    """Returns the first entry of a tuple where that is wanted, else the output as it is."""
+    if wanted and isinstance(output, tuple) and output:
+        return output[0]
+    return output
+
+
+def attempt(function: Callable[..., Any], arguments: tuple[Any, ...], called: str) -> Any:
+    """Returns what a call returns; whatever it raises becomes a SubmissionError that a student can read."""
+    try:
+        return function(*copy_arguments(arguments))
+    except SubmissionError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise explain_error(error, called) from error
+
+
+def explain_error(error: BaseException, called: str) -> SubmissionError:
+    """Returns an exception of a submission in words: what it was, and at which of its own lines."""
+    if isinstance(error, NotImplementedError):
+        return SubmissionError("It is not written yet (NotImplementedError).", "missing")
+    if isinstance(error, SystemExit):
+        return SubmissionError("It calls exit() or sys.exit(), which ends the program; use return.")
+    if isinstance(error, RecursionError):
+        return SubmissionError(f"It calls itself without end (RecursionError){_place(error)}.")
+    if isinstance(error, EOFError):
+        return SubmissionError(f"It asks for input(), and nobody is there to type{_place(error)}.")
+    if requested_memory(error) is not None:
+        return SubmissionError(f"It needs more memory than there is: {requested_memory(error)}{_place(error)}.", "memory")
+    message = quote(error, marks=False)
+    return SubmissionError(f"{called} ends with {type(error).__name__}: {message}{_place(error)}.")
+
+
+def _place(error: BaseException) -> str:
+    """Returns the last line of the submission that an exception came through, in words; nothing for other files."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.endswith(SUBMITTED)]
+    if not own:
+        return ""
+    line = linecache.getline(own[-1].filename, own[-1].lineno or 0).strip()
+    return f", at `{line[:MAX_QUOTED]}`"
+
+
+SUBMITTED = "submitted.py"  # how the file of a submission ends when it is imported
+
+
+# Kinds of items
+
+
+def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
+    """Raises where an output is not the reference's, and names the slip that explains it."""
+    seen: list[tuple[GradeCase, Any, Any]] = []
+    wrong: tuple[GradeCase, Mismatch] | None = None
+    for case, subject, got, want in _outputs(spec, item, caller, seed):
+        seen.append((case, subject, got))
+        found = compare(got, want, item.tolerance)
+        if found is not None and wrong is None:
+            wrong = (case, found)
+    if wrong is None:
+        return
+    case, mismatch = wrong
+    slip = _find_slip(spec, item, seen)
+    raise _wrong(spec, item, case, mismatch.words, slip)
+
+
+def _judge_shape(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
+    """Raises where the type or the shape of an output is not the reference's."""
+    seen: list[tuple[GradeCase, Any, Any]] = []
+    for case, subject, got, want in _outputs(spec, item, caller, seed):
+        seen.append((case, subject, got))
+        found = compare_form(got, want)
+        if found is not None:
+            raise _wrong(spec, item, case, found.words, _find_slip(spec, item, seen))
+
+
+def _judge_slip(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
+    """Raises where all outputs are those of one of the item's slips."""
+    seen = []
+    differs = False
+    last = None
+    for case, subject, got, want in _outputs(spec, item, caller, seed):
+        seen.append((case, subject, got))
+        differs = differs or compare(got, want, item.tolerance) is not None
+        last = case
+    slip = _find_slip(spec, item, seen)
+    if differs and slip is not None and last is not None:
+        raise _wrong(spec, item, last, "the output is that of a known mistake", slip)
+
+
+def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
+    """Raises where a function of the spec's source has something to say; it may return the name of a slip."""
+    function = spec.function(item.check)
+    for case in make_cases(spec.function(item.cases), seed):
+        subject = caller(case)
+        said = attempt(lambda *given, subject=subject: function(subject, *given), case.arguments, "It")
+        if said is None:
+            continue
+        if said in spec.table.slips:
+            raise _wrong(spec, item, case, "", said)
+        raise _wrong(spec, item, case, str(said), None)
+
+
+def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
+    """Raises where a law of `regard check` is broken, or none could be asked."""
+    subject = caller(GradeCase((), item.constructor))
+    if isinstance(subject, _TakesFirst):
+        subject = subject.function
+    verdicts = check(subject, like=item.like or None, only=item.laws, dtype="fp32", draws=LAW_DRAWS, seed=seed)
+    if verdicts.broken:
+        verdict = verdicts.broken[0]
+        words = f"It breaks the law '{verdict.law}' ({verdict.claim}): {verdict.detail}"
+        raise SubmissionError(_sentence(words), "failed", _sentence(item.hint))
+    if not verdicts.asked:
+        raise SubmissionError(f"The laws could not be asked: {verdicts.problems[0]}")
+
+
+_JUDGES: dict[str, Callable[[Spec, GradeItem, Caller, int], None]] = {
+    "reference": _judge_reference,
+    "shape": _judge_shape,
+    "slip": _judge_slip,
+    "property": _judge_property,
+    "law": _judge_law,
+}
+
+
+def _outputs(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> Iterator[tuple[GradeCase, Any, Any, Any]]:
+    """Yields each case, the function or instance that it was put to, its output and the reference's."""
+    export = spec.export_of(item)
+    reference = spec.function(item.reference)
+    for case in make_cases(spec.function(item.cases), seed):
+        subject = caller(case)
+        called = f"{export.name}({describe_arguments(case)})"
+        got = take_first(attempt(subject, case.arguments, called), export.takes_first)
+        yield case, subject, got, _model_output(reference, export, subject, case)
+
+
+def _model_output(function: Callable[..., Any], export: Export, subject: Any, case: GradeCase) -> Any:
+    """Returns what a reference or a slip gives; one of a class is given the instance, whose weights it reads."""
+    arguments = copy_arguments(case.arguments)
+    if export.kind == "function":
+        return function(*arguments)
+    try:
+        return function(subject, *arguments)
+    except SubmissionError:
+        raise
+    except Exception as error:  # weights of other shapes than the task asks for
+        raise SubmissionError(f"{export.name} is not built as the task says: {quote(error)}.") from error
+
+
+def _find_slip(spec: Spec, item: GradeItem, seen: list[tuple[GradeCase, Any, Any]]) -> str | None:
+    """Returns the name of the first slip that gives all of the outputs; those of the spec where the item has none."""
+    export = spec.export_of(item)
+    for name in item.slips or spec.table.slips:
+        function = getattr(spec.module, name, None)
+        if function is None:  # a slip that only a property tells of
+            continue
+        try:
+            made = [_model_output(function, export, subject, case) for case, subject, _ in seen]
+        except Exception:  # sizes that this slip is impossible with, or another export's arguments
+            continue
+        pairs = zip(seen, made, strict=True)
+        if all(compare(got, slipped, item.tolerance) is None for (_, _, got), slipped in pairs):
+            return name
+    return None
+
+
+def _wrong(spec: Spec, item: GradeItem, case: GradeCase, words: str, slip: str | None) -> SubmissionError:
+    """Returns the error of a wrong output: how it differs, in which case, and the slip or else the item's hint."""
+    advice = item.hint
+    if slip is not None:
+        advice = spec.table.slips[slip]
+    where = ""
+    if words:
+        where = f"{words[0].upper()}{words[1:]} (case {describe_arguments(case)})"
+    return SubmissionError(_sentence(where), "failed", _sentence(advice), slip)
+
+
+def _sentence(text: str) -> str:
+    """Returns a text with a full stop at its end, where it has none."""
+    if text and text[-1] not in ".?!":
+        return text + "."
+    return text

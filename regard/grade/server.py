@@ -1,0 +1,197 @@
+"""The grading server: a process with torch imported that forks once a submission, watches over it and reports.
+
+It reads jobs as lines of JSON from standard input and answers each with one line: the outcomes of all items, notes and
+the beginning of what was printed. An item that ends its process, or takes too long, gets no points; the items after it
+are asked in a new process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from regard.errors import RegardError
+from regard.grade.outcomes import ItemOutcome, ItemStatus, failed_everywhere, outcome_of
+from regard.grade.spec import GradeLimits, Spec, load_spec
+from regard.grade.worker import Job, run_job
+
+MAX_PRINTED = 4000  # characters of what a submission prints that are kept
+MAX_REPORT = 1 << 24  # bytes of reports of one process
+IMPORT = "import"
+
+
+@dataclass
+class Watched:
+    """What is known of a running process: what it does, since when, and what it has reported and printed."""
+
+    doing: str | int = IMPORT
+    since: float = field(default_factory=time.monotonic)
+    outcomes: dict[int, ItemOutcome] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    import_fault: tuple[ItemStatus, str] | None = None
+    printed: bytes = b""
+    printed_bytes: int = 0
+    reported: bytes = b""
+    isolated: bool = True
+
+    def take_printed(self, data: bytes) -> None:
+        self.printed_bytes += len(data)
+        self.printed = (self.printed + data)[: 4 * MAX_PRINTED]
+
+    def take_report(self, data: bytes) -> None:
+        """Reads whole lines of a report."""
+        self.reported += data
+        *lines, self.reported = self.reported.split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "begun" in message:
+            self.doing = message["begun"]
+            self.since = time.monotonic()
+            self.isolated = message.get("isolated", self.isolated)
+        elif "outcome" in message:
+            self.outcomes[message["number"]] = ItemOutcome(**message["outcome"])
+        elif "import" in message:
+            self.import_fault = (message["status"], message["import"])
+        elif "notes" in message:
+            self.notes += message["notes"]
+        else:
+            self.import_fault = ("error", f"The grader could not begin: {message.get('broken')}")
+
+
+def grade_submission(spec: Spec, job: Job) -> dict[str, Any]:
+    """Returns the outcomes of all items of a submission, in as many processes as its faults make necessary."""
+    outcomes: dict[int, ItemOutcome] = {}
+    remaining = tuple(range(len(spec.items)))
+    first: Watched | None = None
+    while remaining:
+        watched, ended = _run_process(spec, replace(job, items=remaining))
+        first = first or watched
+        outcomes |= watched.outcomes
+        if watched.import_fault is not None:
+            status, words = watched.import_fault
+            return _answer(failed_everywhere(spec, status, words), first)
+        left = [number for number in remaining if number not in outcomes]
+        if not left:
+            break
+        status, words = ended
+        if watched.doing == IMPORT:
+            return _answer(failed_everywhere(spec, status, f"While the file was imported: {words}"), first)
+        lost = left[0]
+        outcomes[lost] = outcome_of(spec.items[lost], status, words)
+        remaining = tuple(left[1:])
+    assert first is not None
+    return _answer([outcomes[number] for number in sorted(outcomes)], first)
+
+
+def _answer(outcomes: list[ItemOutcome], watched: Watched) -> dict[str, Any]:
+    printed = watched.printed.decode("utf-8", "replace")[:MAX_PRINTED]
+    if watched.printed_bytes > len(printed.encode()):
+        printed += f"\n… ({watched.printed_bytes:,} bytes were printed)"
+    return {
+        "outcomes": [vars(outcome) for outcome in outcomes],
+        "notes": watched.notes,
+        "printed": printed,
+        "isolated": watched.isolated,
+    }
+
+
+def _run_process(spec: Spec, job: Job) -> tuple[Watched, tuple[ItemStatus, str]]:
+    """Forks a process for a job and waits for its end; returns what it reported and how it ended, in words."""
+    results, results_in = os.pipe()
+    printed, printed_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(results)
+        os.close(printed)
+        run_job(spec, job, results_in, printed_in)
+    os.close(results_in)
+    os.close(printed_in)
+    watched = Watched()
+    ended: tuple[ItemStatus, str] | None = None
+    try:
+        ended = _watch(watched, job.limits, results, printed)
+    finally:
+        _kill_session(child)
+        status = os.waitpid(child, 0)[1]
+        os.close(results)
+        os.close(printed)
+    return watched, ended or _describe_end(status, job.limits)
+
+
+def _watch(watched: Watched, limits: GradeLimits, results: int, printed: int) -> tuple[ItemStatus, str] | None:
+    """Reads both pipes until the report ends; returns why it was cut short where an item takes too long."""
+    takers = {results: watched.take_report, printed: watched.take_printed}
+    received = 0
+    while results in takers:
+        allowed = limits.seconds
+        if watched.doing == IMPORT:
+            allowed = limits.import_seconds
+        left = watched.since + allowed - time.monotonic()
+        if left <= 0:
+            return "timeout", f"It took longer than the {allowed:g} seconds that it may take. Is there an endless loop?"
+        ready, _, _ = select.select(list(takers), [], [], left)
+        for handle in ready:
+            data = os.read(handle, 1 << 16)
+            if not data:
+                del takers[handle]
+                continue
+            received += len(data) * (handle == results)
+            takers[handle](data)
+        if received > MAX_REPORT:
+            return "error", "It wrote to a pipe that is the grader's."
+    return None
+
+
+def _kill_session(child: int) -> None:
+    """Kills a process and those that it started."""
+    for kill, target in ((os.killpg, child), (os.kill, child)):
+        try:
+            kill(target, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _describe_end(status: int, limits: GradeLimits) -> tuple[ItemStatus, str]:
+    """Returns how a process ended that should not have, in words."""
+    code = os.waitstatus_to_exitcode(status)
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "timeout", "It was stopped: it used up the time or the memory of the machine."
+    if code == -signal.SIGSEGV:
+        return "error", "The process crashed (segmentation fault)."
+    if code == -signal.SIGABRT:
+        return "memory", f"The process gave up, as it does without memory; {limits.memory_mb} MB are allowed."
+    if code < 0:
+        return "error", f"The process was ended by {signal.Signals(-code).name}."
+    return "error", "It ended its own process (os._exit or the like); a function should return."
+
+
+def serve() -> None:
+    """Answers jobs until standard input ends."""
+    specs: dict[str, Spec] = {}
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a spec's own Python prints must not come between the answers
+    for line in sys.stdin:
+        message = json.loads(line)
+        limits = GradeLimits(**message.pop("limits"))
+        job = Job(**message | {"items": (), "limits": limits})
+        try:
+            if job.spec not in specs:
+                specs[job.spec] = load_spec(job.spec)
+            answer = grade_submission(specs[job.spec], job)
+        except RegardError as error:
+            answer = {"error": str(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()

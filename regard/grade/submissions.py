@@ -1,0 +1,174 @@
+"""Finding submissions: a Python file, a notebook, or a folder of either; and a notebook as a Python file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.errors import DataError, quote
+from regard.grade.spec import Spec
+from regard.reading import check_fields, check_path, read_json, read_text
+
+SUFFIXES = (".py", ".ipynb")
+MAX_SOURCE_BYTES = 1 << 24
+
+# What IPython takes for its own: magics, shell commands, help, and the two assigned to a name.
+_MAGIC = re.compile(r"\s*([%!?]|[\w, ]+=\s*[%!]|\w[\w.]*\?{1,2}\s*$)")
+_TRANSPARENT = re.compile(r"%%(time|timeit|capture|prun)\b")  # cell magics that run the rest of the cell as Python
+_FAILED_CELLS = "_cells_that_failed"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One student's work: the name for tables, and the file; `fault` says why there is nothing to grade."""
+
+    name: str
+    path: Path
+    fault: str = ""
+
+
+def find_submissions(path: str | Path, spec: Spec) -> list[Submission]:
+    """Returns the submissions of a path: a file is one, a folder holds files or folders, one each."""
+    place = check_path(path, DataError)
+    if place.is_file():
+        if place.suffix not in SUFFIXES:
+            raise DataError(f"{place}: expected a Python file (.py), a notebook (.ipynb) or a folder of them")
+        return [Submission(place.stem, place)]
+    if not place.is_dir():
+        raise DataError(f"no file or folder {quote(str(place))}; expected a .py, a .ipynb or a folder of submissions")
+    found = []
+    for entry in sorted(place.iterdir()):
+        if entry.name.startswith((".", "__")):
+            continue
+        if entry.is_dir():
+            found.append(_choose_file(entry, spec))
+        elif entry.suffix in SUFFIXES:
+            found.append(Submission(entry.stem, entry))
+    if not found:
+        raise DataError(f"{place} holds no submission: no .py or .ipynb, and no folder with one")
+    return _with_unique_names(found)
+
+
+def _with_unique_names(found: list[Submission]) -> list[Submission]:
+    """Returns the submissions with file names for names where two would be called the same: a.py and a.ipynb."""
+    names = [one.name for one in found]
+    return [
+        one if names.count(one.name) == 1 else Submission(one.path.name, one.path, one.fault) for one in found
+    ]
+
+
+def _choose_file(folder: Path, spec: Spec) -> Submission:
+    """Returns the submission of a folder: the file named in the spec, else the only one, else the one that defines."""
+    files = sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file() and not _is_hidden(p, folder))
+    named = [p for p in files if p.name == spec.table.file]
+    if not named and len(files) > 1:
+        named = [p for p in files if _mentions(p, spec)]
+    chosen = named or files
+    if not chosen:
+        return Submission(folder.name, folder, "The folder holds no .py and no .ipynb file.")
+    if len(chosen) > 1:
+        shown = ", ".join(p.name for p in chosen[:5])
+        return Submission(folder.name, folder, f"Several files could be meant ({shown}); expected {spec.table.file}.")
+    return Submission(folder.name, chosen[0])
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
+
+
+def _mentions(path: Path, spec: Spec) -> bool:
+    """Returns whether a file defines one of the spec's exports, as far as its text tells."""
+    try:
+        text = read_text(path, DataError, MAX_SOURCE_BYTES)
+    except DataError:
+        return False
+    names = "|".join(re.escape(export.name) for export in spec.exports)
+    return re.search(rf"\b(def|class)\s+({names})\b", text) is not None
+
+
+def read_source(path: Path) -> tuple[str, list[str]]:
+    """Returns a submission as the text of a Python file, with notes about what was left out of a notebook."""
+    if path.suffix != ".ipynb":
+        return read_text(path, DataError, MAX_SOURCE_BYTES), []
+    return convert_notebook(read_json(path, DataError), str(path))
+
+
+def convert_notebook(document: Any, source: str) -> tuple[str, list[str]]:
+    """Returns the code cells of a notebook as one Python file, and notes about cells that are no Python.
+
+    Each cell stands in a `try`, so that one that fails does not take the others with it: a cell that plots a file
+    which is not here says nothing about the functions above and below it.
+    """
+    check_fields(document, {"cells": list}, source, DataError)
+    notes = []
+    bodies: list[ast.stmt] = []
+    future: list[ast.stmt] = []
+    number = 0
+    for cell in document["cells"]:
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        number += 1
+        try:
+            tree = ast.parse(_without_magics(_cell_text(cell)))
+        except (SyntaxError, ValueError) as error:
+            notes.append(f"Code cell {number} was left out: {_describe_syntax(error)}.")
+            continue
+        future += [s for s in tree.body if _is_future(s)]
+        body = [s for s in tree.body if not _is_future(s)]
+        if body:
+            bodies.append(_guarded(body, number))
+    first = ast.parse(f"{_FAILED_CELLS} = []").body
+    module = ast.fix_missing_locations(ast.Module(body=[*future, *first, *bodies], type_ignores=[]))
+    return ast.unparse(module) + "\n", notes
+
+
+def _guarded(body: list[ast.stmt], number: int) -> ast.stmt:
+    """Returns a try statement that runs a cell and notes what it raises."""
+    guard = ast.parse(f"try:\n    pass\nexcept Exception as _error:\n    {_FAILED_CELLS}.append(({number}, _error))")
+    made = guard.body[0]
+    assert isinstance(made, ast.Try)
+    made.body = body
+    return made
+
+
+def describe_failed_cells(names: dict[str, Any]) -> list[str]:
+    """Returns notes about the cells of an imported notebook that raised an exception."""
+    failed = names.get(_FAILED_CELLS, [])
+    return [f"Code cell {number} ended with {type(error).__name__}: {quote(error)}." for number, error in failed]
+
+
+def _is_future(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+
+
+def _cell_text(cell: dict[str, Any]) -> str:
+    source = cell.get("source", "")
+    if isinstance(source, list):
+        source = "".join(str(line) for line in source)
+    return str(source)
+
+
+def _without_magics(text: str) -> str:
+    """Returns the text of a cell without what only IPython understands.
+
+    A cell that is Python as it stands is left alone: a line may begin with % inside a string or an expression.
+    """
+    if text.lstrip().startswith("%%") and not _TRANSPARENT.match(text.lstrip()):
+        return ""
+    try:
+        ast.parse(text)
+        return text
+    except (SyntaxError, ValueError):
+        lines = [re.sub(r"\S.*", "pass", line) if _MAGIC.match(line) else line for line in text.splitlines()]
+        return "\n".join(lines)
+
+
+def _describe_syntax(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} in `{(error.text or '').strip()}`"
+    return str(error)
+
+

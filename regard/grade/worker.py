@@ -1,0 +1,119 @@
+"""What runs in a submission's own process: limits, the import, and the items, each reported as a line of JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+from regard.errors import quote
+from regard.grade.judging import SubmissionError, explain_error, judge_item
+from regard.grade.limits import die_with_parent, leave_network, limit_resources
+from regard.grade.outcomes import outcome_of
+from regard.grade.spec import GradeLimits, Spec
+from regard.grade.submissions import describe_failed_cells
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process's work: a Python file that is a submission, and the items of the spec to ask, by number."""
+
+    spec: str
+    file: str
+    folder: str  # where the submission came from, for the modules beside it
+    items: tuple[int, ...]
+    seed: int
+    limits: GradeLimits
+
+
+def run_job(spec: Spec, job: Job, results: int, printed: int) -> NoReturn:
+    """Does a job and ends this process, a fork of the server's. `results` and `printed` are pipes to write to."""
+    try:
+        _prepare(job, printed)
+        report = _Report(results)
+        isolated = leave_network()
+        report.send({"begun": "import", "isolated": isolated})
+        _grade(spec, job, report)
+    except BaseException as error:  # nothing may come back into the server's loop
+        os.write(results, (json.dumps({"broken": f"{type(error).__name__}: {quote(error)}"}) + "\n").encode())
+    finally:
+        os._exit(0)
+
+
+class _Report:
+    """The pipe to the server. A submission that forks or keeps descriptors could write to it: it is no sandbox."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def send(self, message: dict[str, Any]) -> None:
+        os.write(self.handle, (json.dumps(message) + "\n").encode())
+
+
+def _prepare(job: Job, printed: int) -> None:
+    """Makes a session and a folder of its own, and turns what is printed to the server."""
+    os.setsid()
+    die_with_parent()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False, errors="replace")  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, errors="replace")  # noqa: SIM115
+    scratch = Path(job.file).parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    os.chdir(scratch)
+    tempfile.tempdir = str(scratch)
+    sys.path.insert(0, job.folder)
+    sys.argv = [job.file]
+    torch.set_num_threads(1)
+    seconds = job.limits.import_seconds + job.limits.seconds * len(job.items)
+    limit_resources(job.limits.memory_mb, seconds)
+
+
+def _grade(spec: Spec, job: Job, report: _Report) -> None:
+    """Imports the submission and reports an outcome for each item of the job."""
+    try:
+        names = _import_submission(job.file)
+    except SubmissionError as fault:
+        report.send({"import": str(fault), "status": fault.status})
+        return
+    report.send({"notes": describe_failed_cells(names)})
+    for number in job.items:
+        item = spec.items[number]
+        report.send({"begun": number})
+        try:
+            outcome = judge_item(spec, number, names, job.seed)
+        except SystemExit as error:
+            outcome = outcome_of(item, "error", str(explain_error(error, "It")))
+        except Exception as error:  # of the spec's own functions: the table is not lost for it
+            words = f"The spec itself failed here, not the submission: {type(error).__name__}: {quote(error)}"
+            outcome = outcome_of(item, "error", words)
+        report.send({"outcome": asdict(outcome), "number": number})
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _import_submission(file: str) -> dict[str, Any]:
+    """Returns what a submission defines, by name."""
+    found = importlib.util.spec_from_file_location("submitted", file)
+    assert found is not None and found.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(found)
+    sys.modules["submitted"] = module
+    try:
+        found.loader.exec_module(module)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise SubmissionError(f"The file is no Python: {error.msg} in line {error.lineno}, `{line}`.") from error
+    except (Exception, SystemExit) as error:
+        raise explain_error(error, "Importing the file") from error
+    return vars(module)

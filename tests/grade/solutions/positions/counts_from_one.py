@@ -1,0 +1,13 @@
+# slip: from_one
+import math
+
+import torch
+
+
+def sinusoidal_positions(length, width):
+    table = torch.zeros(length, width)
+    t = torch.arange(1, length + 1, dtype=torch.float).unsqueeze(1)
+    div = torch.exp(torch.arange(0, width, 2).float() * (-math.log(10000.0) / width))
+    table[:, 0::2] = torch.sin(t * div)
+    table[:, 1::2] = torch.cos(t * div)
+    return table
