@@ -21,6 +21,7 @@ from regard.cli import (
     evaluate,
     export,
     generate,
+    grade,
     heads,
     mechanisms,
     plot,
@@ -62,6 +63,7 @@ app.command("world")(data.world)
 app.add_typer(data.data, name="data")
 app.command("design")(design.design)
 app.command("check")(check.check)
+app.command("grade")(grade.grade)
 app.command("mechanisms")(mechanisms.mechanisms)
 app.command("cost")(cost.cost)
 app.command("bench")(bench.bench)

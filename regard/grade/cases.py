@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -70,23 +71,34 @@ def copy_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.clone() if isinstance(x, Tensor) else x for x in arguments)
 
 
-def describe_arguments(case: GradeCase) -> str:
-    """Returns the shapes and values that a case gives, in the words of a message."""
-    parts = [_describe(x) for x in case.arguments]
-    shown = ", ".join(part for part in parts if part)
+def describe_case(case: GradeCase, called: Any) -> str:
+    """Returns the shapes and values that a case gives, by the names of the parameters of what is called."""
+    try:
+        names = list(inspect.signature(called).parameters)
+    except (TypeError, ValueError):
+        names = []
+    if case.words and not any(isinstance(value, Tensor) for value in case.arguments):
+        return case.words
+    shown = []
+    for n, value in enumerate(case.arguments):
+        name = ""
+        if n < len(names) and isinstance(value, Tensor):
+            name = f"{names[n]} "
+        shown.append(name + _describe(value))
+    text = ", ".join(shown)
     if case.constructor:
-        shown = f"built with {case.constructor}, called with {shown}"
+        text = f"built with {', '.join(_describe(x) for x in case.constructor)}; {text}"
     if case.words:
-        return f"{case.words}: {shown}"
-    return shown
+        return f"{case.words}: {text}"
+    return text
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
-        return str(list(value.shape))
+        return str(list(value.shape)).replace(" ", "")
     if callable(value):
         return getattr(value, "__name__", "a function")
     text = repr(value)
-    if len(text) > 40:
-        return text[:39] + "…"
+    if len(text) > 24:
+        return text[:23] + "…"
     return text

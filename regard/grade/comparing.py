@@ -33,11 +33,13 @@ def compare(got: Any, want: Any, tolerance: float, what: str = "the output") -> 
         return _compare_sequences(got, want, tolerance, what)
     if isinstance(want, Mapping):
         if not isinstance(got, Mapping) or set(got) != set(want):
-            return Mismatch(f"{what} is {_describe(got)}, expected a dictionary with the keys {sorted(want)}", form=True)
+            return Mismatch(
+                f"{what} is {_describe(got)}, expected a dictionary with the keys {sorted(want)}", form=True
+            )
         return _first(compare(got[key], want[key], tolerance, f"{what}[{key!r}]") for key in want)
     if isinstance(want, float):
         return _compare_tensors(got, torch.tensor(want, dtype=torch.float64), tolerance, what)
-    if got is None or type(got) is not type(want) and not _is_number(got, want):
+    if type(got) is not type(want) and not _is_number(got, want):
         return Mismatch(f"{what} is {_describe(got)}, expected {_describe(want)}", form=True)
     if got != want:
         return Mismatch(f"{what} is {quote(got)}, expected {quote(want)}")
@@ -61,10 +63,17 @@ def _compare_sequences(got: Any, want: list[Any] | tuple[Any, ...], tolerance: f
         got = got.tolist()
     if not isinstance(got, list | tuple):
         return Mismatch(f"{what} is {_describe(got)}, expected {len(want)} values in a tuple or list", form=True)
+    if _are_tokens(got) and _are_tokens(want) and list(got) != list(want):
+        return Mismatch(f"{what} is {quote(list(got))}, expected {list(want)}", form=len(got) != len(want))
     if len(got) != len(want):
         return Mismatch(f"{what} has {len(got)} entries, expected {len(want)}", form=True)
     names = [f"entry {n} of {what}" for n in range(1, len(want) + 1)]
     return _first(compare(g, w, tolerance, name) for g, w, name in zip(got, want, names, strict=True))
+
+
+def _are_tokens(values: Any) -> bool:
+    """Returns whether these are a few whole numbers, which are best shown as they are."""
+    return len(values) <= 12 and all(type(value) is int for value in values)
 
 
 def _compare_tensors(got: Any, want: Tensor, tolerance: float, what: str) -> Mismatch | None:
@@ -89,8 +98,10 @@ def _compare_tensors(got: Any, want: Tensor, tolerance: float, what: str) -> Mis
     if worst <= tolerance * max(1.0, float(theirs[torch.isfinite(theirs)].abs().max())):
         return None
     place = tuple(int(i) for i in np.unravel_index(int(gap.argmax()), gap.shape))
-    at = list(place)
-    return Mismatch(f"{what} is off by up to {worst:.2g}: at {at} it is {ours[place]:.4g}, expected {theirs[place]:.4g}")
+    values = f"it is {ours[place]:.4g}, expected {theirs[place]:.4g}"
+    if place:
+        values = f"at {list(place)} {values}"
+    return Mismatch(f"{what} is off by up to {worst:.2g}: {values}")
 
 
 def _as_tensor(value: Any) -> Tensor | None:

@@ -22,6 +22,8 @@ from regard.grade.submissions import Submission, find_submissions, read_source
 
 OPEN_NETWORK = "This machine allows no namespaces to its users: submissions could reach the network."
 
+KEPT_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TRITON_CACHE_DIR", "VIRTUAL_ENV")
+
 
 class GraderError(RegardError, RuntimeError):
     """The process that grades has ended."""
@@ -37,13 +39,10 @@ class Grader:
     def __enter__(self) -> Grader:
         if not hasattr(os, "fork"):
             raise OptionError("grading starts processes by fork, which Windows has not; use Linux, macOS or WSL")
-        words = [sys.executable, "-m", "regard.grade.server"]
-        settings = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
-        root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        settings["PYTHONPATH"] = os.pathsep.join(paths)
+        # -P: a file beside the submissions that is called random.py must not be imported for Python's own.
+        words = [sys.executable, "-P", "-m", "regard.grade.server"]
         self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=os.environ | settings
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=_environment()
         )
         return self
 
@@ -51,8 +50,7 @@ class Grader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
-        if kind is not None:  # an interrupt must not wait for a submission that loops
-            self.process.kill()
+        self.process.kill()  # it keeps nothing, and an interrupt must not wait for a submission that loops
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.stdout.close()
@@ -73,7 +71,7 @@ class Grader:
                 {
                     "spec": str(spec.path),
                     "file": str(file),
-                    "folder": str(submission.path.resolve().parent),
+                    "folder": submission.folder,
                     "seed": self.seed,
                     "limits": (limits or spec.table.limits).as_dict(),
                 }
@@ -98,6 +96,18 @@ class Grader:
         if "error" in answer:
             raise GraderError(answer["error"])
         return answer
+
+
+def _environment() -> dict[str, str]:
+    """Returns the variables that submissions may see: those that Python needs, and none with anybody's keys."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUTF8": "1",
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "Agg",  # a plot in a notebook opens no window
+    }
 
 
 def grade(

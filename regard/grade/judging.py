@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from torch import nn
 from regard.checking import check
 from regard.devices import requested_memory
 from regard.errors import MAX_QUOTED, RegardError, quote
-from regard.grade.cases import GradeCase, copy_arguments, describe_arguments, make_cases
+from regard.grade.cases import GradeCase, copy_arguments, describe_case, make_cases
 from regard.grade.comparing import Mismatch, compare, compare_form
 from regard.grade.outcomes import ItemOutcome, ItemStatus, outcome_of
 from regard.grade.spec import Export, GradeItem, Spec
@@ -30,9 +30,7 @@ LAW_DRAWS = 8  # cases a law
 class SubmissionError(RegardError, RuntimeError):
     """Something that a submission did in place of returning a value."""
 
-    def __init__(
-        self, words: str, status: ItemStatus = "error", advice: str = "", slip: str | None = None
-    ) -> None:
+    def __init__(self, words: str, status: ItemStatus = "error", advice: str = "", slip: str | None = None) -> None:
         super().__init__(words)
         self.status: ItemStatus = status
         self.advice = advice
@@ -105,6 +103,14 @@ def _caller(export: Export, thing: Any) -> Caller:
     return make
 
 
+class Called(NamedTuple):
+    """A call that was made: its case, the function or instance that was called, and what came out."""
+
+    case: GradeCase
+    subject: Any
+    output: Any = None
+
+
 class _TakesFirst:
     """A function of a submission; where a tuple that it returns stands for its first entry, it returns that."""
 
@@ -114,6 +120,15 @@ class _TakesFirst:
 
     def __call__(self, *arguments: Any) -> Any:
         return take_first(self.function(*arguments), self.wanted)
+
+
+def _inner(subject: Any) -> Any:
+    """Returns the function of a submission itself, or what an instance is called by."""
+    if isinstance(subject, _TakesFirst):
+        return subject.function
+    if isinstance(subject, nn.Module):
+        return subject.forward
+    return subject
 
 
 def take_first(output: Any, wanted: bool) -> Any:
@@ -143,8 +158,9 @@ def explain_error(error: BaseException, called: str) -> SubmissionError:
         return SubmissionError(f"It calls itself without end (RecursionError){_place(error)}.")
     if isinstance(error, EOFError):
         return SubmissionError(f"It asks for input(), and nobody is there to type{_place(error)}.")
-    if requested_memory(error) is not None:
-        return SubmissionError(f"It needs more memory than there is: {requested_memory(error)}{_place(error)}.", "memory")
+    asked = requested_memory(error)
+    if asked is not None:
+        return SubmissionError(f"It needs more memory than there is: {asked}{_place(error)}.", "memory")
     message = quote(error, marks=False)
     return SubmissionError(f"{called} ends with {type(error).__name__}: {message}{_place(error)}.")
 
@@ -167,42 +183,38 @@ SUBMITTED = "submitted.py"  # how the file of a submission ends when it is impor
 
 def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where an output is not the reference's, and names the slip that explains it."""
-    seen: list[tuple[GradeCase, Any, Any]] = []
-    wrong: tuple[GradeCase, Mismatch] | None = None
-    for case, subject, got, want in _outputs(spec, item, caller, seed):
-        seen.append((case, subject, got))
-        found = compare(got, want, item.tolerance)
+    seen: list[Called] = []
+    wrong: tuple[Called, Mismatch] | None = None
+    for called, want in _outputs(spec, item, caller, seed):
+        seen.append(called)
+        found = compare(called.output, want, item.tolerance)
         if found is not None and wrong is None:
-            wrong = (case, found)
+            wrong = (called, found)
     if wrong is None:
         return
-    case, mismatch = wrong
-    slip = _find_slip(spec, item, seen)
-    raise _wrong(spec, item, case, mismatch.words, slip)
+    called, mismatch = wrong
+    raise _wrong(spec, item, called, mismatch.words, _find_slip(spec, item, seen))
 
 
 def _judge_shape(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where the type or the shape of an output is not the reference's."""
-    seen: list[tuple[GradeCase, Any, Any]] = []
-    for case, subject, got, want in _outputs(spec, item, caller, seed):
-        seen.append((case, subject, got))
-        found = compare_form(got, want)
+    seen: list[Called] = []
+    for called, want in _outputs(spec, item, caller, seed):
+        seen.append(called)
+        found = compare_form(called.output, want)
         if found is not None:
-            raise _wrong(spec, item, case, found.words, _find_slip(spec, item, seen))
+            raise _wrong(spec, item, called, found.words, _find_slip(spec, item, seen))
 
 
 def _judge_slip(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where all outputs are those of one of the item's slips."""
-    seen = []
-    differs = False
-    last = None
-    for case, subject, got, want in _outputs(spec, item, caller, seed):
-        seen.append((case, subject, got))
-        differs = differs or compare(got, want, item.tolerance) is not None
-        last = case
+    outputs = list(_outputs(spec, item, caller, seed))
+    seen = [called for called, _ in outputs]
+    if all(compare(called.output, want, item.tolerance) is None for called, want in outputs):
+        return
     slip = _find_slip(spec, item, seen)
-    if differs and slip is not None and last is not None:
-        raise _wrong(spec, item, last, "the output is that of a known mistake", slip)
+    if slip is not None:
+        raise _wrong(spec, item, seen[0], "the output is that of a known mistake", slip)
 
 
 def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
@@ -211,18 +223,18 @@ def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> N
     for case in make_cases(spec.function(item.cases), seed):
         subject = caller(case)
         said = attempt(lambda *given, subject=subject: function(subject, *given), case.arguments, "It")
-        if said is None:
-            continue
+        called = Called(case, subject)
         if said in spec.table.slips:
-            raise _wrong(spec, item, case, "", said)
-        raise _wrong(spec, item, case, str(said), None)
+            raise _wrong(spec, item, called, "", said)
+        if said is not None:
+            raise _wrong(spec, item, called, str(said), None)
 
 
 def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where a law of `regard check` is broken, or none could be asked."""
     subject = caller(GradeCase((), item.constructor))
     if isinstance(subject, _TakesFirst):
-        subject = subject.function
+        subject = subject.function  # the laws read its signature
     verdicts = check(subject, like=item.like or None, only=item.laws, dtype="fp32", draws=LAW_DRAWS, seed=seed)
     if verdicts.broken:
         verdict = verdicts.broken[0]
@@ -241,15 +253,15 @@ _JUDGES: dict[str, Callable[[Spec, GradeItem, Caller, int], None]] = {
 }
 
 
-def _outputs(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> Iterator[tuple[GradeCase, Any, Any, Any]]:
-    """Yields each case, the function or instance that it was put to, its output and the reference's."""
+def _outputs(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> Iterator[tuple[Called, Any]]:
+    """Yields the call of each case, and what the reference returns."""
     export = spec.export_of(item)
     reference = spec.function(item.reference)
     for case in make_cases(spec.function(item.cases), seed):
         subject = caller(case)
-        called = f"{export.name}({describe_arguments(case)})"
+        called = f"{export.name}({describe_case(case, _inner(subject))})"
         got = take_first(attempt(subject, case.arguments, called), export.takes_first)
-        yield case, subject, got, _model_output(reference, export, subject, case)
+        yield Called(case, subject, got), _model_output(reference, export, subject, case)
 
 
 def _model_output(function: Callable[..., Any], export: Export, subject: Any, case: GradeCase) -> Any:
@@ -265,7 +277,7 @@ def _model_output(function: Callable[..., Any], export: Export, subject: Any, ca
         raise SubmissionError(f"{export.name} is not built as the task says: {quote(error)}.") from error
 
 
-def _find_slip(spec: Spec, item: GradeItem, seen: list[tuple[GradeCase, Any, Any]]) -> str | None:
+def _find_slip(spec: Spec, item: GradeItem, seen: list[Called]) -> str | None:
     """Returns the name of the first slip that gives all of the outputs; those of the spec where the item has none."""
     export = spec.export_of(item)
     for name in item.slips or spec.table.slips:
@@ -273,24 +285,31 @@ def _find_slip(spec: Spec, item: GradeItem, seen: list[tuple[GradeCase, Any, Any
         if function is None:  # a slip that only a property tells of
             continue
         try:
-            made = [_model_output(function, export, subject, case) for case, subject, _ in seen]
+            made = [_model_output(function, export, called.subject, called.case) for called in seen]
         except Exception:  # sizes that this slip is impossible with, or another export's arguments
             continue
         pairs = zip(seen, made, strict=True)
-        if all(compare(got, slipped, item.tolerance) is None for (_, _, got), slipped in pairs):
+        if all(compare(called.output, slipped, item.tolerance) is None for called, slipped in pairs):
             return name
     return None
 
 
-def _wrong(spec: Spec, item: GradeItem, case: GradeCase, words: str, slip: str | None) -> SubmissionError:
+def _wrong(spec: Spec, item: GradeItem, called: Called, words: str, slip: str | None) -> SubmissionError:
     """Returns the error of a wrong output: how it differs, in which case, and the slip or else the item's hint."""
     advice = item.hint
     if slip is not None:
         advice = spec.table.slips[slip]
     where = ""
     if words:
-        where = f"{words[0].upper()}{words[1:]} (case {describe_arguments(case)})"
+        where = f"{_capitalised(words)} ({describe_case(called.case, _inner(called.subject))})"
     return SubmissionError(_sentence(where), "failed", _sentence(advice), slip)
+
+
+def _capitalised(words: str) -> str:
+    """Returns words as the beginning of a sentence, but for a name of one letter such as x."""
+    if words[1:2] == " " and words[0] != "a":
+        return words
+    return words[0].upper() + words[1:]
 
 
 def _sentence(text: str) -> str:

@@ -31,7 +31,9 @@ IMPORT = "import"
 class Watched:
     """What is known of a running process: what it does, since when, and what it has reported and printed."""
 
+    spec: Spec
     doing: str | int = IMPORT
+    done: bool = False
     since: float = field(default_factory=time.monotonic)
     outcomes: dict[int, ItemOutcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -53,18 +55,24 @@ class Watched:
             self._take(json.loads(line))
 
     def _take(self, message: Mapping[str, Any]) -> None:
+        self.done = self.done or "done" in message
         if "begun" in message:
             self.doing = message["begun"]
             self.since = time.monotonic()
             self.isolated = message.get("isolated", self.isolated)
         elif "outcome" in message:
-            self.outcomes[message["number"]] = ItemOutcome(**message["outcome"])
+            told = dict(message["outcome"])
+            seconds = float(told.pop("seconds"))
+            item = self.spec.items[message["number"]]
+            self.outcomes[message["number"]] = replace(outcome_of(item, **told), seconds=seconds)
         elif "import" in message:
             self.import_fault = (message["status"], message["import"])
         elif "notes" in message:
             self.notes += message["notes"]
-        else:
-            self.import_fault = ("error", f"The grader could not begin: {message.get('broken')}")
+        elif "broken" in message:
+            self.import_fault = ("error", f"The grader could not begin: {message['broken']}")
+        elif "done" not in message:
+            raise ValueError("no report of the grader's")
 
 
 def grade_submission(spec: Spec, job: Job) -> dict[str, Any]:
@@ -115,23 +123,37 @@ def _run_process(spec: Spec, job: Job) -> tuple[Watched, tuple[ItemStatus, str]]
         run_job(spec, job, results_in, printed_in)
     os.close(results_in)
     os.close(printed_in)
-    watched = Watched()
+    watched = Watched(spec)
     ended: tuple[ItemStatus, str] | None = None
+    status = None
     try:
         ended = _watch(watched, job.limits, results, printed)
+        if ended is None:
+            status = _await_end(child)
     finally:
         _kill_session(child)
-        status = os.waitpid(child, 0)[1]
+        if status is None:
+            os.waitpid(child, 0)
         os.close(results)
         os.close(printed)
     return watched, ended or _describe_end(status, job.limits)
+
+
+def _await_end(child: int) -> int | None:
+    """Returns the status of a process that is about to end, None where it does not within a second."""
+    for _ in range(100):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.01)
+    return None
 
 
 def _watch(watched: Watched, limits: GradeLimits, results: int, printed: int) -> tuple[ItemStatus, str] | None:
     """Reads both pipes until the report ends; returns why it was cut short where an item takes too long."""
     takers = {results: watched.take_report, printed: watched.take_printed}
     received = 0
-    while results in takers:
+    while results in takers and not watched.done:
         allowed = limits.seconds
         if watched.doing == IMPORT:
             allowed = limits.import_seconds
@@ -139,13 +161,16 @@ def _watch(watched: Watched, limits: GradeLimits, results: int, printed: int) ->
         if left <= 0:
             return "timeout", f"It took longer than the {allowed:g} seconds that it may take. Is there an endless loop?"
         ready, _, _ = select.select(list(takers), [], [], left)
-        for handle in ready:
+        for handle in sorted(ready, key=lambda one: one == results):  # first what was printed before a report
             data = os.read(handle, 1 << 16)
             if not data:
                 del takers[handle]
                 continue
             received += len(data) * (handle == results)
-            takers[handle](data)
+            try:
+                takers[handle](data)
+            except (ValueError, TypeError, KeyError, IndexError):
+                received = MAX_REPORT + 1  # no report of the grader's
         if received > MAX_REPORT:
             return "error", "It wrote to a pipe that is the grader's."
     return None
@@ -160,11 +185,15 @@ def _kill_session(child: int) -> None:
             continue
 
 
-def _describe_end(status: int, limits: GradeLimits) -> tuple[ItemStatus, str]:
-    """Returns how a process ended that should not have, in words."""
+def _describe_end(status: int | None, limits: GradeLimits) -> tuple[ItemStatus, str]:
+    """Returns how a process ended that should not have, in words; None: its reports ended and it did not."""
+    if status is None:
+        return "error", "It closed files that are not its own."
     code = os.waitstatus_to_exitcode(status)
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return "timeout", "It was stopped: it used up the time or the memory of the machine."
+    if code == -signal.SIGXCPU:
+        return "timeout", "It used up all of its time. Is there an endless loop?"
+    if code == -signal.SIGKILL:
+        return "memory", "It was killed, as the system does when its memory runs out."
     if code == -signal.SIGSEGV:
         return "error", "The process crashed (segmentation fault)."
     if code == -signal.SIGABRT:

@@ -1,23 +1,23 @@
 """Specs: which functions or classes a submission must define, and the items that give points. They are TOML files.
 
-    title = "Sinusoidal positions"
-    file = "positions.py"              # the file that --template writes
-    source = "positions.py"            # Python with cases, references, slips and properties; beside the spec
-    template = '''…'''                 # what students begin with
+title = "Sinusoidal positions"
+file = "positions.py"              # the file that --template writes
+source = "positions.py"            # Python with cases, references, slips and properties; beside the spec
+template = '''…'''                 # what students begin with
 
-    [[exports]]
-    name = "sinusoidal_positions"      # kind = "class" for a class
+[[exports]]
+name = "sinusoidal_positions"      # kind = "class" for a class
 
-    [[items]]
-    name = "values"
-    kind = "reference"                 # or "shape", "property", "slip", "law"
-    points = 3
-    cases = "usual"                    # functions of the source
-    reference = "right"
-    slips = ["halves"]
+[[items]]
+name = "values"
+kind = "reference"                 # or "shape", "property", "slip", "law"
+points = 3
+cases = "usual"                    # functions of the source
+reference = "right"
+slips = ["halves"]
 
-    [slips]
-    halves = "Sines fill the first half and cosines the second; …"
+[slips]
+halves = "Sines fill the first half and cosines the second; …"
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GradeLimits(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Section):
-    """A function or class that submissions define. `takes_first`: a tuple that it returns stands for its first entry."""
+    """A function or class that submissions define. `takes_first`: of a tuple it returns, the first entry counts."""
 
     place: ClassVar[str] = "exports"
     name: str = ""
@@ -137,7 +137,7 @@ class SpecTable(Section):
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec that was read: `path` is its file, `module` the Python with its cases, references, slips and properties."""
+    """A spec that was read: `path` is its file, `module` the Python with cases, references, slips and properties."""
 
     name: str
     path: Path
@@ -250,4 +250,3 @@ def _check(spec: Spec) -> None:
                 raise SpecError(f"{place}: no words for the slip '{slip}' in [slips]")
         for law in item.laws:
             LAWS.find(law)
-

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,22 @@ _FAILED_CELLS = "_cells_that_failed"
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's work: the name for tables, and the file; `fault` says why there is nothing to grade."""
+    """One student's work: the name for tables, and the file; `fault` says why there is nothing to grade.
+
+    `alone`: the folder of the file holds nobody else's, so that modules beside it may be imported.
+    """
 
     name: str
     path: Path
     fault: str = ""
+    alone: bool = True
+
+    @property
+    def folder(self) -> str:
+        """The folder in which modules of this submission are found, "" for none."""
+        if self.alone:
+            return str(self.path.resolve().parent)
+        return ""
 
 
 def find_submissions(path: str | Path, spec: Spec) -> list[Submission]:
@@ -46,7 +58,7 @@ def find_submissions(path: str | Path, spec: Spec) -> list[Submission]:
         if entry.is_dir():
             found.append(_choose_file(entry, spec))
         elif entry.suffix in SUFFIXES:
-            found.append(Submission(entry.stem, entry))
+            found.append(Submission(entry.stem, entry, alone=False))
     if not found:
         raise DataError(f"{place} holds no submission: no .py or .ipynb, and no folder with one")
     return _with_unique_names(found)
@@ -54,10 +66,8 @@ def find_submissions(path: str | Path, spec: Spec) -> list[Submission]:
 
 def _with_unique_names(found: list[Submission]) -> list[Submission]:
     """Returns the submissions with file names for names where two would be called the same: a.py and a.ipynb."""
-    names = [one.name for one in found]
-    return [
-        one if names.count(one.name) == 1 else Submission(one.path.name, one.path, one.fault) for one in found
-    ]
+    names = Counter(one.name for one in found)
+    return [replace(one, name=one.path.name) if names[one.name] > 1 else one for one in found]
 
 
 def _choose_file(folder: Path, spec: Spec) -> Submission:
@@ -154,21 +164,25 @@ def _cell_text(cell: dict[str, Any]) -> str:
 def _without_magics(text: str) -> str:
     """Returns the text of a cell without what only IPython understands.
 
-    A cell that is Python as it stands is left alone: a line may begin with % inside a string or an expression.
+    Only a line that Python stumbles over is taken out: one may begin with % inside a string or an expression.
     """
-    if text.lstrip().startswith("%%") and not _TRANSPARENT.match(text.lstrip()):
+    lines = text.splitlines()
+    first = text.lstrip()
+    if first.startswith("%%") and not _TRANSPARENT.match(first):
         return ""
-    try:
-        ast.parse(text)
-        return text
-    except (SyntaxError, ValueError):
-        lines = [re.sub(r"\S.*", "pass", line) if _MAGIC.match(line) else line for line in text.splitlines()]
-        return "\n".join(lines)
+    for _ in range(len(lines)):
+        try:
+            ast.parse("\n".join(lines))
+            break
+        except (SyntaxError, ValueError) as error:
+            at = (getattr(error, "lineno", None) or 1) - 1
+            if at >= len(lines) or not _MAGIC.match(lines[at]):
+                break
+            lines[at] = re.sub(r"\S.*", "pass", lines[at])
+    return "\n".join(lines)
 
 
 def _describe_syntax(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} in `{(error.text or '').strip()}`"
     return str(error)
-
-

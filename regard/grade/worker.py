@@ -21,6 +21,9 @@ from regard.grade.outcomes import outcome_of
 from regard.grade.spec import GradeLimits, Spec
 from regard.grade.submissions import describe_failed_cells
 
+MAX_HANDLES = 4096
+TOLD = ("status", "words", "advice", "slip", "seconds")  # of an outcome; points are the server's to give
+
 
 @dataclass(frozen=True)
 class Job:
@@ -37,7 +40,7 @@ class Job:
 def run_job(spec: Spec, job: Job, results: int, printed: int) -> NoReturn:
     """Does a job and ends this process, a fork of the server's. `results` and `printed` are pipes to write to."""
     try:
-        _prepare(job, printed)
+        _prepare(job, results, printed)
         report = _Report(results)
         isolated = leave_network()
         report.send({"begun": "import", "isolated": isolated})
@@ -58,14 +61,16 @@ class _Report:
         os.write(self.handle, (json.dumps(message) + "\n").encode())
 
 
-def _prepare(job: Job, printed: int) -> None:
-    """Makes a session and a folder of its own, and turns what is printed to the server."""
+def _prepare(job: Job, results: int, printed: int) -> None:
+    """Makes a session and a folder of its own, turns what is printed to the server, and closes what is the server's."""
     os.setsid()
     die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
+    os.closerange(3, results)
+    os.closerange(results + 1, MAX_HANDLES)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False, errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, errors="replace")  # noqa: SIM115
@@ -73,7 +78,8 @@ def _prepare(job: Job, printed: int) -> None:
     scratch.mkdir(exist_ok=True)
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
-    sys.path.insert(0, job.folder)
+    if job.folder:
+        sys.path.append(job.folder)  # last, so that nothing of Python's or torch's is imported from there
     sys.argv = [job.file]
     torch.set_num_threads(1)
     seconds = job.limits.import_seconds + job.limits.seconds * len(job.items)
@@ -98,9 +104,11 @@ def _grade(spec: Spec, job: Job, report: _Report) -> None:
         except Exception as error:  # of the spec's own functions: the table is not lost for it
             words = f"The spec itself failed here, not the submission: {type(error).__name__}: {quote(error)}"
             outcome = outcome_of(item, "error", words)
-        report.send({"outcome": asdict(outcome), "number": number})
+        told = {key: value for key, value in asdict(outcome).items() if key in TOLD}
+        report.send({"outcome": told, "number": number})
     sys.stdout.flush()
     sys.stderr.flush()
+    report.send({"done": True})
 
 
 def _import_submission(file: str) -> dict[str, Any]:

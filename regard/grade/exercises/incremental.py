@@ -101,9 +101,7 @@ def _attend(x: Tensor, keys: Tensor, values: Tensor, P_q: Tensor, P_o: Tensor) -
     return _mix(_logits(x, keys, P_q).softmax(-1), values, P_o)
 
 
-def scaled(
-    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
-) -> Step:
+def scaled(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _attend(x, keys, values, P_q / P_q.shape[-1] ** 0.5, P_o), keys, values
 
@@ -115,37 +113,27 @@ def without_itself(
     return _attend(x, prev_K, prev_V, P_q, P_o), keys, values
 
 
-def old_state(
-    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
-) -> Step:
+def old_state(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _attend(x, keys, values, P_q, P_o), prev_K, prev_V
 
 
-def put_in_front(
-    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
-) -> Step:
+def put_in_front(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _attend(x, keys, values, P_q, P_o), keys.roll(1, -2), values.roll(1, -2)
 
 
-def over_heads(
-    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
-) -> Step:
+def over_heads(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _mix(_logits(x, keys, P_q).softmax(1), values, P_o), keys, values
 
 
-def over_batch(
-    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
-) -> Step:
+def over_batch(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _mix(_logits(x, keys, P_q).softmax(0), values, P_o), keys, values
 
 
-def no_softmax(
-    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
-) -> Step:
+def no_softmax(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _mix(_logits(x, keys, P_q), values, P_o), keys, values
 

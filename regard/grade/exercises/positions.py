@@ -101,7 +101,8 @@ def is_transposed(length: int, width: int) -> Tensor:
 def first_row(f: Function, length: int, width: int) -> Any:
     """Returns what is wrong with position 0, where every sine is 0 and every cosine 1."""
     row = torch.as_tensor(f(length, width))[0].flatten().double()
-    if not torch.allclose(row.sort().values, torch.tensor([0.0, 1.0]).double().repeat_interleave(width // 2), atol=1e-5):
+    want = torch.arange(width).ge(width // 2).double()  # the sorted row: zeros, then ones
+    if not torch.allclose(row.sort().values, want, atol=1e-5):
         return f"position 0 is {[round(float(x), 2) for x in row[:6]]}: every sine of 0 is 0, and every cosine 1"
     return None
 
@@ -114,5 +115,5 @@ def turns(f: Function, length: int, width: int) -> Any:
     pairs = torch.view_as_complex(table.unflatten(-1, (-1, 2)).contiguous())
     step = pairs[1:] * pairs[:-1].conj()
     if not torch.allclose(step, step[:1].expand_as(step), atol=2e-3):
-        return "one position further is not the same turn of a pair (2i, 2i+1) everywhere: does a pair share its frequency?"
+        return "one position further is not the same turn of a pair (2i, 2i+1) everywhere: does it share a frequency?"
     return None

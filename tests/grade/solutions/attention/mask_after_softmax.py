@@ -1,5 +1,4 @@
 # slip: masked_after
-import math
 
 import torch
 

@@ -1,5 +1,4 @@
 # slip: unscaled
-import math
 
 import torch
 

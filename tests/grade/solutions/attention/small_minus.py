@@ -1,8 +1,6 @@
 # slip: none
 import math
 
-import torch
-
 
 def attention(q, k, v, mask=None):
     scores = q @ k.mT / math.sqrt(q.shape[-1])

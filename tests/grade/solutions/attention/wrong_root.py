@@ -1,8 +1,6 @@
 # slip: divided_by_length
 import math
 
-import torch
-
 
 def attention(q, k, v, mask=None):
     scores = q @ k.mT / math.sqrt(k.shape[1])

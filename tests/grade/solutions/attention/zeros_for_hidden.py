@@ -1,7 +1,4 @@
 # slip: masked_by_zero
-import math
-
-import torch
 
 
 def attention(q, k, v, mask=None):

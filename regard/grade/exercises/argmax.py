@@ -1,0 +1,117 @@
+"""Argmax attention over q [B,T,K], k [B,S,K], v [B,S,V]: each query copies the value of the key that fits it best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from regard.grade.cases import Draw, GradeCase, causal_mask
+
+Function = Callable[..., Tensor]
+
+
+def plain(draw: Draw) -> Iterator[GradeCase]:
+    """Yields cases in which every query sees every key."""
+    for B, T, S, K, V in ((2, 5, 7, 3, 11), (3, 7, 4, 2, 5), (1, 3, 2, 6, 4)):
+        yield GradeCase((draw.normal(B, T, K), draw.normal(B, S, K), draw.normal(B, S, V), False))
+
+
+def causal(draw: Draw) -> Iterator[GradeCase]:
+    """Yields causal cases, in one of which all scores are negative."""
+    for B, T, K, V in ((2, 7, 3, 5), (1, 11, 4, 2)):
+        yield GradeCase((draw.normal(B, T, K), draw.normal(B, T, K), draw.normal(B, T, V), True), words="causal")
+    q, k = draw.normal(2, 7, 3).abs(), -draw.normal(2, 7, 3).abs()
+    yield GradeCase((q, k, draw.normal(2, 7, 5), True), words="causal, all scores negative")
+
+
+def ties(draw: Draw) -> Iterator[GradeCase]:
+    """Yields cases in which several keys fit equally well."""
+    k = draw.normal(2, 3, 4).repeat(1, 2, 1)
+    yield GradeCase((draw.normal(2, 5, 4), k, draw.normal(2, 6, 3), False), words="every key occurs twice")
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool, hidden: float = float("-inf")) -> Tensor:
+    scores = q @ k.mT
+    if causal:
+        scores = scores.masked_fill(~causal_mask(q.shape[-2]), hidden)
+    return scores
+
+
+def _pick(best: Tensor, v: Tensor) -> Tensor:
+    return one_hot(best, v.shape[-2]).to(v.dtype) @ v
+
+
+def argmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns the value of each query's best key, the first of several, [B,T,V]."""
+    return _pick(_scores(q, k, causal).argmax(-1), v)
+
+
+def softmax_instead(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _scores(q, k, causal).softmax(-1) @ v
+
+
+def scaled_softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return (_scores(q, k, causal) / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def ignores_causal(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return argmax_attention(q, k, v, False)
+
+
+def hidden_by_zero(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _pick(_scores(q, k, causal, 0.0).argmax(-1), v)
+
+
+def over_queries(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns what an argmax along the queries gives: each key chooses a query."""
+    scores = _scores(q, k, causal)
+    chosen = one_hot(scores.argmax(-2), q.shape[-2]).mT.to(v.dtype)
+    return chosen @ v
+
+
+def smallest(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _pick(_scores(q, k, causal, float("inf")).argmin(-1), v)
+
+
+def largest_size(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _pick(_scores(q, k, causal).nan_to_num(neginf=0.0).abs().argmax(-1), v)
+
+
+def returns_indices(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _scores(q, k, causal).argmax(-1)
+
+
+def returns_keys(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _pick(_scores(q, k, causal).argmax(-1), k)
+
+
+def times_score(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    scores = _scores(q, k, causal)
+    return _pick(scores.argmax(-1), v) * scores.amax(-1, keepdim=True)
+
+
+def last_of_ties(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    flipped = _scores(q, k, causal).flip(-1).argmax(-1)
+    return _pick(k.shape[-2] - 1 - flipped, v)
+
+
+def mean_of_ties(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    scores = _scores(q, k, causal)
+    best = (scores >= scores.amax(-1, keepdim=True) - 1e-5).to(v.dtype)
+    return best @ v / best.sum(-1, keepdim=True)
+
+
+def sum_of_ties(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    scores = _scores(q, k, causal)
+    return (scores >= scores.amax(-1, keepdim=True) - 1e-5).to(v.dtype) @ v
+
+
+def long_queries_do_not_matter(f: Function, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
+    """Returns what is wrong where a query ten times as long gets another output: the best key stays the best."""
+    if torch.allclose(f(q, k, v, causal), f(10 * q, k, v, causal), atol=1e-5):
+        return None
+    return "a query ten times as long gets another output, though the best key is the same"

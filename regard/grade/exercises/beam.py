@@ -1,0 +1,184 @@
+"""Beam search over a function step(tokens) that returns the log-probabilities [N] of the token after a list of tokens.
+
+At each length all one-token continuations of the unfinished lists compete, and the `beams` with the largest log p stay.
+Those that end with `stop` are finished; the others go on until max_length. The best of the finished and of those that
+reached max_length is the one with the largest log p / lengthᵅ, the stop token counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.grade.cases import Draw, GradeCase
+
+Step = Callable[[list[int]], Tensor]
+Hypothesis = tuple[list[int], float]
+Function = Callable[..., Any]
+STOP = 0
+VOCABULARY = 5
+
+
+class TreeModel:
+    """A language model whose log-probabilities are drawn for each list of tokens, from the list and a seed."""
+
+    def __init__(self, seed: int, stop_bias: float) -> None:
+        self.seed = seed
+        self.stop_bias = stop_bias
+        self.__name__ = "step"
+
+    def __call__(self, tokens: Any) -> Tensor:
+        number = self.seed
+        for token in tokens:
+            number = (number * 31 + int(token) + 1) % 1_000_003
+        logits = 1.5 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(number))
+        logits[STOP] += self.stop_bias
+        return logits.log_softmax(-1)
+
+
+def _cases(draw: Draw, beams: int, length: int, alpha: float, bias: float, words: str) -> Iterator[GradeCase]:
+    for _ in range(8):
+        model = TreeModel(draw.random.randrange(1_000_000), bias)
+        yield GradeCase((model, beams, length, STOP, alpha), words=words)
+
+
+def one_beam(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches with one beam, which are greedy."""
+    yield from _cases(draw, 1, 5, 0.0, -1.0, "one beam")
+
+
+def several_beams(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches in which some lists end early."""
+    yield from _cases(draw, 3, 6, 0.0, 0.0, "three beams")
+
+
+def never_stops(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches in which the stop token hardly ever comes."""
+    yield from _cases(draw, 3, 4, 0.0, -30.0, "no list ends before max_length")
+
+
+def with_length(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches whose results are ranked by log p over length."""
+    yield from _cases(draw, 3, 6, 1.0, 0.5, "alpha 1")
+
+
+def _search(
+    step: Step,
+    beams: int,
+    max_length: int,
+    stop: int,
+    rank: Callable[[list[int], float], float],
+    *,
+    score: Callable[[float, float], float] = lambda total, new: total + new,
+    each: bool = False,
+    keep_stopped: bool = True,
+    keep_cut: bool = True,
+    first_stop: bool = False,
+) -> list[int]:
+    """Returns the best list of tokens; the keywords make the slips."""
+    alive: list[Hypothesis] = [([], 0.0)]
+    finished: list[Hypothesis] = []
+    for _ in range(max_length):
+        grown = [_grow(step, tokens, total, score) for tokens, total in alive]
+        if each:  # each list keeps its own best
+            grown = [_best(lists, max(1, beams // len(alive))) for lists in grown]
+        chosen = _best([hypothesis for lists in grown for hypothesis in lists], beams)
+        ended = [h for h in chosen if h[0][-1] == stop]
+        finished += ended
+        alive = [h for h in chosen if h[0][-1] != stop]
+        if not alive or (first_stop and ended):
+            break
+    if not keep_stopped and alive:
+        finished = []
+    if keep_cut or not finished:
+        finished += alive
+    return max(finished, key=lambda h: rank(h[0], h[1]))[0]
+
+
+def _grow(step: Step, tokens: list[int], total: float, score: Callable[[float, float], float]) -> list[Hypothesis]:
+    return [([*tokens, n], score(total, float(new))) for n, new in enumerate(step(tokens))]
+
+
+def _best(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda h: -h[1])[:count]
+
+
+def _by_length(alpha: float) -> Callable[[list[int], float], float]:
+    return lambda tokens, total: total / len(tokens) ** alpha
+
+
+def beam_search(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    """Returns the best list of tokens that beam search finds."""
+    return _search(step, beams, max_length, stop, _by_length(alpha))
+
+
+def greedy(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, 1, max_length, stop, _by_length(alpha))
+
+
+def last_score_only(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), score=lambda total, new: new)
+
+
+def probabilities_added(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), score=lambda total, new: total + math.exp(new))
+
+
+def best_of_each(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), each=True)
+
+
+def finished_lost(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), keep_stopped=False)
+
+
+def unfinished_lost(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), keep_cut=False)
+
+
+def stops_at_first(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), first_stop=True, keep_cut=False)
+
+
+def ignores_alpha(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(0.0))
+
+
+def multiplied_by_length(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(-alpha))
+
+
+def goes_on_after_stop(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, -1, _by_length(alpha))
+
+
+def without_stop(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    """Returns the best list without its stop token."""
+    return [token for token in beam_search(step, beams, max_length, stop, alpha) if token != stop]
+
+
+def well_formed(f: Function, step: Step, beams: int, max_length: int, stop: int, alpha: float) -> Any:
+    """Returns what is wrong with the form of a result: at most max_length tokens, and stop only at its end."""
+    result = f(step, beams, max_length, stop, alpha)
+    if isinstance(result, Tensor):
+        result = result.tolist()
+    if not isinstance(result, list | tuple) or not all(isinstance(t, int) for t in result):
+        return f"a list of tokens (whole numbers) is expected, and {type(result).__name__} was returned"
+    if not 1 <= len(result) <= max_length:
+        return f"the list has {len(result)} tokens, expected 1 … {max_length}"
+    if stop in result[:-1]:
+        return "goes_on_after_stop"
+    return None
+
+
+def finds_better(f: Function, step: Step, beams: int, max_length: int, stop: int, alpha: float) -> Any:
+    """Returns what is wrong where very many beams, with which the search is exhaustive, miss the best list."""
+    want = _search(step, VOCABULARY**4, 4, stop, _by_length(alpha))
+    got = list(f(step, VOCABULARY**4, 4, stop, alpha))
+    if got == want:
+        return None
+    return f"with so many beams that none is dropped, {got} is found, and {want} has a larger log p"

@@ -1,0 +1,208 @@
+"""Span corruption: a data set whose rows are `prefix ⁇ suffix ⁇ span`, padded with □, of documents with a hole.
+
+A submission is a class CharCorruptionDataset(data, block_size): `data` has a document a line; item i is x, y
+[block_size−1], x all but the last token of the row and y all but the first. `stoi` and `itos` map characters and ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.grade.cases import Draw, GradeCase
+from regard.grade.judging import SubmissionError
+
+MARK = "⁇"
+PAD = "□"
+BLOCK = 128
+WORDS = ["river", "stone", "lamp", "winter", "garden", "silver", "copper", "marble", "valley", "bridge", "harbour"]
+TRIALS = 300  # of one document, for what is true on average
+
+
+class CorruptedRow(NamedTuple):
+    """The parts of a row `prefix ⁇ suffix ⁇ span`."""
+
+    prefix: str
+    suffix: str
+    span: str
+
+    @property
+    def document(self) -> str:
+        return self.prefix + self.span + self.suffix
+
+
+def documents(draw: Draw) -> Iterator[GradeCase]:
+    """Yields a data set of documents, some shorter than a block and some longer."""
+    lines = []
+    for _ in range(12):
+        words = draw.random.choices(WORDS, k=draw.random.randint(8, 40))
+        lines.append(" ".join(words) + f" {draw.random.randint(1000, 9999)}.")
+    yield GradeCase(("\n".join(lines),), ("\n".join(lines), BLOCK), f"12 documents, block_size {BLOCK}")
+
+
+def _documents(data: str) -> list[str]:
+    return data.split("\n")
+
+
+def _read(dataset: Any, i: int) -> tuple[Tensor, Tensor]:
+    """Returns x and y of an item; raises where they are not two tensors of whole numbers."""
+    item = dataset[i]
+    if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(t, Tensor) for t in item):
+        raise SubmissionError("An item is a pair of tensors: return x, y.", "failed")
+    x, y = item
+    if x.dtype != torch.long or y.dtype != torch.long:
+        raise SubmissionError(f"Items are of {x.dtype} and {y.dtype}, expected torch.long.", "failed")
+    return x, y
+
+
+def _text(dataset: Any, ids: Tensor) -> str:
+    return "".join(dataset.itos[int(i)] for i in ids)
+
+
+def _row(dataset: Any, i: int) -> str:
+    """Returns the whole row behind an item, padding included: x, and the last token of y."""
+    x, y = _read(dataset, i)
+    return _text(dataset, x) + _text(dataset, y[-1:])
+
+
+def _parts(row: str) -> CorruptedRow | None:
+    """Returns the parts of a row, None where it has not two marks; a mark at the end is not counted."""
+    body = row.rstrip(PAD)
+    pieces = body.split(MARK)
+    if len(pieces) != 3:
+        return None
+    return CorruptedRow(*pieces)
+
+
+def _all_parts(dataset: Any, count: int) -> list[CorruptedRow]:
+    found = [_parts(_row(dataset, i)) for i in range(count)]
+    return [parts for parts in found if parts is not None]
+
+
+def lengths(dataset: Any, data: str) -> Any:
+    """Returns what is wrong with the number of items or the lengths of x and y."""
+    count = len(_documents(data))
+    if len(dataset) != count:
+        return f"there are {len(dataset)} items, expected one a document, {count}"
+    for i in range(count):
+        x, y = _read(dataset, i)
+        if x.shape != y.shape:
+            return f"x has the shape {list(x.shape)} and y {list(y.shape)}"
+        if x.shape == (BLOCK,):
+            return "whole_block"
+        if x.shape != (BLOCK - 1,):
+            return f"x has the shape {list(x.shape)}, expected [{BLOCK - 1}] for block_size {BLOCK}"
+    return None
+
+
+def shifted(dataset: Any, data: str) -> Any:
+    """Returns the slip of targets that are not the inputs, one token later."""
+    for i in range(len(_documents(data))):
+        x, y = _read(dataset, i)
+        if torch.equal(x, y):
+            return "targets_not_shifted"
+        if not torch.equal(x[1:], y[:-1]):
+            return "y is not x one token later: y[j] must be x[j+1]"
+    return None
+
+
+def marks(dataset: Any, data: str) -> Any:
+    """Returns what is wrong with the marks and the padding."""
+    for i in range(len(_documents(data))):
+        row = _row(dataset, i)
+        body = row.rstrip(PAD)
+        if PAD in body:
+            return "padding_inside"
+        count = body.count(MARK)
+        if count == 1:
+            return "one_mark"
+        if count == 3 and body.endswith(MARK):
+            return "third_mark"
+        if count != 2:
+            return f"a row has {count} marks {MARK}, expected two: {row[:60]!r}"
+    return None
+
+
+def reconstructable(dataset: Any, data: str) -> Any:
+    """Returns what is wrong where prefix + span + suffix is not the beginning of the document."""
+    for i, document in enumerate(_documents(data)):
+        row = _row(dataset, i)
+        parts = _parts(row)
+        if parts is None:
+            return f"no prefix {MARK} suffix {MARK} span can be read from {row[:60]!r}"
+        if document.startswith(parts.document):
+            continue
+        if document.startswith(parts.prefix + parts.suffix + parts.span) and parts.suffix:
+            return "span_is_end"
+        if document.startswith(parts.prefix + parts.suffix) and parts.prefix + parts.suffix:
+            return "nothing_taken_out"
+        if parts.document in document:
+            return "cut_at_front"
+        return f"putting the span back does not give the document: {parts.document[:50]!r} … of {document[:50]!r}"
+    return None
+
+
+def not_empty(dataset: Any, data: str) -> Any:
+    """Returns what is wrong where a span is empty."""
+    for _ in range(20):
+        for parts in _all_parts(dataset, len(_documents(data))):
+            if not parts.span:
+                return "empty_span"
+    return None
+
+
+def _trials(dataset: Any, data: str) -> list[CorruptedRow]:
+    """Returns many draws of the longest document."""
+    longest = max(range(len(_documents(data))), key=lambda i: len(_documents(data)[i]))
+    found = [_parts(_row(dataset, longest)) for _ in range(TRIALS)]
+    rows = [parts for parts in found if parts is not None]
+    if len(rows) < TRIALS:
+        raise SubmissionError(f"No prefix {MARK} suffix {MARK} span can be read from some rows.", "failed")
+    return rows
+
+
+def share_masked(dataset: Any, data: str) -> Any:
+    """Returns what is wrong with the mean share of characters that is taken out, a quarter."""
+    # Whole characters blur the shares of short cuts.
+    rows = [r for r in _trials(dataset, data) if len(r.document) >= 40]
+    if not rows:
+        return f"documents are cut to fewer than 40 of {BLOCK} characters"
+    shares = torch.tensor([len(r.span) / len(r.document) for r in rows])
+    if float(shares.std()) < 0.02:
+        return "fixed_span"
+    mean = float(shares.mean())
+    if not 0.22 < mean < 0.28:
+        return f"on average {mean:.0%} of a document is taken out, expected 25%"
+    return None
+
+
+def cuts(dataset: Any, data: str) -> Any:
+    """Returns what is wrong with the lengths that a document is cut to: 4 … 7/8 of the block, at random."""
+    rows = _trials(dataset, data)
+    found = [len(r.document) for r in rows]
+    most = BLOCK * 7 // 8
+    if max(found) == min(found):
+        return "never_cut"
+    if max(found) > most:
+        return f"a document was cut to {max(found)} characters, expected at most 7/8 of the block, {most}"
+    if min(found) < 4:
+        return f"a document was cut to {min(found)} characters, expected at least 4"
+    if max(found) < 0.8 * most or min(found) > 30:
+        return f"documents are cut to {min(found)} … {max(found)} characters, expected all of 4 … {most}"
+    return None
+
+
+def places(dataset: Any, data: str) -> Any:
+    """Returns what is wrong with where spans begin: anywhere, at random."""
+    rows = [r for r in _trials(dataset, data) if r.prefix or r.suffix]
+    starts = torch.tensor([len(r.prefix) / max(1, len(r.prefix) + len(r.suffix)) for r in rows])
+    if float(starts.std()) < 0.02:
+        return "fixed_place"
+    if float(starts.min()) > 0.1:
+        return "never_at_start"
+    if not 0.4 < float(starts.mean()) < 0.6:
+        return f"spans begin {float(starts.mean()):.0%} of the way through on average, expected 50%"
+    return None

@@ -1,0 +1,131 @@
+"""Kernel attention over q [B,T,K], k [B,S,K], v [B,S,V] with a feature map φ: the same numbers in two forms.
+
+Pairs:  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s).   Linear:  out_t = φ(q_t) S_t / φ(q_t) z_t with the sums
+S_t = Σ_s φ(k_s) v_sᵀ and z_t = Σ_s φ(k_s), which never form a matrix of all pairs. Causal: s runs up to t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from regard.grade.cases import Draw, GradeCase, causal_mask
+
+Map = Callable[[Tensor], Tensor]
+Function = Callable[..., Tensor]
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """Returns elu(x) + 1."""
+    return torch.nn.functional.elu(x) + 1
+
+
+def squares(x: Tensor) -> Tensor:
+    """Returns all products of two coordinates, so that φ(q)·φ(k) = (q·k)²."""
+    return (x[..., :, None] * x[..., None, :]).flatten(-2)
+
+
+def both_ways(draw: Draw) -> Iterator[GradeCase]:
+    """Yields cases in which every query sees every key."""
+    for phi, (B, T, S, K, V) in ((elu_plus_one, (2, 5, 7, 3, 11)), (squares, (1, 7, 3, 2, 5))):
+        yield GradeCase((draw.normal(B, T, K), draw.normal(B, S, K), draw.normal(B, S, V), phi, False))
+
+
+def causal(draw: Draw) -> Iterator[GradeCase]:
+    """Yields causal cases."""
+    for phi, (B, T, K, V) in ((elu_plus_one, (2, 7, 3, 5)), (squares, (1, 11, 2, 3))):
+        tensors = (draw.normal(B, T, K), draw.normal(B, T, K), draw.normal(B, T, V))
+        yield GradeCase((*tensors, phi, True), words="causal")
+
+
+def long(draw: Draw) -> Iterator[GradeCase]:
+    """Yields sequences at which a matrix of all pairs is much larger than anything else."""
+    for flag, words in ((False, "not causal"), (True, "causal")):
+        tensors = (draw.normal(1, 600, 2), draw.normal(1, 600, 2), draw.normal(1, 600, 3))
+        yield GradeCase((*tensors, elu_plus_one, flag), words=words)
+
+
+def _similarities(q: Tensor, k: Tensor, phi: Map, is_causal: bool) -> Tensor:
+    found = phi(q) @ phi(k).mT
+    if is_causal:
+        found = found * causal_mask(q.shape[-2])
+    return found
+
+
+def _divide(weights: Tensor, v: Tensor) -> Tensor:
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def kernel_attention(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    """Returns kernel attention by pairs, [B,T,V]; both forms give it."""
+    return _divide(_similarities(q, k, phi, causal), v)
+
+
+def not_normalised(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    return _similarities(q, k, phi, causal) @ v
+
+
+def ignores_causal(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    return kernel_attention(q, k, v, phi, False)
+
+
+def without_itself(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = _similarities(q, k, phi, causal).tril(-1)
+    return (weights @ v / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
+
+
+def softmax_of_similarities(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = phi(q) @ phi(k).mT
+    if causal:
+        weights = weights.masked_fill(~causal_mask(q.shape[-2]), float("-inf"))
+    return weights.softmax(-1) @ v
+
+
+def no_map(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    return kernel_attention(q, k, v, lambda x: x, causal)
+
+
+def map_of_keys_only(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = q @ phi(k).mT
+    if causal:
+        weights = weights * causal_mask(q.shape[-2])
+    return _divide(weights, v)
+
+
+def normalised_by_all(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    everything = _similarities(q, k, phi, False).sum(-1, keepdim=True)
+    return _similarities(q, k, phi, causal) @ v / everything
+
+
+def sums_of_all(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    own = _similarities(q, k, phi, causal).sum(-1, keepdim=True)
+    return phi(q) @ (phi(k).mT @ v) / own
+
+
+def divided_by_count(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = _similarities(q, k, phi, causal)
+    seen = (weights != 0).sum(-1, keepdim=True)
+    return weights @ v / seen
+
+
+def forms_no_pairs(f: Function, q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Any:
+    """Returns the slip of a linear form that makes a matrix of all pairs of queries and keys.
+
+    What a product reads is kept for its gradient, so a matrix of pairs that values are multiplied by is seen there.
+    """
+    sizes = [0]
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
+        f(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), phi, causal)
+    # Sums of every prefix, T·K·V entries, are fine; T·T are not.
+    if max(sizes) >= q.shape[1] * k.shape[1]:
+        return "forms_pairs"
+    return None

@@ -1,0 +1,146 @@
+"""Putting heads together: [B,H,T,V] → [B,T,H·V], side by side, rotated by one, and weighed by length; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.grade.cases import Draw, GradeCase
+from regard.nn.merges import MERGES
+
+Function = Callable[..., Tensor]
+
+
+def heads(draw: Draw) -> Iterator[GradeCase]:
+    """Yields outputs of heads of several sizes."""
+    for B, H, T, V in ((2, 3, 5, 7), (1, 4, 2, 3), (3, 2, 7, 5)):
+        yield GradeCase((draw.normal(B, H, T, V),))
+
+
+def tokens(draw: Draw) -> Iterator[GradeCase]:
+    """Yields tokens to split, and numbers of heads."""
+    for B, T, H, V in ((2, 5, 3, 7), (1, 2, 4, 3)):
+        yield GradeCase((draw.normal(B, T, H * V), H))
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Returns tokens [B,T,H·V] as heads [B,H,T,V]."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _merge(name: str, x: Tensor) -> Tensor:
+    out: Tensor = MERGES.find(name)()(x)
+    return out
+
+
+def concatenate_heads(x: Tensor) -> Tensor:
+    """Returns heads side by side."""
+    return _merge("concatenate", x)
+
+
+def shift_heads(x: Tensor) -> Tensor:
+    """Returns heads side by side, head h where head h + 1 was."""
+    return _merge("shift", x)
+
+
+def reweight_heads(x: Tensor) -> Tensor:
+    """Returns heads side by side, each times its length over the mean length, at each position."""
+    return _merge("reweight", x)
+
+
+def split_by_view(x: Tensor, heads: int) -> Tensor:
+    B, T, D = x.shape
+    return x.reshape(B, heads, T, D // heads)
+
+
+def split_interleaved(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)
+
+
+def split_tokens_first(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1))
+
+
+def not_transposed(x: Tensor) -> Tensor:
+    B, H, T, V = x.shape
+    return x.reshape(B, T, H * V)
+
+
+def interleaved(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).flatten(2)
+
+
+def summed(x: Tensor) -> Tensor:
+    return x.sum(1)
+
+
+def averaged(x: Tensor) -> Tensor:
+    return x.mean(1)
+
+
+def not_shifted(x: Tensor) -> Tensor:
+    return concatenate_heads(x)
+
+
+def shifted_backwards(x: Tensor) -> Tensor:
+    return concatenate_heads(x.roll(-1, 1))
+
+
+def shifted_tokens(x: Tensor) -> Tensor:
+    return concatenate_heads(x.roll(1, 2))
+
+
+def shifted_entries(x: Tensor) -> Tensor:
+    return concatenate_heads(x).roll(1, -1)
+
+
+def first_lost(x: Tensor) -> Tensor:
+    moved = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+    return concatenate_heads(moved)
+
+
+def _length(x: Tensor) -> Tensor:
+    return x.norm(dim=-1, keepdim=True)
+
+
+def not_weighed(x: Tensor) -> Tensor:
+    return concatenate_heads(x)
+
+
+def over_sequence(x: Tensor) -> Tensor:
+    length = x.flatten(2).norm(dim=-1)[..., None, None]
+    return concatenate_heads(x * length / length.mean(1, keepdim=True))
+
+
+def over_sequence_not_divided(x: Tensor) -> Tensor:
+    return _merge("reweight-sequence", x)
+
+
+def not_divided(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x))
+
+
+def divided_by_sum(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x) / _length(x).sum(1, keepdim=True))
+
+
+def normalised(x: Tensor) -> Tensor:
+    return concatenate_heads(x / _length(x))
+
+
+def squared_length(x: Tensor) -> Tensor:
+    squares = x.square().sum(-1, keepdim=True)
+    return concatenate_heads(x * squares / squares.mean(1, keepdim=True))
+
+
+def later_tokens_do_not_matter(f: Function, x: Tensor) -> Any:
+    """Returns the slip of weights that depend on later tokens."""
+    changed = x.clone()
+    changed[:, :, -1] *= 5.0
+    before = f(x)[:, :-1]
+    if torch.allclose(before, f(changed)[:, :-1], atol=1e-5):
+        return None
+    return "looks_ahead"

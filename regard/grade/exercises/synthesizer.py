@@ -1,0 +1,126 @@
+"""Synthesizers: weights that no query is compared with any key for. Heads come second, T at most L tokens.
+
+Dense:  weights = softmax(relu(x·w1 + b1)·w2 + b2), of which the first T columns count.   Random:  softmax(R[:T, :T]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.grade.cases import Draw, GradeCase, causal_mask
+
+Function = Callable[..., Tensor]
+NEVER = float("-inf")
+
+
+def dense(draw: Draw) -> Iterator[GradeCase]:
+    """Yields inputs of the dense one, shorter than what it was built for, and as long."""
+    for B, H, T, K, V, L in ((2, 3, 5, 4, 7, 11), (1, 2, 6, 3, 2, 6)):
+        yield GradeCase(_dense_arguments(draw, (B, H, T, K, V, L)))
+
+
+def random(draw: Draw) -> Iterator[GradeCase]:
+    """Yields inputs of the random one, shorter than what it was built for, and as long."""
+    for B, H, T, V, L in ((2, 3, 5, 7, 11), (1, 2, 6, 3, 6)):
+        yield GradeCase((draw.normal(H, L, L), draw.normal(B, H, T, V)))
+
+
+def _dense_arguments(draw: Draw, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Returns x, w1, b1, w2, b2, v."""
+    B, H, T, *widths = sizes
+    K, V, L = widths
+    x = draw.normal(B, H, T, K)
+    weights = (draw.normal(K, K), draw.normal(K), draw.normal(K, L), draw.normal(L))
+    return (x, *weights, draw.normal(B, H, T, V))
+
+
+def _mix(scores: Tensor, v: Tensor) -> Tensor:
+    """Returns causal softmax of scores [B,H,T,T] times values."""
+    return scores.masked_fill(~causal_mask(v.shape[-2]), NEVER).softmax(-1) @ v
+
+
+def _hidden(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
+    return torch.relu(x @ w1 + b1)
+
+
+def dense_synthesizer(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    """Returns causal dense synthesizer attention, [B,H,T,V]."""
+    return _mix((_hidden(x, w1, b1) @ w2 + b2)[..., : v.shape[-2]], v)
+
+
+def random_synthesizer(R: Tensor, v: Tensor) -> Tensor:
+    """Returns causal random synthesizer attention, [B,H,T,V]."""
+    T = v.shape[-2]
+    return _mix(R[:, :T, :T], v)
+
+
+def no_relu(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix(((x @ w1 + b1) @ w2 + b2)[..., : v.shape[-2]], v)
+
+
+def relu_after(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix(torch.relu((x @ w1 + b1) @ w2 + b2)[..., : v.shape[-2]], v)
+
+
+def no_second_bias(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix((_hidden(x, w1, b1) @ w2)[..., : v.shape[-2]], v)
+
+
+def last_columns(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix((_hidden(x, w1, b1) @ w2 + b2)[..., -v.shape[-2] :], v)
+
+
+def dense_scaled(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix((_hidden(x, w1, b1) @ w2 + b2)[..., : v.shape[-2]] / x.shape[-1] ** 0.5, v)
+
+
+def dense_not_causal(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return (_hidden(x, w1, b1) @ w2 + b2)[..., : v.shape[-2]].softmax(-1) @ v
+
+
+def dense_masked_by_zero(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return ((_hidden(x, w1, b1) @ w2 + b2)[..., :T] * causal_mask(T)).softmax(-1) @ v
+
+
+def softmax_before_cut(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    weights = (_hidden(x, w1, b1) @ w2 + b2).softmax(-1)[..., :T]
+    return (weights * causal_mask(T)) @ v
+
+
+def random_not_causal(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return R[:, :T, :T].softmax(-1).expand(v.shape[0], -1, -1, -1) @ v
+
+
+def random_softmax_before_cut(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return (R.softmax(-1)[:, :T, :T] * causal_mask(T)).expand(v.shape[0], -1, -1, -1) @ v
+
+
+def random_one_head(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return _mix(R[:1, :T, :T], v)
+
+
+def random_from_end(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return _mix(R[:, -T:, -T:], v)
+
+
+def dense_looks_back(f: Function, x: Tensor, *rest: Tensor) -> Any:
+    """Returns the slip of an output that later tokens change."""
+    *weights, v = rest
+    before = f(x, *weights, v)
+    changed = (x.clone(), v.clone())
+    for tensor in changed:
+        tensor[..., -1, :] += 3.0
+    after = f(changed[0], *weights, changed[1])
+    if torch.allclose(before[..., :-1, :], after[..., :-1, :], atol=1e-5):
+        return None
+    return "looks_ahead"

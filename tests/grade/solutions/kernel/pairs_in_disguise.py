@@ -1,0 +1,14 @@
+# slip: forms_pairs
+import torch
+
+
+def kernel_attention_pairs(q, k, v, phi, causal):
+    a = phi(q) @ phi(k).transpose(1, 2)
+    if causal:
+        a = torch.tril(a)
+    return a @ v / a.sum(-1, keepdim=True)
+
+
+def kernel_attention_linear(q, k, v, phi, causal):
+    fq, fk = phi(q), phi(k)
+    return kernel_attention_pairs(q, k, v, phi, causal)
