@@ -159,7 +159,7 @@ def _watch(watched: Watched, limits: GradeLimits, results: int, printed: int) ->
             allowed = limits.import_seconds
         left = watched.since + allowed - time.monotonic()
         if left <= 0:
-            return "timeout", f"It took longer than the {allowed:g} seconds that it may take. Is there an endless loop?"
+            return "timeout", f"It took longer than the {allowed:g} s that it may take. Is there an endless loop?"
         ready, _, _ = select.select(list(takers), [], [], left)
         for handle in sorted(ready, key=lambda one: one == results):  # first what was printed before a report
             data = os.read(handle, 1 << 16)
