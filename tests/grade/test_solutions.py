@@ -55,15 +55,17 @@ def test_right_passes_and_slips_are_named(name, grader):
 @pytest.mark.parametrize("seed", [101, 202, 303])
 def test_other_numbers_give_the_same_grades(seed):
     """Nothing hangs on one draw: with other seeds right stays right and wrong wrong, and slips are named."""
+    wrong = []
     with Grader(seed) as grader:
         for name in SPECS:
             spec = load_spec(name)
             for submission in find_submissions(SOLUTIONS / name, spec):
                 grade = grader.grade(spec, submission, LIMITS)
                 told = (name, submission.name, [o.text for o in grade.outcomes if not o.passed])
-                assert grade.full == (submission.name == "right"), told
                 slip = promised(submission.path)
-                assert slip == "none" or slip in grade.slips, told
+                if grade.full != (submission.name == "right") or slip not in ("none", *grade.slips):
+                    wrong.append(told)
+    assert not wrong
 
 
 @every_spec

@@ -21,6 +21,7 @@ Hypothesis = tuple[list[int], float]
 Function = Callable[..., Any]
 STOP = 0
 VOCABULARY = 5
+MOST_CASES = 100
 
 
 class TreeModel:
@@ -38,32 +39,6 @@ class TreeModel:
         logits = 1.5 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(number))
         logits[STOP] += self.stop_bias
         return logits.log_softmax(-1)
-
-
-def _cases(draw: Draw, beams: int, length: int, alpha: float, bias: float, words: str) -> Iterator[GradeCase]:
-    for _ in range(8):
-        model = TreeModel(draw.random.randrange(1_000_000), bias)
-        yield GradeCase((model, beams, length, STOP, alpha), words=words)
-
-
-def one_beam(draw: Draw) -> Iterator[GradeCase]:
-    """Yields searches with one beam, which are greedy."""
-    yield from _cases(draw, 1, 5, 0.0, -1.0, "one beam")
-
-
-def several_beams(draw: Draw) -> Iterator[GradeCase]:
-    """Yields searches in which some lists end early."""
-    yield from _cases(draw, 3, 6, 0.0, 0.0, "three beams")
-
-
-def never_stops(draw: Draw) -> Iterator[GradeCase]:
-    """Yields searches in which the stop token hardly ever comes."""
-    yield from _cases(draw, 3, 4, 0.0, -30.0, "no list ends before max_length")
-
-
-def with_length(draw: Draw) -> Iterator[GradeCase]:
-    """Yields searches whose results are ranked by log p over length."""
-    yield from _cases(draw, 3, 6, 1.0, 0.5, "alpha 1")
 
 
 def _search(
@@ -182,3 +157,47 @@ def finds_better(f: Function, step: Step, beams: int, max_length: int, stop: int
     if got == want:
         return None
     return f"with so many beams that none is dropped, {got} is found, and {want} has a larger log p"
+
+
+# The slips that show in each kind of case; elsewhere they give what is right.
+ANYWHERE = (greedy, last_score_only, probabilities_added, best_of_each)
+WHERE_LISTS_END = (*ANYWHERE, finished_lost, stops_at_first, goes_on_after_stop, without_stop)
+WHERE_LENGTH_COUNTS = (*WHERE_LISTS_END, unfinished_lost, ignores_alpha, multiplied_by_length)
+
+
+def one_beam(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches with one beam, which are greedy."""
+    yield from _telling_cases(draw, (1, 5, STOP, 0.0), -1.0, "one beam", (goes_on_after_stop, without_stop))
+
+
+def several_beams(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches in which some lists end early."""
+    yield from _telling_cases(draw, (3, 6, STOP, 0.0), 0.0, "three beams", WHERE_LISTS_END)
+
+
+def never_stops(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches in which the stop token hardly ever comes."""
+    yield from _telling_cases(draw, (3, 4, STOP, 0.0), -30.0, "no list ends before max_length", ANYWHERE)
+
+
+def with_length(draw: Draw) -> Iterator[GradeCase]:
+    """Yields searches whose results are ranked by log p over length."""
+    yield from _telling_cases(draw, (3, 6, STOP, 1.0), 0.5, "alpha 1", WHERE_LENGTH_COUNTS)
+
+
+def _telling_cases(
+    draw: Draw, settings: tuple[int, int, int, float], bias: float, words: str, slips: tuple[Function, ...]
+) -> Iterator[GradeCase]:
+    """Yields as many searches as it takes for every slip to differ from what is right and from each other slip.
+
+    A result is a few tokens, and often right by chance: where no list happens to end early, for one.
+    """
+    searches = (beam_search, *slips)
+    results: list[list[list[int]]] = [[] for _ in searches]
+    for _ in range(MOST_CASES):
+        arguments = (TreeModel(draw.random.randrange(1_000_000), bias), *settings)
+        for found, search in zip(results, searches, strict=True):
+            found.append(search(*arguments))
+        yield GradeCase(arguments, words=words)
+        if len({str(found) for found in results}) == len(searches):
+            return

@@ -19,6 +19,7 @@ MARK = "⁇"
 PAD = "□"
 BLOCK = 128
 WORDS = ["river", "stone", "lamp", "winter", "garden", "silver", "copper", "marble", "valley", "bridge", "harbour"]
+SHARP = 40  # characters of a cut that shares and places can be told from; fewer blur them
 TRIALS = 300  # of one document, for what is true on average
 
 
@@ -154,22 +155,22 @@ def not_empty(dataset: Any, data: str) -> Any:
     return None
 
 
-def _trials(dataset: Any, data: str) -> list[CorruptedRow]:
-    """Returns many draws of the longest document."""
+def _trials(dataset: Any, data: str, shortest: int = 0) -> list[CorruptedRow]:
+    """Returns many draws of the longest document, those that kept at least so many characters."""
     longest = max(range(len(_documents(data))), key=lambda i: len(_documents(data)[i]))
     found = [_parts(_row(dataset, longest)) for _ in range(TRIALS)]
     rows = [parts for parts in found if parts is not None]
     if len(rows) < TRIALS:
         raise SubmissionError(f"No prefix {MARK} suffix {MARK} span can be read from some rows.", "failed")
-    return rows
+    kept = [parts for parts in rows if len(parts.document) >= shortest]
+    if not kept:
+        raise SubmissionError(f"Documents are always cut to fewer than {shortest} of {BLOCK} characters.", "failed")
+    return kept
 
 
 def share_masked(dataset: Any, data: str) -> Any:
     """Returns what is wrong with the mean share of characters that is taken out, a quarter."""
-    # Whole characters blur the shares of short cuts.
-    rows = [r for r in _trials(dataset, data) if len(r.document) >= 40]
-    if not rows:
-        return f"documents are cut to fewer than 40 of {BLOCK} characters"
+    rows = _trials(dataset, data, SHARP)
     shares = torch.tensor([len(r.span) / len(r.document) for r in rows])
     if float(shares.std()) < 0.02:
         return "fixed_span"
@@ -197,7 +198,7 @@ def cuts(dataset: Any, data: str) -> Any:
 
 def places(dataset: Any, data: str) -> Any:
     """Returns what is wrong with where spans begin: anywhere, at random."""
-    rows = [r for r in _trials(dataset, data) if r.prefix or r.suffix]
+    rows = _trials(dataset, data, SHARP)
     starts = torch.tensor([len(r.prefix) / max(1, len(r.prefix) + len(r.suffix)) for r in rows])
     if float(starts.std()) < 0.02:
         return "fixed_place"
