@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,7 +56,7 @@ def softmax_instead(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def scaled_softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    return (_scores(q, k, causal) / q.shape[-1] ** 0.5).softmax(-1) @ v
+    return (_scores(q, k, causal) / math.sqrt(q.shape[-1])).softmax(-1) @ v
 
 
 def ignores_causal(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -170,8 +170,8 @@ def steps_are_whole(f: Function, x: Tensor, *rest: Tensor) -> Any:
     """Returns what is wrong where five steps, each with the state of the last, do not give causal attention."""
     prev_K, prev_V, *weights = rest
     tokens = torch.randn(5, *x.shape, generator=torch.Generator().manual_seed(3))
-    states = (prev_K, prev_V)
-    right = (prev_K, prev_V)
+    states: list[Any] = [prev_K, prev_V]
+    right = [prev_K, prev_V]
     for n, token in enumerate(tokens, 1):
         returned = f(token, *states, *weights)
         if not isinstance(returned, tuple | list) or len(returned) != 3:

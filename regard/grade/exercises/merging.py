@@ -28,7 +28,8 @@ def tokens(draw: Draw) -> Iterator[GradeCase]:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Returns tokens [B,T,H·V] as heads [B,H,T,V]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    B, T, D = x.shape
+    return x.reshape(B, T, heads, D // heads).transpose(1, 2)
 
 
 def _merge(name: str, x: Tensor) -> Tensor:
@@ -57,11 +58,13 @@ def split_by_view(x: Tensor, heads: int) -> Tensor:
 
 
 def split_interleaved(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)
+    B, T, D = x.shape
+    return x.reshape(B, T, D // heads, heads).permute(0, 3, 1, 2)
 
 
 def split_tokens_first(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1))
+    B, T, D = x.shape
+    return x.reshape(B, T, heads, D // heads)
 
 
 def not_transposed(x: Tensor) -> Tensor:
@@ -103,7 +106,8 @@ def first_lost(x: Tensor) -> Tensor:
 
 
 def _length(x: Tensor) -> Tensor:
-    return x.norm(dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return length
 
 
 def not_weighed(x: Tensor) -> Tensor:
@@ -111,7 +115,7 @@ def not_weighed(x: Tensor) -> Tensor:
 
 
 def over_sequence(x: Tensor) -> Tensor:
-    length = x.flatten(2).norm(dim=-1)[..., None, None]
+    length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
     return concatenate_heads(x * length / length.mean(1, keepdim=True))
 
 

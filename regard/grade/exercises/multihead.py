@@ -75,7 +75,8 @@ def _heads(module: Any) -> int:
 
 
 def _split(x: Tensor, H: int) -> Tensor:
-    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+    B, T, D = x.shape
+    return x.reshape(B, T, H, D // H).transpose(1, 2)
 
 
 def _merge(x: Tensor) -> Tensor:
