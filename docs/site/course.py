@@ -32,7 +32,7 @@ SETTINGS = {"pymdownx.arithmatex": {"generic": True}}
 def page(path: Path) -> str:
     """The notebook as a whole document: pictures inside, formulas as MathML, nothing to load and nothing to run."""
     reader = Markdown(extensions=[*EXTENSIONS, "pymdownx.arithmatex"], extension_configs=SETTINGS)
-    body = mathml(reader.convert(apart_from_code(markdown(path, folded=False), _near)), path.name)
+    body = mathml(reader.convert(apart_from_code(markdown(path), _near)), path.name)
     if ACTIVE.search(re.sub(r"<code.*?</code>", "", body, flags=re.DOTALL)):
         raise NotebookError(f"{path}: its page would run or load something; take the HTML out of its text")
     light = HtmlFormatter(style="friendly").get_style_defs(".highlight")

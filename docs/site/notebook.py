@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 ACTIVE = re.compile(r"<(script|iframe|object|embed|link|meta)\b|\son\w+\s*=|javascript:", re.IGNORECASE)
@@ -35,21 +34,17 @@ def title(path: Path) -> str:
     return found[1].strip()
 
 
-def markdown(path: Path, folded: bool = True) -> str:
-    """The notebook as one Markdown text. `folded`: answers unfold on request."""
-    return "\n\n".join(part for cell in read(path) for part in _cell(cell, path, folded)) + "\n"
+def markdown(path: Path) -> str:
+    """The notebook as one Markdown text."""
+    return "\n\n".join(part for cell in read(path) for part in _cell(cell, path)) + "\n"
 
 
-def _cell(cell: Mapping[str, Any], path: Path, folded: bool) -> Iterator[str]:
+def _cell(cell: Mapping[str, Any], path: Path) -> Iterator[str]:
     source, tags = _text(cell["source"]).rstrip(), cell["metadata"].get("tags", [])
     if cell["cell_type"] == "markdown":
         yield source
     elif cell["cell_type"] == "code" and source:
-        if "answer" in tags and folded:
-            name = source.partition("\n")[0].removeprefix("# answer: ")
-            yield f'??? success "{name}"\n\n' + indent(_fence("python", source), "    ")
-        else:
-            yield _fence('python title="Exercise"' if "exercise" in tags else "python", source)
+        yield _fence('python title="Exercise"' if "exercise" in tags else "python", source)
         if "lens-page" in tags:
             yield "*In the notebook the lens stands here, to click through; these pages run no scripts.*"
             return

@@ -31,9 +31,16 @@ def named(cell, kind):
     return found[1]
 
 
-def exercises(notebook):
-    """(name, exercise cell, the verdict that follows it, answer cell), in order."""
-    answers = {named(c, "answer"): c for c in notebook.cells if tagged(c, "answer")}
+def answers_of(path):
+    """The answers of a notebook as cells, by name: each part of its file that begins with `# answer: NAME`."""
+    _, *parts = re.split(r"^(?=# answer: )", (EXAMPLES / "answers" / f"{path.stem}.py").read_text(), flags=re.M)
+    cells = [nbformat.v4.new_code_cell(part.rstrip()) for part in parts]
+    return {named(cell, "answer"): cell for cell in cells}
+
+
+def exercises(notebook, answered):
+    """(name, exercise cell, the verdict that follows it, answer as a cell), in order."""
+    answers = dict(answered)
     found = []
     for n, cell in enumerate(notebook.cells):
         if tagged(cell, "exercise"):
@@ -117,19 +124,21 @@ def test_formulas_are_balanced_and_links_lead_somewhere(path):
 
 
 @every_notebook
-def test_exercises_ship_wrong_with_a_hidden_answer(path):
-    found = exercises(opened(path))
+def test_exercises_ship_wrong_with_an_answer_elsewhere(path):
+    notebook = opened(path)
+    assert not [c for c in notebook.cells if tagged(c, "answer") or c.source.startswith("# answer")]
+    found = exercises(notebook, answers_of(path))
     assert 2 <= len(found) <= 4
     for name, _, verdict, answer in found:
         assert not right(verdict), f"{name} as shipped is judged right"
         assert re.search(rf"^(def|class) {name}\b|^{name} = ", answer.source, re.M), f"no definition of {name}"
-        assert answer.metadata.jupyter.source_hidden
 
 
 def woven(path):
     """The notebook with each exercise answered after its verdict, judged again, and put back as it was shipped."""
     notebook = opened(path)
-    inserted = {id(verdict): [answer, verdict, exercise] for _, exercise, verdict, answer in exercises(notebook)}
+    found = exercises(notebook, answers_of(path))
+    inserted = {id(verdict): [answer, verdict, exercise] for _, exercise, verdict, answer in found}
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
@@ -151,7 +160,7 @@ def test_runs_again_and_tells_right_from_wrong(path):
     client.execute()
     assert time.monotonic() - start < ALONE * LIMIT
     verdicts = [c for c in notebook.cells if tagged(c, "verdict")]
-    for n, (name, _, before, _) in enumerate(exercises(shipped)):
+    for n, (name, _, before, _) in enumerate(exercises(shipped, answers_of(path))):
         wrong, answered = verdicts[2 * n : 2 * n + 2]
         assert not right(wrong), f"{name} as shipped"
         assert right(answered), f"{name} as answered: {printed(answered)}"

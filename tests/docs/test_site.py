@@ -98,14 +98,13 @@ def html(given):
 def test_a_notebook_is_text_code_and_what_it_printed(tmp_path):
     printed = {"output_type": "stream", "name": "stdout", "text": ["\x1b[1m✗ broken\x1b[0m\n", "```\n"]}
     drawn = {"output_type": "display_data", "data": {"image/png": "AAAA\n", "text/plain": "<Figure>"}, "metadata": {}}
-    answer = code("# answer: mine\ndef mine(): ...", tags=["answer"])
-    path = written(tmp_path / "1.ipynb", text("# One\nwith $x$"), code("f()", printed, drawn), answer)
+    exercise = code("# exercise: mine\ndef mine(): ...", tags=["exercise"])
+    path = written(tmp_path / "1.ipynb", text("# One\nwith $x$"), code("f()", printed, drawn), exercise)
     made = notebook.markdown(path)
     assert notebook.title(path) == "One"
     assert "````{ .text .output }\n✗ broken\n```\n````" in made, "a fence longer than what was printed, no colours"
     assert 'src="data:image/png;base64,AAAA"' in made and "<Figure>" not in made
-    assert '??? success "mine"\n\n    ```python\n    # answer: mine' in made
-    assert "\n```python\n# answer: mine" in notebook.markdown(path, folded=False)
+    assert '```python title="Exercise"\n# exercise: mine' in made
 
 
 @pytest.mark.parametrize(
