@@ -9,7 +9,7 @@ def step(q, keys, values):
     """One token: q [B,H,K] against a cache keys [B,G,n,K], values [B,G,n,V] → [B,H,V]."""
     B, H, K = q.shape
     q = q.view(B, keys.shape[1], -1, K)  # [B, G, H/G, K]
-    scores = torch.einsum("bghk,bgnk->bghn", q, keys) / math.sqrt(K)  # one step needs the factor as well
+    scores = torch.einsum("bghk,bgnk->bghn", q, keys) / K**0.5  # one step needs the factor as well
     return torch.einsum("bghn,bgnv->bghv", scores.softmax(-1), values).reshape(B, H, -1)
 
 
