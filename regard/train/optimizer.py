@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 from regard.config import ConfigError
 from regard.errors import did_you_mean, quote
 from regard.mechanisms import Mechanism
-from regard.registry import Registry, accepted_options, parameters_of
+from regard.registry import Registry, accepted_options, accepts, parameters_of
 from regard.train.distributed import full_tensor, is_sharded, shard_like
 from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
 
@@ -135,8 +135,10 @@ def _number_parameters(model: nn.Module) -> list[nn.Parameter]:
     return sorted(trained, key=lambda p: p.dim() < 2 or id(p) in embeddings)
 
 
-# A schedule is a function of how much of the training after warmup is done, from 0 to 1.
-SCHEDULES: Registry[Callable[[float], float]] = Registry("schedule")
+# A schedule is a function of how much of the training after warmup is done, from 0 to 1; its values lie between the floor
+# (0) and the highest rate (1). One that also takes `warmups`, the steps counted in lengths of the warm-up, gives shares of
+# the highest rate itself, and the floor is the least of them.
+SCHEDULES: Registry[Callable[..., float]] = Registry("schedule")
 
 
 @SCHEDULES.add("cosine")
@@ -164,10 +166,16 @@ def _trapezoid(done: float) -> float:
     return min(1.0, 5 * (1 - done))  # constant, then linear over the last fifth
 
 
+@SCHEDULES.add("noam")
+def _noam(done: float, warmups: float) -> float:
+    return warmups**-0.5  # of "Attention is all you need", whose highest rate is (width·warmup)^−½
+
+
 def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
     """Returns the learning rate at a step as a share of the highest: (n+1)/warmup, then floor + (1−floor)·f(done).
 
-    f is the schedule of the config's name: cosine, linear, constant, root (√(1−done)) or trapezoid.
+    f is the schedule of the config's name: cosine, linear, constant, root (√(1−done)) or trapezoid. For noam it is
+    max(floor, √(warmup/(n+1))) instead, wherever the training ends.
     """
     if config.name not in SCHEDULES:
         raise ConfigError(f"train.schedule.name = {quote(config.name)}: unknown.{did_you_mean(config.name, SCHEDULES)}")
@@ -175,7 +183,10 @@ def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, total - warmup))
-    return config.floor + (1 - config.floor) * SCHEDULES[config.name](done)
+    schedule = SCHEDULES[config.name]
+    if accepts(schedule, "warmups"):
+        return max(config.floor, schedule(done, (step + 1) / max(1, warmup)))
+    return config.floor + (1 - config.floor) * schedule(done)
 
 
 def export_state(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
