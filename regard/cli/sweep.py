@@ -16,7 +16,8 @@ from regard.cli.show import console, is_given, print_json, table
 from regard.errors import OptionError
 from regard.lab.base import Shown
 from regard.report.markup import duration, number, shorten
-from regard.sweep.run import SWEEP_CONFIG, Sweep, format_settings
+from regard.sweep.results import format_settings
+from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.sweep.settings import configure_sweep
 from regard.train.progress import Lines, Progress
 from regard.train.run import timestamped_path
@@ -138,9 +139,9 @@ def _print_results(results: dict[str, Any], path: Path) -> None:
     finished.sort(key=lambda row: row["value"], reverse=results["maximize"])
     out = console()
     if finished:
-        made = table("trial", *keys, results["metric"], "at step", "time")
+        made = table("trial", *keys, results["metric"], "train", "at step", "time")
         for row in finished[:MAX_ROWS]:
-            cells = [row["settings"][key] for key in keys] + [row["value"], row["step"]]
+            cells = [row["settings"][key] for key in keys] + [row["value"], row["train"], row["step"]]
             made.add_row(row["folder"], *map(number, cells), duration(row["seconds"]))
         out.print(made)
     failed = [row for row in results["trials"] if row["state"] == "failed"]

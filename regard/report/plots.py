@@ -41,13 +41,13 @@ def curves(
     drawn through the means of that many runs of neighbours.
     """
     styles = styles or palette.styles(series)
-    kept = {name: _finite(points, log) for name, points in series.items()}
+    kept = {name: finite_points(points, log) for name, points in series.items()}
     kept = {name: points for name, points in kept.items() if points}
     # The point that a label tells: the best where it is marked, else the last.
     told = {name: points[-1] for name, points in kept.items()}
     which = "at the end"
     if mark_best:
-        told = {name: _best_point(points, mark_best) for name, points in kept.items()}
+        told = {name: best_point(points, mark_best) for name, points in kept.items()}
         which = mark_best
     format_value: Callable[[float], str] = percent if shares else number
     labels = {name: f"{shorten(name)}\n{format_value(value)}" for name, (_, value) in told.items()}
@@ -58,7 +58,7 @@ def curves(
             ax.set_yscale("log")
         for name, points in kept.items():
             colour, dash, _ = styles[name]
-            thin = _thin_out(points)
+            thin = thin_out(points)
             marker = None
             if len(thin) == 1:
                 marker = "o"  # a line through one point would not be seen
@@ -172,7 +172,7 @@ def calibration(
 def coverage(points: Mapping[str, Sequence[Point]], styles: Mapping[str, Style] | None = None) -> Markup:
     """Returns the accuracy of the surest share of the answers, against that share."""
     styles = styles or palette.styles(points)
-    kept = {name: sorted(_finite(line)) for name, line in points.items()}
+    kept = {name: sorted(finite_points(line)) for name, line in points.items()}
     kept = {name: line for name, line in kept.items() if line}
 
     def paint(fig: Figure) -> None:
@@ -253,19 +253,19 @@ def interpolate(line: Sequence[Point], x: float) -> float:
     return left_height + (right_height - left_height) * (x - left) / (right - left)
 
 
-def _finite(points: Iterable[Sequence[float]], positive: bool = False) -> list[Point]:
+def finite_points(points: Iterable[Sequence[float]], positive: bool = False) -> list[Point]:
     """Returns the points that can be drawn: a run that diverged has others. `positive`: only those above zero."""
     return [(p[0], p[1]) for p in points if math.isfinite(p[0]) and math.isfinite(p[1]) and (p[1] > 0 or not positive)]
 
 
-def _best_point(points: Sequence[Point], which: Best) -> Point:
+def best_point(points: Sequence[Point], which: Best) -> Point:
     """Returns the lowest point for "min", else the highest."""
     if which == "min":
         return min(points, key=lambda p: p[1])
     return max(points, key=lambda p: p[1])
 
 
-def _thin_out(points: Sequence[Point]) -> list[Point]:
+def thin_out(points: Sequence[Point]) -> list[Point]:
     """Returns at most `MOST` points: the first, the last, and means of runs of neighbours between."""
     if len(points) <= MOST:
         return list(points)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _USUAL = SERIES[0].light
 _BEST = SERIES[1].light
-_BAND = 0.7  # of the room of a listed value that the lines through it spread over
 _BELOW = -0.16  # where lines of trials without a value end
 _DOTS: Any = (0, (2, 2))
 _PLATE: Any = {"facecolor": CARD.light, "edgecolor": "none", "alpha": 0.8, "pad": 1.2}
@@ -46,13 +45,13 @@ def parallel_coordinates(
 ) -> Markup:
     """Returns a line a trial, the better the stronger, the best one bold; on the last axis the best stands highest.
 
-    Lines through the same listed value stand side by side in the order of their outcomes, so that each can be seen.
+    Every line crosses each axis exactly at its value.
     """
     ranked = _rank(trials, maximize)
     outcomes = [t.outcome for t in ranked if t.outcome is not None]
     last = AxisScale.over_range(outcomes, log=_needs_log(outcomes), falling=not maximize)
     scales = [AxisScale.for_dimension(d, [t.values[n] for t in ranked]) for n, d in enumerate(dimensions)]
-    heights = [spread_heights(scale, [t.values[n] for t in ranked]) for n, scale in enumerate(scales)]
+    heights = [[scale.height(t.values[n]) for t in ranked] for n, scale in enumerate(scales)]
     heights.append([_BELOW if t.outcome is None else last.height(t.outcome) for t in ranked])
     names = [*(d.name for d in dimensions), outcome]
     ended = len(outcomes)
@@ -216,21 +215,6 @@ def _rounded_marks(low: float, high: float, log: bool) -> list[float]:
         if len(marks) > 2:
             break
     return marks or [low, high]
-
-
-def spread_heights(scale: AxisScale, values: Sequence[Any]) -> list[float]:
-    """Returns the heights of lines on an axis, those through one listed value side by side, better ones above."""
-    if not scale.order:
-        return [scale.height(x) for x in values]
-    room = _BAND / len(scale.order)
-    heights = []
-    for n, x in enumerate(values):
-        same = [m for m, other in enumerate(values) if other == x]
-        share = 0.5
-        if len(same) > 1:
-            share = same.index(n) / (len(same) - 1)
-        heights.append(scale.height(x) + room * (0.5 - share))
-    return heights
 
 
 def _draw_line(ax: Axes, heights: Sequence[float], **how: Any) -> None:

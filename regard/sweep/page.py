@@ -1,8 +1,8 @@
 """The page of a sweep: the best trial, all of them at a glance, which settings mattered, and how each trial learned.
 
 Its results are plain data: recipe, metric, maximize, parameters [{key, values, log}], trials [{trial, folder, state,
-value, settings, step, seconds, error}], counts {state: n}, importance {key: share}, best (a trial's number or None),
-command, again, curves {trial: [[step, value]]}.
+value, train, settings, step, seconds, error}], counts {state: n}, importance {key: share}, best (a trial's number or
+None), command, again, curves {trial: [[step, value]]}, and train_curves, the same of the training data.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from regard.report.learning import TrainAndDev, describe_overfitting, learning_caption, learning_figure
 from regard.report.markup import Markup, code, count_noun, duration, join, number, strong, tag
 from regard.report.page import Page, build_part, details, facts, figure, heading, listing, paragraph, share_bar, table
+from regard.report.plots import Best, Point
 from regard.report.trials import Dimension, TrialPoint, parallel_coordinates, slice_plots, trial_curves
 
 Results = Mapping[str, Any]
 SHOWN = 40  # trials in the table; the others unfold
+BEST_FIRST = "Best first. Train: the same measure of the training data at that step."
 
 
 def sweep_page(results: Results) -> Page:
@@ -58,7 +61,10 @@ def _best(results: Results) -> Iterator[Markup]:
         yield paragraph(f"No trial has ended well yet. `{results['again']}` goes on.", quiet=True)
         return
     best = done[0]
-    yield facts({**best["settings"], results["metric"]: strong(number(best["value"]))})
+    found: dict[str, object] = {results["metric"]: strong(number(best["value"]))}
+    if best.get("train") is not None:
+        found["on the training data"] = number(best["train"])
+    yield facts({**best["settings"], **found})
     yield paragraph("Its run is in the folder ", code(best["folder"]), ". This trains it again:")
     yield listing(" \\\n    ".join(wrap(results["command"], 84, break_long_words=False, break_on_hyphens=False)))
 
@@ -72,7 +78,7 @@ def _pictures(results: Results) -> Iterator[Markup]:
     points = [TrialPoint([t["settings"][d.name] for d in dimensions], t["value"]) for t in ended]
     caption = (
         "A line a trial, from its settings to what came of it. The bold one is the best, the fainter the worse; on the "
-        "last axis the best stands highest. Lines through the same value stand side by side, better ones above."
+        "last axis the best stands highest."
     )
     if results["counts"].get("failed"):
         caption += " Dashed: trials that failed."
@@ -130,6 +136,22 @@ def _curves(results: Results) -> Iterator[Markup]:
         ),
         caption,
     )
+    yield from _best_training(results, curves.get(best, []), name)
+
+
+def _best_training(results: Results, dev: Sequence[Point], name: str) -> Iterator[Markup]:
+    """Yields train and dev of the best trial in one figure, and when it began to overfit where the metric is a loss."""
+    train = (results.get("train_curves") or {}).get(results["best"])
+    if not train or not dev:
+        return
+    curves = TrainAndDev(train, list(dev))
+    best: Best = "max" if results["maximize"] else "min"
+    quantity = results["metric"].partition("/")[2]
+    svg = learning_figure({name: curves}, y=quantity, best=best, shares="accuracy" in quantity)
+    said = learning_caption(best)
+    if quantity == "loss":
+        said = f"{said} {describe_overfitting(name, curves)}"
+    yield figure(svg, said, "The best trial: training and dev")
 
 
 def _trials(results: Results) -> Iterator[Markup]:
@@ -139,16 +161,16 @@ def _trials(results: Results) -> Iterator[Markup]:
     done = _done(results)
     failed = [t for t in results["trials"] if t["state"] == "failed"]
     running = [t for t in results["trials"] if t["state"] == "running"]
-    rows = [
-        [_name(t), *(number(t["settings"].get(k)) for k in keys), t["value"], t["step"], duration(t["seconds"])]
-        for t in done
-    ]
+    rows = []
+    for t in done:
+        settings = [number(t["settings"].get(k)) for k in keys]
+        rows.append([_name(t), *settings, t["value"], t.get("train"), t["step"], duration(t["seconds"])])
     names = [code(name) for name in _short_names(keys)]
-    columns = ["trial", *names, results["metric"], "at step", "time"]
+    columns = ["trial", *names, results["metric"], "train", "at step", "time"]
     if done:
-        yield table(rows[:SHOWN], columns, "Best first.", highlight=[0])
+        yield table(rows[:SHOWN], columns, BEST_FIRST, highlight=[0])
     if rows[SHOWN:]:
-        yield details(f"{count_noun(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, "Best first."))
+        yield details(f"{count_noun(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, BEST_FIRST))
     if failed:
         failures = [[_name(t), *(number(t["settings"].get(k)) for k in keys), t["error"] or ""] for t in failed]
         yield table(failures, ["trial", *names, "error"], "Failed. Each folder's error.txt tells more.")

@@ -7,7 +7,6 @@ for each trial, results.json and report.html.
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import secrets
@@ -22,41 +21,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 import torch
 
 from regard.config import ConfigError
 from regard.devices import resolve_device
-from regard.errors import OptionError, RegardError, RunError, did_you_mean
+from regard.errors import OptionError, RegardError, RunError
 from regard.lab.base import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
 from regard.reading import check_fields, read_toml
 from regard.report.canvas import require_matplotlib
-from regard.report.markup import number
+from regard.report.learning import TrainAndDev
 from regard.report.page import Page
 from regard.storage import write_text
 from regard.sweep.page import sweep_page
+from regard.sweep.results import (
+    STATES,
+    best_row,
+    best_value,
+    measure_importance,
+    metric_curves,
+    summarize_trial,
+    trial_row,
+)
 from regard.sweep.settings import SweepConfig, trial_recipe
-from regard.sweep.study import ClaimedTrial, Study, SweepError, trial_folder, trial_number, trial_values
+from regard.sweep.study import ClaimedTrial, Study, SweepError, trial_folder, trial_number
 from regard.train import stage
 from regard.train.claim import claimed
 from regard.train.loop import Interrupted
 from regard.train.recipe import flatten
 from regard.train.run import Run
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
 SWEEP_CONFIG = "sweep.toml"
 TRIALS = "trials.db"
 REPORT = "report.html"
 ERROR = "error.txt"
-STATES = {"COMPLETE": "finished", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
-QUARTER = 0.25  # importance is what the best quarter has in common,
-ENOUGH = 8  # of at least so many trials
 STOPPED = 130  # the exit code of a worker that was asked to stop
 GRACE = 15.0  # seconds for a worker to save what it has, until it is asked to stop once more
 PAUSE = 0.1  # seconds
@@ -166,7 +168,7 @@ class Sweep:
                 run = stage.resume(path, device, progress)
             else:
                 run = stage.train(trial_recipe(self.config, claimed.texts, self.root), path, device, progress)
-            value, step = best_value(run, self.config.metric, self.config.maximize)
+            found = best_value(run, self.config.metric, self.config.maximize)
         except (Interrupted, KeyboardInterrupt):
             self.study.requeue(claimed)
             raise
@@ -175,12 +177,13 @@ class Sweep:
             self.study.fail(claimed, f"{type(error).__name__}: {error}")
         else:
             seconds = next((row["seconds"] for row in reversed(run.metrics()) if "seconds" in row), None)
-            self.study.finish(claimed, value, {"step": step, "seconds": seconds, "host": socket.gethostname()})
+            told = {"step": found.step, "train": found.train, "seconds": seconds, "host": socket.gethostname()}
+            self.study.finish(claimed, found.value, told)
 
     def results(self) -> dict[str, Any]:
         """Returns what came out so far: plain data, as the report and --json have it."""
-        rows = [self._trial_row(trial) for trial in self.study.trials()]
-        best = self._best(rows)
+        rows = self._rows()
+        best = best_row(rows, self.config.maximize)
         results = {
             "experiment": "sweep",
             "recipe": self.config.recipe,
@@ -191,7 +194,7 @@ class Sweep:
             "parameters": [{"key": p.key, "values": p.axis_values, "log": p.log} for p in self.config.parameters],
             "counts": {state: n for state in STATES.values() if (n := sum(row["state"] == state for row in rows))},
             "trials": rows,
-            "importance": self._importance(),
+            "importance": measure_importance(self.study, len(self.config.parameters)),
             "best": best and best["trial"],
             "command": best and self.config.command(best["settings"]),
             "again": f"regard sweep {shlex.quote(str(self.path))}",
@@ -203,8 +206,12 @@ class Sweep:
     def page(self, results: Mapping[str, Any] | None = None) -> Page:
         """Returns the report of what came out so far."""
         results = results or self.results()
-        curves = {row["trial"]: self._curve(row["folder"]) for row in results["trials"]}
-        return sweep_page({**results, "curves": curves})
+        curves = {row["trial"]: self._curves(row["folder"]) for row in results["trials"]}
+        learned = {
+            "curves": {trial: curve.dev for trial, curve in curves.items()},
+            "train_curves": {trial: curve.train for trial, curve in curves.items()},
+        }
+        return sweep_page({**results, **learned})
 
     def write(self) -> dict[str, Any]:
         """Writes results.json and the report, and returns the results."""
@@ -213,56 +220,17 @@ class Sweep:
         self.page(results).write(self.path / REPORT)
         return results
 
-    def _trial_row(self, trial: FrozenTrial) -> dict[str, Any]:
-        """Returns a trial as results.json has it."""
-        index = trial_number(trial)
-        details = trial.user_attrs.get("found", {})
-        return {
-            "trial": index,
-            "folder": trial_folder(index),
-            "state": STATES[trial.state.name],
-            "value": trial.value,
-            "settings": trial_values(trial),
-            **{key: details.get(key) for key in ("step", "seconds", "host", "error")},
-        }
+    def _rows(self) -> list[dict[str, Any]]:
+        """Returns all trials as results.json has them."""
+        return [trial_row(trial) for trial in self.study.trials()]
 
-    def _best(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Returns the best of the trials that have finished; of equal ones the first."""
-        finished = [row for row in rows if row["state"] == "finished"]
-        if not finished:
-            return None
-        pick = max if self.config.maximize else min
-        return pick(finished, key=lambda row: row["value"])
-
-    def _curve(self, name: str) -> list[tuple[int, float]]:
+    def _curves(self, name: str) -> TrainAndDev:
         """Returns the metric over the steps of a trial whose run is here."""
-        rows = Run(self.path / name).metrics()
-        return [(row["step"], row[self.config.metric]) for row in rows if _is_finite(row.get(self.config.metric))]
-
-    def _importance(self) -> dict[str, float]:
-        """Returns how far the settings of the best quarter of the trials differ from those of all (PED-ANOVA)."""
-        import optuna
-
-        values = [trial.value for trial in self.study.trials() if trial.state.name == "COMPLETE"]
-        if len(values) < ENOUGH or len(set(values)) == 1 or len(self.config.parameters) == 1:
-            return {}
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=QUARTER)
-        return dict(optuna.importance.get_param_importances(self.study.optuna, evaluator=evaluator))
+        return metric_curves(Run(self.path / name).metrics(), self.config.metric)
 
     def _summarize_trial(self, n: int) -> str:
         """Returns a line about a trial that has ended."""
-        rows = {trial_number(trial): self._trial_row(trial) for trial in self.study.trials()}
-        row = rows[n]
-        best = self._best(list(rows.values()))
-        ended = sum(other["state"] in ("finished", "failed") for other in rows.values())
-        if row["state"] != "finished":
-            outcome = f"{row['state']}: {row['error'] or 'another process has it'}"
-        elif best is None or row is best:
-            outcome = f"{self.config.metric} {number(row['value'])}, the best"
-        else:
-            best_so_far = f"best: {number(best['value'])}, {best['folder']}"
-            outcome = f"{self.config.metric} {number(row['value'])} ({best_so_far})"
-        return f"{row['folder']}, {ended} of {len(rows)}: {format_settings(row['settings'])} → {outcome}"
+        return summarize_trial(n, self._rows(), self.config.metric, self.config.maximize)
 
     def _prepare_study(self) -> None:
         """Makes the study with all its trials; one that is there must have been made for the same sweep."""
@@ -370,37 +338,3 @@ def _check_same(begun: Mapping[str, Any], asked: Mapping[str, Any], what: str, p
     if differ:
         told = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in differ[:3])
         raise SweepError(f"{what}: {told}. Choose another --out, or go on with what is there: regard sweep {path}")
-
-
-def format_settings(settings: Mapping[str, Any]) -> str:
-    """Returns the settings of a trial in a line."""
-    words = []
-    for key, value in settings.items():
-        if isinstance(value, float):
-            words.append(f"{key}={value:.4g}")
-        else:
-            words.append(f"{key}={value}")
-    return " ".join(words)
-
-
-def best_value(run: Run, metric: str, maximize: bool) -> tuple[float, int]:
-    """Returns the best value of a metric that a run measured, and its step; of what training logs, the last."""
-    rows = run.metrics()
-    finite = [row for row in rows if _is_finite(row.get(metric))]
-    if not finite:
-        known = dict.fromkeys(key for row in rows for key in row if key != "step")
-        what = "is not measured"
-        if metric in known:
-            what = "is never a finite number"
-        raise SweepError(f"'{metric}' {what} in {run.path}.{did_you_mean(metric, known)}")
-    row = finite[-1]
-    evaluations = [row for row in finite if "lr" not in row]  # a line of training has a learning rate
-    if evaluations:
-        pick = max if maximize else min
-        row = pick(evaluations, key=lambda row: row[metric])
-    return row[metric], row["step"]
-
-
-def _is_finite(value: Any) -> bool:
-    """Returns whether this is a number that can be compared."""
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -139,13 +139,18 @@ def _check_kind(grid: Sequence[str], search: Sequence[str], trials: int | None) 
 
 
 def trial_recipe(config: SweepConfig, texts: Texts, root: Path) -> Recipe:
-    """Returns a trial's recipe, with files named from the folder that the sweep was begun in."""
+    """Returns a trial's recipe, with files named from the folder that the sweep was begun in.
+
+    Its checkpoints are removed when it has ended, unless train.saving.keep is asked for.
+    """
     changes = recipes.parse([*config.fixed, *(f"{key}={text}" for key, text in texts.items())])
     task = config.base.get("task")
     files: tuple[str, ...] = ()
     if isinstance(task, str) and task in TASKS:
         files = TASKS[task].files
-    tables = _join_root(config.base, files, root)
+    # A trial that has ended keeps its model; checkpoints are to go on with, and may be three times as large.
+    base = recipes.merge_tables(config.base, {"train": {"saving": {"keep": 0}}})
+    tables = _join_root(base, files, root)
     return recipes.resolve(config.recipe, tables, _join_root(changes, files, root))
 
 

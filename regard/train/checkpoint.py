@@ -37,6 +37,7 @@ __all__ = [
     "newest",
     "prune",
     "read",
+    "remove_all",
     "steps",
     "write",
 ]
@@ -153,6 +154,12 @@ def prune(folder: Path, keep: int, also: int | None, written: int) -> None:
     for path in folder.glob(".step-*"):
         if not STAGED.fullmatch(path.name):  # as earlier versions named what they staged
             _remove(path)
+
+
+def remove_all(folder: Path) -> None:
+    """Removes all checkpoints of a training that has ended."""
+    if folder.is_dir():
+        _remove(folder)
 
 
 def _remove(path: Path) -> None:

@@ -363,6 +363,8 @@ class Trainer:
             model.save(folder)
         except (OSError, SafetensorError, DataError) as error:
             raise RunError(f"cannot write {folder}: {error}. The checkpoints are as they were") from error
+        if not self.config.saving.keep:
+            checkpoint.remove_all(self.run.checkpoints)
 
     def _load_weights(self, folder: Path) -> None:
         with torch.random.fork_rng([]):  # building a model draws numbers

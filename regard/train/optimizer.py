@@ -135,9 +135,9 @@ def _number_parameters(model: nn.Module) -> list[nn.Parameter]:
     return sorted(trained, key=lambda p: p.dim() < 2 or id(p) in embeddings)
 
 
-# A schedule is a function of how much of the training after warmup is done, from 0 to 1; its values lie between the floor
-# (0) and the highest rate (1). One that also takes `warmups`, the steps counted in lengths of the warm-up, gives shares of
-# the highest rate itself, and the floor is the least of them.
+# A schedule is a function of how much of the training after warmup is done, from 0 to 1; its values lie between the
+# floor (0) and the highest rate (1). One that also takes `warmups`, the steps counted in lengths of the warm-up, gives
+# shares of the highest rate itself, and the floor is the least of them.
 SCHEDULES: Registry[Callable[..., float]] = Registry("schedule")
 
 

@@ -84,7 +84,10 @@ class EvaluationConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class SavingConfig(Section):
-    """When to write a checkpoint, how many of the latest to keep, and where else to send metrics."""
+    """When to write a checkpoint, how many of the latest to keep, and where else to send metrics.
+
+    `keep` 0: one until the training has ended, then none. The model stays in any case.
+    """
 
     place = "train.saving"
 
@@ -95,7 +98,7 @@ class SavingConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_range(self, 0, math.inf, "every")
-        _check_range(self, 1, math.inf, "keep")
+        _check_range(self, 0, math.inf, "keep")
 
 
 @dataclass(frozen=True, kw_only=True)

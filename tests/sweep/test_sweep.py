@@ -36,12 +36,12 @@ from regard.report.trials import (
     TrialPoint,
     parallel_coordinates,
     slice_plots,
-    spread_heights,
     trial_curves,
 )
 from regard.sweep import run as sweeps
 from regard.sweep.page import sweep_page
-from regard.sweep.run import Sweep, best_value
+from regard.sweep.results import best_value
+from regard.sweep.run import Sweep
 from regard.sweep.settings import asked
 from regard.sweep.space import Choices, Range, check_values, combinations, parse_parameters, split_values
 from regard.sweep.study import MAX_DEATHS, Study, SweepError
@@ -294,12 +294,12 @@ def test_a_metric_that_is_not_measured_is_told_with_what_there_is():
     run.log({"step": 1, "loss": 3.0, "lr": 0.1})
     run.log({"step": 1, "dev/loss": 2.0})
     run.log({"step": 2, "loss": 4.0, "lr": 0.1})
-    assert best_value(run, "dev/loss", False) == (2.0, 1) and best_value(run, "loss", False) == (4.0, 2)
+    assert best_value(run, "dev/loss", False)[:2] == (2.0, 1) and best_value(run, "loss", False)[:2] == (4.0, 2)
     with pytest.raises(SweepError, match=r"'dev/los' is not measured in r\. Did you mean 'dev/loss'"):
         best_value(run, "dev/los", False)
     run.log({"step": 3, "dev/loss": math.nan})
     run.log({"step": 4, "dev/loss": math.inf})
-    assert best_value(run, "dev/loss", True) == (2.0, 1)
+    assert best_value(run, "dev/loss", True)[:2] == (2.0, 1)
     run.log({"step": 4, "dev/accuracy": math.nan})
     with pytest.raises(SweepError, match="'dev/accuracy' is never a finite number in r"):
         best_value(run, "dev/accuracy", True)
@@ -329,6 +329,25 @@ def test_from_the_command_line_to_the_page(regard_):
     assert regard_("report", "s", "--out", "p.html")[0] == 0 and Path("p.html").read_text() == page
     code, out, _ = regard_("sweep", "s", "--json")
     assert code == 0 and json.loads(out) == found
+
+
+def test_a_trial_that_has_ended_keeps_its_model_and_no_checkpoint(regard_):
+    regard_("sweep", "lm", *TINY, "--grid", "train.lr=1e-3,1e-2", "--out", "s")
+    regard_("sweep", "lm", *TINY, "train.saving.keep=1", "--grid", "train.lr=1e-3,1e-2", "--out", "t")
+    for trial in ("trial-000", "trial-001"):
+        assert load(f"s/{trial}") is not None and not Path(f"s/{trial}/checkpoints").exists()
+        assert [path.name for path in Path(f"t/{trial}/checkpoints").iterdir()] == ["step-4"]
+
+
+def test_the_training_data_are_measured_where_dev_is_best():
+    run = Run.create("r", {})
+    for step in (1, 2, 3):
+        run.log({"step": step, "loss": 9.0 - step, "lr": 0.1})
+        run.log({"step": step, "dev/accuracy": (0.5, 0.7, 0.6)[step - 1], "train/accuracy": step / 4})
+    assert best_value(run, "dev/accuracy", True) == (0.7, 2, 0.5)
+    assert best_value(run, "train/accuracy", True) == (0.75, 3, None)  # there is none but itself
+    run.log({"step": 4, "dev/loss": 3.0})
+    assert best_value(run, "dev/loss", False) == (3.0, 4, 6.0)  # of the steps, where an evaluation has none
 
 
 def test_the_same_command_goes_on_and_another_is_told_the_difference(regard_, monkeypatch):
@@ -732,11 +751,21 @@ def test_the_pictures_have_a_line_a_trial_the_best_in_its_own_colour():
         assert "mathdefault" not in picture and "<svg" in picture
 
 
-def test_lines_through_one_value_stand_side_by_side_and_in_the_order_of_what_came():
-    listed = AxisScale.for_dimension(Dimension("a", ["x", "y"]), [])
-    heights = spread_heights(listed, ["x", "y", "x", "x", "y"])
-    assert len(set(heights)) == 5 and heights[0] > heights[2] > heights[3] and heights[1] > heights[4]
-    assert max(heights[0], heights[2]) < 0.5 < min(heights[1], heights[4]) and 0 <= min(heights) <= max(heights) <= 1
+def test_lines_cross_each_axis_at_their_values():
+    """The ends of a line's pieces stand where the marks of its values do."""
+    settings = [Dimension("a", ["x", "y"]), Dimension("b", ["p", "q", "r"]), Dimension("c", log=True)]
+    values = [("x", "p", 1.0), ("x", "p", 10.0), ("y", "r", 100.0), ("x", "q", 1.0)]
+    tried = [TrialPoint(row, float(n)) for n, row in enumerate(values)]
+    svg = parallel_coordinates(settings, tried, "loss", maximize=False)
+    drawn = [re.findall(r"-?[\d.]+", d) for d in re.findall(r'<path d="([^"]*C[^"]*)"', svg)]
+    lines = [[float(points[n]) for n in (1, 7, 13, 19)] for points in drawn][::-1]  # the best is drawn last
+    marks = {text: float(y) for y, text in re.findall(r'<text[^>]* y="([\d.]+)"[^>]*>([xypqr])</text>', svg)}
+    for line, row in zip(lines, values, strict=True):
+        for height, value in zip(line, row[:2], strict=False):
+            assert abs(height - marks[value]) < 5, (value, height, marks)  # text stands on its line, not in its middle
+    assert lines[0][:2] == lines[1][:2] and lines[0][2] == lines[3][2] != lines[1][2]
+    middle = AxisScale.for_dimension(Dimension("a", ["x", "y"]), [])
+    assert [middle.height(x) for x in ("x", "y")] == [0.25, 0.75]
     falling = AxisScale.over_range([1.0, 3.0], log=False, falling=True)
     assert (falling.height(1.0), falling.height(2.0), falling.height(3.0)) == (1.0, 0.5, 0.0)
     assert AxisScale.over_range([1e-4, 1e-2], log=True).height(1e-3) == pytest.approx(0.5)

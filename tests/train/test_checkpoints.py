@@ -400,6 +400,19 @@ def test_a_damaged_best_is_told(tmp_path):
     assert work.run.best == 4 and work.run.finished
 
 
+def test_with_none_to_keep_one_stays_until_the_end_and_then_the_model_alone(tmp_path):
+    trainer(tmp_path / "kept", saving={"every": 2, "keep": 1}).fit()
+    with pytest.raises(Crash):
+        trainer(tmp_path / "a", progress=StopAt(7), saving={"every": 2, "keep": 0}).fit()
+    assert names(tmp_path / "a") == ["step-6"]
+    again = trainer(tmp_path / "a", saving={"every": 2, "keep": 0})
+    assert again.resume() == 6
+    again.fit()
+    assert not (tmp_path / "a/checkpoints").exists() and Run(tmp_path / "a").best == 8
+    first, second = (regard.load(tmp_path / name).state_dict() for name in ("a", "kept"))
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_newest_and_the_best_are_kept(keep, tmp_path):
     measured = [{"m": x} for x in (1.0, 9.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]

@@ -1,0 +1,182 @@
+"""How a training went: what it learned from and what was held out in one figure, the best of each, and overfitting.
+
+A training is given by the lines that its run logged: of the learning curve {step, loss, …} and of its evaluations
+{step, "train/accuracy", "dev/accuracy", …}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regard.report import palette
+from regard.report.canvas import draw
+from regard.report.markup import Markup, number, percent, shorten
+from regard.report.palette import CARD, Style
+from regard.report.plots import (
+    Best,
+    Point,
+    best_point,
+    finite_points,
+    format_axis_numbers,
+    format_axis_percent,
+    label_line_ends,
+    thin_out,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Rows = Iterable[Mapping[str, Any]]
+RISE = 0.02  # the dev loss has risen where it is above its lowest by this share
+_TRAIN_DASH: Any = (0, (1.5, 1.5))
+
+
+class TrainAndDev(NamedTuple):
+    """One quantity over a training: of the training data, and of the held-out ones; empty where it was not measured."""
+
+    train: list[Point]
+    dev: list[Point]
+
+    def scaled(self, factor: float) -> TrainAndDev:
+        """Returns the curves with their x multiplied, e.g. epochs instead of steps."""
+        return TrainAndDev([(x * factor, y) for x, y in self.train], [(x * factor, y) for x, y in self.dev])
+
+
+class Overfitting(NamedTuple):
+    """Where the dev loss was lowest before it rose while the training loss went on falling; the losses there and last.
+
+    Each pair of losses is (at the start, at the end).
+    """
+
+    start: float
+    train: tuple[float, float]
+    dev: tuple[float, float]
+
+
+def train_and_dev(curve: Rows, evaluations: Rows, quantity: str = "loss") -> TrainAndDev:
+    """Returns train/QUANTITY and dev/QUANTITY of the evaluations; the loss of the steps where train/loss was not
+    evaluated."""
+    evaluations = list(evaluations)
+    train = _points(evaluations, f"train/{quantity}")
+    if not train and quantity == "loss":
+        train = _points(curve, "loss")
+    return TrainAndDev(train, _points(evaluations, f"dev/{quantity}"))
+
+
+def _points(rows: Rows, key: str) -> list[Point]:
+    return finite_points((row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float))
+
+
+def find_overfitting(loss: TrainAndDev) -> Overfitting | None:
+    """Returns where a training began to overfit, or None where it did not: from its lowest on, the dev loss rises by
+    more than 2% while the training loss falls."""
+    if len(loss.dev) < 2 or len(loss.train) < 2:
+        return None
+    start, lowest = min(loss.dev, key=lambda point: point[1])
+    _, last = loss.dev[-1]
+    _, train_last = loss.train[-1]
+    # The training loss where overfitting began: the nearest that was measured.
+    _, train_start = min(loss.train, key=lambda point: abs(point[0] - start))
+    if last <= lowest * (1 + RISE) or train_last >= train_start:
+        return None
+    return Overfitting(start, (train_start, train_last), (lowest, last))
+
+
+def describe_overfitting(name: str, loss: TrainAndDev, unit: str = "step") -> str:
+    """Returns one sentence: from when on a training overfits, or that it does not; "" where dev was not measured."""
+    if len(loss.dev) < 2 or len(loss.train) < 2:
+        return ""
+    found = find_overfitting(loss)
+    if found is None:
+        return f"{name} does not overfit: its dev loss does not rise while its training loss falls."
+    return (
+        f"{name} overfits from {unit} {number(_rounded(found.start))} on: its dev loss rises from "
+        f"{number(found.dev[0])} to {number(found.dev[1])} while its training loss falls from "
+        f"{number(found.train[0])} to {number(found.train[1])}."
+    )
+
+
+def best_of(points: Sequence[Point], best: Best) -> Point | None:
+    """Returns the best point of a curve, the earliest of equals; None where it has none."""
+    if not points:
+        return None
+    return best_point(points, best)
+
+
+def _rounded(x: float) -> float:
+    """Returns a number of steps whole, and one of epochs with three digits."""
+    if x == int(x):
+        return int(x)
+    return float(f"{x:.3g}")
+
+
+def learning_figure(
+    series: Mapping[str, TrainAndDev],
+    x: str = "step",
+    y: str = "loss",
+    log: bool = False,
+    best: Best = "min",
+    styles: Mapping[str, Style] | None = None,
+    shares: bool = False,
+) -> Markup:
+    """Returns train (dotted) and dev (solid) of each training in one figure, a dot at the best of each.
+
+    Beside each name stand the best values: that of dev, then that of train.
+    """
+    styles = styles or palette.styles(series)
+    kept = {name: _drawable(curves, log) for name, curves in series.items()}
+    kept = {name: curves for name, curves in kept.items() if curves.train or curves.dev}
+    write: Callable[[float], str] = percent if shares else number
+    labels = {name: _label(name, curves, best, write) for name, curves in kept.items()}
+
+    def paint(fig: Figure) -> None:
+        ax = fig.add_subplot()
+        if log:
+            ax.set_yscale("log")
+        for name, curves in kept.items():
+            _draw_training(ax, curves, best, styles[name])
+        ax.set(xlabel=x, ylabel=y)
+        if shares:
+            ax.set_ylim(bottom=0)
+            format_axis_percent(ax.yaxis)
+        else:
+            format_axis_numbers(ax.yaxis, log)
+        format_axis_numbers(ax.xaxis)
+        ends = [(labels[n], (curves.dev or curves.train)[-1], styles[n].colour) for n, curves in kept.items()]
+        label_line_ends(ax, ends)
+
+    texts = "; ".join(labels.values()).replace("\n", ", ") or "nothing to show"
+    return draw(paint, f"{y} against {x} of training (dotted) and dev (solid), the best of each: {texts}")
+
+
+def _drawable(curves: TrainAndDev, log: bool) -> TrainAndDev:
+    return TrainAndDev(finite_points(curves.train, log), finite_points(curves.dev, log))
+
+
+def _label(name: str, curves: TrainAndDev, best: Best, write: Callable[[float], str]) -> str:
+    lines = [shorten(name)]
+    for which, points in (("dev", curves.dev), ("train", curves.train)):
+        found = best_of(points, best)
+        if found is not None:
+            lines.append(f"{which} {write(found[1])}")
+    return "\n".join(lines)
+
+
+def _draw_training(ax: Axes, curves: TrainAndDev, best: Best, style: Style) -> None:
+    """Draws dev in the style of its series and train dotted below it, each with a dot at its best."""
+    dotted: Any = {"linestyle": _TRAIN_DASH, "linewidth": 1.4, "alpha": 0.9}
+    solid: Any = {"linestyle": style.dash}
+    for points, how, face in ((curves.train, dotted, CARD.light), (curves.dev, solid, style.colour)):
+        if not points:
+            continue
+        ax.plot(*zip(*thin_out(points), strict=True), color=style.colour, **how)
+        edge: Any = {"markerfacecolor": face, "markeredgecolor": style.colour, "markeredgewidth": 1.2}
+        ax.plot(*best_point(points, best), "o", markersize=5, **edge)
+
+
+def learning_caption(best: Best) -> str:
+    """Returns how to read such a figure."""
+    better = "Higher" if best == "max" else "Lower"
+    return f"{better} is better. Solid: dev; dotted: training data. Dots mark the best of each (filled: dev)."
