@@ -15,11 +15,12 @@ IGNORE = -100  # a target that carries no loss
 class Batch(NamedTuple):
     """Tokens and the targets at their places; IGNORE where a place carries no loss. `visible` None: all tokens are.
 
-    `source`: what a model reads before it writes x, with what of it is visible.
+    A classifier has one target a row, y [B]. `source`: what a model reads before it writes x, with what of it is
+    visible.
     """
 
     x: Int[Tensor, "B T"]
-    y: Int[Tensor, "B T"]
+    y: Int[Tensor, "B T"] | Int[Tensor, "B"]
     visible: Bool[Tensor, "B T"] | None = None
     source: Int[Tensor, "B S"] | None = None
     source_visible: Bool[Tensor, "B S"] | None = None

@@ -16,7 +16,6 @@ from training import SENTENCES, Crash, StopAt, bits
 from regard.cli import main
 from regard.config import ConfigError
 from regard.data.bag import BagOfWords
-from regard.data.batch import IGNORE
 from regard.data.files import DataError
 from regard.data.reviews import ADVERBS, BAD, GOOD, KINDS, OPENINGS, THINGS, ReviewsConfig, reviews
 from regard.data.sentences import Sentence, majority_label, read_sentences, write_sentences
@@ -197,10 +196,18 @@ def test_a_batch_says_what_it_says(encoder, tmp_path):
         length = sum(seen)
         assert seen == [True] * length + [False] * (len(seen) - length)
         assert ids[:length] == made.tokenizer.encode(sentence.text) and ids[length:] == [1] * (len(ids) - length)
-        assert y == [sentence.label, *[IGNORE] * (len(ids) - 1)]
+        assert y == sentence.label
     assert batch.visible.sum(1).max() == batch.x.shape[1] and made.targets(batch) == 7
+    assert batch.y.shape == (7,)  # as transformers and courses have labels
     wide = task(encoder, tmp_path, padding="length").batch(3, 7)
     assert wide.x.shape == (7, 32) and torch.equal(wide.x[:, : batch.x.shape[1]], batch.x)
+
+
+def test_without_shuffling_every_epoch_has_the_order_of_the_file(encoder, tmp_path):
+    made = task(encoder, tmp_path, shuffle=False)
+    labels = torch.tensor([sentence.label for sentence in made.sentences.train])
+    assert torch.equal(torch.cat([made.batch(step, 20).y for step in range(5)]), torch.cat([labels, labels]))
+    assert not torch.equal(task(encoder, tmp_path).batch(0, 50).y, labels)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -226,7 +233,7 @@ def test_loss_and_padding(encoder, tmp_path):
     """The loss is that of transformers, and padding changes none of it."""
     made = task(encoder, tmp_path)
     batch = made.batch(0, 6)
-    want = encoder.model(batch.x, batch.visible.long(), labels=batch.y[:, 0]).loss
+    want = encoder.model(batch.x, batch.visible.long(), labels=batch.y).loss
     assert float(made.loss(encoder, batch)) == pytest.approx(6 * float(want), rel=1e-6)
     alone = [
         encoder(torch.tensor([ids[: sum(s)]])) for ids, s in zip(batch.x.tolist(), batch.visible.tolist(), strict=True)
@@ -429,9 +436,13 @@ def test_the_experiment(done, roberta):
     for row in results["models"]:
         assert [round(e["epoch"]) for e in row["evaluations"]] == [1, 2]
         best = max(row["evaluations"], key=lambda e: e["dev/accuracy"])
+        trained = max(row["evaluations"], key=lambda e: e["train/accuracy"])
+        assert row["best_train_epoch"] == trained["epoch"]
         assert row["best_epoch"] == best["epoch"] and row["dev"]["accuracy"] == pytest.approx(best["dev/accuracy"])
         assert row["test"]["low"] <= row["test"]["accuracy"] <= row["test"]["high"]
         assert (out / row["run"] / "model" / "model.safetensors").is_file()
+        assert not (out / row["run"] / "checkpoints").exists()  # a training keeps its model, and no optimiser's state
+    assert [row["options"] for row in results["models"]] == [{}, {}, {"momentum": 0.9}]
     assert results["run"] == max(results["models"], key=lambda row: row["dev"]["accuracy"])["run"]
     first, *bags = [row["name"] for row in results["baselines"]]
     assert first.startswith("always ") and bags == ["bag of words", "words and pairs"]
@@ -444,6 +455,7 @@ def test_the_experiment(done, roberta):
     said = (out / "predictions" / "test.tsv").read_text().split("\n")[:-1]
     assert len(said) == 20 and sum(line.startswith("1") for line in said) == results["confusion"][0][1] + d
     assert [t["dtype"] for t in results["batch"]["tensors"]] == ["torch.int64", "torch.int64", "torch.bool"]
+    assert [len(t["shape"]) for t in results["batch"]["tensors"]] == [2, 1, 2]
     assert sum(by[results["best"]]["n"] for by in results["kinds"].values()) == 20
     assert json.loads((out / "results.json").read_text())["outcome"] == results["outcome"]
 
@@ -456,7 +468,9 @@ def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):
         "Most wrong",
         "One batch",
         "torch.int64",
-        "Dev loss",
+        "Loss, train and dev",
+        "best by train",
+        "sgd, momentum 0.9",
         results["wrong"][0]["text"],
     ):
         assert words in text

@@ -9,6 +9,14 @@ from regard.lab.results import ResultsHeader, read_results
 from regard.lab.sentiment.results import OptimizerModel, SentimentResults, SentimentScore
 from regard.report import plots
 from regard.report.canvas import draw
+from regard.report.learning import (
+    TrainAndDev,
+    best_of,
+    describe_overfitting,
+    learning_caption,
+    learning_figure,
+    train_and_dev,
+)
 from regard.report.markup import Markup, code, duration, join, number, percent, strong, tag
 from regard.report.page import Page, details, facts, figure, figures, heading, listing, paragraph, table
 from regard.report.palette import INK, MUTED, SERIES, Style, style
@@ -19,10 +27,8 @@ if TYPE_CHECKING:
 SPLITS = ("train", "dev", "test")
 CLASSES = ("negative", "positive")
 CURVES: tuple[tuple[str, str, plots.Best], ...] = (
-    ("dev/accuracy", "Right on dev", "max"),
-    ("dev/loss", "Dev loss", "min"),
-    ("train/accuracy", "Right on train", None),
-    ("train/loss", "Training loss", None),
+    ("accuracy", "Right answers, train and dev", "max"),
+    ("loss", "Loss, train and dev", "min"),
 )
 
 
@@ -74,7 +80,8 @@ def _outcome(results: SentimentResults) -> Iterable[Markup]:
         trained: list[object] = ["–", "–", "–"]
         if isinstance(row, OptimizerModel):
             trained = [number(row.rate), row.batch, f"{row.best_epoch:.3g}"]
-        rows.append([row.name, *trained, *(_interval(score) for score in row.scores.values())])
+        name = row.title if isinstance(row, OptimizerModel) else row.name
+        rows.append([name, *trained, *(_interval(score) for score in row.scores.values())])
     columns = ["", "learning rate", "batch", "best epoch", *(f"{split}, n = {n[split]:,}" for split in SPLITS)]
     caption = (
         "Share of right answers with Wilson's 95% interval. Of each optimiser the checkpoint that is right most often "
@@ -137,21 +144,34 @@ def _optimisers(results: SentimentResults) -> Iterable[Markup]:
         "order. Training loss and accuracy are measured as those of dev are, without dropout, on training sentences "
         "spread evenly over the file."
     )
+    curves = {key: {row.name: _train_and_dev(row, key) for row in models} for key, _, _ in CURVES}
     pictures = []
-    for key, title, which in CURVES:
-        of = 100 if key.endswith("accuracy") else 1
-        series = {row.name: [(e["epoch"], of * e[key]) for e in row.evaluations] for row in models}
-        svg = plots.curves(series, "epoch", title.lower() + (", %" if of > 1 else ""), mark_best=which, styles=drawn)
-        text = "The dot is the best of each, beside the name its value." if which else "Beside the name the last value."
-        pictures.append(figure(svg, f"{'Higher' if of > 1 else 'Lower'} is better. {text}", title))
+    for key, title, best in CURVES:
+        svg = learning_figure(curves[key], "epoch", key, best=best, styles=drawn, shares=key == "accuracy")
+        pictures.append(figure(svg, learning_caption(best), title))
     yield figures(*pictures)
+    yield paragraph(" ".join(describe_overfitting(row.title, curves["loss"][row.name], "epoch") for row in models))
     rows = [
-        [row.name, row.rate, row.batch, f"{row.epochs:.3g}", f"{row.best_epoch:.3g}", row.best_step,
+        [row.title, row.rate, row.batch, f"{row.epochs:.3g}", f"{row.best_epoch:.3g}", _best_train_epoch(row),
          percent(row.dev.accuracy), row.best_loss, duration(row.seconds), code(row.run)]
         for row in models
     ]  # fmt: skip
-    columns = ["", "learning rate", "batch", "epochs", "best epoch", "step", "dev", "dev loss", "time", "folder"]
-    yield table(rows, columns, "The best epoch of each optimiser by dev accuracy, the earliest of equals.")
+    columns = ["", "learning rate", "batch", "epochs", "best by dev", "best by train", "dev", "dev loss"]
+    caption = (
+        "Epochs done, and the best epoch of each optimiser by accuracy on dev and on train: the earliest of equals."
+    )
+    yield table(rows, [*columns, "time", "folder"], caption)
+
+
+def _train_and_dev(model: OptimizerModel, quantity: str) -> TrainAndDev:
+    """Returns the curves of a quantity over the epochs."""
+    by_epoch = [row | {"step": row["epoch"]} for row in model.evaluations]
+    return train_and_dev((), by_epoch, quantity)
+
+
+def _best_train_epoch(model: OptimizerModel) -> str:
+    best = best_of(_train_and_dev(model, "accuracy").train, "max")
+    return "–" if best is None else f"{best[0]:.3g}"
 
 
 def _kinds(results: SentimentResults) -> Iterable[Markup]:

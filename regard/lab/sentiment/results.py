@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from regard.lab.results import OutcomeTable
@@ -38,7 +38,8 @@ class SentimentBaseline:
 class OptimizerModel(SentimentBaseline):
     """The encoder as one optimiser trained it, at the checkpoint that is right most often on dev.
 
-    `curve` holds {epoch, loss}, `evaluations` {epoch, dev/loss, dev/accuracy, train/loss, train/accuracy}.
+    `options` are the optimiser's own. `curve` holds {epoch, loss}, `evaluations` {step, epoch, dev/loss, dev/accuracy,
+    train/loss, train/accuracy}; `best_train_epoch` is the epoch that is right most often on the training data.
     """
 
     run: str
@@ -52,6 +53,13 @@ class OptimizerModel(SentimentBaseline):
     best_loss: float
     curve: list[dict[str, float]]
     evaluations: list[dict[str, float]]
+    options: dict[str, Any] = field(default_factory=dict)
+    best_train_epoch: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The optimiser's name with its options: sgd, momentum 0.9."""
+        return ", ".join([self.name, *(f"{key} {value}" for key, value in self.options.items())])
 
 
 @dataclass(frozen=True)

@@ -237,12 +237,14 @@ def _describe_model(name: str, recipe: Recipe, run: Run, judged: Mapping[str, Ju
         name=name,
         run=run.path.name,
         rate=recipe.train.lr,
+        options=dict(recipe.train.optimizer.options),
         batch=batch,
         epochs=log.steps * batch / rows,
         steps=log.steps,
         seconds=log.seconds,
         best_step=run.best,
         best_epoch=best["epoch"],
+        best_train_epoch=max(evaluations, key=lambda row: row["train/accuracy"])["epoch"],
         best_loss=best["dev/loss"],
         curve=[{"epoch": row["step"] * batch / rows, "loss": row["loss"]} for row in log.curve],
         evaluations=evaluations,
@@ -273,9 +275,9 @@ def inspect_batch(task: Sentiment, size: int, rows: int) -> BatchInspection:
     batch = task.batch(0, size)
     assert batch.visible is not None
     meaning = {
-        "x": "token ids",
-        "y": "the label at the first place, none elsewhere (−100)",
-        "visible": "what is no padding",
+        "x": "token ids (transformers' input_ids)",
+        "y": "the label of each row (labels)",
+        "visible": "what is no padding (attention_mask)",
     }
     tensors = [
         BatchTensor(name, meaning[name], type(x).__name__, str(x.dtype), list(x.shape), str(x.device))
@@ -284,7 +286,7 @@ def inspect_batch(task: Sentiment, size: int, rows: int) -> BatchInspection:
     ]
     shown = []
     lengths = batch.visible[:rows].sum(1).tolist()
-    for ids, label, length in zip(batch.x[:rows].tolist(), batch.y[:rows, 0].tolist(), lengths, strict=True):
+    for ids, label, length in zip(batch.x[:rows].tolist(), batch.y[:rows].tolist(), lengths, strict=True):
         text = task.tokenizer.decode(ids[:length])
         shown.append(BatchRow(text, CLASSES[label], length, len(ids) - length, ids[:8]))
     return BatchInspection(tensors, shown, float((~batch.visible).double().mean()))
@@ -336,8 +338,10 @@ def _outcome(
     """Returns the table that a terminal shows."""
     counts = [f"{name}, n = {data.sentences[name]:,}" for name in SentenceSplit._fields]
     rows = [[row.name, "", "", *_accuracy_cells(row)] for row in baselines]
-    rows += [[row.name, f"{row.rate:g}", f"{row.best_epoch:.3g}", *_accuracy_cells(row)] for row in models]
-    return OutcomeTable(["", "learning rate", "best epoch", *counts], rows)
+    for model in models:
+        epochs = f"{model.best_epoch:.3g} / {model.best_train_epoch or 0:.3g}"
+        rows.append([model.title, f"{model.rate:g}", epochs, *_accuracy_cells(model)])
+    return OutcomeTable(["", "learning rate", "best epoch: dev / train", *counts], rows)
 
 
 def _accuracy_cells(row: SentimentBaseline) -> list[str]:

@@ -111,12 +111,16 @@ class Task(ABC):
 
 
 class Order:
-    """Rows in a new order each epoch: which ones a step reads depends on (seed, step) alone."""
+    """Rows in a new order each epoch: which ones a step reads depends on (seed, step) alone.
 
-    def __init__(self, rows: int, seed: int, device: torch.device) -> None:
+    Without `shuffle` every epoch has them in the order of their file.
+    """
+
+    def __init__(self, rows: int, seed: int, device: torch.device, shuffle: bool = True) -> None:
         self.rows = rows
         self.seed = seed
         self.device = device
+        self.shuffle = shuffle
         self._epoch = -1
         self._order = torch.empty(0)
 
@@ -136,6 +140,8 @@ class Order:
 
     def _permutation(self, epoch: int) -> Tensor:
         """Returns the order of an epoch, which is kept until another epoch is asked for."""
+        if not self.shuffle:
+            return torch.arange(self.rows, device=self.device)
         if epoch != self._epoch:
             source = generator(self.seed, "order", epoch, device=self.device)
             self._order = torch.randperm(self.rows, generator=source, device=self.device)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.config import ConfigError, Section
-from regard.data.batch import IGNORE, Batch
+from regard.data.batch import Batch
 from regard.data.files import DataError, read_lines
 from regard.data.reviews import ReviewsConfig, reviews
 from regard.data.sentences import Sentence, SentenceSplit, count_seen, read_sentences, write_sentences
@@ -38,7 +38,8 @@ class SentimentData(Section):
 
     A text of more than `length` tokens, special ones counted, is cut; without `truncation` it is an error. `padding`:
     rows are as long as the "longest" of their batch, or all of them `length`. `workers`: threads that make the batches
-    of the coming steps while one is computed (0: none). Which sentences a batch has depends on seed and step alone.
+    of the coming steps while one is computed (0: none). Which sentences a batch has depends on seed and step alone;
+    without `shuffle` they come in the order of the file, in every epoch.
     """
 
     place = "data"
@@ -51,6 +52,7 @@ class SentimentData(Section):
     padding: str = "longest"
     truncation: bool = True
     workers: int = 0
+    shuffle: bool = True
     reviews: ReviewsConfig = field(default_factory=ReviewsConfig)
 
     def __post_init__(self) -> None:
@@ -110,18 +112,13 @@ class SentenceRows(NamedTuple):
     cut: int
 
     def batch(self, chosen: Int[Tensor, "B"], whole: bool = False) -> Batch:
-        """Returns the chosen rows, as long as the longest of them, or `whole`.
-
-        The label is the target at the first place, whose token is the one that a classifier looks at.
-        """
+        """Returns the chosen rows, as long as the longest of them, or `whole`, with one label a row as y [B]."""
         lengths = self.lengths[chosen]
         width = self.ids.shape[1]
         if not whole:
             width = int(lengths.max())
         x = self.ids[chosen, :width].long()
-        y = torch.full_like(x, IGNORE)
-        y[:, 0] = self.labels[chosen]
-        return Batch(x, y, torch.arange(x.shape[1]) < lengths[:, None])
+        return Batch(x, self.labels[chosen], torch.arange(x.shape[1]) < lengths[:, None])
 
 
 def encode_sentences(
@@ -184,7 +181,7 @@ class Sentiment(Task):
                 stacklevel=2,
             )
         self.rows, self.length = self.train.ids.shape
-        self.order = Order(self.rows, seed, torch.device("cpu"))
+        self.order = Order(self.rows, seed, torch.device("cpu"), config.shuffle)
         self._lock = Lock()
         self._pool: ThreadPoolExecutor | None = None
         if config.workers:
@@ -209,7 +206,7 @@ class Sentiment(Task):
 
     def loss(self, model: Model[Any], batch: Batch, smoothing: float = 0.0) -> Tensor:
         """Returns the sum of the losses of a batch's labels."""
-        return token_loss(self.logits(model, batch).float(), batch.y[:, 0], mean=False, smoothing=smoothing)
+        return token_loss(self.logits(model, batch).float(), batch.y, mean=False, smoothing=smoothing)
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
         """Returns loss and accuracy of the dev sentences, and of as many training sentences, evenly spaced."""
