@@ -549,7 +549,8 @@ def test_runs_are_compared(runs_page):
     for said in ("3 runs", "Best by dev/accuracy: softmax with 51.0%", "Not finished: synthesizer", "model.mechanism"):
         assert said in read.joined
     assert [a.get("class") for a in read.of("tr")].count("best") == 1
-    assert len(read.of("svg")) == 3
+    assert len(read.of("svg")) == 2  # accuracy and loss, each with train and dev in one
+    assert "Loss, train and dev" in read.joined and "Accuracy, train and dev" in read.joined
 
 
 def test_one_run_and_unlike_runs_make_pages():

@@ -11,6 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from regard.report import plots
+from regard.report.learning import (
+    TrainAndDev,
+    best_of,
+    find_overfitting,
+    learning_caption,
+    learning_figure,
+    train_and_dev,
+)
 from regard.report.markup import Markup, code, count_noun, duration, join, number, percent, strong
 from regard.report.page import Page, ReportError, details, facts, figure, figures, heading, paragraph, table
 from regard.report.palette import style
@@ -19,6 +27,7 @@ Run = Mapping[str, Any]
 _HIGHER = ("accuracy", "exact", "rouge", "f1", "right", "speed", "per_second")
 _LOWER = ("loss", "perplexity", "error", "ece")
 _SHARES = ("accuracy", "exact", "ece")
+MOST_FIGURES = 4  # of each kind
 
 
 def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
@@ -35,6 +44,7 @@ def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
     curves = list(_curves(runs, names))
     page.add(heading("Curves"))
     page.add(figures(*curves) if curves else paragraph("Left out: no run has logged anything yet.", quiet=True))
+    page.add(*_best_steps(runs, names))
     page.add(heading("The runs"))
     for name, run in zip(names, runs, strict=True):
         shown = {key: run.get(key) for key in ("recipe", "status", "mechanism", "parameters", "steps")}
@@ -60,9 +70,12 @@ def direction(metric: str) -> plots.Best:
     return None
 
 
+def _is_share(metric: str) -> bool:
+    return any(word in metric.rsplit("/", 1)[-1].lower() for word in _SHARES)
+
+
 def _shown(metric: str, value: Any) -> str:
-    is_share = any(word in metric.rsplit("/", 1)[-1].lower() for word in _SHARES)
-    if is_share and isinstance(value, int | float):
+    if _is_share(metric) and isinstance(value, int | float):
         return percent(value)
     return number(value)
 
@@ -144,20 +157,68 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Markup:
 
 
 def _curves(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
-    """One figure for each quantity that was logged over the steps, training first."""
+    """Yields a figure for each quantity of training and dev, both in one, then for what else was logged."""
     drawn = {name: style(n) for n, name in enumerate(names)}
+    for quantity in _quantities(runs)[:MOST_FIGURES]:
+        best = direction(quantity)
+        series = {name: _learned(run, quantity) for name, run in zip(names, runs, strict=True)}
+        log = "loss" in quantity or "perplexity" in quantity
+        svg = learning_figure(series, y=quantity, log=log, best=best, styles=drawn, shares=_is_share(quantity))
+        yield figure(svg, learning_caption(best), f"{quantity.capitalize()}, train and dev")
     for part, where in (("curve", "training"), ("evaluations", "evaluation")):
         keys = dict.fromkeys(key for run in runs for row in run.get(part) or [] for key in row if direction(key))
-        for key in list(keys)[:4]:
-            series = {
-                name: [(row["step"], row[key]) for row in run.get(part) or [] if row.get(key) is not None]
-                for name, run in zip(names, runs, strict=True)
-            }
-            series = {name: points for name, points in series.items() if points}
-            best, shares = direction(key), any(word in key.lower() for word in _SHARES)
-            marked = best if part == "evaluations" else None
-            log = "loss" in key or "perplexity" in key
-            svg = plots.curves(series, y=key, log=log, mark_best=marked, styles=drawn, shares=shares)
-            word = "The dot is the best evaluation, and its value stands beside the name." if marked else ""
-            lower = "Lower is better." if best == "min" else "Higher is better."
-            yield figure(svg, f"{lower} {word}".strip(), f"{key} ({where})")
+        rest = [key for key in keys if key != "loss" and not key.startswith(("dev/", "train/"))]
+        for key in rest[:MOST_FIGURES]:
+            yield _logged(runs, names, part, key, f"{key} ({where})")
+
+
+def _logged(runs: Sequence[Run], names: Sequence[str], part: str, key: str, title: str) -> Markup:
+    """Returns the figure of what was logged under one key."""
+    series = {
+        name: [(row["step"], row[key]) for row in run.get(part) or [] if row.get(key) is not None]
+        for name, run in zip(names, runs, strict=True)
+    }
+    series = {name: points for name, points in series.items() if points}
+    drawn = {name: style(n) for n, name in enumerate(names)}
+    best = direction(key)
+    marked = best if part == "evaluations" else None
+    svg = plots.curves(series, y=key, log="loss" in key, mark_best=marked, styles=drawn, shares=_is_share(key))
+    word = "The dot is the best evaluation, and its value stands beside the name." if marked else ""
+    lower = "Lower is better." if best == "min" else "Higher is better."
+    return figure(svg, f"{lower} {word}".strip(), title)
+
+
+def _quantities(runs: Sequence[Run]) -> list[str]:
+    """Returns what was measured of dev, shares first, and the loss of training: accuracy, loss, perplexity."""
+    keys = [key for run in runs for row in run.get("evaluations") or [] for key in row if direction(key)]
+    found = [key.removeprefix("dev/") for key in keys if key.startswith("dev/")]
+    if any(run.get("curve") for run in runs):
+        found.append("loss")
+    return sorted(dict.fromkeys(found), key=lambda q: (direction(q) == "min", q != "loss"))
+
+
+def _learned(run: Run, quantity: str) -> TrainAndDev:
+    return train_and_dev(run.get("curve") or (), run.get("evaluations") or (), quantity)
+
+
+def _best_steps(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
+    """Yields the best step of each run by dev and by train, and since when it overfits."""
+    measured = [q for q in _quantities(runs) if any(_learned(run, q).dev for run in runs)]
+    if not measured:
+        return
+    quantity = measured[0]
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        cells: list[object] = [name]
+        for points in _learned(run, quantity)[::-1]:
+            best = best_of(points, direction(quantity))
+            cells += ["–", "–"] if best is None else [_shown(quantity, best[1]), number(best[0])]
+        overfitting = find_overfitting(_learned(run, "loss"))
+        cells.append("no" if overfitting is None else f"from step {number(overfitting.start)}")
+        rows.append(cells)
+    columns = ["run", f"dev {quantity}", "at step", f"train {quantity}", "at step", "overfits"]
+    caption = (
+        "The best of dev and of the training data, the earliest of equals. A run overfits from where its dev loss is "
+        "lowest, if it has risen by more than 2% at the end while the training loss fell."
+    )
+    yield table(rows, columns, caption)

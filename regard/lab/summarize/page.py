@@ -11,6 +11,13 @@ from regard.lab.summarize.results import FactCounts, MeanInterval, SummarizeResu
 from regard.report import plots
 from regard.report.chart import Axis, Series, chart
 from regard.report.heat import heat
+from regard.report.learning import (
+    best_of,
+    describe_overfitting,
+    learning_caption,
+    learning_figure,
+    train_and_dev,
+)
 from regard.report.markup import Markup, code, duration, join, number, percent, strong, tag
 from regard.report.masks import mask_picture
 from regard.report.page import (
@@ -262,21 +269,21 @@ def _learning(results: SummarizeResults) -> Iterable[Markup]:
     drawn = _styles(results)
     ranked = sorted(results.models, key=lambda row: row.loss)
     best = {row.kind: row for row in reversed(ranked)}
-    tried = {kind: [(e["step"], e["dev/loss"]) for e in row.evaluations] for kind, row in best.items()}
-    losses = {kind: [(c["step"], c["loss"]) for c in row.curve] for kind, row in best.items()}
+    losses = {kind: train_and_dev(row.curve, row.evaluations) for kind, row in best.items()}
     yield paragraph("Each mechanism with its best learning rate.")
-    yield figures(
-        figure(
-            plots.curves(tried, y="dev loss a token", mark_best="min", styles=drawn),
-            "Pairs that were not in training, without label smoothing; the dot is the best evaluation.",
-            "Dev loss on the way",
-        ),
-        figure(
-            plots.curves(losses, y="training loss a token", styles=drawn),
-            "With label smoothing, and with the passages that are copied for practice.",
-            "Training loss",
-        ),
+    yield figure(
+        learning_figure(losses, y="loss a token", styles=drawn),
+        learning_caption("min") + " The training loss has label smoothing, where that is asked for, and the passages "
+        "that are copied for practice; the dev loss has neither.",
+        "Loss, train and dev",
     )
+    yield paragraph(" ".join(describe_overfitting(kind, curves) for kind, curves in losses.items()))
+    rows = []
+    for kind, curves in losses.items():
+        steps = [best_of(points, "min") for points in curves[::-1]]
+        rows.append([kind, *(cell for point in steps for cell in (point or ("–", "–"))[::-1])])
+    columns = ["", "lowest dev loss", "at step", "lowest training loss", "at step"]
+    yield table(rows, columns, "The best step of each mechanism, by dev and by the training data.")
 
 
 def _describe_run(results: SummarizeResults, header: ResultsHeader) -> Iterable[Markup]:

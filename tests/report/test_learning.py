@@ -1,0 +1,88 @@
+"""Train and dev in one figure, the best of each, and when a training began to overfit."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from regard.lab.runs.page import compare_page
+from regard.report.learning import (
+    TrainAndDev,
+    best_of,
+    describe_overfitting,
+    find_overfitting,
+    learning_figure,
+    train_and_dev,
+)
+
+pytest.importorskip("matplotlib")
+
+STEPS = range(1, 11)
+FALLING = [(n, 2.0 / n) for n in STEPS]
+TURNING = [(n, 1.0 + 0.1 * abs(n - 4)) for n in STEPS]  # lowest at step 4
+
+
+def evaluations(**columns):
+    """Lines as a run logs them: `train_loss` is train/loss."""
+    return [
+        {"step": n, **{key.replace("_", "/"): value for key, value in zip(columns, row, strict=True)}}
+        for n, *row in zip(STEPS, *columns.values(), strict=True)
+    ]
+
+
+def test_a_training_overfits_from_its_lowest_dev_loss_on():
+    found = find_overfitting(TrainAndDev(FALLING, TURNING))
+    assert found == (4, (0.5, 0.2), (1.0, 1.6))
+    said = describe_overfitting("adamw", TrainAndDev(FALLING, TURNING).scaled(0.5), "epoch")
+    assert said.startswith("adamw overfits from epoch 2 on: its dev loss rises from 1 to 1.6 while its training loss")
+
+
+@pytest.mark.parametrize(
+    "train, dev",
+    [
+        (FALLING, FALLING),  # both fall
+        (FALLING, [(n, 1.0 + 0.001 * n) for n in STEPS]),  # a rise of less than 2%
+        ([(n, 1.0 + n) for n in STEPS], TURNING),  # both rise: it diverges
+        (FALLING, TURNING[:1]),
+        ([], TURNING),
+        (FALLING, []),
+    ],
+)
+def test_what_is_no_overfitting(train, dev):
+    assert find_overfitting(TrainAndDev(train, dev)) is None
+
+
+def test_both_losses_are_found_where_they_were_logged():
+    curve = [{"step": n, "loss": 9.0 / n, "lr": 0.1} for n in STEPS]
+    own = evaluations(train_loss=[3.0 / n for n in STEPS], dev_loss=[math.nan, *([2.0] * 9)])
+    assert train_and_dev(curve, own).train[0] == (1, 3.0) and len(train_and_dev(curve, own).dev) == 9
+    without = evaluations(dev_loss=[1.0] * 10)
+    assert train_and_dev(curve, without).train[0] == (1, 9.0)
+    assert train_and_dev(curve, without, "accuracy") == ([], [])
+
+
+def test_the_earliest_of_equals_is_the_best():
+    assert best_of([(1, 0.5), (2, 0.9), (3, 0.9)], "max") == (2, 0.9) and best_of([], "max") is None
+
+
+def test_one_figure_has_both_lines_and_the_best_of_each():
+    svg = learning_figure({"a": TrainAndDev(FALLING, TURNING), "b": TrainAndDev(FALLING, [])})
+    lines = re.findall(r'<path d="M[^"]*L[^"]*"[^>]*clip-path[^>]*style="([^"]*)"', svg)
+    coloured = [style for style in lines if "--series-" in style]
+    assert len(coloured) == 3 and sum("stroke-dasharray" in style for style in coloured) == 2  # train is dotted
+    assert "a, dev 1, train 0.2; b, train 0.2" in svg
+
+
+def test_the_page_of_runs_tells_the_best_step_by_each_and_overfitting():
+    rows = evaluations(
+        train_loss=[y for _, y in FALLING],
+        dev_loss=[y for _, y in TURNING],
+        train_accuracy=[n / 10 for n in STEPS],
+        dev_accuracy=[0.5, 0.8, *([0.6] * 8)],
+    )
+    run = {"name": "one", "path": "runs/one", "curve": [], "evaluations": rows, "best": rows[1]}
+    page = re.sub(r"<[^>]*>", "|", compare_page([run]).html())
+    assert re.search(r"one\|+80.0%\|+2\|+100.0%\|+10\|+from step 4", page)
+    assert "Accuracy, train and dev" in page and "Loss, train and dev" in page
