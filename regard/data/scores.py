@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -20,10 +21,18 @@ class Bin(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Bins by rising confidence, and the expected calibration error Σ n/N·|confidence − accuracy|."""
+    """Bins by rising confidence, and the expected calibration error Σ n/N·|confidence − accuracy|.
+
+    The error alone flatters: who always states the share of right answers, or almost nothing where nothing is right,
+    has none. `separation` is the chance that a right answer has more confidence than a wrong one (½ is chance), `skill`
+    is Brier's, 1 − Σ(confidence − right)²/Σ(accuracy − right)², which is 0 for always stating the accuracy. Both are
+    None where all answers are right or all are wrong.
+    """
 
     bins: list[Bin]
     error: float
+    separation: float | None = None
+    skill: float | None = None
 
 
 def exact_match(predictions: Sequence[str], answers: Sequence[str]) -> list[bool]:
@@ -75,7 +84,21 @@ def calibration(confidence: Sequence[float], right: Sequence[bool], bins: int = 
             rows.append(_make_bin(group))
             done = filled
             group = []
-    return Calibration(rows, sum(r.n * abs(r.confidence - r.accuracy) for r in rows) / n)
+    error = sum(r.n * abs(r.confidence - r.accuracy) for r in rows) / n
+    share = sum(right) / n
+    if share in (0.0, 1.0):
+        return Calibration(rows, error)
+    surest = [c for c, is_right in zip(confidence, right, strict=True) if is_right]
+    others = [c for c, is_right in zip(confidence, right, strict=True) if not is_right]
+    squares = sum((c - is_right) ** 2 for c, is_right in zip(confidence, right, strict=True)) / n
+    return Calibration(rows, error, chance_of_order(surest, others), 1 - squares / (share * (1 - share)))
+
+
+def chance_of_order(higher: Sequence[float], lower: Sequence[float]) -> float:
+    """Returns the chance that a value of the first is above one of the second; a tie counts half."""
+    below = sorted(lower)
+    total = sum(bisect_left(below, x) + bisect_right(below, x) for x in higher)
+    return total / (2 * len(higher) * len(lower))
 
 
 def coverage(confidence: Sequence[float], right: Sequence[bool]) -> list[tuple[float, float]]:

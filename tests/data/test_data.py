@@ -292,6 +292,19 @@ def test_calibration_and_coverage_do_not_depend_on_the_order_of_answers(pairs, b
     assert points == sorted(points)
 
 
+def test_calibration_does_not_flatter_who_knows_nothing():
+    """Always stating the share of right answers has no calibration error, and neither separation nor skill."""
+    right = [True, False, False, False] * 5
+    constant = calibration([0.25] * 20, right)
+    assert (constant.error, constant.separation, constant.skill) == (0.0, 0.5, 0.0)
+    knows = calibration([0.9 if r else 0.1 for r in right], right)
+    assert knows.separation == 1.0 and knows.skill == pytest.approx(1 - 0.01 / (0.25 * 0.75))
+    wrong = calibration([0.1 if r else 0.9 for r in right], right)
+    assert wrong.separation == 0.0 and wrong.skill < 0
+    nothing = calibration([1e-4] * 20, [False] * 20)
+    assert nothing.error < 1e-3 and nothing.separation is None and nothing.skill is None
+
+
 def test_calibration_by_hand():
     confidence = [i / 100 for i in range(100)]
     found = calibration(confidence, [c >= 0.5 for c in confidence])

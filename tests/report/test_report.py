@@ -533,6 +533,16 @@ def test_heads_without_a_note_say_how_far_they_look():
     assert "The question is “a b?”" in read.joined and len(read.of("svg")) == 2
 
 
+def test_calibration_of_a_model_that_is_never_right_is_not_praised():
+    """A model that is right in 0 of 50 cases and never sure is off by 0.0%, which must not be said of it."""
+    never = {"rows": [{"confidence": 1e-4, "accuracy": 0.0, "n": 50}], "ece": 1e-4}
+    some = {"rows": [{"confidence": 0.5, "accuracy": 0.4, "n": 50}], "ece": 0.1, "separation": 0.8, "skill": 0.25}
+    said = Reader(knowledge_page({"calibration": {WITHOUT: never, WITH: some}}).html()).joined
+    assert "off by 0.0%" not in said and "The model with pretraining is off by 10.0%" in said
+    assert f"Of the model {WITHOUT} that cannot be told: 0 of 50 answers are right" in said
+    assert "80.0%25.0%" in said and "always stating the share of right answers" in said
+
+
 def test_unwritten_people_are_told_apart_by_rank():
     """Of the four pairs three are in order and one is a tie."""
     found = {"n": 2, "mean_confidence": 0.3, "written_confidences": [0.5, 0.9], "unwritten_confidences": [0.1, 0.5]}

@@ -92,7 +92,8 @@ def measure_confidence(questions: Sequence[Question], answers: Sequence[Answer])
     bins = min(10, max(3, len(confidences) // 12))  # a dozen answers in each, at least
     found = calibration(confidences, right, bins)
     rows = [{"confidence": b.confidence, "accuracy": b.accuracy, "n": b.n} for b in found.bins]
-    return ConfidenceMeasures(CalibrationCurve(rows, found.error), coverage(confidences, right))
+    curve = CalibrationCurve(rows, found.error, found.separation, found.skill)
+    return ConfidenceMeasures(curve, coverage(confidences, right))
 
 
 def about_strangers(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from regard.data.scores import chance_of_order
 from regard.lab.knowledge.results import (
+    FEWEST,
     SPLITS,
     AnsweredQuestion,
+    CalibrationCurve,
     KnowledgeResults,
     NameForm,
     RecordedHead,
@@ -90,21 +92,46 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
 
 
 def calibration(results: KnowledgeResults) -> Iterable[Markup]:
-    """Yields whether each model is right as often as it says."""
+    """Yields whether each model is right as often as it says, and whether its confidence says anything at all."""
     curves = results.calibration or {}
-    errors = {name: curve.ece for name, curve in curves.items() if curve.ece is not None}
+    judged = {name: curve.ece for name, curve in curves.items() if curve.ece is not None and curve.is_judged}
     said: list[object] = ["When it says that it is 80% sure, is it right in 80% of the cases?"]
-    if errors:
-        model = main_model(results, errors)
-        said += [f" The model {model} is off by ", strong(percent(errors[model])), " on average"]
-        for name in errors:
-            if name != model:
-                said += [f", {name} by ", strong(percent(errors[name]))]
+    if judged:
+        model = main_model(results, judged)
+        said += [f" The model {model} is off by ", strong(percent(judged[model])), " on average"]
         said += [" (expected calibration error: the distance from the diagonal, averaged over all answers)."]
+    unjudged = [name for name in curves if name not in judged]
+    for name in unjudged:
+        curve = curves[name]
+        said.append(
+            f" Of the model {name} that cannot be told: {curve.right:,} of {curve.n:,} answers are right, and who is "
+            "never right is well calibrated by being sure of nothing."
+        )
     yield paragraph(*said)
-    svg = plots.calibration({name: curve.rows for name, curve in curves.items()}, errors, model_styles(results))
+    svg = plots.calibration({name: curve.rows for name, curve in curves.items()}, judged, model_styles(results))
     caption = "Each point is a group of answers of like confidence; the larger, the more answers. "
     yield figure(svg, caption + "On the diagonal the model is right as often as it says.")
+    yield _worth_of_confidence(curves)
+
+
+def _worth_of_confidence(curves: Mapping[str, CalibrationCurve]) -> Markup:
+    """Returns the table of what confidences are worth, beside always stating the share of right answers."""
+    rows = []
+    for name, curve in curves.items():
+        cells: list[object] = [name, percent(curve.right / max(1, curve.n)), percent(curve.mean_confidence)]
+        if curve.is_judged:
+            cells += [percent(curve.ece), percent(curve.separation), percent(curve.skill)]
+        else:
+            cells += ["–", "–", "–"]
+        rows.append(cells)
+    rows.append(["always stating the share of right answers", "–", "–", "0.0%", "50.0%", "0.0%"])
+    caption = (
+        "The calibration error alone does not tell a model that knows something from one that knows nothing. Told "
+        "apart: of a right and a wrong answer, how often the right one is the surer (50% is chance). Skill: how much "
+        "smaller the squared error of its confidence is than that of always stating the share of right answers. "
+        f"Left out (–) with fewer than {FEWEST} right or wrong answers."
+    )
+    return table(rows, ["", "right", "mean confidence", "calibration error", "told apart", "skill"], caption)
 
 
 def coverage(results: KnowledgeResults) -> Iterable[Markup]:
@@ -158,7 +185,7 @@ def unwritten(results: KnowledgeResults) -> Iterable[Markup]:
 def _compare_confidences(found: UnwrittenAnswers) -> list[object]:
     """Returns in words how well confidence tells people of whom the model read from others."""
     known = found.written_confidences
-    chance = _chance_of_order(known, found.unwritten_confidences)
+    chance = chance_of_order(known, found.unwritten_confidences)
     verdict = "mostly knows"
     if chance < 0.6:
         verdict = "hardly knows"
@@ -171,13 +198,6 @@ def _compare_confidences(found: UnwrittenAnswers) -> list[object]:
         strong(percent(chance, 0)),
         f" of the cases (50% is chance): it {verdict} what it does not know",
     ]
-
-
-def _chance_of_order(known: Sequence[float], unknown: Sequence[float]) -> float:
-    """Returns the chance that a known person has more confidence than an unknown one; a tie counts half."""
-    below = sorted(unknown)
-    total = sum(bisect_left(below, x) + bisect_right(below, x) for x in known)
-    return total / (2 * len(known) * len(unknown))
 
 
 def _forms(forms: Sequence[NameForm]) -> Iterable[Markup]:

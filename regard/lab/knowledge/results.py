@@ -12,6 +12,7 @@ from typing import Any
 from regard.lab.results import OutcomeTable
 
 SPLITS = {"dev": "development", "test": "test"}
+FEWEST = 5  # right answers, and wrong ones, that calibration is judged by
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,35 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True)
 class CalibrationCurve:
-    """Groups of answers of like confidence {confidence, accuracy, n}, and the expected calibration error."""
+    """Groups of answers of like confidence {confidence, accuracy, n}, and the expected calibration error.
+
+    `separation` and `skill` are those of `regard.data.scores.Calibration`.
+    """
 
     rows: list[dict[str, float]]
     ece: float | None = None
+    separation: float | None = None
+    skill: float | None = None
+
+    @property
+    def n(self) -> int:
+        """How many answers there are."""
+        return round(sum(row["n"] for row in self.rows))
+
+    @property
+    def right(self) -> int:
+        """How many of them are right."""
+        return round(sum(row["n"] * row["accuracy"] for row in self.rows))
+
+    @property
+    def mean_confidence(self) -> float:
+        """How sure the model is on average."""
+        return sum(row["n"] * row["confidence"] for row in self.rows) / max(1, self.n)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are enough right and wrong answers to say what a confidence is worth."""
+        return min(self.right, self.n - self.right) >= FEWEST
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,12 @@ def _calibration(results: SentimentResults) -> Iterable[Markup]:
         "A point is a tenth of the test sentences. Below the diagonal it is surer than it is right; on average it is "
         f"off by {percent(found.error)}."
     )
+    if found.separation is not None:
+        text += (
+            f" Of a right and a wrong answer it is surer of the right one in {percent(found.separation, 0)} of the "
+            f"cases (50% is chance), and its squared error is {percent(found.skill, 0)} smaller than that of always "
+            "stating the share of right answers: without that, a small calibration error means nothing."
+        )
     yield figure(svg, text, "How sure it is, and how often right")
 
 

@@ -126,10 +126,15 @@ class BatchInspection:
 
 @dataclass(frozen=True)
 class SentimentCalibration:
-    """Groups of sentences of like confidence {confidence, accuracy, n}, and the calibration error."""
+    """Groups of sentences of like confidence {confidence, accuracy, n}, and the calibration error.
+
+    `separation` and `skill` are those of `regard.data.scores.Calibration`.
+    """
 
     bins: list[dict[str, Any]]
     error: float
+    separation: float | None = None
+    skill: float | None = None
 
 
 @dataclass(frozen=True)

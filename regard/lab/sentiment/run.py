@@ -314,7 +314,7 @@ def _kinds(judged: Mapping[str, Judged]) -> dict[str, dict[str, SentimentScore]]
 def _calibration(judged: Judged) -> SentimentCalibration:
     """Returns how sure the model is against how often it is right."""
     found = calibration([max(p, 1 - p) for p in judged.positive], judged.right)
-    return SentimentCalibration([bin._asdict() for bin in found.bins], found.error)
+    return SentimentCalibration([bin._asdict() for bin in found.bins], *found[1:])
 
 
 def _wrong(judged: Judged, most: int) -> list[WrongSentence]:
