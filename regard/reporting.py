@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError, RunError, quote
 from regard.lab.base import EXPERIMENTS, REPORT, RESULTS
+from regard.lab.runs.outcomes import outcomes_page
 from regard.lab.runs.page import compare_page
 from regard.lab.runs.summary import summarize_run
 from regard.reading import read_json_object
@@ -18,17 +20,55 @@ from regard.train.run import JOB, Run, find_runs
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Writes the page of one experiment or sweep again, or one page that compares all runs in the folders."""
+    """Writes the page of one experiment or sweep again, or one page that compares experiments, or all runs in the
+    folders."""
     if len(folders) == 1 and (folders[0] / SWEEP_CONFIG).is_file():
         return Sweep.open(folders[0]).page().write(out or folders[0] / REPORT)
     if len(folders) == 1 and (folders[0] / RESULTS).is_file():
         return _draw_again(folders[0]).write(out or folders[0] / REPORT)
+    if len(folders) > 1 and all((folder / RESULTS).is_file() for folder in folders):
+        return _compare_experiments(folders).write(out or Path(REPORT))
     runs = [run for folder in folders for run in find_runs(folder)]
     if not runs:
         raise RunError(f"no runs in {', '.join(map(str, folders))}: expected folders that `regard train` made")
     place = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
-    rows = [summarize_run(run) | {"config_differences": changed} for run, changed in _differing(runs)]
-    return compare_page(rows).write(place)
+    return _runs_page(runs).write(place)
+
+
+def _runs_page(runs: Sequence[Run]) -> Page:
+    """Returns the page that compares runs."""
+    return compare_page([summarize_run(run) | {"config_differences": changed} for run, changed in _differing(runs)])
+
+
+def _compare_experiments(folders: Sequence[Path]) -> Page:
+    """Returns one page about several experiments: that of their kind, or their outcomes and runs side by side."""
+    names = _short_names(folders)
+    documents = {}
+    kinds = set()
+    for name, folder in zip(names, folders, strict=True):
+        documents[name] = read_json_object(folder / RESULTS, ReportError)
+        kinds.add(documents[name].get("experiment") or documents[name].get("lab"))
+    source = " and ".join(str(folder / RESULTS) for folder in folders)
+    kind = kinds.pop()
+    if not kinds and isinstance(kind, str) and kind in EXPERIMENTS and EXPERIMENTS[kind].compare is not None:
+        compare = EXPERIMENTS[kind].compare
+        assert compare is not None
+        with _damage_named(source):
+            return compare(documents)
+    with _damage_named(source):
+        page = outcomes_page(documents)
+    runs = [run for folder in folders for run in find_runs(folder)]
+    if runs:
+        page.add(*_runs_page(runs).blocks)
+    return page
+
+
+def _short_names(folders: Sequence[Path]) -> list[str]:
+    """Returns the last parts of paths, or whole paths where two end alike."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    return [str(folder) for folder in folders]
 
 
 def _draw_again(folder: Path) -> Page:
@@ -39,14 +79,21 @@ def _draw_again(folder: Path) -> Page:
         raise ReportError(
             f"{folder / RESULTS}: experiment = {quote(name)} has no page; expected one of {', '.join(EXPERIMENTS)}"
         )
-    try:
+    with _damage_named(str(folder / RESULTS)):
         return EXPERIMENTS[name].page(results)
+
+
+@contextmanager
+def _damage_named(source: str) -> Iterator[None]:
+    """Raises a ReportError that names the file where a page cannot be drawn from it."""
+    try:
+        yield
     except RegardError:
         raise
     # A page is drawn from numbers that no type describes, such as the ends of an axis.
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ReportError(
-            f"{folder / RESULTS} is damaged: a page cannot be drawn from it ({type(error).__name__}: {quote(error)})"
+            f"{source} is damaged: a page cannot be drawn from it ({type(error).__name__}: {quote(error)})"
         ) from error
 
 

@@ -40,6 +40,8 @@ CONFIG, RESULTS, REPORT = "config.toml", "results.json", "report.html"
 Say = Callable[[str], None]
 Results = dict[str, Any]
 DrawPage = Callable[[Mapping[str, Any]], Page]
+# Several documents of results, by the names of their folders, on one page.
+ComparePage = Callable[[Mapping[str, Mapping[str, Any]]], Page]
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What leaves results with a page. `page` draws a document that was read from results.json.
+    """What leaves results with a page. `page` draws a document that was read from results.json, `compare` several;
+    None: their outcomes and their runs are laid side by side.
 
     This class alone stands for what has a `command` of its own; `regard run` takes the kinds derived from it.
     """
@@ -70,6 +73,7 @@ class Experiment:
     about: str
     page: DrawPage
     command: str = ""
+    compare: ComparePage | None = None
 
     @property
     def is_runnable(self) -> bool:

@@ -27,6 +27,7 @@ from regard.lab.base import (
     EXPERIMENTS,
     REPORT,
     RESULTS,
+    ComparePage,
     DrawPage,
     Experiment,
     RunOptions,
@@ -184,8 +185,8 @@ MeasureRuns = Callable[[Session, Any, Mapping[str, Run]], Any]
 class TrainingExperiment(Experiment):
     """An experiment that trains: `plan` says what, `measure` says what comes out.
 
-    `stages` are the names of sections that change one training alone, `files` the keys of the section `data` that name
-    files. `compares` says whether there is a section `compare`.
+    `stages` are the names of sections that change one training alone, `files` the keys of the sections `data` and
+    `compare` that name files. `compares` says whether there is a section `compare`.
     """
 
     plan: Callable[[Session], TrainingPlan] = lambda session: TrainingPlan(())
@@ -236,6 +237,7 @@ def experiment(
     stages: Sequence[str] = (),
     files: Sequence[str] = (),
     compares: bool = False,
+    compare: ComparePage | None = None,
 ) -> Callable[[MeasureRuns], MeasureRuns]:
     """Registers an experiment by its measurement; the first line of its docstring says what it is about."""
 
@@ -250,6 +252,7 @@ def experiment(
             stages=tuple(stages),
             files=tuple(files),
             compares=compares,
+            compare=compare,
         )
         EXPERIMENTS.put(name, entry)
         return measure
@@ -288,8 +291,10 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
 
 
 def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:
-    """Returns the plan of an experiment; changes to a stage that is not trained are an error."""
+    """Returns the plan of an experiment; changes that have no effect, or to a stage that is not trained, are errors."""
     plan = known.plan(session)
+    for training in plan.trainings:
+        recipes.refuse_unused(training.recipe.task, session.asked)
     trained = {training.stage for training in plan.trainings}
     for name in session.asked:
         if name in known.stages and name not in trained:
@@ -342,7 +347,7 @@ def read_overrides(known: TrainingExperiment, overrides: Sequence[str]) -> dict[
 def _with_absolute_paths(asked: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
     """Returns changes whose files are named such that the experiment can be resumed, and repeated, from anywhere."""
     paths: dict[str, Any] = {}
-    for section, keys in {"data": files, "train": ("init",), "model": ("name",)}.items():
+    for section, keys in {"data": files, COMPARE: files, "train": ("init",), "model": ("name",)}.items():
         table = asked.get(section, {})
         for key in keys:
             value = table.get(key)

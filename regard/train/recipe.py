@@ -54,7 +54,21 @@ def recipe_names() -> list[str]:
 
 def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
     """Returns a recipe by its name or file, with changes applied."""
-    return resolve(name, apply_variant(read_tables(name), variant, name), parse(overrides))
+    asked = parse(overrides)
+    made = resolve(name, apply_variant(read_tables(name), variant, name), asked)
+    refuse_unused(made.task, asked)
+    return made
+
+
+def refuse_unused(task: str, asked: Mapping[str, Any]) -> None:
+    """Raises where settings of generated data are asked for beside the file that takes their place."""
+    known = TASKS[task]
+    given = asked.get("data", {})
+    unused = [key for key in known.generated if key in given]
+    if unused and given.get(known.files[0]):
+        raise ConfigError(
+            f"data.{unused[0]}: nothing is generated where data.{known.files[0]} is given; leave one of them out"
+        )
 
 
 def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:

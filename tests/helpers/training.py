@@ -41,12 +41,19 @@ TIMES = ("seconds", "tokens_per_second", "mfu")
 
 def pretraining(*changes: str) -> recipe.Recipe:
     """Returns the built-in recipe of reading at a toy size; 12 steps unless said."""
-    return recipe.load("knowledge/pretrain", [*TINY, "train.steps=12", *changes])
+    return recipe.load("knowledge/pretrain", [*_usual(changes), "train.steps=12", *changes])
 
 
 def answering(*changes: str) -> recipe.Recipe:
     """Returns the built-in recipe of answering at a toy size; 12 steps unless said."""
-    return recipe.load("knowledge/scratch", [*TINY, "train.steps=12", *changes])
+    return recipe.load("knowledge/scratch", [*_usual(changes), "train.steps=12", *changes])
+
+
+def _usual(changes: tuple[str, ...]) -> list[str]:
+    """Returns the toy's settings; no world is invented beside documents."""
+    if any(change.startswith("data.documents=") for change in changes):
+        return [change for change in TINY if change not in WORLD]
+    return TINY
 
 
 class Toy(Task):

@@ -15,6 +15,7 @@ from regard.data.questions import PAD, Question, prompt, read_questions, vocabul
 from regard.errors import LengthError
 from regard.lab import experiment
 from regard.lab.knowledge.answers import answer, person, score
+from regard.lab.knowledge.matrix import sign_test
 from regard.reporting import write_report
 from regard.train import Interrupted, RunError, recipe, stage
 from regard.train.progress import Progress
@@ -306,7 +307,12 @@ def test_own_files_with_a_test_that_lacks_answers(whole, tmp_path, monkeypatch):
     said = []
     results = experiment.run("knowledge", "out", changes, shown=experiment.Shown(said.append))
     assert all(row["test"] is None and row["dev"]["n"] == 5 for row in results["models"])
-    assert results["answers_of"] == "dev" and results["world"]["invented"] is False and not results["unwritten"]
+    assert results["answers_of"] == "dev" and results["world"]["invented"] is False
+    strangers = results["unwritten"]["with pretraining"]
+    assert [form["form"] for form in strangers["by_form"]] == [
+        *("known names, new pair", "with an initial", "new family name", "new given name", "both names new")
+    ]
+    assert strangers["n"] == sum(form["n"] for form in strangers["by_form"]) > 100
     assert len((tmp_path / "out/predictions/with-pretraining.test.txt").read_text().split("\n")) == 6
     assert "documents" in said[0] and (tmp_path / "out/report.html").is_file()
 
@@ -317,3 +323,71 @@ def test_an_experiment_without_dev_is_refused(whole, tmp_path):
         experiment.run(
             "knowledge", tmp_path / "x", [f"data.documents={data}/documents.txt", f"data.train={data}/train.tsv"]
         )
+
+
+# Several mechanisms and settings
+
+SHORT = [*TOY, "train.steps=4", 'compare.mechanisms=["softmax", "elu"]', "compare.settings.slow.finetune.train.lr=1e-4"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("knowledge") / "compared"
+    return out, experiment.run("knowledge", out, SHORT)
+
+
+def test_several_mechanisms_make_one_matrix(compared):
+    out, results = compared
+    assert [one["name"] for one in results["candidates"]] == ["softmax", "softmax, slow", "elu", "elu, slow"]
+    names = [row[0] for row in results["outcome"]["rows"]]
+    assert len(names) == 2 + 4 * 2 and names[0].startswith("most frequent place")
+    assert names[2:4] == ["softmax, without reading", "softmax, with reading"]
+    assert results["outcome"]["columns"] == ["right answers", "dev, n = 5", "test, n = 5"]
+    for one in results["candidates"]:
+        own = one["results"]
+        mechanism = one["name"].partition(",")[0]
+        assert own["mechanism"] == mechanism and regard.load(out / one["folder"]).config.mechanism == mechanism
+        for row in own["models"]:
+            place = out / one["folder"] / "predictions" / f"{row['name'].replace(' ', '-')}.test.txt"
+            said = place.read_text().split("\n")[:-1]
+            asked = read_questions(out / "data/test.tsv")
+            assert row["test"]["right"] == sum(p == q.answer for p, q in zip(said, asked, strict=True))
+    assert not (out / "softmax-slow/pretraining").exists()  # what reads alike reads once
+    assert regard.load(out) is not None and results["run"].endswith("with-pretraining")
+
+
+def test_the_matrix_is_on_one_page_and_each_candidate_has_its_own(compared, tmp_path):
+    out, _ = compared
+    page = (out / "report.html").read_text()
+    for words in ("without reading, dev", "with reading, test", "most frequent place", "elu, slow", "Wilson"):
+        assert words in page
+    assert write_report([out], tmp_path / "again.html").read_text() == page
+    assert "What does it know? elu, slow" in (out / "elu-slow/report.html").read_text()
+
+
+def test_experiments_are_compared_as_candidates_are(compared, whole, tmp_path):
+    page = write_report([whole[0], compared[0]], tmp_path / "both.html").read_text()
+    for words in ("whole", "compared: softmax", "compared: elu, slow", "without reading, dev", "other questions"):
+        assert (words in page) == (words != "other questions")
+    assert page.count("regard run knowledge") == 2
+
+
+def test_a_candidate_is_what_it_would_be_alone(compared, tmp_path):
+    alone = experiment.run("knowledge", tmp_path / "alone", [*TOY, "train.steps=4", "model.mechanism=elu"])
+    found = next(one["results"] for one in compared[1]["candidates"] if one["name"] == "elu")
+    for key in ("models", "baselines", "answers", "calibration", "coverage", "unwritten", "seed", "world"):
+        assert json.loads(json.dumps(alone[key])) == json.loads(json.dumps(found[key])), key
+
+
+def test_a_comparison_goes_on_where_it_was_stopped(compared, tmp_path):
+    out = tmp_path / "again"
+    shown = experiment.Shown(progress=lambda name: StopAt(3) if name == "elu: pretraining" else Progress())
+    with pytest.raises(Crash):
+        experiment.run("knowledge", out, SHORT, shown=shown)
+    experiment.resume(out)
+    assert read(out)["outcome"] == read(compared[0])["outcome"]
+
+
+@pytest.mark.parametrize("wins, losses, p", [(0, 0, 1.0), (5, 0, 2 / 32), (3, 3, 1.0), (1, 5, 14 / 64)])
+def test_the_sign_test_is_exact(wins, losses, p):
+    assert sign_test(wins, losses) == pytest.approx(p)

@@ -17,7 +17,7 @@ from regard.config import ConfigError
 from regard.data.tokenizers import Bytes
 from regard.errors import RegardError
 from regard.lab import experiment
-from regard.lab.base import EXPERIMENTS, Shown
+from regard.lab.base import EXPERIMENTS, RunOptions, Shown
 from regard.lab.experiment import Session, TrainingExperiment, plan_trainings, read_overrides
 from regard.lab.sentiment import run as sentiment
 from regard.train import recipe
@@ -243,11 +243,102 @@ def test_an_override_of_one_stage_is_what_that_one_trains_with(name, stage, plan
         ("summarize", ["compare.rates=[1]", "train.lr=2"], "train.lr: compare.rates says it already"),
         ("summarize", ["performer.model.encoder.options.features=8"], "say compare.features"),
         ("heads", ["model.attention.merge=shift"], "say which by data.merges"),
+        ("knowledge", ["compare.strangers=9"], "compare.strangers: an invented world has strangers of its own"),
+        (
+            "knowledge",
+            ['compare.mechanisms=["elu"]', "model.mechanism=relu"],
+            "model.mechanism: compare.mechanisms says",
+        ),
+        ("knowledge", ['compare.mechanisms=["elu"]', "finetune.model.mechanism=relu"], "finetune.model.mechanism: com"),
+        ("knowledge", ['compare.mechanisms=["elu", "elu"]'], "expected none twice"),
+        ("knowledge", ["compare.settings.a.trian.lr=1"], "compare.settings.a.trian: no such section.* mean 'train'"),
+        ("knowledge", ["compare.settings.a.train.lrate=1"], "no key 'lrate' in train"),
+        ("knowledge", ["compare.settings.a=1"], "compare.settings.a = 1: expected changes"),
+        ("knowledge", ["compare.settings.a.data.world.people=20"], "all candidates read the same data"),
+        ("knowledge", ["compare.settings.a.pretrain.data.dev=x"], "all candidates read the same data; say data.dev"),
+        ("knowledge", ["compare.settings.a.train.lr=1", "pretrain.train.lr=2"], "compare.settings.a.train.lr says it"),
+        ("knowledge", ["compare.strangrs=1"], "no key 'strangrs' in compare. Did you mean 'strangers'"),
     ],
 )
 def test_what_cannot_have_an_effect_is_refused(name, overrides, words, planned):
     with pytest.raises(ConfigError, match=words):
         planned(name, overrides)
+
+
+@pytest.mark.parametrize(
+    "name, overrides, words",
+    [
+        (
+            "knowledge/pretrain",
+            ["data.documents=d.txt", "data.world.people=20"],
+            "data.world: nothing is generated where",
+        ),
+        ("knowledge/finetune", ["data.documents=d.txt", "data.world.people=20"], "data.world: nothing is generated"),
+        (
+            "sentiment",
+            ["data.train=a.tsv", "data.reviews.sentences=9"],
+            "data.reviews: nothing is generated where data.",
+        ),
+        ("summarize", ["data.train=a.tsv", "data.notices.places=50"], "data.notices: nothing is generated where data."),
+    ],
+)
+def test_settings_of_generated_data_are_refused_beside_files(name, overrides, words, planned, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        load(name, overrides)
+    (tmp_path / "d.txt").write_text("Ada was born in Elm.\n")
+    (tmp_path / "q.tsv").write_text("Where was Ada born?\tElm\n")
+    whole = name.partition("/")[0]
+    files = ["data.train=q.tsv", "data.dev=q.tsv"] if whole == "knowledge" else []
+    if whole != "summarize":  # reads its pairs when it plans
+        with pytest.raises(ConfigError, match=words):
+            planned(whole, [*overrides, *files], bare=True)
+
+
+def test_candidates_have_the_settings_that_they_are_named_by(planned):
+    overrides = ['compare.mechanisms=["softmax", "elu"]', "train.lr=0.5", "compare.settings.slow.finetune.train.lr=0.1"]
+    overrides += ["compare.settings.wide.model.width=256", "compare.settings.wide.train.lr=0.25"]
+    _, trainings = planned("knowledge", overrides)
+    made = {t.title: t.recipe for t in trainings}
+    assert len(made) == 2 * (3 + 1 + 3)  # what is only fine-tuned otherwise reads once
+    for mechanism in ("softmax", "elu"):
+        reading = made[f"{mechanism}: pretraining"]
+        assert resolve_model(reading.model)[1].mechanism == mechanism and reading.train.lr == 0.5
+        slow = made[f"{mechanism}, slow: with pretraining"]
+        assert slow.train.lr == 0.1 and slow.train.init == made[f"{mechanism}: with pretraining"].train.init
+        wide = made[f"{mechanism}, wide: pretraining"]
+        assert resolve_model(wide.model)[1].width == 256 and wide.train.lr == 0.25
+        tuned = made[f"{mechanism}, wide: with pretraining"]
+        assert tuned.train.init.endswith(f"{mechanism}-wide/pretraining") and tuned.train.lr == 0.25
+    folders = [t.folder for t in trainings]
+    assert len(set(folders)) == len(folders) and "softmax-wide/without-pretraining" in folders
+
+
+@pytest.mark.parametrize("name", ["approximate", "scale", "argmax", "two-heads"])
+def test_every_key_of_a_measurement_can_be_changed_and_none_other(name, monkeypatch, tmp_path):
+    """What is measured with is what was asked, and the command of the results asks for it again."""
+    known = EXPERIMENTS[name]
+    monkeypatch.setattr(type(known), "run_config", lambda self, config, out, say: config)
+    usual = known.Config()
+    for key, value in usual.as_dict().items():
+        low, high = usual.limits.get(key, (0, 99))
+        for other in ([low, high], [high]) if isinstance(value, list) else (high, low, low + 1):
+            text = f"{key}={experiment.override_words({'_': {'_': other}})[0].partition('=')[2]}"
+            try:
+                config = known.run(tmp_path, [text], RunOptions(), Shown())
+            except ConfigError:  # it does not fit the others
+                continue
+            if other != value:
+                break
+        found = config.as_dict()
+        assert found[key] == other and {k: v for k, v in found.items() if k != key} == {
+            k: v for k, v in usual.as_dict().items() if k != key
+        }
+        words = shlex.split(known._command(config))[3:]
+        assert known.run(tmp_path, words, RunOptions(), Shown()) == config
+    with pytest.raises(ConfigError, match="no key 'drawss'"):
+        known.run(tmp_path, ["drawss=3"], RunOptions(), Shown())
+    assert known.run(tmp_path, [], RunOptions(seed=7), Shown()).seed == 7
 
 
 def test_the_more_particular_of_two_learning_rates_counts(planned):
@@ -276,6 +367,7 @@ COMMANDS = {
     "knowledge": [
         *("data.documents=d.txt", "data.train=own questions.tsv", "data.dev='v.tsv'", "train.seed=7"),
         *("finetune.train.init=elsewhere", "finetune.model.dropout=0.1", "data.spans=[0.2, 0.3]", "train.lr=1e-5"),
+        *("compare.strangers_file=s.tsv", 'compare.mechanisms=["elu"]', "compare.settings.a b.model.width=64"),
     ],
     "summarize": [
         "compare.rates=[1e-3]",
@@ -297,6 +389,7 @@ COMMANDS = {
 def test_the_command_shown_gives_the_same_recipes(name, variant, device, planned, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.txt").write_text("Ada was born in Elm.\n")
+    (tmp_path / "s.tsv").write_text("Where was Bo born?\n")
     for file in ("own questions.tsv", "v.tsv"):
         (tmp_path / file).write_text("Where was Ada born?\tElm\n")
     monkeypatch.setattr("regard.lab.heads.run.Sentences", lambda *arguments: None)

@@ -51,6 +51,12 @@ def _ids(model: Decoder[Any], number: int, question: Question) -> list[int]:
     return ids
 
 
+def fits_model(model: Decoder[Any], question: Question) -> bool:
+    """Returns whether a question leaves room for an answer."""
+    assert model.tokenizer is not None
+    return model.limit is None or len(model.tokenizer.encode(prompt(question))) < model.limit
+
+
 def score(said: Sequence[str], questions: Sequence[Question]) -> dict[str, Any] | None:
     """Returns right, n, accuracy and its 95% interval; None where the answers are not known."""
     if any(q.answer is None for q in questions):

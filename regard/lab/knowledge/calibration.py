@@ -111,10 +111,10 @@ def calibration(results: KnowledgeResults) -> Iterable[Markup]:
     svg = plots.calibration({name: curve.rows for name, curve in curves.items()}, judged, model_styles(results))
     caption = "Each point is a group of answers of like confidence; the larger, the more answers. "
     yield figure(svg, caption + "On the diagonal the model is right as often as it says.")
-    yield _worth_of_confidence(curves)
+    yield worth_of_confidence(curves)
 
 
-def _worth_of_confidence(curves: Mapping[str, CalibrationCurve]) -> Markup:
+def worth_of_confidence(curves: Mapping[str, CalibrationCurve]) -> Markup:
     """Returns the table of what confidences are worth, beside always stating the share of right answers."""
     rows = []
     for name, curve in curves.items():

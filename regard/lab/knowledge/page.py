@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from regard.lab.knowledge import calibration
 from regard.lab.knowledge.calibration import main_model, model_styles
+from regard.lab.knowledge.matrix import STAGE_CAPTION, STAGE_COLUMNS, comparison_page, stage_cells
 from regard.lab.knowledge.results import (
     SPLITS,
     AnswerScore,
@@ -20,7 +21,8 @@ from regard.lab.knowledge.results import (
 )
 from regard.lab.results import ResultsHeader, read_results
 from regard.report import plots
-from regard.report.markup import Markup, code, count_noun, duration, join, number, percent, strong, tag
+from regard.report.learning import describe_overfitting, learning_caption, learning_figure, train_and_dev
+from regard.report.markup import Markup, count_noun, duration, join, number, percent, strong, tag
 from regard.report.page import Page, details, facts, figure, figures, heading, listing, paragraph, samples, table
 from regard.report.palette import style
 
@@ -38,6 +40,8 @@ class PageSection(NamedTuple):
 
 def knowledge_page(document: Mapping[str, Any]) -> Page:
     """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    if "candidates" in document:
+        return comparison_page(document)
     results = read_results(KnowledgeResults, document)
     header = read_results(ResultsHeader, document)
     page = Page(header.title or "What does it know?", _lead(results))
@@ -155,23 +159,24 @@ def _stages(results: KnowledgeResults) -> Iterable[Markup]:
             line = {READING: _points(stage.curve, "loss")}
             svg = plots.curves(line, y="loss a token", log=True, styles={READING: same})
             pictures.append(figure(svg, "It reads, with spans hidden that it has to fill in.", "Pretraining"))
-    losses = {stage.name: _points(stage.curve, "loss") for stage in answering if stage.curve}
-    if losses:
-        svg = plots.curves(losses, y="loss a token", log=True, styles=styles)
-        text = (
-            "It learns to answer the training questions. A low loss here is no knowledge: it may learn them by heart."
-        )
-        pictures.append(figure(svg, text, "Learning to answer"))
-    accuracies = {stage.name: _points(stage.evaluations, "dev/accuracy") for stage in answering}
-    accuracies = {name: points for name, points in accuracies.items() if points}
-    if accuracies:
-        svg = plots.curves(accuracies, y="accuracy", mark_best="max", styles=styles, shares=True)
-        text = "Questions that were not in training; the dot is the best evaluation."
-        pictures.append(figure(svg, text, "Development questions on the way"))
+    shown: tuple[tuple[str, plots.Best, str], ...] = (
+        ("accuracy", "max", "Dev: questions that were not in training."),
+        ("loss", "min", "A low training loss is no knowledge: it may learn the training questions by heart."),
+    )
+    for quantity, best, text in shown:
+        curves = {stage.name: train_and_dev(stage.curve, stage.evaluations, quantity) for stage in answering}
+        if any(line.train or line.dev for line in curves.values()):
+            shares = quantity == "accuracy"
+            svg = learning_figure(curves, y=quantity, log=not shares, best=best, styles=styles, shares=shares)
+            caption = f"{learning_caption(best)} {text}"
+            pictures.append(figure(svg, caption, f"Learning to answer: {quantity}, train and dev"))
     yield figures(*pictures)
-    columns = ["stage", "steps", "epochs", "tokens", "time", "folder"]
-    rows = [[s.name, s.steps, s.epochs, s.tokens, duration(s.seconds), code(s.run)] for s in stages]
-    yield details("The stages in numbers", table(rows, columns, "What each stage took."))
+    losses = {stage.name: train_and_dev(stage.curve, stage.evaluations) for stage in answering}
+    said = [describe_overfitting(f"Fine-tuning {name}", loss) for name, loss in losses.items()]
+    if any(said):
+        yield paragraph(" ".join(filter(None, said)))
+    rows = [[stage.name, *stage_cells(stage)] for stage in stages]
+    yield details("The stages in numbers", table(rows, ["stage", *STAGE_COLUMNS], STAGE_CAPTION))
 
 
 def _points(rows: Iterable[Mapping[str, Any]], key: str) -> list[plots.Point]:

@@ -195,3 +195,21 @@ class KnowledgeResults:
         """The set that counts: test where its answers are known."""
         has_test = any(model.test for model in self.models or ())
         return "test" if has_test else "dev"
+
+
+@dataclass(frozen=True)
+class CandidateResults:
+    """The results of one mechanism or setting, and the folder of its runs inside the experiment's own."""
+
+    name: str
+    folder: str
+    results: KnowledgeResults
+
+
+@dataclass(frozen=True)
+class KnowledgeComparisonResults:
+    """The results of several mechanisms or settings; `run` is the best of them on dev, after reading."""
+
+    run: str
+    candidates: list[CandidateResults]
+    outcome: OutcomeTable | None = None

@@ -1,38 +1,43 @@
 """The knowledge experiment: what does a model know from reading alone?
 
 Fine-tune on "Where was X born?" without and with pretraining on documents, and ask about people whose questions it has
-never seen. Without pretraining it cannot know; with it, it has read the answer.
+never seen. Without pretraining it cannot know; with it, it has read the answer. Several mechanisms or settings are
+compared on one page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from regard.config import ConfigError
-from regard.data.questions import Question, prompt, read_documents, read_questions, write_predictions
+from regard.data.questions import Question, prompt, read_documents, write_predictions
 from regard.data.world import read_world
-from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
+from regard.lab.base import REPORT, versions, write_results
+from regard.lab.experiment import Session, experiment, read_log
 from regard.lab.knowledge.answers import (
     about_strangers,
     answer,
     baselines,
+    fits_model,
     list_answers,
     measure_confidence,
     score,
 )
+from regard.lab.knowledge.matrix import compare_knowledge, matrix_rows
 from regard.lab.knowledge.page import knowledge_page
+from regard.lab.knowledge.plan import FOLDERS, READING, STAGES, WITH, WITHOUT, Candidate, KnowledgePlan, plan
 from regard.lab.knowledge.results import (
     SPLITS,
     AnswerAttention,
     AnsweredQuestion,
     AnswerScore,
     CalibrationCurve,
+    CandidateResults,
     ConstantBaseline,
+    KnowledgeComparisonResults,
     KnowledgeModel,
     KnowledgeResults,
     KnowledgeStage,
@@ -41,76 +46,55 @@ from regard.lab.knowledge.results import (
     ScoredModel,
     UnwrittenAnswers,
 )
-from regard.lab.results import OutcomeTable
+from regard.lab.results import OutcomeTable, to_json
 from regard.lens.recording.maps import attention_maps
 from regard.models import Decoder, load
 from regard.models.locate import MODEL
 from regard.train.run import Run
-from regard.train.tasks.corruption import KnowledgeData, KnowledgeFiles, data_files
+from regard.train.tasks.corruption import KnowledgeFiles
 
-WITHOUT, READING, WITH = "without pretraining", "pretraining", "with pretraining"
-STAGES = ("scratch", "pretrain", "finetune")
-FOLDERS = {name: name.replace(" ", "-") for name in (WITHOUT, READING, WITH)}
+FILES = ("documents", "train", "dev", "test", "strangers_file")
 
 
-@dataclass(frozen=True)
-class KnowledgePlan(TrainingPlan):
-    """The three trainings, with the files that all of them read and the questions in these files."""
-
-    files: KnowledgeFiles
-    sets: Mapping[str, list[Question]]
-
-
-def plan(session: Session) -> KnowledgePlan:
-    """Returns three trainings: answering without reading, reading, and answering after reading."""
-    for key in ("documents", "train", "dev", "test", "world"):
-        session.refuse(f"data.{key}", f"all stages read the same data; say data.{key} for all of them", STAGES)
-    probe = session.recipe("knowledge/pretrain").data
-    assert isinstance(probe, KnowledgeData)
-    files = data_files(probe, session.out)
-    sets = _sets(files)
-    if files.unwritten is not None:
-        say = f"An invented world: {len(read_documents(files.documents)):,} biographies, "
-    else:
-        say = f"{len(read_documents(files.documents)):,} documents, "
-    session.shown.say(say + f"{len(sets['train']):,} questions to learn from, {len(sets['dev']):,} to choose by (dev)")
-    data = {
-        "data": {key: str(path) for key, path in files._asdict().items() if path is not None and key != "unwritten"}
-    }
-    start = {"train": {"init": str((session.out / FOLDERS[READING]).resolve())}}
-    recipes = {  # all of them before any training, so that a misspelt setting of the last is told at once
-        WITHOUT: session.recipe("knowledge/scratch", "scratch", settings=data),
-        READING: session.recipe("knowledge/pretrain", "pretrain", settings=data),
-        # Its model is that of the pretraining, with the changes that were asked of it.
-        WITH: session.recipe("knowledge/finetune", "finetune", settings=data | start, drop=("model",)),
-    }
-    stages = dict(zip(recipes, STAGES, strict=True))
-    trainings = [Training(stages[name], name, FOLDERS[name], recipe) for name, recipe in recipes.items()]
-    return KnowledgePlan(trainings, files, sets)
-
-
-def _sets(files: KnowledgeFiles) -> dict[str, list[Question]]:
-    """Returns the questions of each file, read before any training, so that a bad line is told at once."""
-    for name in ("train", "dev"):
-        if getattr(files, name) is None:
-            raise ConfigError(f"data.{name} is missing: a file with `question<TAB>answer` on each line")
-    assert files.train is not None and files.dev is not None
-    sets = {"train": read_questions(files.train, answers=True), "dev": read_questions(files.dev, answers=True)}
-    if files.test is not None:
-        sets["test"] = read_questions(files.test)
-    return sets
-
-
-@experiment("knowledge", plan, knowledge_page, stages=STAGES, files=("documents", "train", "dev", "test"))
-def measure(session: Session, plan: KnowledgePlan, runs: Mapping[str, Run]) -> KnowledgeResults:
+@experiment("knowledge", plan, knowledge_page, stages=STAGES, files=FILES, compares=True, compare=compare_knowledge)
+def measure(
+    session: Session, plan: KnowledgePlan, runs: Mapping[str, Run]
+) -> KnowledgeResults | KnowledgeComparisonResults:
     """What does a model know from reading? It is asked about people, without and with having read about them."""
+    found = [
+        CandidateResults(one.name, one.folder, _measure_candidate(session, plan, one, runs)) for one in plan.candidates
+    ]
+    if not found[0].folder:
+        return found[0].results
+    header = {"experiment": session.name, "command": session.command, "device": session.machine, "versions": versions()}
+    for one in found:  # each has a page of its own, too
+        document = header | {"title": f"What does it know? {one.name}"} | to_json(one.results)
+        write_results(session.out / one.folder, document)
+        knowledge_page(document).write(session.out / one.folder / REPORT)
+    best = max(found, key=_dev_accuracy)
+    rows = matrix_rows({one.name: one.results for one in found})
+    return KnowledgeComparisonResults(f"{best.folder}/{best.results.run}", found, _outcome(rows))
+
+
+def _dev_accuracy(candidate: CandidateResults) -> float:
+    """Returns the share of right answers on dev after reading."""
+    score = (candidate.results.models or [])[-1].dev
+    return 0.0 if score is None else score.accuracy
+
+
+def _measure_candidate(
+    session: Session, plan: KnowledgePlan, candidate: Candidate, trained: Mapping[str, Run]
+) -> KnowledgeResults:
+    """Asks the models of one candidate, without and with reading."""
+    runs = {stage: trained[title] for stage, title in candidate.titles.items()}
+    predictions = session.out / candidate.folder / "predictions"
     asked: dict[str, Sequence[Question]] = {name: plan.sets[name] for name in ("dev", "test") if name in plan.sets}
     examined: dict[str, Examination] = {}
     for name in (WITHOUT, WITH):
         model = load(runs[name].path / MODEL, session.device)
         assert isinstance(model, Decoder)
-        session.shown.say(f"Asking the model {name} …")
-        examined[name] = _examine(model, name, asked, session.out / "predictions", plan.files)
+        session.shown.say(f"Asking the model {candidate.titles[name]} …")
+        examined[name] = _examine(model, name, asked, predictions, plan.strangers)
     lines = [
         ConstantBaseline(row["name"], _as_score(row.get("dev")), _as_score(row.get("test")), row["answer"])
         for row in baselines(plan.sets["train"], asked)
@@ -148,7 +132,11 @@ class Examination(NamedTuple):
 
 
 def _examine(
-    model: Decoder[Any], name: str, sets: Mapping[str, Sequence[Question]], folder: Path, files: KnowledgeFiles
+    model: Decoder[Any],
+    name: str,
+    sets: Mapping[str, Sequence[Question]],
+    folder: Path,
+    strangers: Mapping[str, Sequence[Question]],
 ) -> Examination:
     """Asks a model the questions of dev and test, writes its predictions, and scores them.
 
@@ -163,9 +151,7 @@ def _examine(
             answers_of = key
             listed = list_answers(questions, said)
             doubts = measure_confidence(questions, said)
-    unwritten = None
-    if files.unwritten is not None:
-        unwritten = _ask_about_strangers(model, files.unwritten, [row.confidence for row in listed])
+    unwritten = _ask_about_strangers(model, strangers, [row.confidence for row in listed])
     scored = ScoredModel(name, scores.get("dev"), scores.get("test"))
     return Examination(scored, listed, answers_of, doubts.calibration, doubts.coverage, unwritten)
 
@@ -174,14 +160,19 @@ def _as_score(found: Mapping[str, Any] | None) -> AnswerScore | None:
     return None if found is None else AnswerScore(**found)
 
 
-def _ask_about_strangers(model: Decoder[Any], path: Path, confidences: list[float]) -> UnwrittenAnswers | None:
-    """Asks about people that no document names; `confidences` are those of answers about people of whom it read."""
-    by_form = read_world(path.parent).unwritten
-    if not by_form:
+def _ask_about_strangers(
+    model: Decoder[Any], strangers: Mapping[str, Sequence[Question]], confidences: list[float]
+) -> UnwrittenAnswers | None:
+    """Asks about people that no document names; `confidences` are those of answers about people of whom it read.
+
+    A question that leaves no room for an answer is left out.
+    """
+    asked = [(form, question) for form, questions in strangers.items() for question in questions]
+    asked = [(form, question) for form, question in asked if fits_model(model, question)]
+    if not asked:
         return None
-    questions = [question for asked in by_form.values() for question in asked]
-    forms = [form for form, asked in by_form.items() for _ in asked]
-    return about_strangers(questions, forms, answer(model, questions), confidences)
+    questions = [question for _, question in asked]
+    return about_strangers(questions, [form for form, _ in asked], answer(model, questions), confidences)
 
 
 def _attention(model: Decoder[Any], answers: Sequence[AnsweredQuestion]) -> AnswerAttention:

@@ -46,8 +46,8 @@ class Task(ABC):
 
     The batch of a step is a pure function of (seed, step): a resumed run sees what it would have seen. `metric` is what
     the best checkpoint is chosen by, "" for the last; `highest` says whether more of it is better. `files` are the keys
-    of its config that name files, `generated` those that describe data which are generated in their place. `varies`:
-    batches differ in shape.
+    of its config that name files, `generated` those that describe data which are generated in place of the first.
+    `varies`: batches differ in shape.
     """
 
     Config: ClassVar[type[Any]]

@@ -154,6 +154,7 @@ class Sentiment(Task):
     Config = SentimentData
     metric = "dev/accuracy"
     files = ("train", "dev", "test")
+    generated = ("reviews",)
     varies = True
     tokenizer: HubTokenizer
 

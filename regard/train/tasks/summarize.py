@@ -212,6 +212,7 @@ class Summarize(Task):
     metric = "dev/loss"
     highest = False
     files = ("train", "dev", "test", "tokenizer_file")
+    generated = ("notices",)
 
     def __init__(
         self, config: SummarizeData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None
