@@ -26,8 +26,8 @@ def masks(
     size: Inches = None,
     length: Annotated[int, typer.Option(help="Tokens.")] = 12,
 ) -> None:
-    """Who may see whom under each kind of mask, and why not."""
-    paper.plot_masks(out, _parse_inches(size) or (7.0, 4.3), length)
+    """Who may see whom under each kind of mask, in self- and cross-attention, and why not."""
+    paper.plot_masks(out, _parse_inches(size) or (8.0, 4.2), length)
     _print_written(out)
 
 

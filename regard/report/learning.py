@@ -39,10 +39,6 @@ class TrainAndDev(NamedTuple):
     train: list[Point]
     dev: list[Point]
 
-    def scaled(self, factor: float) -> TrainAndDev:
-        """Returns the curves with their x multiplied, e.g. epochs instead of steps."""
-        return TrainAndDev([(x * factor, y) for x, y in self.train], [(x * factor, y) for x, y in self.dev])
-
 
 class Overfitting(NamedTuple):
     """Where the dev loss was lowest before it rose while the training loss went on falling; the losses there and last.
@@ -84,18 +80,20 @@ def find_overfitting(loss: TrainAndDev) -> Overfitting | None:
     return Overfitting(start, (train_start, train_last), (lowest, last))
 
 
-def describe_overfitting(name: str, loss: TrainAndDev, unit: str = "step") -> str:
-    """Returns one sentence: from when on a training overfits, or that it does not; "" where dev was not measured."""
-    if len(loss.dev) < 2 or len(loss.train) < 2:
-        return ""
-    found = find_overfitting(loss)
-    if found is None:
-        return f"{name} does not overfit: its dev loss does not rise while its training loss falls."
-    return (
-        f"{name} overfits from {unit} {number(_rounded(found.start))} on: its dev loss rises from "
-        f"{number(found.dev[0])} to {number(found.dev[1])} while its training loss falls from "
-        f"{number(found.train[0])} to {number(found.train[1])}."
-    )
+def describe_overfitting(losses: Mapping[str, TrainAndDev], unit: str = "step") -> str:
+    """Returns in sentences from when on each training overfits, and which do not; "" where dev was not measured."""
+    measured = {name: loss for name, loss in losses.items() if len(loss.dev) > 1 and len(loss.train) > 1}
+    found = {name: find_overfitting(loss) for name, loss in measured.items()}
+    said = [
+        f"{name} overfits from {unit} {number(_rounded(start))} on: its dev loss rises from {number(dev[0])} to "
+        f"{number(dev[1])} while its training loss falls from {number(train[0])} to {number(train[1])}."
+        for name, (start, train, dev) in ((n, one) for n, one in found.items() if one is not None)
+    ]
+    others = [name for name, one in found.items() if one is None]
+    if others:
+        listed = ", ".join(others)
+        said.append(f"No sign of overfitting, a dev loss that rises while the training loss falls: {listed}.")
+    return " ".join(said)
 
 
 def best_of(points: Sequence[Point], best: Best) -> Point | None:

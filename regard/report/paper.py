@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,8 +69,12 @@ OTHER = "another document"
 _REASONS = {SEEN: SERIES[0].light, PADDING: "#c9ced6", LATER: "#f3d9c8", FAR: "#e6e0b4", OTHER: "#e9cfe6"}
 
 
-def plot_masks(path: str | Path, size: tuple[float, float] = (7.0, 4.3), length: int = 12) -> None:
-    """Writes a figure of who may see whom under each kind of mask, and why not: a row a query, a column a key."""
+def plot_masks(path: str | Path, size: tuple[float, float] = (8.0, 4.2), length: int = 12) -> None:
+    """Writes a figure of who may see whom under each kind of mask, and why not: a row a query, a column a key.
+
+    Under self-attention `length` tokens see each other; under cross-attention fewer, which are written, see `length`
+    that were read.
+    """
     if not 4 <= length <= 64:
         raise OptionError(f"length = {length}: expected 4 to 64 tokens")
     with figure_file(path, size) as fig:
@@ -78,61 +82,79 @@ def plot_masks(path: str | Path, size: tuple[float, float] = (7.0, 4.3), length:
 
         panels = list(_example_masks(length))
         grid = fig.subplots(2, len(panels) // 2)
-        for ax, (title, mask) in zip(grid.flat, panels, strict=True):
-            _draw_mask(ax, mask, length)
-            ax.set_title(title)
+        for ax, panel in zip(grid.flat, panels, strict=True):
+            _draw_mask(ax, panel)
+            ax.set_title(panel.title)
         for ax in grid[-1]:
             ax.set_xlabel("keys", labelpad=1)
         for ax in grid[:, 0]:
             ax.set_ylabel("queries", labelpad=-3)
+        for ax in grid[:, -1]:
+            ax.set_xlabel("source", labelpad=1)
+            ax.set_ylabel("target", labelpad=1)
         handles = [Patch(color=colour, label=name) for name, colour in _REASONS.items()]
         fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, handlelength=1.2)
 
 
-def _draw_mask(ax: Axes, mask: Mask, n: int) -> None:
-    """Draws a mask between n tokens, each cell in the colour of its reason."""
+class MaskPanel(NamedTuple):
+    """One mask of the figure, between so many queries and keys."""
+
+    title: str
+    mask: Mask
+    queries: int
+    keys: int
+
+
+def _draw_mask(ax: Axes, panel: MaskPanel) -> None:
+    """Draws a mask, each cell in the colour of its reason."""
     from matplotlib.colors import to_rgb
 
     colours = np.array([to_rgb(c) for c in _REASONS.values()])
-    ax.imshow(colours[_hidden_reasons(mask, n)], interpolation="none", extent=(0, n, n, 0))
-    ax.set_xticks(np.arange(n + 1), minor=True)
-    ax.set_yticks(np.arange(n + 1), minor=True)
+    T, S = panel.queries, panel.keys
+    ax.imshow(colours[_hidden_reasons(panel.mask, T, S)], interpolation="none", extent=(0, S, T, 0))
+    ax.set_xticks(np.arange(S + 1), minor=True)
+    ax.set_yticks(np.arange(T + 1), minor=True)
     ax.grid(True, which="minor", color="white", linewidth=0.6)
     ax.tick_params(which="both", length=0)
-    ax.set_xticks([0.5, n - 0.5], ["1", str(n)])
-    ax.set_yticks([0.5, n - 0.5], ["1", str(n)])
+    ax.set_xticks([0.5, S - 0.5], ["1", str(S)])
+    ax.set_yticks([0.5, T - 0.5], ["1", str(T)])
     ax.spines[:].set_visible(False)
 
 
-def _example_masks(n: int) -> Iterator[tuple[str, Mask]]:
-    """Yields the title and the mask of each panel, all between n tokens."""
+def _example_masks(n: int) -> Iterator[MaskPanel]:
+    """Yields the panels, row by row: n tokens that see each other, and at the end of a row those that see others."""
     padding = max(1, n // 4)
     window = max(2, n // 3)
+    target = max(2, 2 * n // 3)
     at = torch.arange(n)
     outside_hole = (at < n // 2) | (at >= n // 2 + padding)
     after_prefix = (at[None, :] > at[:, None]) & (at[None, :] >= window)
-    yield "padding at the end", Mask(visible=(at < n - padding)[None])
-    yield "causal", Mask(causal=True)
-    yield "causal, padding first", Mask(causal=True, visible=(at >= padding)[None])
-    yield "causal, padding inside", Mask(causal=True, visible=outside_hole[None])
-    yield f"window {window}", Mask(window=window)
-    yield f"causal, window {window}", Mask(causal=True, window=window)
-    yield "packed documents", Mask(causal=True, documents=(at // (n / 3)).long()[None])
-    yield f"prefix of {window}, by a bias", Mask(bias=torch.zeros(n, n).masked_fill(after_prefix, -math.inf))
+    padded = Mask(visible=(at < n - padding)[None])
+    yield MaskPanel("padding at the end", padded, n, n)
+    yield MaskPanel("causal", Mask(causal=True), n, n)
+    yield MaskPanel("causal, padding first", Mask(causal=True, visible=(at >= padding)[None]), n, n)
+    yield MaskPanel("causal, padding inside", Mask(causal=True, visible=outside_hole[None]), n, n)
+    yield MaskPanel("cross-attention", Mask(), target, n)
+    yield MaskPanel(f"window {window}", Mask(window=window), n, n)
+    yield MaskPanel(f"causal, window {window}", Mask(causal=True, window=window), n, n)
+    yield MaskPanel("packed documents", Mask(causal=True, documents=(at // (n / 3)).long()[None]), n, n)
+    prefix = Mask(bias=torch.zeros(n, n).masked_fill(after_prefix, -math.inf))
+    yield MaskPanel(f"prefix of {window}, by a bias", prefix, n, n)
+    yield MaskPanel("cross, padding", padded, target, n)
 
 
-def _hidden_reasons(mask: Mask, n: int) -> np.ndarray[Any, Any]:
-    """Returns for each cell [n,n] the number of the reason why it is hidden, 0 where softmax gives it weight."""
-    seen = mask.softmax(torch.zeros(1, 1, n, n))[0, 0] > 0
-    reasons = torch.zeros(n, n, dtype=torch.long)
+def _hidden_reasons(mask: Mask, T: int, S: int) -> np.ndarray[Any, Any]:
+    """Returns for each cell [T,S] the number of the reason why it is hidden, 0 where softmax gives it weight."""
+    seen = mask.softmax(torch.zeros(1, 1, T, S))[0, 0] > 0
+    reasons = torch.zeros(T, S, dtype=torch.long)
     number = {name: i for i, name in enumerate(_REASONS)}
     # Each rule by itself; where several hide a cell, the one written last is told.
     if mask.documents is not None:
-        reasons[~_allowed(mask.but(visible=None, causal=False, window=None), n)] = number[OTHER]
+        reasons[~_allowed(mask.but(visible=None, causal=False, window=None), T, S)] = number[OTHER]
     if mask.window is not None:
-        reasons[~_allowed(mask.but(visible=None, causal=False, documents=None), n)] = number[FAR]
+        reasons[~_allowed(mask.but(visible=None, causal=False, documents=None), T, S)] = number[FAR]
     if mask.causal:
-        reasons[~_allowed(mask.but(visible=None, window=None, documents=None, bias=None), n)] = number[LATER]
+        reasons[~_allowed(mask.but(visible=None, window=None, documents=None, bias=None), T, S)] = number[LATER]
     if mask.visible is not None:
         reasons[:, ~mask.visible[0]] = number[PADDING]
     reasons[(reasons == 0) & ~seen] = number[LATER]  # what a bias hides
@@ -140,11 +162,11 @@ def _hidden_reasons(mask: Mask, n: int) -> np.ndarray[Any, Any]:
     return reasons.numpy()
 
 
-def _allowed(mask: Mask, n: int) -> Tensor:
-    """Returns which keys a query may see [n,n]."""
-    allowed = mask.allowed(n, n, torch.device("cpu"))
+def _allowed(mask: Mask, T: int, S: int) -> Tensor:
+    """Returns which keys a query may see [T,S]."""
+    allowed = mask.allowed(T, S, torch.device("cpu"))
     assert allowed is not None
-    return allowed[0, 0].expand(n, n)
+    return allowed[0, 0].expand(T, S)
 
 
 def plot_positions(path: str | Path, size: tuple[float, float] = (7.0, 4.6), length: int = 64, width: int = 32) -> None:

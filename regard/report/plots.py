@@ -100,7 +100,8 @@ def bars(
         for level, (name, value) in enumerate(baselines):
             below = len(rows) - 0.42 + 0.36 * level
             ax.plot([value, value], [-0.4, below + 0.1], color=MUTED.light, linestyle=_DASH, linewidth=1.1)
-            ax.text(value + 0.012 * top, below, f"{shorten(name)} {percent(value)}", va="center", color=MUTED.light)
+            label = f"{shorten(name)} {percent(value)}"
+            ax.text(value + 0.012 * top, below, label, va="center", color=MUTED.light, bbox=_PLATE)
         # Room for the numbers right of the bars; the first bar stands on top.
         ax.set(xlim=(0, 1.35 * top), ylim=(len(rows) - 0.25 + 0.36 * len(baselines), -0.75), yticks=[], xlabel=x)
         ax.spines["left"].set_visible(False)

@@ -150,7 +150,7 @@ def _best_training(results: Results, dev: Sequence[Point], name: str) -> Iterato
     svg = learning_figure({name: curves}, y=quantity, best=best, shares="accuracy" in quantity)
     said = learning_caption(best)
     if quantity == "loss":
-        said = f"{said} {describe_overfitting(name, curves)}"
+        said = f"{said} {describe_overfitting({name: curves})}"
     yield figure(svg, said, "The best trial: training and dev")
 
 

@@ -379,6 +379,7 @@ def test_a_candidate_is_what_it_would_be_alone(compared, tmp_path):
         assert json.loads(json.dumps(alone[key])) == json.loads(json.dumps(found[key])), key
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_where_it_was_stopped(compared, tmp_path):
     out = tmp_path / "again"
     shown = experiment.Shown(progress=lambda name: StopAt(3) if name == "elu: pretraining" else Progress())

@@ -35,8 +35,11 @@ def evaluations(**columns):
 def test_a_training_overfits_from_its_lowest_dev_loss_on():
     found = find_overfitting(TrainAndDev(FALLING, TURNING))
     assert found == (4, (0.5, 0.2), (1.0, 1.6))
-    said = describe_overfitting("adamw", TrainAndDev(FALLING, TURNING).scaled(0.5), "epoch")
+    losses = {"adamw": TrainAndDev([(x / 2, y) for x, y in FALLING], [(x / 2, y) for x, y in TURNING])}
+    losses |= {"sgd": TrainAndDev(FALLING, FALLING), "adam": TrainAndDev(FALLING, FALLING), "new": TrainAndDev([], [])}
+    said = describe_overfitting(losses, "epoch")
     assert said.startswith("adamw overfits from epoch 2 on: its dev loss rises from 1 to 1.6 while its training loss")
+    assert said.endswith("while the training loss falls: sgd, adam.") and describe_overfitting({}) == ""
 
 
 @pytest.mark.parametrize(

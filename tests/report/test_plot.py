@@ -55,9 +55,10 @@ def test_every_mask_is_drawn_as_softmax_has_it(tmp_path, monkeypatch):
     axes = painted(monkeypatch, lambda: paper.plot_masks(tmp_path / "masks.svg", length=9))
     panels = list(paper._example_masks(9))
     seen = np.array(matplotlib.colors.to_rgb(paper._REASONS[paper.SEEN]))
-    assert len(axes) == len(panels) == 8
-    for ax, (title, mask) in zip(axes, panels, strict=True):
-        wanted = mask.softmax(torch.randn(1, 1, 9, 9))[0, 0] > 0
+    assert len(axes) == len(panels) == 10
+    assert {(panel.queries, panel.keys) for panel in panels if "cross" in panel.title} == {(6, 9)}
+    for ax, (title, mask, queries, keys) in zip(axes, panels, strict=True):
+        wanted = mask.softmax(torch.randn(1, 1, queries, keys))[0, 0] > 0
         blue = (np.asarray(ax.images[0].get_array()) == seen).all(-1)
         assert ax.get_title() == title and np.array_equal(blue, wanted.numpy()), title
 
@@ -65,10 +66,12 @@ def test_every_mask_is_drawn_as_softmax_has_it(tmp_path, monkeypatch):
 def test_reasons_name_the_first_rule_that_hides():
     names = list(paper._REASONS)
     mask = Mask(causal=True, window=2, visible=torch.tensor([[False, True, True, True]]))
-    why = paper._hidden_reasons(mask, 4)
+    why = paper._hidden_reasons(mask, 4, 4)
     assert [names[n] for n in why[3]] == [paper.PADDING, paper.FAR, paper.SEEN, paper.SEEN]
     assert names[why[1, 2]] == paper.LATER and names[why[1, 0]] == paper.PADDING
-    packed = paper._hidden_reasons(Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1]])), 4)
+    packed = paper._hidden_reasons(Mask(causal=True, documents=torch.tensor([[0, 0, 1, 1]])), 4, 4)
+    cross = paper._hidden_reasons(Mask(visible=torch.tensor([[True, True, False]])), 2, 3)
+    assert [[names[n] for n in row] for row in cross] == [[paper.SEEN, paper.SEEN, paper.PADDING]] * 2
     assert names[packed[2, 0]] == paper.OTHER and names[packed[0, 3]] == paper.LATER
 
 

@@ -171,10 +171,10 @@ def _stages(results: KnowledgeResults) -> Iterable[Markup]:
             caption = f"{learning_caption(best)} {text}"
             pictures.append(figure(svg, caption, f"Learning to answer: {quantity}, train and dev"))
     yield figures(*pictures)
-    losses = {stage.name: train_and_dev(stage.curve, stage.evaluations) for stage in answering}
-    said = [describe_overfitting(f"Fine-tuning {name}", loss) for name, loss in losses.items()]
-    if any(said):
-        yield paragraph(" ".join(filter(None, said)))
+    losses = {f"Fine-tuning {stage.name}": train_and_dev(stage.curve, stage.evaluations) for stage in answering}
+    said = describe_overfitting(losses)
+    if said:
+        yield paragraph(said)
     rows = [[stage.name, *stage_cells(stage)] for stage in stages]
     yield details("The stages in numbers", table(rows, ["stage", *STAGE_COLUMNS], STAGE_CAPTION))
 

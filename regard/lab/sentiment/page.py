@@ -150,7 +150,7 @@ def _optimisers(results: SentimentResults) -> Iterable[Markup]:
         svg = learning_figure(curves[key], "epoch", key, best=best, styles=drawn, shares=key == "accuracy")
         pictures.append(figure(svg, learning_caption(best), title))
     yield figures(*pictures)
-    yield paragraph(" ".join(describe_overfitting(row.title, curves["loss"][row.name], "epoch") for row in models))
+    yield paragraph(describe_overfitting({row.title: curves["loss"][row.name] for row in models}, "epoch"))
     rows = [
         [row.title, row.rate, row.batch, f"{row.epochs:.3g}", f"{row.best_epoch:.3g}", _best_train_epoch(row),
          percent(row.dev.accuracy), row.best_loss, duration(row.seconds), code(row.run)]

@@ -277,7 +277,7 @@ def _learning(results: SummarizeResults) -> Iterable[Markup]:
         "that are copied for practice; the dev loss has neither.",
         "Loss, train and dev",
     )
-    yield paragraph(" ".join(describe_overfitting(kind, curves) for kind, curves in losses.items()))
+    yield paragraph(describe_overfitting(losses))
     rows = []
     for kind, curves in losses.items():
         steps = [best_of(points, "min") for points in curves[::-1]]
