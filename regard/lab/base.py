@@ -11,10 +11,12 @@ import json
 import math
 import pkgutil
 import platform
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +38,8 @@ from regard.train.recipe import parse
 from regard.version import __version__
 
 CONFIG, RESULTS, REPORT = "config.toml", "results.json", "report.html"
+
+LONG = 2.0  # seconds: what takes longer is told how long it may last
 
 Say = Callable[[str], None]
 Results = dict[str, Any]
@@ -186,7 +190,7 @@ class Measurement(Experiment):
         with claimed(path, self._marks(path), (path / RESULTS).exists):
             write_text(path / CONFIG, tomli_w.dumps({"lab": self.name, "versions": versions(), self.name: settings}))
             began = time.monotonic()
-            found = self.measure(config, say)
+            found = self.measure(config, partial(_say_with_time, say, began))
             results: Results = {"lab": self.name, "command": self._command(config), "config": settings}
             results |= {"threads": torch.get_num_threads(), "seconds": round(time.monotonic() - began, 1)}
             results |= {"versions": versions(), **as_document(found)}
@@ -209,6 +213,19 @@ class Measurement(Experiment):
         usual = type(config)().as_dict()
         changed = [f"{key}={json.dumps(value)}" for key, value in config.as_dict().items() if value != usual[key]]
         return shlex.join(["regard", "run", self.name, *changed])
+
+
+_PART = re.compile(r"(\d+) of (\d+): ")
+
+
+def _say_with_time(say: Say, began: float, text: str) -> None:
+    """Says what is being done; of the n-th of several parts also how long all that are left may take."""
+    match = _PART.match(text)
+    spent = time.monotonic() - began
+    if match is not None and int(match[1]) > 1 and spent > LONG:
+        done = int(match[1]) - 1
+        text += f" ({spent:,.0f} s so far, about {spent / done * (int(match[2]) - done):,.0f} s left)"
+    say(text)
 
 
 def lab(name: str, Config: type[LabConfig], page: DrawPage) -> Callable[[Measure], Measure]:

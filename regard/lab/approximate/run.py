@@ -54,19 +54,22 @@ def measure(config: Approximate, say: Say) -> ApproximateResults:
     """How far random features are from softmax, over features, width and the size of inputs."""
     errors: list[ErrorRow] = []
     slopes: list[SlopeRow] = []
-    parts = len(VARIANCES) * len(config.widths) + 2
+    parts = (len(VARIANCES) * len(config.widths) + 2) * len(NAMES)
+    numbers = iter(range(1, parts + 1))
     for variance in VARIANCES:
         for K in config.widths:
-            done = len(slopes) // len(NAMES)
-            say(f"{done + 1} of {parts}: errors at variance {variance}, K = {K}")
             for name in NAMES:
+                say(f"{next(numbers)} of {parts}: errors of {name} at variance {variance}, K = {K}")
                 measured = _measure_errors(config, name, variance, K)
                 errors += [one.row for one in measured]
                 slopes.append(_fit_slopes(measured))
-    say(f"{parts - 1} of {parts}: the laws of the kernel's variance")
-    laws = {name: variance_law(config, name) for name in NAMES}
-    say(f"{parts} of {parts}: bias of kernel and output")
-    biases = [bias(config, name) for name in NAMES]
+    laws = {}
+    biases = []
+    for name in NAMES:
+        say(f"{next(numbers)} of {parts}: the law of the variance of {name}'s kernel")
+        laws[name] = variance_law(config, name)
+        say(f"{next(numbers)} of {parts}: the bias of {name}'s kernel and output")
+        biases.append(bias(config, name))
     return ApproximateResults(config, errors, slopes, laws, biases, _outcome(config, errors))
 
 

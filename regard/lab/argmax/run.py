@@ -127,10 +127,12 @@ def _norm(gradient: Tensor | None) -> float:
 @lab("argmax", Selecting, argmax_page)
 def measure(config: Selecting, say: Say) -> ArgmaxResults:
     """Learning where to look: softmax learns it, argmax cannot, straight-through can."""
-    ways = []
+    ways: list[WayResults] = []
     for way in WAYS:
-        say(f"{config.runs} trainings with {way}")
-        trainings = [train(config, way, derive(config.seed, "run", n)) for n in range(config.runs)]
+        trainings = []
+        for n in range(config.runs):
+            say(f"{len(ways) * config.runs + n + 1} of {len(WAYS) * config.runs}: a training with {way}")
+            trainings.append(train(config, way, derive(config.seed, "run", n)))
         ways.append(
             WayResults(
                 name=way,

@@ -257,7 +257,9 @@ def _learning(candidates: Candidates) -> Iterable[Markup]:
         pictures.append(figure(svg, learning_caption(best), f"Answering after reading: {quantity}, train and dev"))
     yield figures(*pictures)
     losses = {name: train_and_dev(stage.curve, stage.evaluations) for name, stage in answering.items()}
-    yield paragraph(describe_overfitting({f"Fine-tuning {name}": loss for name, loss in losses.items()}))
+    said = describe_overfitting({f"fine-tuning {name}": loss for name, loss in losses.items()})
+    if said:
+        yield paragraph(said[0].upper() + said[1:])
     rows = []
     for name, results in candidates.items():
         rows += [[f"{name}, {stage.name}", *stage_cells(stage)] for stage in results.stages or ()]

@@ -171,10 +171,10 @@ def _stages(results: KnowledgeResults) -> Iterable[Markup]:
             caption = f"{learning_caption(best)} {text}"
             pictures.append(figure(svg, caption, f"Learning to answer: {quantity}, train and dev"))
     yield figures(*pictures)
-    losses = {f"Fine-tuning {stage.name}": train_and_dev(stage.curve, stage.evaluations) for stage in answering}
+    losses = {f"fine-tuning {stage.name}": train_and_dev(stage.curve, stage.evaluations) for stage in answering}
     said = describe_overfitting(losses)
     if said:
-        yield paragraph(said)
+        yield paragraph(said[0].upper() + said[1:])
     rows = [[stage.name, *stage_cells(stage)] for stage in stages]
     yield details("The stages in numbers", table(rows, ["stage", *STAGE_COLUMNS], STAGE_CAPTION))
 
