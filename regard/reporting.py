@@ -58,7 +58,7 @@ def _compare_experiments(folders: Sequence[Path]) -> Page:
     with _damage_named(source):
         page = outcomes_page(documents)
     runs = [run for folder in folders for run in find_runs(folder)]
-    if runs:
+    if runs and not kinds:  # those of different experiments have nothing to be compared by
         page.add(*_runs_page(runs).blocks)
     return page
 

@@ -6,7 +6,9 @@ A training is given by the lines that its run logged: of the learning curve {ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.report import palette
@@ -20,6 +22,7 @@ from regard.report.plots import (
     finite_points,
     format_axis_numbers,
     format_axis_percent,
+    height_for_labels,
     label_line_ends,
     thin_out,
 )
@@ -52,13 +55,29 @@ class Overfitting(NamedTuple):
 
 
 def train_and_dev(curve: Rows, evaluations: Rows, quantity: str = "loss") -> TrainAndDev:
-    """Returns train/QUANTITY and dev/QUANTITY of the evaluations; the loss of the steps where train/loss was not
-    evaluated."""
+    """Returns train/QUANTITY and dev/QUANTITY of the evaluations.
+
+    Where train/loss was not evaluated, it is the mean loss of the steps since the evaluation before: that of a single
+    batch would tell of the batch.
+    """
     evaluations = list(evaluations)
     train = _points(evaluations, f"train/{quantity}")
+    dev = _points(evaluations, f"dev/{quantity}")
     if not train and quantity == "loss":
-        train = _points(curve, "loss")
-    return TrainAndDev(train, _points(evaluations, f"dev/{quantity}"))
+        train = _means_between(_points(curve, "loss"), [step for step, _ in dev])
+    return TrainAndDev(train, dev)
+
+
+def _means_between(points: Sequence[Point], ends: Sequence[float]) -> list[Point]:
+    """Returns at each end the mean of the points since the end before; the points themselves without any ends."""
+    if not ends:
+        return list(points)
+    means = []
+    for start, end in pairwise([-math.inf, *ends]):
+        inside = [y for x, y in points if start < x <= end]
+        if inside:
+            means.append((end, sum(inside) / len(inside)))
+    return means
 
 
 def _points(rows: Rows, key: str) -> list[Point]:
@@ -146,7 +165,8 @@ def learning_figure(
         label_line_ends(ax, ends)
 
     texts = "; ".join(labels.values()).replace("\n", ", ") or "nothing to show"
-    return draw(paint, f"{y} against {x} of training (dotted) and dev (solid), the best of each: {texts}")
+    alt = f"{y} against {x} of training (dotted) and dev (solid), the best of each: {texts}"
+    return draw(paint, alt, height=height_for_labels(labels.values()))
 
 
 def _drawable(curves: TrainAndDev, log: bool) -> TrainAndDev:

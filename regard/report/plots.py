@@ -23,6 +23,8 @@ Bar = tuple[str, float, float, float, int]
 Best = Literal["max", "min"] | None
 _PLATE = {"facecolor": CARD.light, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}  # keeps lines out of text
 _DASH: Any = (0, (3, 2))
+_LINE = 1.3 * SIZE / 72  # inches that a line of text takes
+_BELOW_AXES = 0.7  # inches of a figure that its axes leave for what is written below them
 MOST = 300  # points of a curve that are drawn: more would be finer than its line
 
 
@@ -75,7 +77,7 @@ def curves(
         label_line_ends(ax, [(labels[name], points[-1], styles[name].colour) for name, points in kept.items()])
 
     ends = "; ".join(labels.values()).replace("\n", " ") or "nothing to show"
-    return draw(paint, f"{y} against {x}, {which}: {ends}")
+    return draw(paint, f"{y} against {x}, {which}: {ends}", height=height_for_labels(labels.values()))
 
 
 def bars(
@@ -281,6 +283,17 @@ def thin_out(points: Sequence[Point]) -> list[Point]:
     return [points[0], *means, points[-1]]
 
 
+def _wrap_label(name: str) -> str:
+    """Returns a name that stands beside a line, in narrow lines."""
+    return "\n".join(part for line in name.split("\n") for part in wrap(line, 14)[:3])
+
+
+def height_for_labels(names: Iterable[str], least: float = 2.9) -> float:
+    """Returns the height in inches of a figure beside whose axes all these names have room."""
+    lines = sum(_wrap_label(name).count("\n") + 1 for name in names)
+    return max(least, lines * _LINE + _BELOW_AXES)
+
+
 def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
     """Writes names right of the axes at the height where their lines end, moved apart where they would overlap.
 
@@ -288,8 +301,9 @@ def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
     """
     ax.get_xlim()  # axes settle their limits only when asked for them
     top = ax.get_ylim()[1]
-    names = ["\n".join(part for line in name.split("\n") for part in wrap(line, 14)[:3]) for name, _, _ in ends]
-    line_height = 1.3 * SIZE / (72 * 2.2)  # of the height of most axes
+    names = [_wrap_label(name) for name, _, _ in ends]
+    axes_height = ax.get_figure(root=True).get_figheight() - _BELOW_AXES  # type: ignore[union-attr]
+    line_height = _LINE / axes_height
     heights = [line_height * (name.count("\n") + 1) for name in names]
     # Heights in shares of the axes: on a logarithmic axis, too, names are moved by what the eye sees.
     to_axes = ax.transData + ax.transAxes.inverted()

@@ -372,6 +372,21 @@ def test_experiments_are_compared_as_candidates_are(compared, whole, tmp_path):
     assert page.count("regard run knowledge") == 2
 
 
+def test_other_experiments_are_laid_side_by_side(whole, tmp_path):
+    for name, accuracy in (("one", "51%"), ("two", "62%")):
+        outcome = {"columns": ["", "right"], "rows": [["adamw", accuracy]]}
+        (tmp_path / name).mkdir()
+        document = {"experiment": "sentiment", "command": f"regard run sentiment --seed {name}", "outcome": outcome}
+        (tmp_path / name / "results.json").write_text(json.dumps(document))
+    page = write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "both.html").read_text()
+    assert page.count("<table") == 1 and "51%" in page and "62%" in page and "--seed two" in page
+    mixed = write_report([tmp_path / "one", whole[0]], tmp_path / "mixed.html").read_text()
+    assert mixed.count("<table") == 2 and "What differs" not in mixed
+    (tmp_path / "two" / "results.json").write_text('{"experiment": "sentiment", "outcome": {"columns": 3}}')
+    with pytest.raises(regard.RegardError, match=r"damaged|not as a report needs"):
+        write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "bad.html")
+
+
 def test_a_candidate_is_what_it_would_be_alone(compared, tmp_path):
     alone = experiment.run("knowledge", tmp_path / "alone", [*TOY, "train.steps=4", "model.mechanism=elu"])
     found = next(one["results"] for one in compared[1]["candidates"] if one["name"] == "elu")

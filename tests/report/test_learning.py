@@ -63,6 +63,9 @@ def test_both_losses_are_found_where_they_were_logged():
     assert train_and_dev(curve, own).train[0] == (1, 3.0) and len(train_and_dev(curve, own).dev) == 9
     without = evaluations(dev_loss=[1.0] * 10)
     assert train_and_dev(curve, without).train[0] == (1, 9.0)
+    means = train_and_dev(curve, [{"step": 2, "dev/loss": 1.0}, {"step": 4, "dev/loss": 1.0}]).train
+    assert means == [(2, 6.75), (4, 2.625)]  # of the steps since the evaluation before
+    assert len(train_and_dev(curve, []).train) == 10
     assert train_and_dev(curve, without, "accuracy") == ([], [])
 
 
@@ -88,4 +91,5 @@ def test_the_page_of_runs_tells_the_best_step_by_each_and_overfitting():
     run = {"name": "one", "path": "runs/one", "curve": [], "evaluations": rows, "best": rows[1]}
     page = re.sub(r"<[^>]*>", "|", compare_page([run]).html())
     assert re.search(r"one\|+80.0%\|+2\|+100.0%\|+10\|+from step 4", page)
+    assert "1 run: dev/accuracy 80.0%" in page  # what it learned from does not come first
     assert "Accuracy, train and dev" in page and "Loss, train and dev" in page

@@ -539,7 +539,7 @@ def test_calibration_of_a_model_that_is_never_right_is_not_praised():
     some = {"rows": [{"confidence": 0.5, "accuracy": 0.4, "n": 50}], "ece": 0.1, "separation": 0.8, "skill": 0.25}
     said = Reader(knowledge_page({"calibration": {WITHOUT: never, WITH: some}}).html()).joined
     assert "off by 0.0%" not in said and "The model with pretraining is off by 10.0%" in said
-    assert f"Of the model {WITHOUT} that cannot be told: 0 of 50 answers are right" in said
+    assert f"It cannot be told of the model {WITHOUT} (0 of 50 right)" in said
     assert "80.0%25.0%" in said and "always stating the share of right answers" in said
 
 
@@ -567,7 +567,7 @@ def test_one_run_and_unlike_runs_make_pages():
     bare = {"name": "new", "path": "runs/new", "recipe": "lm", "status": "begun", "best": None}
     assert "no run has logged anything yet" in Reader(compare_page([bare]).html()).text
     read = Reader(compare_page([bare, run("new", "elu", 0.3, 0.4)]).html())
-    assert "new (runs/new)" in read.text and "The configs are the same." not in read.text
+    assert "runs/new [1]" in read.text and "runs/new [2]" in read.text and "The configs are the same." not in read.text
     with pytest.raises(ReportError, match="no runs"):
         compare_page([])
 

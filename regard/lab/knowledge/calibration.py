@@ -100,12 +100,13 @@ def calibration(results: KnowledgeResults) -> Iterable[Markup]:
         model = main_model(results, judged)
         said += [f" The model {model} is off by ", strong(percent(judged[model])), " on average"]
         said += [" (expected calibration error: the distance from the diagonal, averaged over all answers)."]
-    unjudged = [name for name in curves if name not in judged]
-    for name in unjudged:
-        curve = curves[name]
+    unjudged = [
+        f"{name} ({curve.right:,} of {curve.n:,} right)" for name, curve in curves.items() if name not in judged
+    ]
+    if unjudged:
         said.append(
-            f" Of the model {name} that cannot be told: {curve.right:,} of {curve.n:,} answers are right, and who is "
-            "never right is well calibrated by being sure of nothing."
+            f" It cannot be told of the model {' nor '.join(unjudged)}: who is never right is well calibrated by being "
+            "sure of nothing."
         )
     yield paragraph(*said)
     svg = plots.calibration({name: curve.rows for name, curve in curves.items()}, judged, model_styles(results))
@@ -129,7 +130,7 @@ def worth_of_confidence(curves: Mapping[str, CalibrationCurve]) -> Markup:
         "The calibration error alone does not tell a model that knows something from one that knows nothing. Told "
         "apart: of a right and a wrong answer, how often the right one is the surer (50% is chance). Skill: how much "
         "smaller the squared error of its confidence is than that of always stating the share of right answers. "
-        f"Left out (–) with fewer than {FEWEST} right or wrong answers."
+        f"A dash: fewer than {FEWEST} right or wrong answers to judge by."
     )
     return table(rows, ["", "right", "mean confidence", "calibration error", "told apart", "skill"], caption)
 

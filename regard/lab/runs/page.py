@@ -8,6 +8,7 @@ run lacks is shown as –.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from regard.report import plots
@@ -54,10 +55,13 @@ def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """One name a run: where two are called the same, their folders tell them apart."""
+    """Returns one name a run: where two are called the same, the folders above them tell them apart."""
     given = [str(run.get("name") or run.get("path") or f"run {n + 1}") for n, run in enumerate(runs)]
-    named = [f"{x} ({run.get('path')})" if given.count(x) > 1 else x for x, run in zip(given, runs, strict=True)]
-    return [f"{x} [{n + 1}]" if named.count(x) > 1 else x for n, x in enumerate(named)]
+    named = []
+    for name, run in zip(given, runs, strict=True):
+        is_unique = given.count(name) == 1
+        named.append(name if is_unique else "/".join(Path(str(run.get("path"))).parts[-2:]))
+    return [x if named.count(x) == 1 else f"{x} [{n + 1}]" for n, x in enumerate(named)]
 
 
 def direction(metric: str) -> plots.Best:
@@ -87,9 +91,18 @@ def _values(run: Run) -> dict[str, float]:
 
 
 def _metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics that can be judged: those of evaluations before those of training, of each shares before losses."""
+    """Returns the metrics that can be judged: of dev, of other evaluations, of training; shares before losses."""
     keys = dict.fromkeys(key for run in runs for key in _values(run) if direction(key))
-    return sorted(keys, key=lambda k: ("/" not in k, direction(k) == "min"))
+    return sorted(keys, key=lambda k: (_kind(k), direction(k) == "min"))
+
+
+def _kind(metric: str) -> int:
+    """Returns the place of a metric's kind: a model is judged by dev, not by what it learned from."""
+    if metric.startswith("dev/"):
+        return 0
+    if "/" in metric and not metric.startswith("train/"):
+        return 1
+    return 2
 
 
 def _winner(runs: Sequence[Run], metric: str) -> int | None:
