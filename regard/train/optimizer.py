@@ -168,7 +168,7 @@ def _trapezoid(done: float) -> float:
 
 @SCHEDULES.add("noam")
 def _noam(done: float, warmups: float) -> float:
-    return warmups**-0.5  # of "Attention is all you need", whose highest rate is (width·warmup)^−½
+    return 1 / math.sqrt(warmups)  # of "Attention is all you need", whose highest rate is (width·warmup)^−½
 
 
 def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:

@@ -226,7 +226,7 @@ def _paired_counts(first: KnowledgeResults, second: KnowledgeResults) -> tuple[i
 def sign_test(wins: int, losses: int) -> float:
     """Returns the chance of a difference at least so large, were both outcomes equally likely: two-sided, exact."""
     n = wins + losses
-    tail = sum(comb(n, k) for k in range(max(wins, losses), n + 1)) / 2**n
+    tail: float = sum(comb(n, k) for k in range(max(wins, losses), n + 1)) / 2**n
     return min(1.0, 2 * tail)
 
 
