@@ -347,7 +347,7 @@ def test_the_training_data_are_measured_where_dev_is_best():
     assert best_value(run, "dev/accuracy", True) == (0.7, 2, 0.5)
     assert best_value(run, "train/accuracy", True) == (0.75, 3, None)  # there is none but itself
     run.log({"step": 4, "dev/loss": 3.0})
-    assert best_value(run, "dev/loss", False) == (3.0, 4, 6.0)  # of the steps, where an evaluation has none
+    assert best_value(run, "dev/loss", False) == (3.0, 4, 7.0)  # the mean of the steps, where an evaluation has none
 
 
 def test_the_same_command_goes_on_and_another_is_told_the_difference(regard_, monkeypatch):
