@@ -5,22 +5,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from regard import cost, hub, kernels, lens, nn
-from regard.checking import Verdict, Verdicts, check, plugin
+from regard import cost, kernels, nn
 from regard.errors import RegardError
 from regard.functional import attend, weights_of
-from regard.laws import subject
-from regard.lens import record
 from regard.mechanisms import Mechanism, fork, mechanism, register
 from regard.models import GPT, Encoder, Seq2Seq, load
 from regard.shapes import Mask, Rows, Size
 from regard.version import __version__
 
-if TYPE_CHECKING:  # these packages are callable, which a type checker cannot know
-    from regard.generate import generate
+if TYPE_CHECKING:
+    from regard import hub, lens
+    from regard.checking import Verdict, Verdicts, check, plugin
+    from regard.generate import generate  # this package and the next are callable, which a type checker cannot know
+    from regard.laws import subject
+    from regard.lens import record
     from regard.mechanisms import mechanisms
 else:
-    from regard import generate, mechanisms
+    from regard import mechanisms
 
 __all__ = [
     "GPT",
@@ -54,10 +55,38 @@ __all__ = [
 ]
 
 # Packages that are imported when they are first named: they need time, or libraries that not everyone has.
-_ON_DEMAND = ("convert", "data", "lab", "report", "sweep", "testing", "train")
+_ON_DEMAND = (
+    "checking",
+    "convert",
+    "data",
+    "generate",
+    "hub",
+    "lab",
+    "laws",
+    "lens",
+    "report",
+    "sweep",
+    "testing",
+    "train",
+)
+# And names that are those of such a package.
+_PACKAGE_OF = {
+    "Verdict": "checking",
+    "Verdicts": "checking",
+    "check": "checking",
+    "plugin": "checking",
+    "record": "lens",
+    "subject": "laws",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_DEMAND:
         return importlib.import_module(f"regard.{name}")
+    if name in _PACKAGE_OF:
+        return getattr(importlib.import_module(f"regard.{_PACKAGE_OF[name]}"), name)
     raise AttributeError(f"module 'regard' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ON_DEMAND})

@@ -587,7 +587,8 @@ def test_training_in_another_thread(tmp_path):
 
 def test_a_light_import_stays_light():
     heavy = ["matplotlib", "transformers", "tokenizers", "triton", "scipy", "typer", "regard.train"]
-    code = f"import sys, regard; print([m for m in {heavy} if m in sys.modules])"
+    on_demand = [f"regard.{name}" for name in ("checking", "generate", "hub", "laws", "lens")]
+    code = f"import sys, regard; print([m for m in {heavy + on_demand} if m in sys.modules])"
     code += f"; import regard.train; print([m for m in {heavy[:-1]} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown == "[]\n[]\n"
