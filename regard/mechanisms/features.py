@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool
@@ -21,11 +21,42 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import NegativeSimilarityError, OptionError
-from regard.mechanisms.base import register, without_autocast
+from regard.mechanisms.base import can_read, register, without_autocast
 from regard.mechanisms.linear import Linear
 from regard.mechanisms.pairwise import scores
 from regard.mechanisms.sums import has_negative
 from regard.shapes import Keys, Mask, Queries
+
+
+class ScaledElu(torch.autograd.Function):
+    """ψ = relu(x) + exp(min(x, 0) − c), in a third of the passes over memory that autograd would take.
+
+    Its derivative is min(ψ, 1): where x is positive c is 0 and ψ = x + 1, elsewhere ψ is an exponential of at most 1.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, c: Tensor) -> Tensor:  # type: ignore[override]
+        psi = x.clamp(max=0)
+        if c.any():
+            psi.sub_(c[..., None])
+        return psi.exp_().add_(x.clamp(min=0))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # type: ignore[override]
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (psi,) = ctx.saved_tensors
+        return gradient * psi.clamp(max=1), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
+        (psi,) = ctx.saved_tensors
+        return tangent * psi.clamp(max=1)
 
 
 @register("elu")
@@ -37,6 +68,9 @@ class Elu(Linear):
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         c = x.detach().amax(-1).clamp(max=0)  # 0 unless all of x is negative: only a scale, so it has no gradient
+        if x.device.type == "cpu" and can_read(x):
+            psi: Tensor = ScaledElu.apply(x, c)
+            return psi, c
         return x.relu() + torch.exp(x.clamp(max=0) - c[..., None]), c
 
     def has_unit_scale(self, k: Keys) -> bool:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import regard
 from regard.errors import LengthError, NegativeSimilarityError
@@ -200,6 +201,29 @@ class TestElu:
         torch.testing.assert_close(psi * c.exp()[..., None], wanted)
         slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (psi * c.exp()[..., None], wanted)]
         torch.testing.assert_close(*slopes)
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which forward mode itself uses
+    def test_its_derivatives_are_those_of_the_formula_to_any_order_and_both_ways(self):
+        torch.manual_seed(0)
+        x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+        x[0] -= 30  # negative throughout: scaled
+        x.requires_grad_()
+        m = mechanism("elu")
+
+        def formula(x):
+            c = x.detach().amax(-1, keepdim=True).clamp(max=0)
+            return x.relu() + torch.exp(x.clamp(max=0) - c)
+
+        found = []
+        for psi in (formula(x), m.features(x)[0]):
+            first = torch.autograd.grad(psi.sin().sum(), x, create_graph=True)[0]
+            found.append([psi, first, torch.autograd.grad(first.square().sum(), x)[0]])
+        for want, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, want)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+            tangents = [forward_ad.unpack_dual(psi).tangent for psi in (formula(dual), m.features(dual)[0])]
+        torch.testing.assert_close(*tangents)
 
 
 class TestSynthesizerLengths:
