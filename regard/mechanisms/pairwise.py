@@ -148,10 +148,18 @@ def attend_by_weights(mechanism: Mechanism, q: Queries | None, k: Keys | None, v
     if fast is not None and mask.documents is None:
         out: Tensor = fast(mechanism, q, k, v, mask)
         return out
+    if fast is None:
+        return attend_by_definition(mechanism, q, k, v, mask)
+    # It computes 0·NaN: what is not a number must not reach other documents.
     finite = replace_nonfinite(k, v, mask)
-    if fast is not None:  # it computes 0·NaN: what is not a number must not reach other documents
-        out = fast(mechanism, q, finite.k, finite.v, mask)
-        return mark_rows(out, rows_of_documents(finite.broken, mask.documents, mask.causal, T))
+    out = fast(mechanism, q, finite.k, finite.v, mask)
+    return mark_rows(out, rows_of_documents(finite.broken, mask.documents, mask.causal, T))
+
+
+def attend_by_definition(mechanism: Mechanism, q: Queries | None, k: Keys | None, v: Values, mask: Mask) -> Outputs:
+    """Returns weights @ v [B,H,T,V]; what is not a number reaches those rows only that see it."""
+    T, _ = mask.size(q, v if k is None else k)
+    finite = replace_nonfinite(k, v, mask)
     with without_autocast(v):
         weights = mechanism.weights(q, finite.k, mask)
         weights = functional.dropout(weights, mechanism.dropout, mechanism.training)

@@ -96,6 +96,6 @@ initial state in the first slot (forward) or the gradient of the final state in 
 "product" is bfloat16, float16 or float32, the dtype in which the products take it.
 """
 
-from regard.kernels.linear import register
+from regard.kernels.linear import register, windows
 
-__all__ = ["register"]
+__all__ = ["register", "windows"]

@@ -1,0 +1,55 @@
+"""Linear attention within a window, a block of queries at a time, in plain PyTorch.
+
+Sums cannot forget, so a window needs the pairs themselves; but a query has no business with keys beyond its window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.kernels.registry import kernel
+from regard.mechanisms import AnyFeatures, Elu, Fourier, Linear, Performer, Quadratic
+from regard.mechanisms.pairwise import attend_by_definition
+from regard.shapes import Mask
+
+_LEAST_BLOCK = 64  # queries of a block on a CPU: below it a block costs more than its products
+_LEAST_BLOCK_ON_DEVICE = 1024  # and elsewhere, where launching them does
+
+
+def _block(q: Tensor, mask: Mask) -> int:
+    """Returns how many queries are taken at a time: at least as many as the window is wide."""
+    assert mask.window is not None
+    if q.device.type == "cpu":
+        return max(_LEAST_BLOCK, mask.window)
+    return max(_LEAST_BLOCK_ON_DEVICE, mask.window)
+
+
+def _when(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
+    """Returns why the kernel cannot run, or None."""
+    if mask.window is None:
+        return "it is for windows"
+    if not mask.causal or mask.visible is not None or mask.documents is not None or mask.rows is not None:
+        return "it knows no rule beside causal and the window"
+    T = q.shape[2]
+    if k.shape[2] != T:
+        return "it takes each causal query to stand at the key of the same index"
+    if 2 * _block(q, mask) >= T:
+        return "the sequence is hardly longer than the window"
+    return None
+
+
+def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Returns causal attention [B,H,T,V] within a window: each block of queries sees its keys and the block before."""
+    # Split and not sliced: the gradient of a slice would be as long as the whole sequence.
+    queries, keys, values = (x.split(_block(q, mask), 2) for x in (q, k, v))
+    outs = [attend_by_definition(mechanism, queries[0], keys[0], values[0], mask)]
+    for i in range(1, len(queries)):
+        near_keys = torch.cat(keys[i - 1 : i + 1], 2)
+        near_values = torch.cat(values[i - 1 : i + 1], 2)
+        outs.append(attend_by_definition(mechanism, queries[i], near_keys, near_values, mask))
+    return torch.cat(outs, 2)
+
+
+for _cls in (Elu, AnyFeatures, Performer, Fourier, Quadratic):
+    kernel(_cls, "forward", name="blocks", when=_when)(forward)

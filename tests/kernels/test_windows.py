@@ -1,0 +1,50 @@
+"""Linear attention within a window, block by block, against its definition over all pairs."""
+
+import pytest
+import torch
+
+from regard.kernels import fast, plain
+from regard.mechanisms import mechanism
+from regard.shapes import Mask
+
+NAMES = [("elu", {}), ("linear", {}), ("quadratic", {}), ("performer", {"features": 32, "width": 8})]
+NAMES += [("fourier", {"features": 32, "width": 8})]
+
+
+def _inputs(T):
+    g = torch.Generator().manual_seed(T)
+    shapes = ((2, 4, T, 8), (2, 2, T, 8), (2, 2, T, 6))
+    return [torch.randn(shape, generator=g).div(2).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize(("name", "options"), NAMES, ids=lambda x: str(x))
+@pytest.mark.parametrize(("T", "window"), [(129, 1), (200, 64), (331, 65), (331, 100)])
+def test_blocks_are_the_definition(name, options, T, window):
+    m = mechanism(name, **options)
+    mask = Mask(causal=True, window=window)
+    found = []
+    for choose in (plain, lambda m: fast(m, "blocks")):
+        inputs = _inputs(T)
+        out = choose(m)(*inputs, mask)
+        found.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), inputs)])
+    scale = max(x.abs().max() for x in found[0])  # within a window of 1, the gradients of q and k are zero
+    for want, got in zip(*found, strict=True):
+        assert (got - want).abs().max() <= 1e-4 * scale
+    assert fast(m).select_kernel("forward", *inputs, mask) is not None
+
+
+def test_what_is_not_a_number_stays_within_the_window():
+    q, k, v = (x.detach() for x in _inputs(300))
+    k[0, 0, 100] = torch.nan
+    v[1, 1, 20] = torch.inf
+    out = fast(mechanism("elu"), "blocks")(q, k, v, Mask(causal=True, window=64))
+    broken = out.isnan().any(-1)
+    assert broken[0, :2, 100:164].all() and broken[1, 2:, 20:84].all()
+    assert int(broken.sum()) == 4 * 64
+
+
+def test_other_rules_go_by_all_pairs():
+    inputs = _inputs(300)
+    visible = torch.ones(2, 300, dtype=torch.bool)
+    for mask in (Mask(window=64), Mask(causal=True, window=64, visible=visible), Mask(causal=True, window=299)):
+        assert fast(mechanism("elu")).select_kernel("forward", *inputs, mask) is None
