@@ -5,10 +5,11 @@ A kernel has the arguments of the face it replaces, the mechanism first. Which o
 """
 
 # They register their kernels, which are tried in this order.
-from regard.kernels import decode, flex, linear, quadratic, sdpa
+from regard.kernels import argmax, decode, flex, linear, quadratic, sdpa
 from regard.kernels.registry import fast, kernel, plain, registered, runs_here
 
 __all__ = [
+    "argmax",
     "decode",
     "fast",
     "flex",

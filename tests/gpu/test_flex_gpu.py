@@ -119,3 +119,14 @@ def test_a_padded_model_trains_as_its_reference_does():
             logits[visible].logsumexp(-1).mean().backward()
         found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert difference(found[1], found[0], found[0].abs().max()) < 0.02
+
+
+@pytest.mark.parametrize("T", [200, 1500])
+def test_a_bias_in_float32_keeps_its_digits_in_a_half_precision_call(T):
+    """In bfloat16 a score of 100 would be off by a quarter, and its weight by an eighth and more."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, H, T, 64, generator=g).bfloat16().cuda() for _ in range(3))
+    mask = Mask(causal=True, bias=100 + torch.randn(1, H, T, T, generator=g).cuda())
+    got = fast(Softmax(), "sdpa")(q, k, v, mask).double()
+    truth = plain(Softmax())(q.double(), k.double(), v.double(), mask.but(bias=mask.bias.double()))
+    assert difference(got, truth, truth.abs().max()) <= 2 * torch.finfo(torch.bfloat16).eps

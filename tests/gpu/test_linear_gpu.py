@@ -1,4 +1,4 @@
-"""Linear and quadratic attention in Triton: the law of kernels over dtypes, masks, odd sizes; repeats; long inputs."""
+"""Linear, quadratic and argmax attention in Triton: the law of kernels over dtypes, masks, odd sizes; repeats; long inputs."""
 
 import pytest
 import torch
@@ -24,6 +24,8 @@ NAMES = [
     ("performer", {"features": 70}, ("bfloat16",)),
     ("fourier", {"features": 64}, ("bfloat16",)),
     ("quadratic", {}, ("bfloat16", "float16")),
+    ("argmax", {}, ("bfloat16", "float16")),
+    ("argmax", {"gradient": "straight_through"}, ("bfloat16",)),
 ]
 SIZES = [
     {"B": 2, "T": 515, "K": 64, "V": 64, "H": 4, "G": 2},
@@ -40,7 +42,7 @@ SIZES = [
     ("name", "options", "dtype"), [(n, o, d) for n, o, ds in NAMES for d in ds], ids=lambda x: str(x)
 )
 def test_the_kernel_is_the_reference(name, options, dtype, size):
-    if name == "quadratic" and dtype != "bfloat16":
+    if name == "argmax" or (name == "quadratic" and dtype != "bfloat16"):
         size = size | {"V": min(size["V"], 128)}  # the widest that it takes
     found = ask(LAWS["kernel"], subject(name, **options), Case(**size, dtype=dtype, device="cuda"))
     assert isinstance(found, Finding), found
@@ -51,7 +53,7 @@ RANDOM = {"features": 256, "width": 64}
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("elu", {}), ("performer", RANDOM), ("fourier", RANDOM), ("quadratic", {})]
+    ("name", "options"), [("elu", {}), ("performer", RANDOM), ("fourier", RANDOM), ("quadratic", {}), ("argmax", {})]
 )
 def test_250_repeats_have_the_same_bits(name, options):
     m = fast(mechanism(name, **options).cuda(), "triton")
@@ -60,7 +62,8 @@ def test_250_repeats_have_the_same_bits(name, options):
     first = None
     for _ in range(250):
         out = m(q, k, v, Mask(causal=True))
-        results = [out, *torch.autograd.grad((out * direction).sum(), (q, k, v))]
+        grads = torch.autograd.grad((out * direction).sum(), (q, k, v), allow_unused=True)
+        results = [out, *(x for x in grads if x is not None)]
         first = first or results
         assert all(torch.equal(a, b) for a, b in zip(first, results, strict=True))
 
@@ -137,3 +140,14 @@ def test_directions_of_a_bfloat16_model_are_taken_as_they_are(name):
         got = fast(m, "triton")(q, k, v, Mask(causal=True)).double()
         want = plain(m)(q.double(), k.double(), v.double(), Mask(causal=True))
         assert (got - want).abs().max() <= 2**-6 * want.abs().max()
+
+
+@pytest.mark.parametrize("gradient", ["none", "straight_through"])
+def test_argmax_takes_memory_for_its_tokens_only(gradient):
+    m = mechanism("argmax", gradient=gradient).cuda()
+    q, k, v = (torch.randn(1, 4, 32768, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    start = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    m(q, k, v, Mask(causal=True)).float().square().sum().backward()
+    assert torch.cuda.max_memory_allocated() - start < 2**29  # one matrix of scores would take 16 GiB
+    assert (q.grad is not None) == (gradient == "straight_through")

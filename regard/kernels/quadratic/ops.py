@@ -13,9 +13,23 @@ from regard.kernels.linear.plan import ceil_div, tile_side
 from regard.kernels.linear.tensors import strides, with_unit_stride
 from regard.kernels.quadratic import triton_pairs
 
-BLOCK = 64  # queries, and keys, at a time
-# Stages of the pipeline for narrow heads in bfloat16, with four warps: measured on an H200.
-BEST_STAGES = {"output_kernel": 3, "query_grad_kernel": 3, "key_value_grad_kernel": 2}
+
+
+class Tiles(NamedTuple):
+    """The queries and keys of a block, and what the compiler is told."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# For narrow heads in bfloat16: measured on an H200.
+BEST_TILES = {
+    "output_kernel": Tiles(64, 64, 4, 3),
+    "query_grad_kernel": Tiles(64, 64, 4, 3),
+    "key_value_grad_kernel": Tiles(64, 64, 4, 2),
+}
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "bf16x3"}  # of products with similarities
 TINY = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 
@@ -90,24 +104,29 @@ def _run(
     visible = k  # stands in where there is no mask
     if call.visible is not None:
         visible = call.visible.contiguous()
+    tiles = _choose_tiles(program.__name__, narrow=max(K, V) <= 64, dtype=v.dtype)
     named = {
         "K": K, "V": V, "BK": tile_side(K), "BV": tile_side(V), "GROUP": H // G, "CAUSAL": call.causal,
-        "MASKED": call.visible is not None, "PRECISION": PRECISIONS[v.dtype], **constants, "M": BLOCK, "N": BLOCK,
+        "MASKED": call.visible is not None, "PRECISION": PRECISIONS[v.dtype], **constants, "M": tiles.queries,
+        "N": tiles.keys,
     }  # fmt: skip
-    settings = _compiler_settings(program.__name__, narrow=max(K, V) <= 64, dtype=v.dtype)
+    settings = [{"num_warps": tiles.warps, "num_stages": n} for n in sorted({tiles.stages, 1}, reverse=True)]
     numbers = (T, S, H, *strides(q, k, v))
     key = (program, q.device, numbers, *named.values())
-    grid = (ceil_div(tokens, BLOCK), B * heads, 1)
+    rows = tiles.queries
+    if program is triton_pairs.key_value_grad_kernel:
+        rows = tiles.keys
+    grid = (ceil_div(tokens, rows), B * heads, 1)
     launch(key, program, grid, (q, k, v, visible, *tensors), numbers, lambda: named, lambda: settings)
 
 
-def _compiler_settings(name: str, narrow: bool, dtype: torch.dtype) -> list[dict[str, int]]:
-    """Returns warps and stages to try, the best first, then those that need the least shared memory."""
+def _choose_tiles(name: str, narrow: bool, dtype: torch.dtype) -> Tiles:
+    """Returns the tiles of a program; wide heads and three products for one need more registers."""
     if narrow and dtype == torch.bfloat16:
-        return [{"num_warps": 4, "num_stages": BEST_STAGES[name]}, {"num_warps": 4, "num_stages": 1}]
+        return BEST_TILES[name]
     if narrow:
-        return [{"num_warps": 4, "num_stages": 1}]
-    return [{"num_warps": 8, "num_stages": 1}]
+        return Tiles(64, 64, 4, 1)
+    return Tiles(64, 64, 8, 1)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

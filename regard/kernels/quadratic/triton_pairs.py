@@ -20,23 +20,99 @@ def dot_rows(a, b):
 @triton.jit
 def load_block(
     x, i, k, v, visible, b, start, S, k_t, v_t, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, N: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Returns a block of keys [N,BK] and values [N,BV], q·k + 1 of queries with them [M,N], and which pairs count
-    [M,N] (or [1,N] unless CAUSAL).
+    """Returns a block of keys [N,BK] and values [N,BV], and q·k + 1 of queries with them [M,N], 0 for pairs that do not
+    count.
 
     x [M,BK]: queries; i [M]: their positions. k, v: pointers to the first key and value of the block, which is at
     `start` of S; k_t, v_t: from one token to the next. visible [B,S]: the mask over keys of sequence b, if MASKED.
+    FULL: every pair of the block counts, but for MASKED.
     """
     j = start + tl.arange(0, N)
     seen = load_visible(visible, b, j, S, MASKED)
     keys = load_rows(k, k_t, seen, tl.arange(0, BK), K)
     values = load_rows(v, v_t, seen, tl.arange(0, BV), V)
-    allowed = seen[None, :]
-    if CAUSAL:
-        allowed = allowed & (j[None, :] <= i[:, None])
     # [M,BK] @ [BK,N] -> [M,N]
-    return keys, values, dot_rows(x, keys) + 1, allowed
+    s = dot_rows(x, keys) + 1
+    if MASKED or not FULL:
+        allowed = seen[None, :]
+        if CAUSAL and not FULL:
+            allowed = allowed & (j[None, :] <= i[:, None])
+        # Masked before the products: ptxas of Triton 3.6 can drop columns of one whose result is masked after it.
+        s = tl.where(allowed, s, 0.0)
+    return keys, values, s
+
+
+@triton.jit
+def add_block(
+    acc, norm, x, i, k, v, visible, b, start, S, k_t, v_t, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, FULL: tl.constexpr,
+    N: tl.constexpr,
+):  # fmt: skip
+    """Returns acc [M,BV] + Σ_j a_ij v_j and norm [M] + Σ_j a_ij over one block of keys. All others as in `load_block`:
+    x [M,BK]: queries; i [M]: their positions; k, v: pointers; visible [B,S]: the mask over keys of sequence b."""
+    _, values, s = load_block(
+        x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, FULL, N
+    )  # fmt: skip
+    # The normaliser sums what the product takes, rounded as it takes it.
+    weights = cast_operand(s * s, PRECISION)
+    # [M,N] @ [N,BV] -> [M,BV]
+    return dot(weights, values, acc, PRECISION), norm + tl.sum(weights.to(tl.float32), 1)
+
+
+@triton.jit
+def add_query_grad(
+    acc, grad, delta_row, x, i, k, v, visible, b, start, S, k_t, v_t, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    FULL: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Returns acc [M,BK] + Σ_j (q_i·k_j + 1) (∂out_i·v_j − δ_i) k_j over one block of keys.
+
+    grad [M,BV]: ∂out; delta_row [M]: δ. All others as in `load_block`: x [M,BK]: queries; i [M]: their positions; k, v:
+    pointers; visible [B,S]: the mask over keys of sequence b.
+    """
+    keys, values, s = load_block(
+        x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, FULL, N
+    )  # fmt: skip
+    # [M,BV] @ [BV,N] -> [M,N]
+    p = dot_rows(grad, values)
+    # [M,N] @ [N,BK] -> [M,BK]
+    return dot(s * (p - delta_row[:, None]), keys, acc, PRECISION)
+
+
+@triton.jit
+def add_key_value_grad(
+    acc_k, acc_v, keys, values, j, q, d_out, inv_norm, delta, place, row, T, q_t, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, FULL: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Returns acc_k [N,BK] + Σ_i (q_i·k_j + 1) (∂out_i·v_j − δ_i) / s_i · q_i and acc_v [N,BV] + Σ_i (q_i·k_j + 1)² / s_i
+    · ∂out_i over one block of queries.
+
+    keys [N,BK], values [N,BV]: those at the positions j [N]. q: pointer to the first query of the block, which is at
+    `row` of T; q_t: from one query to the next. d_out [B,H,T,V], inv_norm [B,H,T], delta [B,H,T]: read from the head
+    that begins at `place`. Unless FULL, a query sees no later key.
+    """
+    i = row + tl.arange(0, M)
+    place += row
+    x = load_rows(q, q_t, i < T, tl.arange(0, BK), K)
+    grad = load_rows(d_out + place * V, V, i < T, tl.arange(0, BV), V)
+    delta_row = tl.load(delta + place + tl.arange(0, M), mask=i < T, other=0.0)
+    # Zero for queries beyond the last: these then add nothing.
+    inverse = tl.load(inv_norm + place + tl.arange(0, M), mask=i < T, other=0.0)
+    # [N,BK] @ [BK,M] -> [N,M]
+    s = dot_rows(keys, x) + 1
+    # [N,BV] @ [BV,M] -> [N,M]
+    p = dot_rows(values, grad)
+    if not FULL:
+        # Masked before the products: ptxas of Triton 3.6 can drop columns of one whose result is masked after it.
+        s = tl.where(i[None, :] >= j[:, None], s, 0.0)
+    scaled = s * inverse[None, :]
+    # [N,M] @ [M,BV] -> [N,BV]
+    acc_v = dot(s * scaled, grad, acc_v, PRECISION)
+    # [N,M] @ [M,BK] -> [N,BK]
+    acc_k = dot(scaled * (p - delta_row[None, :]), x, acc_k, PRECISION)
+    return acc_k, acc_v
 
 
 @triton.jit
@@ -70,20 +146,23 @@ def output_kernel(
     v += b * v_b + (h // GROUP) * v_h
     acc = tl.zeros([M, BV], tl.float32)
     norm = tl.zeros([M], tl.float32)
+    full = S // N * N
     end = S
     if CAUSAL:
+        full = row // N * N
         end = tl.minimum(row + M, S)
-    for start in range(0, end, N):
-        _, values, s, allowed = load_block(
-            x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, N
+    for start in range(0, full, N):
+        acc, norm = add_block(
+            acc, norm, x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, PRECISION, True, N
         )  # fmt: skip
         k += N * k_t
         v += N * v_t
-        # The normaliser sums what the product takes, rounded as it takes it.
-        weights = cast_operand(tl.where(allowed, s * s, 0.0), PRECISION)
-        norm += tl.sum(weights.to(tl.float32), 1)
-        # [M,N] @ [N,BV] -> [M,BV]
-        acc = dot(weights, values, acc, PRECISION)
+    for start in range(full, end, N):
+        acc, norm = add_block(
+            acc, norm, x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, PRECISION, False, N
+        )  # fmt: skip
+        k += N * k_t
+        v += N * v_t
     inverse = tl.where(norm < TINY, 0.0, 1 / norm)
     place = head.to(tl.int64) * T + row
     tl.store(inv_norm + place + tl.arange(0, M), inverse, mask=i < T)
@@ -127,20 +206,28 @@ def query_grad_kernel(
     k += b * k_b + (h // GROUP) * k_h
     v += b * v_b + (h // GROUP) * v_h
     acc = tl.zeros([M, BK], tl.float32)
+    full = S // N * N
     end = S
     if CAUSAL:
+        full = row // N * N
         end = tl.minimum(row + M, S)
-    for start in range(0, end, N):
-        keys, values, s, allowed = load_block(
-            x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, N
+    for start in range(0, full, N):
+        acc = add_query_grad(
+            acc, grad, delta_row, x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, PRECISION,
+            True, N,
         )  # fmt: skip
         k += N * k_t
         v += N * v_t
-        # [M,BV] @ [BV,N] -> [M,N]
-        p = dot_rows(grad, values)
-        # [M,N] @ [N,BK] -> [M,BK]
-        acc = dot(tl.where(allowed, s * (p - delta_row[:, None]) * inverse[:, None], 0.0), keys, acc, PRECISION)
-    store_rows(d_q + place * K, K, i < T, kk, acc * 2, K)
+    for start in range(full, end, N):
+        acc = add_query_grad(
+            acc, grad, delta_row, x, i, k, v, visible, b, start, S, k_t, v_t, K, V, BK, BV, CAUSAL, MASKED, PRECISION,
+            False, N,
+        )  # fmt: skip
+        k += N * k_t
+        v += N * v_t
+    # 1 / s_i belongs to the row: it is multiplied once.
+    acc *= 2 * inverse[:, None]
+    store_rows(d_q + place * K, K, i < T, kk, acc, K)
 
 
 @triton.jit
@@ -175,32 +262,29 @@ def key_value_grad_kernel(
     acc_k = tl.zeros([N, BK], tl.float32)
     acc_v = tl.zeros([N, BV], tl.float32)
     first = start * 0  # zero as a tensor, which the cast below needs
+    full = first
     if CAUSAL:
         first = start // M * M
+        full = tl.minimum(tl.cdiv(start + N - 1, M) * M, tl.cdiv(T, M) * M)
     for r in range(GROUP):
         h = g * GROUP + r
         x_rows = q + b * q_b + h * q_h + first.to(tl.int64) * q_t
-        for row in range(first, T, M):
-            i = row + tl.arange(0, M)
-            place = (b * H + h) * T + row
-            x = load_rows(x_rows, q_t, i < T, kk, K)
-            grad = load_rows(d_out + place * V, V, i < T, vv, V)
-            delta_row = tl.load(delta + place + tl.arange(0, M), mask=i < T, other=0.0)
-            inverse = tl.load(inv_norm + place + tl.arange(0, M), mask=i < T, other=0.0)
-            # [N,BK] @ [BK,M] -> [N,M]
-            s = dot_rows(keys, x) + 1
-            # [N,BV] @ [BV,M] -> [N,M]
-            p = dot_rows(values, grad)
-            allowed = seen[:, None]
-            if CAUSAL:
-                allowed = allowed & (i[None, :] >= j[:, None])
-            # Masked before the products: ptxas of Triton 3.6 can drop columns of one whose result is masked after it.
-            s = tl.where(allowed, s, 0.0)
-            # [N,M] @ [M,BV] -> [N,BV]
-            acc_v = dot(s * s * inverse[None, :], grad, acc_v, PRECISION)
-            # [N,M] @ [M,BK] -> [N,BK]
-            acc_k = dot(s * (p - delta_row[None, :]) * inverse[None, :], x, acc_k, PRECISION)
+        for row in range(first, full, M):
+            acc_k, acc_v = add_key_value_grad(
+                acc_k, acc_v, keys, values, j, x_rows, d_out, inv_norm, delta, (b * H + h) * T, row, T, q_t, K, V, BK,
+                BV, PRECISION, False, M,
+            )  # fmt: skip
             x_rows += M * q_t
+        for row in range(full, T, M):
+            acc_k, acc_v = add_key_value_grad(
+                acc_k, acc_v, keys, values, j, x_rows, d_out, inv_norm, delta, (b * H + h) * T, row, T, q_t, K, V, BK,
+                BV, PRECISION, True, M,
+            )  # fmt: skip
+            x_rows += M * q_t
+    # A hidden key was taken as zeros, which have similarities, too.
+    counts = tl.where(seen, 1.0, 0.0)[:, None]
+    acc_k *= 2 * counts
+    acc_v *= counts
     place = head.to(tl.int64) * S + start
-    store_rows(d_k + place * K, K, j < S, kk, acc_k * 2, K)
+    store_rows(d_k + place * K, K, j < S, kk, acc_k, K)
     store_rows(d_v + place * V, V, j < S, vv, acc_v, V)
