@@ -1,4 +1,6 @@
-"""Softmax attention under the masks that people use, on a GPU: milliseconds and memory, beside SDPA and FlexAttention.
+"""Attention under the masks that people use, on a GPU: milliseconds and memory, beside SDPA and FlexAttention.
+
+Softmax under each rule, and then other mechanisms under a causal mask. "16/4": 16 query heads, 4 key/value heads.
 
 Each row is timed with the host, in turn with the others: the median of several rounds, forward and with gradients.
 `--tiny` tries the script anywhere.
@@ -16,14 +18,15 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from regard.mechanisms import Softmax
+from regard.mechanisms import Softmax, mechanism
 from regard.shapes import Mask
 
 H, K = 16, 64
 
 
-def _inputs(B: int, N: int, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.randn(B, H, N, K, device=device, dtype=dtype, requires_grad=device == "cuda") for _ in range(3)]
+def _inputs(B: int, N: int, device: str, dtype: torch.dtype, G: int = H) -> list[torch.Tensor]:
+    """Returns q, k and v with G key/value heads."""
+    return [torch.randn(B, n, N, K, device=device, dtype=dtype, requires_grad=device == "cuda") for n in (H, G, G)]
 
 
 def _padding(B: int, N: int, device: str) -> torch.Tensor:
@@ -35,14 +38,18 @@ def _padding(B: int, N: int, device: str) -> torch.Tensor:
 def _cases(B: int, N: int, device: str) -> dict[str, object]:
     """Returns a function of (q, k, v) for each row of the table."""
     compiled = torch.compile(flex_attention) if device == "cuda" else flex_attention
-    mechanism = Softmax()
+    softmax = Softmax()
     visible = _padding(B, N, device)
     documents = (torch.arange(N, device=device) // (N // 8)).expand(B, -1).contiguous()
     slopes = 2.0 ** -torch.arange(1, H + 1, device=device).float()
 
     def rule(**fields: object) -> object:
         mask = Mask(causal=True, **fields)  # type: ignore[arg-type]
-        return lambda q, k, v: mechanism(q, k, v, mask)
+        return lambda q, k, v: softmax(q, k, v, mask)
+
+    def other(name: str, **options: object) -> object:
+        built = mechanism(name, **options).to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+        return lambda q, k, v: built(q, k, v, Mask(causal=True))
 
     def peer(mask_mod: object, score_mod: object = None, per_row: bool = False) -> object:
         blocks = create_block_mask(mask_mod, B if per_row else None, None, N, N, device=device)  # type: ignore[arg-type]
@@ -65,6 +72,12 @@ def _cases(B: int, N: int, device: str) -> dict[str, object]:
         "FlexAttention slopes": peer(causal, lambda s, b, h, i, j: s - slopes[h] * (i - j)),
         "regard softcap 50": rule(softcap=50.0),
         "FlexAttention softcap 50": peer(causal, lambda s, b, h, i, j: 50 * torch.tanh(s / 50)),
+        "regard argmax": other("argmax"),
+        "regard argmax, straight-through": other("argmax", gradient="straight_through"),
+        "regard quadratic": other("quadratic"),
+        "regard elu": other("elu"),
+        "regard elu 16/4": other("elu"),
+        "regard performer": other("performer", features=256, width=K),
     }
     if N <= 4096:
         bias = torch.randn(1, H, N, N, device=device, dtype=torch.bfloat16)
@@ -85,7 +98,7 @@ def _measure(run, inputs: list[torch.Tensor], gradients: bool, device: str, repe
     for _ in range(repeats):
         if gradients:
             out = run(*inputs)
-            torch.autograd.grad(out, inputs, inputs[0])
+            torch.autograd.grad(out, inputs, inputs[0].detach(), allow_unused=True)
         else:
             with torch.no_grad():
                 run(*inputs)
@@ -105,11 +118,13 @@ def main() -> None:
     sizes = [(2, 256)] if options.tiny else [(8, 4096), (2, 16384)]
     rows = []
     for B, N in sizes:
-        inputs = _inputs(B, N, device, torch.float32 if options.tiny else torch.bfloat16)
+        dtype = torch.float32 if options.tiny else torch.bfloat16
+        with_heads = {G: _inputs(B, N, device, dtype, G) for G in (H, 4)}
         cases = {n: c for n, c in _cases(B, N, device).items() if not options.only or any(o in n for o in options.only)}
         times: dict[tuple[str, bool], list[float]] = {}
         peak: dict[str, float] = {}
         for name, run in list(cases.items()):
+            inputs = with_heads[4 if "16/4" in name else H]
             try:
                 _measure(run, inputs, False, device, 2)
                 if not options.tiny:
@@ -124,6 +139,7 @@ def main() -> None:
                     torch.cuda.empty_cache()
         for _ in range(options.rounds):
             for name, run in cases.items():
+                inputs = with_heads[4 if "16/4" in name else H]
                 for gradients in (False, True):
                     if gradients and options.tiny:
                         continue
@@ -136,7 +152,7 @@ def main() -> None:
                 row["peak_gb"] = peak[name]
             rows.append(row)
             both = f"{row.get('both_ms', float('nan')):8.3f}"
-            print(f"{name:28s} {B:3d} {N:6d} {row['forward_ms']:8.3f} {both} {peak.get(name, 0):7.2f} GB", flush=True)
+            print(f"{name:32s} {B:3d} {N:6d} {row['forward_ms']:8.3f} {both} {peak.get(name, 0):7.2f} GB", flush=True)
             if options.out:
                 machine = torch.cuda.get_device_name() if not options.tiny else "cpu"
                 result = {"machine": machine, "torch": torch.__version__, "heads": H, "width": K, "rows": rows}

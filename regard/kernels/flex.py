@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, and_masks, flex_attention
 
 from regard.kernels.registry import kernel
+from regard.kernels.softcap import cap_score, has_fast_softcap
 from regard.mechanisms import Softmax
 from regard.shapes import Mask
 
@@ -88,34 +89,52 @@ def why_not_expressible(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mas
 @kernel(Softmax, "forward", name="flex", when=_when, device="cuda")
 def softmax(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """Returns softmax attention [B,H,T,V] whose rules are asked block by block."""
-    k = mask.zero_hidden(k)
-    v = mask.zero_hidden(v)
     blocks = find_block_mask(mask, q.shape[2], k.shape[2], q.device)
     scores = score_rule(mask, q, k)
-    scale = mechanism.score_scale(q.shape[-1])
+    call = (q, k, v, mask.visible, scores, blocks, mechanism.score_scale(q.shape[-1]))
     if torch.compiler.is_compiling() or q.device.type != "cuda":
-        return _attend(q, k, v, scores, blocks, scale)
+        return _attend(*call)
     out: Tensor
     given = tuple(x is not None for x in (mask.visible, mask.documents, mask.slopes, mask.bias))
-    call = (given, mask.causal, mask.window, mask.softcap, q.shape, k.shape, v.shape, q.dtype, torch.is_grad_enabled())
-    if call in _COMPILED_CALLS:
-        out = _compiled()(q, k, v, scores, blocks, scale)
+    key = (given, mask.causal, mask.window, mask.softcap, q.shape, k.shape, v.shape, q.dtype, torch.is_grad_enabled())
+    if key in _COMPILED_CALLS:
+        out = _compiled()(*call)
         return out
     # Changing the limit takes longer than a small call: only where something may have to be compiled.
     with torch._dynamo.config.patch(recompile_limit=_RECOMPILATIONS):
-        out = _compiled()(q, k, v, scores, blocks, scale)
-    _COMPILED_CALLS.add(call)
+        out = _compiled()(*call)
+    _COMPILED_CALLS.add(key)
     return out
 
 
 _COMPILED_CALLS: set[tuple[Any, ...]] = set()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scores: Any, blocks: BlockMask | None, scale: float) -> Tensor:
-    """Returns FlexAttention's output [B,H,T,V].
+class ZeroedTokens(torch.autograd.Function):
+    """Zeros where no query may see. The gradient passes as it is: what arrives there is zero already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, hidden: Tensor) -> Tensor:
+        return x.masked_fill(hidden, 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scores: Any, blocks: BlockMask | None, scale: float
+) -> Tensor:
+    """Returns FlexAttention's output [B,H,T,V]. Hidden keys and values are zeroed here, to be compiled with the rest.
 
     A function of our own: PyTorch counts recompilations by function, and others may have used up those of its own.
     """
+    if visible is not None:
+        hidden = ~visible[:, None, :, None]
+        v = ZeroedTokens.apply(v, hidden)
+        # A score of a hidden key is masked whatever it is, but its gradient is a product with the key.
+        if torch.is_grad_enabled():
+            k = ZeroedTokens.apply(k, hidden)
     out: Tensor = flex_attention(q, k, v, scores, blocks, scale, enable_gqa=q.shape[1] != k.shape[1])
     return out
 
@@ -142,10 +161,11 @@ def score_rule(mask: Mask, q: Tensor, k: Tensor) -> Callable[..., Tensor] | None
         distance = _distance(mask, T, S, q.device, q.shape[0])
     if bias is not None:
         bias = bias.expand(q.shape[0], q.shape[1], T, S)
+    fast_softcap = softcap is not None and has_fast_softcap(softcap, q.device)
 
     def adjust(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if softcap is not None:
-            score = _cap(score, softcap)
+            score = cap_score(score, softcap, fast_softcap)
         if slopes is not None and distance is not None:
             score = score - slopes[h] * distance(b, i, j).abs()
         if bias is not None:
@@ -153,16 +173,6 @@ def score_rule(mask: Mask, q: Tensor, k: Tensor) -> Callable[..., Tensor] | None
         return score
 
     return adjust
-
-
-def _cap(score: Tensor, cap: float) -> Tensor:
-    """Returns cap·tanh(score/cap), by a sigmoid where its rounding, 1e-7 of the cap, is far below a weight's.
-
-    PyTorch's tanh takes branches in the kernel and three times the time of all else.
-    """
-    if cap > 1000:
-        return cap * torch.tanh(score / cap)
-    return cap * (2 * torch.sigmoid(score * (2 / cap)) - 1)
 
 
 def _distance(mask: Mask, T: int, S: int, device: torch.device, B: int) -> Callable[..., Tensor]:
@@ -210,9 +220,9 @@ def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask | 
     across = mask.but(documents=None)
     offset = S - T
     if mask.visible is not None:
-        visible = mask.visible
-        rules.append(lambda b, h, i, j: visible[b, j])
-        seen = _extent(visible.to(torch.int32), pad=0)
+        visible = mask.visible.to(torch.int32)  # read as bool, the kernel would take three times as long
+        rules.append(lambda b, h, i, j: visible[b, j] > 0)
+        seen = _extent(visible, pad=0)
         found.append(Blocks(seen.high[:, None, :] > 0, seen.low[:, None, :] > 0))
     if mask.causal:
         # A visible key lies at or before a query by position where it does by index: positions need not be read.
