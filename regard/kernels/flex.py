@@ -118,7 +118,7 @@ class ZeroedTokens(torch.autograd.Function):
         return x.masked_fill(hidden, 0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -131,10 +131,10 @@ def _attend(
     """
     if visible is not None:
         hidden = ~visible[:, None, :, None]
-        v = ZeroedTokens.apply(v, hidden)
+        v = ZeroedTokens.apply(v, hidden)  # type: ignore[no-untyped-call]
         # A score of a hidden key is masked whatever it is, but its gradient is a product with the key.
         if torch.is_grad_enabled():
-            k = ZeroedTokens.apply(k, hidden)
+            k = ZeroedTokens.apply(k, hidden)  # type: ignore[no-untyped-call]
     out: Tensor = flex_attention(q, k, v, scores, blocks, scale, enable_gqa=q.shape[1] != k.shape[1])
     return out
 

@@ -43,21 +43,22 @@ class FastTanh(torch.autograd.Function):
     """tanh by `fast_tanh`, with the derivative 1 − tanh²."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor) -> Tensor:
         y: Tensor = torch.ops.regard.fast_tanh(x)
         return y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[override]
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        return gradient * (1 - y * y)
+        change: Tensor = gradient * (1 - y * y)
+        return change
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:
         return FastTanh.apply(x), 0  # type: ignore[no-untyped-call]
 
 
@@ -69,9 +70,7 @@ def _register_lowering() -> bool:
         from torch._inductor.virtualized import ops
     except ImportError:
         return False
-    asm = partial(
-        ops.inline_asm_elementwise, asm="tanh.approx.f32 $0, $1;", constraints="=f,f", dtype=torch.float32
-    )
+    asm = partial(ops.inline_asm_elementwise, asm="tanh.approx.f32 $0, $1;", constraints="=f,f", dtype=torch.float32)
     register_lowering(torch.ops.regard.fast_tanh.default, type_promotion_kind=None)(make_pointwise(asm))
     return True
 

@@ -37,26 +37,27 @@ class ScaledElu(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, c: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, c: Tensor) -> Tensor:
         psi = x.clamp(max=0)
         if c.any():
             psi.sub_(c[..., None])
         return psi.exp_().add_(x.clamp(min=0))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # type: ignore[override]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (psi,) = ctx.saved_tensors
         return gradient * psi.clamp(max=1), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         (psi,) = ctx.saved_tensors
-        return tangent * psi.clamp(max=1)
+        change: Tensor = tangent * psi.clamp(max=1)
+        return change
 
 
 @register("elu")
@@ -69,7 +70,7 @@ class Elu(Linear):
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         c = x.detach().amax(-1).clamp(max=0)  # 0 unless all of x is negative: only a scale, so it has no gradient
         if x.device.type == "cpu" and can_read(x):
-            psi: Tensor = ScaledElu.apply(x, c)
+            psi: Tensor = ScaledElu.apply(x, c)  # type: ignore[no-untyped-call]
             return psi, c
         return x.relu() + torch.exp(x.clamp(max=0) - c[..., None]), c
 

@@ -1,4 +1,4 @@
-"""Linear, quadratic and argmax attention in Triton: the law of kernels over dtypes, masks, odd sizes; repeats; long inputs."""
+"""Linear, quadratic and argmax attention in Triton: the law of kernels over dtypes, masks, sizes; repeats; length."""
 
 import pytest
 import torch

@@ -56,7 +56,7 @@ def _allocate(
 @torch.library.custom_op("regard::argmax_attention_backward", mutates_args=())
 def argmax_attention_backward(d_out: Tensor, chosen: Tensor, G: int, S: int, causal: bool) -> Tensor:
     """Returns the gradient of v [B,G,S,V]."""
-    d_v = _allocate_gradient(d_out, chosen, G, S, causal)
+    d_v: Tensor = _allocate_gradient(d_out, chosen, G, S, causal)
     d_out = d_out.contiguous()
     B, H, T, V = d_out.shape
     named = {"V": V, "BV": tile_side(V), "GROUP": H // G, "CAUSAL": causal, "M": KEYS, "N": QUERIES}

@@ -18,8 +18,8 @@ def compare_block(
 
     x [M,BK]: queries; i [M]: the keys that they stand at. best [M]: the highest score so far; chosen [M]: the key that
     has it, or −1; total [M]: the sum of all scores, which is finite where they all are.
-    k: pointer to the first key of the block, which is at `start` of S; k_t: from one key to the next. visible [B,S]: the
-    mask over keys of sequence b, if MASKED. FULL: every pair of the block counts, but for MASKED.
+    k: pointer to the first key of the block, which is at `start` of S; k_t: from one key to the next. visible [B,S]:
+    the mask over keys of sequence b, if MASKED. FULL: every pair of the block counts, but for MASKED.
     """
     j = start + tl.arange(0, N)
     seen = load_visible(visible, b, j, S, MASKED)

@@ -14,7 +14,6 @@ from regard.kernels.linear.tensors import strides, with_unit_stride
 from regard.kernels.quadratic import triton_pairs
 
 
-
 class Tiles(NamedTuple):
     """The queries and keys of a block, and what the compiler is told."""
 

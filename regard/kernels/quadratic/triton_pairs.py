@@ -86,8 +86,8 @@ def add_key_value_grad(
     acc_k, acc_v, keys, values, j, q, d_out, inv_norm, delta, place, row, T, q_t, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, FULL: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Returns acc_k [N,BK] + Σ_i (q_i·k_j + 1) (∂out_i·v_j − δ_i) / s_i · q_i and acc_v [N,BV] + Σ_i (q_i·k_j + 1)² / s_i
-    · ∂out_i over one block of queries.
+    """Returns acc_k [N,BK] + Σ_i (q_i·k_j + 1) (∂out_i·v_j − δ_i) / s_i · q_i and
+    acc_v [N,BV] + Σ_i (q_i·k_j + 1)² / s_i · ∂out_i, over one block of queries.
 
     keys [N,BK], values [N,BV]: those at the positions j [N]. q: pointer to the first query of the block, which is at
     `row` of T; q_t: from one query to the next. d_out [B,H,T,V], inv_norm [B,H,T], delta [B,H,T]: read from the head
