@@ -56,6 +56,8 @@ def _when(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> st
         return reason
     if mechanism.use == "flex":
         return None
+    if mask.bias is not None:
+        return "its test with a bias fails on a GPU"
     T = q.shape[2]
     S = k.shape[2]
     has_rules = mask.visible is not None or mask.window is not None or mask.documents is not None
