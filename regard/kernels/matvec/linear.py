@@ -18,9 +18,9 @@ def linear(
     """Returns x Wᵀ + b by PyTorch, or by regard's kernel where x is one row on a GPU and no gradient is needed."""
     if not x.is_cuda or x.numel() != x.shape[-1] or not _is_supported(x, weight):
         return functional.linear(x, weight, bias)
-    from regard.kernels.matvec.triton_matvec import matvec
+    from regard.kernels.matvec.triton_project import project
 
-    return matvec(x, weight, bias)
+    return project(x, weight, bias)
 
 
 def _is_supported(x: Tensor, weight: Tensor) -> bool:
