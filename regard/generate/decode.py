@@ -168,7 +168,10 @@ class DecodingLoop:
             logits = self._prefill(self._last_tokens(max(1, self.slides_at // 2)))
         else:
             logits = self._extend(self.next)
-        self.next, rows = self.search.step(logits[:, -1])
+        if self.graph is not None and isinstance(self.search, Sampler):
+            self.next, rows = self.search.step(logits[:, -1], self.graph.greedy)
+        else:
+            self.next, rows = self.search.step(logits[:, -1])
         if self.search.done:
             return False
         if rows is not None:

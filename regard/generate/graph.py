@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.generate.fused import FusedStep, refuse_fused_step
+from regard.generate.greedy import Greedy, pick_likeliest
 from regard.mechanisms import Cache, Mechanism
 from regard.models import Decoder
 from regard.models.stack import StackState
@@ -42,28 +44,49 @@ def round_up(tokens: int) -> int:
 class DecodingGraph:
     """A step of `model` for the rows of `state`, whose buffers it takes over. Call it with the next tokens.
 
-    The shapes of the state are fixed: see `_fix_shapes`.
+    The shapes of the state are fixed: see `_fix_shapes`. `greedy` holds the likeliest tokens after each call, in the
+    buffer from which the next call reads its tokens: greedy decoding copies nothing.
     """
 
     def __init__(self, model: Decoder[Any], state: StackState) -> None:
         self.state = state
         self.signature = _signature(model, self.state)
-        self.tokens = torch.zeros(state.tokens.shape[0], 1, dtype=torch.long, device=state.tokens.device)
+        B = state.tokens.shape[0]
+        device = state.tokens.device
+        self.fused: FusedStep | None = None
+        if refuse_fused_step(model, state) is None:
+            self.fused = FusedStep(model, B)
+        scores = torch.promote_types(model.embedding.weight.dtype, torch.float32)
+        self.greedy = Greedy(
+            torch.zeros(B, dtype=torch.long, device=device), torch.zeros(B, dtype=scores, device=device)
+        )
         # A capture must not build kernels or set up libraries, so that one step is run before, on another stream as
         # PyTorch asks. It writes only the slot that comes next.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            model.extend(self.tokens, self.state, last=True)
+            self._step(model)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.logits, after = model.extend(self.tokens, self.state, last=True)
+            self.logits, after = self._step(model)
             _copy_state(after, self.state)
+
+    def _step(self, model: Decoder[Any]) -> tuple[Float[Tensor, "B 1 N"], StackState]:
+        """Returns logits after the tokens in `greedy`, which it replaces by the likeliest ones, and the next state."""
+        tokens = self.greedy.tokens[:, None]
+        if self.fused is not None:
+            logits = self.fused(tokens, self.state)
+            after = self.state._replace(tokens=self.state.tokens + 1)
+        else:
+            logits, after = model.extend(tokens, self.state, last=True)
+        pick_likeliest(logits[:, -1], self.greedy)
+        return logits, after
 
     def __call__(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B 1 N"]:
         """Returns logits after one more token of each row; valid until the next call."""
-        self.tokens.copy_(tokens[:, None])
+        if tokens is not self.greedy.tokens:
+            self.greedy.tokens.copy_(tokens)
         self.graph.replay()
         return self.logits
 
@@ -116,4 +139,4 @@ def _signature(model: Decoder[Any], state: StackState) -> tuple[Any, ...]:
     kernels = (m.use for m in model.modules() if isinstance(m, Mechanism))
     # Tables of positions are no parameters, and are replaced when they grow.
     tables = (x.data_ptr() for x in model.stack.positions.tables)
-    return (*shapes, *weights, *tables, *kernels)
+    return (refuse_fused_step(model, state), *shapes, *weights, *tables, *kernels)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.data.tokenizers import Tokenizer
+from regard.generate.greedy import Greedy
 from regard.generate.sampling import draw, penalize_repetition, uniforms
 from regard.generate.settings import Choice, Settings
 from regard.generate.text import OutputText
@@ -73,11 +74,21 @@ class Sampler:
             self._steps = []
         return self._joined
 
-    def step(self, logits: Float[Tensor, "B N"]) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"] | None]:
-        """Returns the next token of each row that goes on, and which rows those are; None: all of them."""
-        tokens = self._choose(logits)
-        self.scores += upcast_half(logits).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        self._steps.append(tokens)
+    def step(
+        self, logits: Float[Tensor, "B N"], greedy: Greedy | None = None
+    ) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"] | None]:
+        """Returns the next token of each row that goes on, and which rows those are; None: all of them.
+
+        `greedy` is what the step has found already: the likeliest tokens of these logits.
+        """
+        if greedy is not None and self._uniforms is None and self.seen is None:
+            tokens = greedy.tokens
+            self.scores += greedy.logp
+            self._steps.append(tokens.clone())  # the next step writes over its buffers
+        else:
+            tokens = self._choose(logits)
+            self.scores += upcast_half(logits).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+            self._steps.append(tokens)
         self.count += 1
         ended = self._find_ended(tokens)
         if not ended:
