@@ -2,7 +2,7 @@
 
 from regard.config import ConfigError
 from regard.data.batch import IGNORE
-from regard.models.base import Model, token_loss
+from regard.models.base import Model
 from regard.models.config import (
     AttentionConfig,
     BlockConfig,
@@ -15,6 +15,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.folder import ModelFolderError, load, save
 from regard.models.gpt import GPT
+from regard.models.losses import head_loss, token_loss
 from regard.models.seq2seq import Seq2Seq
 from regard.models.stack import Stack, StackState
 from regard.models.summary import Summary, summarize
@@ -37,6 +38,7 @@ __all__ = [
     "StackConfig",
     "StackState",
     "Summary",
+    "head_loss",
     "load",
     "save",
     "summarize",

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from regard.config import ConfigError, Section
-from regard.data.batch import IGNORE
 from regard.data.tokenizers import Tokenizer
 from regard.errors import UnknownNameError, did_you_mean
 from regard.registry import Registry
@@ -89,23 +86,3 @@ class Model(nn.Module, Generic[C]):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
-
-
-def token_loss(
-    logits: Float[Tensor, "*any N"],
-    targets: Int[Tensor, "*any"],
-    ignore: int = IGNORE,
-    mean: bool = True,
-    smoothing: float = 0.0,
-) -> Float[Tensor, ""]:
-    """Returns the mean (or sum) of −log p(target) over the targets that are not `ignore`; zero where all are.
-
-    `smoothing` ε: −(1−ε)·log p(target) − ε·mean over all tokens of log p.
-    """
-    # Not reduction="mean", which is NaN where all targets are ignored.
-    total = functional.cross_entropy(
-        logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum", label_smoothing=smoothing
-    )
-    if not mean:
-        return total
-    return total / (targets != ignore).sum().clamp(min=1)

@@ -8,9 +8,11 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.data.batch import IGNORE
 from regard.kernels.matvec import linear
 from regard.models.base import C, Model
 from regard.models.config import StackConfig
+from regard.models.losses import chunk_tokens, head_loss, token_loss
 from regard.models.stack import Stack, StackState, fork_stack, init_weights
 
 
@@ -78,6 +80,30 @@ class Decoder(Model[C]):
 
     def logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T N"]:
         """Returns logits of the next token, given the vectors of the stack."""
-        table = self.head or self.embedding  # a head of its own, or tied to the embedding
         # One token at a time is a product of a matrix and a vector, for which this has a faster kernel.
-        return linear(x, table.weight)
+        return linear(x, self._head_weight)
+
+    @property
+    def _head_weight(self) -> Float[Tensor, "N D"]:
+        """Returns the weight of the head: one of its own, or that of the embedding."""
+        table = self.head or self.embedding
+        return table.weight
+
+    def loss_of_vectors(
+        self,
+        x: Float[Tensor, "B T D"],
+        targets: Int[Tensor, "B T"],
+        ignore: int = IGNORE,
+        mean: bool = True,
+        smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """Returns `token_loss` of the logits of the stack's vectors, a chunk of tokens at a time where there are many
+        logits."""
+        weight = self._head_weight
+        if targets.numel() > chunk_tokens(weight.shape[0]):
+            return head_loss(x, weight, targets, ignore, mean, smoothing)
+        return self._loss_of_few(x, targets, ignore, mean, smoothing)
+
+    def _loss_of_few(self, x: Tensor, targets: Tensor, ignore: int, mean: bool, smoothing: float) -> Tensor:
+        """Returns the loss of tokens [B,T] whose logits are there all at the same time."""
+        return token_loss(self.logits(x), targets, ignore, mean, smoothing)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.data.batch import IGNORE
-from regard.models.base import MODELS, Model, token_loss
+from regard.models.base import MODELS, Model
 from regard.models.config import EncoderConfig
+from regard.models.losses import token_loss
 from regard.models.stack import Stack, init_weights
 from regard.nn import NORMS, Registry
 

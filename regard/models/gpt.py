@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.data.batch import IGNORE
-from regard.models.base import MODELS, token_loss
+from regard.models.base import MODELS
 from regard.models.config import GPTConfig
 from regard.models.decoder import Decoder
 from regard.models.stack import StackState
@@ -46,9 +46,12 @@ class GPT(Decoder[GPTConfig]):
         targets: Int[Tensor, "B T"],
         visible: Bool[Tensor, "B T"] | None = None,
         ignore: int = IGNORE,
+        mean: bool = True,
+        smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
-        """Returns the mean loss of the targets that are not `ignore`."""
-        return token_loss(self(tokens, visible), targets, ignore)
+        """Returns the mean (or sum) of the losses of the targets that are not `ignore`, as `token_loss` does."""
+        x = self.stack(self.embedding(tokens), visible)
+        return self.loss_of_vectors(x, targets, ignore, mean, smoothing)
 
     def prefill(
         self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None, capacity: int

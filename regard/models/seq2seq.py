@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from regard.config import ConfigError
 from regard.data.batch import IGNORE
-from regard.models.base import MODELS, token_loss
+from regard.models.base import MODELS
 from regard.models.config import Seq2SeqConfig
 from regard.models.decoder import Decoder
+from regard.models.losses import token_loss
 from regard.models.stack import Stack, StackState
 
 

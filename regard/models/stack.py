@@ -168,6 +168,9 @@ class Stack(nn.Module):
         added = self.positions.added(positions, reach, x.dtype)
         if added is not None:
             x = x + added
+        if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16 and x.is_cuda:
+            # The stream has the dtype of what is added to it: half the memory traffic of norms and sums.
+            x = x.to(torch.bfloat16)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         if self.training and self.config.dropout:

@@ -252,7 +252,7 @@ class ShardedModel(ParallelModel):
 
     def __init__(self, model: Model[Any], loss: Loss, process: Process, example: Callable[[], Batch]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         self.model = model
         self.loss = loss  # it calls the model, whose FSDP hooks gather and reduce
@@ -263,6 +263,8 @@ class ShardedModel(ParallelModel):
             for block in blocks:
                 fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        if hasattr(model, "loss"):  # which a task may call in place of `forward`
+            register_fsdp_forward_method(model, "loss")
         assert isinstance(model, FSDPModule)
         self.fsdp: FSDPModule = model
 

@@ -19,7 +19,7 @@ from regard.config import Section
 from regard.data.batch import IGNORE, Batch
 from regard.data.seeds import generator
 from regard.data.tokenizers import Tokenizer
-from regard.models import Model, token_loss
+from regard.models import GPT, Model, token_loss
 from regard.registry import Registry
 
 T = TypeVar("T", bound="Task")
@@ -93,6 +93,9 @@ class Task(ABC):
 
     def loss(self, model: Model[Any], batch: Batch, smoothing: float = 0.0) -> Tensor:
         """Returns the sum of the losses of a batch's targets, with labels smoothed where training asks for it."""
+        if isinstance(model, GPT) and type(self).logits is Task.logits:
+            # Without the logits of all tokens at the same time, where they are many.
+            return model.loss(batch.x, batch.y, batch.visible, mean=False, smoothing=smoothing)
         return token_loss(self.logits(model, batch), batch.y, mean=False, smoothing=smoothing)
 
     def targets(self, batch: Batch) -> Tensor:
