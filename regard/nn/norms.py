@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.registry import Registry
 
@@ -20,4 +20,11 @@ def layer_norm(D: int, eps: float = 1e-5, bias: bool = True) -> nn.Module:
 @NORMS.add("rms")
 def rms_norm(D: int, eps: float = 1e-5) -> nn.Module:
     """Returns RMS norm: x/√(mean of squares + ε) · weight."""
-    return nn.RMSNorm(D, eps)
+    return _RMSNorm(D, eps)
+
+
+class _RMSNorm(nn.RMSNorm):
+    """RMS norm in the dtype of its weight, as autocast does for layer norm: mixed dtypes have no fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
