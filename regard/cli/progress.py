@@ -54,6 +54,9 @@ class Bar(Progress):
     def __exit__(self, *raised: Any) -> None:
         self.bar.stop()
 
+    def note(self, text: str) -> None:
+        self.bar.console.print(printable(text), style="dim", markup=False)
+
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         metrics = {key: x for key, x in values.items() if x is not None and not key.startswith("train/")}
         # Training tells its learning rate with the loss; an evaluation has none.

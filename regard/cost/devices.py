@@ -77,7 +77,7 @@ DEVICES: dict[str, Device] = {
 }
 
 
-def _find_stated(name: str) -> Device | None:
+def find_stated(name: str) -> Device | None:
     """Returns the device of the table whose name is part of this one, or None."""
     words = f" {name} ".replace("-", " ").lower()
     return next((device for known, device in DEVICES.items() if f" {known.lower()} " in words), None)
@@ -85,7 +85,7 @@ def _find_stated(name: str) -> Device | None:
 
 def peak(device: str, dtype: torch.dtype) -> float | None:
     """Returns the peak FLOP/s of a device by its name, None where it is not in the table."""
-    stated = _find_stated(device)
+    stated = find_stated(device)
     if stated is None:
         return None
     return stated.flops.get(dtype)
@@ -93,7 +93,7 @@ def peak(device: str, dtype: torch.dtype) -> float | None:
 
 def device(which: str | torch.device = "cpu") -> Device:
     """Returns what a device can do: by its maker's name ("H200") from the table; "cpu" and other GPUs are measured."""
-    stated = _find_stated(str(which))
+    stated = find_stated(str(which))
     if stated is not None:
         return stated
     try:
@@ -102,7 +102,7 @@ def device(which: str | torch.device = "cpu") -> Device:
         known = [*DEVICES, "cpu", "cuda"]
         raise UnknownNameError(f"no device is called '{which}'.{did_you_mean(str(which), known)}") from None
     if here.type == "cuda" and torch.cuda.is_available():
-        stated = _find_stated(torch.cuda.get_device_name(here))
+        stated = find_stated(torch.cuda.get_device_name(here))
     return stated or measured_device(here)
 
 

@@ -19,8 +19,8 @@ EAGER = 3  # steps before the capture, in which compilers and libraries set them
 def resolve_compile(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
     """Returns how steps are compiled: `name`, or what "auto" means here.
 
-    "auto" is one CUDA graph a step on a GPU. It is "off" on a CPU, where batches vary in shape, and where several
-    processes exchange gradients.
+    "auto" is one CUDA graph a step on a GPU, at least: `regard.train.compiling` decides about more. It is "off" on a
+    CPU, where batches vary in shape, and where several processes exchange gradients.
     """
     can_capture = device.type == "cuda" and not varies and processes == 1
     if name in ("graph", "both") and not can_capture:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +27,10 @@ from regard.errors import DataError, RegardError, RunError, quote
 from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint
+from regard.train.compiling import CompiledLoss, choose_compile
+from regard.train.contexts import catch_signals, deterministic
 from regard.train.distributed import Loss, ParallelModel, Process, ReplicatedModel, ShardedModel, full_tensor
-from regard.train.graph import CapturedStep, resolve_compile
+from regard.train.graph import CapturedStep
 from regard.train.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -101,7 +101,7 @@ class Trainer:
         # Sum of losses and sum of weights since the last line of metrics, and the last gradient norm. They stay on the
         # device, so that a step does not wait for it.
         self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        compiled = resolve_compile(config.compile, self.device, task.varies, process.world_size)
+        compiled = choose_compile(config, model, task, run, process, progress)
         # float16's gradient scaler decides on the host whether to step, which a CUDA graph cannot.
         capture = compiled in ("graph", "both") and self.dtype is not torch.float16
         self.parallel = self._parallelize()
@@ -109,7 +109,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.loss: Loss = self.parallel.loss
         if compiled in ("inductor", "both"):
-            self.loss = torch.compile(self.parallel.loss, dynamic=False)
+            self.loss = CompiledLoss(model, self.parallel.loss, config.deterministic)
         self.update: Callable[[Batch], None] = self._update
         if capture and is_capturable(self.optimizer):
             self.update = CapturedStep(self._update)
@@ -389,41 +389,3 @@ def is_better(value: float, best: float, higher: bool) -> bool:
     if higher:
         return value > best
     return value < best
-
-
-@contextlib.contextmanager
-def deterministic(enabled: bool) -> Iterator[None]:
-    """Allows only algorithms that give the same bits each time, if enabled; puts the caller's setting back."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    if enabled:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS raises
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-
-
-@contextlib.contextmanager
-def catch_signals(distributed: bool) -> Iterator[list[int]]:
-    """Yields a list of the signals to stop (Ctrl-C, SIGTERM) that came in, which the loop looks at after each step.
-
-    A second one stops at once. Not so where several processes train: each gets it from the terminal and from torchrun.
-    """
-    caught: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if caught and not distributed:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        before = {}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

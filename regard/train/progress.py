@@ -56,6 +56,9 @@ class Progress:
     ) -> None:
         return None
 
+    def note(self, text: str) -> None:
+        """Shows a line about the training as a whole."""
+
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         """Shows what was measured at a step."""
 
@@ -75,6 +78,10 @@ class ProgressGroup(Progress):
         for part in reversed(self.parts):
             part.__exit__(*raised)
 
+    def note(self, text: str) -> None:
+        for part in self.parts:
+            part.note(text)
+
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         for part in self.parts:
             part.show(step, total, values)
@@ -89,6 +96,9 @@ class Lines(Progress):
         self.seconds = seconds
         self.last = -seconds
         self.first: tuple[int, float] | None = None  # step and time of the first line, from which the rest is guessed
+
+    def note(self, text: str) -> None:
+        self.write(f"{self.name}: {text}")
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         now = time.monotonic()

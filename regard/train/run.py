@@ -21,11 +21,13 @@ from regard.models.locate import RUN_CONFIG as CONFIG
 from regard.reading import check_path, parse_json, parse_toml, read_bytes, read_toml
 from regard.storage import finish_replacing, remove_leftovers, sync, write_text
 from regard.train.claim import claimed, locked
+from regard.train.settings import COMPILES
 from regard.version import __version__
 
 METRICS = "metrics.jsonl"
 MAX_METRICS_BYTES = 1 << 30
 VERSIONS = "versions"
+COMPILED = "compiled"  # the key of the config that says what train.compile = "auto" was decided to mean
 JOB = "job"  # the key of the config that names the torchrun job which began the run
 
 
@@ -85,8 +87,22 @@ class Run:
         """Returns whether the job that `config` names has begun this run, with the same settings."""
         if config.get(JOB) is None or not (self.path / CONFIG).is_file():
             return False
-        saved = {key: value for key, value in self.config.items() if key != VERSIONS}
+        saved = {key: value for key, value in self.config.items() if key not in (VERSIONS, COMPILED)}
         return saved == parse_toml(_as_toml(config).encode(), CONFIG, RunError)
+
+    @property
+    def compiled(self) -> str | None:
+        """How the steps of this run are compiled, where its config leaves that open (`train.compile = "auto"`); None
+        where it was not decided yet."""
+        mode = self.config.get(COMPILED)
+        if mode is None or mode in COMPILES:
+            return mode
+        raise RunError(f"{self.path / CONFIG}: {COMPILED} = {quote(mode)}, expected {', '.join(COMPILES)}")
+
+    @compiled.setter
+    def compiled(self, mode: str) -> None:
+        self._write(CONFIG, _as_toml({**self.config, COMPILED: mode}))
+        del self.config  # it is read anew
 
     @property
     def finished(self) -> bool:

@@ -109,8 +109,9 @@ class TrainConfig(Section):
     which changes memory and the order of sums; with dropout each part draws its own numbers, so that the result is
     another one, as good. `smoothing`: the share of a target's probability that the loss spreads over
     all tokens; what is measured has none. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
-    `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both, "auto" is
-    "graph" on a GPU and "off" on a CPU, which gains nothing from either. `deterministic`: the same bits each time on a
+    `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both; "auto" is "off"
+    on a CPU, which gains nothing from either, and on a GPU "both" where the run is long enough to win back the seconds
+    that compiling takes, else "graph". `deterministic`: the same bits each time on a
     GPU too. `shard`: several processes share the weights (FSDP2), where each would have a copy. `init`: a run or model
     folder to start from.
     """

@@ -23,7 +23,7 @@ from regard.train.loop import Trainer
 from regard.train.progress import Progress, ProgressGroup
 from regard.train.recipe import Recipe
 from regard.train.rendezvous import job_id
-from regard.train.run import JOB, Run, find_begun, run_of, timestamped_path
+from regard.train.run import COMPILED, JOB, Run, find_begun, run_of, timestamped_path
 from regard.train.tasks.base import TASKS, Task
 
 _LOWER = (
@@ -67,7 +67,8 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
     if run.finished and process.world_size == 1:
         return run
     tables = dict(run.config)
-    tables.pop(JOB, None)
+    for key in (JOB, COMPILED):
+        tables.pop(key, None)
     saved_device = str(tables.pop("device", "cpu"))
     place = torch.device(resolve_device(process.device(device or saved_device)))
     process.init_group(place)
