@@ -1,14 +1,14 @@
 """Span corruption: a document with a hole, then what belongs there.
 
-Each document is cut to a random length, one span of it is taken out, and the sequence is `prefix ⁇ suffix ⁇ span`,
-padded with □ to the block. x is all of it but the last token, y all but the first. Whole batches at a time, on the
-device of the documents, without a loop over rows.
+Each document is cut to a random length, or to what fits where it is to be read whole; one span of it is taken out, and
+the sequence is `prefix ⁇ suffix ⁇ span`, padded with □ to the block. x is all of it but the last token, y all but the
+first. Whole batches at a time, on the device of the documents, without a loop over rows.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.data.batch import IGNORE, Batch
@@ -34,34 +34,47 @@ def corrupt(
     spans: tuple[float, float] = (1 / 8, 3 / 8),
     ignore_padding: bool = True,
     between: int | None = None,
+    cut_share: float = 1.0,
 ) -> Batch:
     """Returns x [N,block−1] and y [N,block−1] of the documents, each with a newly drawn hole.
 
     `spans`: the smallest and largest share of a cut that its span may be; their mean is the mean share.
     `ignore_padding=False` puts loss on the padding too, as some published code does. `between`: the token between
-    words, where a span is to be made of whole words.
+    words, where a span is to be made of whole words. `cut_share`: the share of the documents that are cut to a random
+    length; the others keep all that fits.
     """
-    draws = torch.rand(4, documents.shape[0], generator=generator, device=documents.device)
-    cut, span, start = draw_spans(lengths, longest_cut(block), draws, spans)
+    N = documents.shape[0]
+    draws = torch.rand(4, N, generator=generator, device=documents.device)
+    is_whole = None
+    if cut_share < 1:
+        is_whole = torch.rand(N, generator=generator, device=documents.device) >= cut_share
+    cut, span, start = draw_spans(lengths, longest_cut(block), draws, spans, is_whole)
     if between is not None:
         span, start = widen_to_words(documents, cut, span, start, between)
     return with_hole(documents, cut, span, start, block, mark, pad, ignore_padding)
 
 
 def draw_spans(
-    lengths: Int[Tensor, "N"], longest: int, draws: Float[Tensor, "4 N"], spans: tuple[float, float] = (1 / 8, 3 / 8)
+    lengths: Int[Tensor, "N"],
+    longest: int,
+    draws: Float[Tensor, "4 N"],
+    spans: tuple[float, float] = (1 / 8, 3 / 8),
+    is_whole: Bool[Tensor, "N"] | None = None,
 ) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"], Int[Tensor, "N"]]:
     """Returns cut, span length and span start of each document, given four uniform numbers in [0, 1) for it.
 
-    cut = min(length, U{4 … longest}). span = ⌊s + u⌋ with s uniform on mean·cut ± w, where w is half the range of
+    cut = min(length, U{4 … longest}), or min(length, longest) of those that are to be read whole. span = ⌊s + u⌋ with s uniform on mean·cut ± w, where w is half the range of
     `spans`, or less where s would fall below 1: so E[span] = mean·cut exactly (a cut below 1/mean has a span of 1).
     start = U{0 … cut − span}.
     """
     low, high = spans
     if not 0 < low <= high <= 1:
         raise DataError(f"spans = {spans}: expected shares with 0 < smallest <= largest <= 1")
-    drawn_cut = SHORTEST + draws[0] * (longest - SHORTEST + 1)
-    cut = torch.minimum(drawn_cut.long(), lengths)
+    # A draw next to 1 is rounded up to one more than the longest.
+    drawn_cut = (SHORTEST + draws[0] * (longest - SHORTEST + 1)).long().clamp(max=longest)
+    if is_whole is not None:
+        drawn_cut = drawn_cut.masked_fill(is_whole, longest)
+    cut = drawn_cut.minimum(lengths)
     middle = cut * ((low + high) / 2)
     # No wider than keeps the shortest span at 1, so that no draw has to be clamped and the mean stays.
     half = torch.minimum(cut * ((high - low) / 2), middle - 1).clamp(min=0)

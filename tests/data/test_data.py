@@ -373,6 +373,32 @@ def test_cuts_are_uniform_and_spans_a_quarter_on_average():
         assert len(counts) == length and ((counts - expected) ** 2 / expected).sum() < length + 5 * (2 * length) ** 0.5
 
 
+def test_a_share_of_the_documents_is_read_whole():
+    n, block = 2000, 128
+    documents = torch.randint(3, 99, (n, 131), generator=torch.Generator().manual_seed(1))
+    lengths = torch.full((n,), 131)
+    lengths[::2] = 40
+
+    def cuts(share):
+        x = corrupt(documents, lengths, block, 1, 0, torch.Generator().manual_seed(2), cut_share=share).x
+        return (x > 1).sum(1)
+
+    whole = lengths.clamp(max=longest_cut(block))
+    assert torch.equal(cuts(0.0), whole)
+    some, all_cut = cuts(0.25), cuts(1.0)
+    is_whole = some == whole
+    assert torch.equal(some[~is_whole], all_cut[~is_whole])  # the cuts are those of the same seed
+    assert is_whole[1::2].float().mean().item() == pytest.approx(0.75 + 0.25 / 109, abs=0.04)
+
+
+def test_a_draw_next_to_one_is_no_longer_than_the_longest_cut():
+    draws = torch.full((4, 1), 1 - 2**-24)
+    for block in (9, 16, 128):
+        longest = longest_cut(block)
+        cut, span, start = draw_spans(torch.tensor([500]), longest, draws)
+        assert cut.item() == longest and start + span <= cut
+
+
 def test_the_same_seed_gives_the_same_bits_and_short_documents_stay_whole():
     documents = torch.arange(3, 63).view(6, 10)
     lengths = torch.tensor([1, 2, 3, 4, 9, 10])

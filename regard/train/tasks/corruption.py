@@ -36,9 +36,10 @@ WORLD_FILES = ("documents.txt", "train.tsv", "dev.tsv", "test.tsv", "unwritten.t
 class KnowledgeData(Section):
     """Documents (one a line) and questions (`question<TAB>answer`); without documents, those of an invented world.
 
-    `test` may lack answers. `block` is the window in characters; `spans` the least and greatest share of a document
-    that is masked, and `words` whether it is widened to whole words. `mix`: while questions are learned, so many
-    corrupted documents are read along for each of them.
+    `test` may lack answers. `block` is the window in characters; `cut` the share of documents that are cut to a random
+    length, where the others are read whole, as far as the block goes; `spans` the least and greatest share of a
+    document that is masked, and `words` whether it is widened to whole words. `mix`: while questions are learned, so
+    many corrupted documents are read along for each of them.
     """
 
     place = "data"
@@ -48,6 +49,7 @@ class KnowledgeData(Section):
     dev: str = ""
     test: str = ""
     block: int = 128
+    cut: float = 1.0
     spans: tuple[float, float] = (0.125, 0.375)
     words: bool = False
     mix: float = 0.0
@@ -59,6 +61,8 @@ class KnowledgeData(Section):
             raise ConfigError(f"data.block = {self.block}: expected at least {SMALLEST_BLOCK}")
         if len(self.spans) != 2 or not 0 < self.spans[0] <= self.spans[1] <= 1:
             raise ConfigError(f"data.spans = {list(self.spans)}: expected two shares, 0 < smallest <= largest <= 1")
+        if not 0 <= self.cut <= 1:
+            raise ConfigError(f"data.cut = {self.cut}: expected a share, 0 to 1")
         if not 0 <= self.mix <= MOST_MIX:
             raise ConfigError(f"data.mix = {self.mix}: expected 0 to {MOST_MIX}")
 
@@ -113,11 +117,27 @@ class CorruptedDocuments:
         self.lengths = lengths.to(device)
         self.space = self.tokenizer.encode(" ")[0]
         self.width = int(lengths.max()) + 1  # of x: nothing but padding comes after
+        self.order = Order(len(self.rows), seed, device)
+        self._group: tuple[int, int, Batch] | None = None  # (group, batch size, its AHEAD batches)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, chosen: Tensor, *place: str | int) -> Batch:
+    def batch(self, step: int, size: int, *purpose: str) -> Batch:
+        """Returns `size` corrupted documents for a step [size,width]: what they are depends on seed and step alone.
+
+        AHEAD batches are corrupted at once, which takes a GPU no longer than one.
+        """
+        group, place = divmod(step, AHEAD)
+        if self._group is None or self._group[:2] != (group, size):
+            chosen = self.order.at(group, size * AHEAD)
+            rows = self.corrupt(chosen, *purpose, group).columns(self.width)
+            if self.device.type == "cpu":
+                rows = self._sort_by_length(rows, group, size)
+            self._group = (group, size, rows)
+        return self._group[2].rows(place * size, (place + 1) * size)
+
+    def corrupt(self, chosen: Tensor, *place: str | int) -> Batch:
         """Returns the chosen documents [B] as corrupted rows; the spans depend on the seed and on `place` alone."""
         source = generator(self.seed, "corruption", *place, device=self.device)
         between = None
@@ -132,7 +152,19 @@ class CorruptedDocuments:
             source,
             self.config.spans,
             between=between,
+            cut_share=self.config.cut,
         )
+
+    def _sort_by_length(self, rows: Batch, group: int, size: int) -> Batch:
+        """Returns AHEAD batches below each other, each of rows of like length, so that a CPU computes little padding.
+
+        The batches are then shuffled, so that their lengths neither rise nor fall within a group.
+        """
+        by_length = (rows.y != IGNORE).sum(1).argsort(stable=True).view(AHEAD, size)
+        source = generator(self.seed, "mixed", group, device=self.device)
+        shuffled = torch.randperm(AHEAD, generator=source, device=self.device)
+        order = by_length[shuffled].flatten()
+        return Batch(rows.x[order], rows.y[order])
 
 
 def _question_texts(files: KnowledgeFiles) -> list[str]:
@@ -157,28 +189,11 @@ class Corruption(Task):
         self.tokenizer = self.documents.tokenizer
         self.rows = len(self.documents)
         self.length = config.block - 1
-        self.order = Order(self.rows, seed, device)
         self.period = AHEAD
-        self._group: tuple[int, int, Batch] | None = None  # (group, batch size, its AHEAD batches)
 
     def batch(self, step: int, size: int) -> Batch:
-        """Returns the batch of a step [size,T]. AHEAD batches are corrupted at once, which takes a GPU no longer than
-        one, and each of them holds documents of similar length, so that a CPU computes little padding."""
-        group, place = divmod(step, AHEAD)
-        if self._group is None or self._group[:2] != (group, size):
-            self._group = (group, size, self._corrupt_group(group, size))
-        batch = self._group[2].rows(place * size, (place + 1) * size)
+        """Returns the batch of a step [size,T], on a CPU without the columns that hold nothing but padding."""
+        batch = self.documents.batch(step, size)
         if batch.x.device.type != "cpu":
             return batch  # a GPU's step is one CUDA graph, which needs one shape
         return batch.columns(int((batch.y != IGNORE).sum(1).max()))
-
-    def _corrupt_group(self, group: int, size: int) -> Batch:
-        """Returns AHEAD batches below each other, sorted by length within the group and then shuffled as batches."""
-        chosen = self.order.at(group, size * AHEAD)
-        device = chosen.device
-        rows = self.documents.batch(chosen, group).columns(self.documents.width)
-        by_length = (rows.y != IGNORE).sum(1).argsort(stable=True).view(AHEAD, size)
-        source = generator(self.documents.seed, "mixed", group, device=device)
-        shuffled = torch.randperm(AHEAD, generator=source, device=device)
-        order = by_length[shuffled].flatten()
-        return Batch(rows.x[order], rows.y[order])

@@ -47,7 +47,6 @@ class Questions(Task):
         self.rows = len(self.train.x)
         self.length = config.block - 1
         self.order = Order(self.rows, seed, device)
-        self.document_order = Order(len(self.documents), seed, device)
 
     def _read_rows(self, path: Path, block: int, device: torch.device) -> Batch:
         """Returns a file's questions as rows on the device, without the columns that hold nothing but padding."""
@@ -66,7 +65,7 @@ class Questions(Task):
         extra = round(self.mix * size)
         if not extra:
             return questions
-        read = self.documents.batch(self.document_order.at(step, extra), "mix", step).columns(questions.x.shape[1])
+        read = self.documents.batch(step, extra, "mix").columns(questions.x.shape[1])
         return Batch(torch.cat([questions.x, read.x]), torch.cat([questions.y, read.y]))
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
