@@ -63,8 +63,9 @@ def draw_spans(
 ) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"], Int[Tensor, "N"]]:
     """Returns cut, span length and span start of each document, given four uniform numbers in [0, 1) for it.
 
-    cut = min(length, U{4 … longest}), or min(length, longest) of those that are to be read whole. span = ⌊s + u⌋ with s uniform on mean·cut ± w, where w is half the range of
-    `spans`, or less where s would fall below 1: so E[span] = mean·cut exactly (a cut below 1/mean has a span of 1).
+    cut = min(length, U{4 … longest}), or min(length, longest) where it is to be read whole. span = ⌊s + u⌋ with s
+    uniform on mean·cut ± w, where w is half the range of `spans`, or less where s would fall below 1: so E[span] =
+    mean·cut exactly (a cut below 1/mean has a span of 1).
     start = U{0 … cut − span}.
     """
     low, high = spans
