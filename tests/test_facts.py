@@ -680,6 +680,26 @@ def test_a_dense_synthesizer_is_softmax_attention_with_learned_keys():
             assert distance(dense(q, None, v, mask), want) < 1e-6
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_relative_synthesizer_scores_distances(causal):
+    q, k, v = qkv()
+    dense = made("synthesizer", q, k, v, relative=True)
+    with torch.no_grad():
+        dense.offset.copy_(normal(6, 25, seed=17))
+    scores = torch.full((2, 6, 13, 13), -torch.inf)
+    for i in range(13):
+        for j in range(i + 1 if causal else 13):
+            column = i - j + 12
+            scores[:, :, i, j] = (q[:, :, i].relu() * dense.keys[:, column]).sum(-1) + dense.offset[:, column]
+    want = scores.softmax(-1)
+    assert distance(dense.weights(q, k, Mask(causal=causal)), want) < 1e-6
+    # What a token attends to within a window of four does not depend on where it stands.
+    window = Mask(causal=causal, window=4)
+    later = dense(q, None, v, window)[:, :, 7:]
+    alone = dense(q[:, :, 4:], None, v[:, :, 4:], window)[:, :, 3:]
+    assert distance(later, alone) < 1e-6
+
+
 @pytest.mark.parametrize("name", ["synthesizer", "synthesizer-random"])
 def test_a_synthesizer_caches_values_and_no_keys(name):
     q, k, v = qkv(dtype=torch.bfloat16)

@@ -25,6 +25,8 @@ def _when(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, m
     """Returns why the kernel cannot run, or None."""
     if mask.softcap is not None:
         return "the fused call has no softcap"
+    if isinstance(mechanism, Synthesizer) and mechanism.relative:
+        return "scores by distance are no product of queries and keys"
     return None
 
 

@@ -5,6 +5,8 @@ Dense, per head:   softmax(ReLU(X A + b₁) B + b₂) (X V),   A [D, K], B [K, �
 The layer's query projection is X A + b₁, so the mechanism is handed that as q. Each token proposes a score for each of
 ℓ positions. Written as q' = [ReLU(q), 1] and learned keys [Bᵀ, b₂] it **is** softmax attention at scale 1, and runs on
 the same kernels; it needs no key projection and no key cache, only values. It is still quadratic in length.
+With `relative`, columns of B are distances instead: row i takes the score of key j from column i − j. What a token has
+learned to look for then holds wherever it stands, as with relative positions of softmax attention.
 
 Random: the score of row i for column j is a learned (or fixed) number R[i, j], also factorised as R = R₁R₂ᵀ.
 
@@ -104,13 +106,17 @@ class Synthesizer(Positional):
     needs = "qv"
     biases = ("offset",)
 
-    def __init__(self, heads: int, width: int, length: int) -> None:
+    def __init__(self, heads: int, width: int, length: int, relative: bool = False) -> None:
         super().__init__(heads, length)
         if width < 1:
             raise OptionError(f"synthesizer: width = {width}, expected at least 1")
         self.width = width
-        self.keys = nn.Parameter(torch.randn(heads, length, width) / math.sqrt(width))
-        self.offset = nn.Parameter(torch.zeros(heads, length))
+        self.relative = relative
+        columns = length
+        if relative:
+            columns = 2 * length - 1  # column c is the distance c − (length − 1); those of keys ahead come first
+        self.keys = nn.Parameter(torch.randn(heads, columns, width) / math.sqrt(width))
+        self.offset = nn.Parameter(torch.zeros(heads, columns))
 
     def as_softmax(self, q: Queries, mask: Mask, k: Keys | None = None) -> tuple[Tensor, Tensor]:
         """Returns queries and keys whose softmax attention at scale 1 this is.
@@ -127,14 +133,41 @@ class Synthesizer(Positional):
 
     def weights(self, q: Queries, k: Keys | None = None, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         with without_autocast(q):
+            if self.relative:
+                return mask.softmax(self.distance_scores(q, mask, k))
             queries, keys = self.as_softmax(q, mask, k)
             return mask.softmax(queries @ keys.mT)
 
+    def distance_scores(self, q: Queries, mask: Mask, k: Keys | None = None) -> Float[Tensor, "B H T S"]:
+        """Returns the scores by distance: row i has at key j what its token proposes for i − j.
+
+        Keys that the mask hides may lie at distances that there are no columns for, and get the score of another.
+        """
+        self.check_queries(q, self.width)
+        q = upcast_half(q).relu()
+        T, S = mask.size(q, k)
+        rows = self.query_positions(T, S, mask, q.device)
+        distance = rows[:, :, None] - self.key_positions(S, mask, q.device)[:, None, :]
+        columns = (distance + self.length - 1).clamp(0, 2 * self.length - 2)  # [B|1,T,S]
+        keys = self.keys.to(q.dtype)[:, columns]  # [H,B|1,T,S,K]
+        offset = self.offset.to(q.dtype)[:, columns].transpose(0, 1)
+        if len(columns) == 1:
+            # All rows have the same distances: at each query [B,K] @ [K,S], and no key is repeated for the batch.
+            products = q.permute(1, 2, 0, 3) @ keys[:, 0].mT  # [H,T,B,S]
+            return products.permute(2, 0, 1, 3) + offset
+        products = q.transpose(0, 1)[..., None, :] @ keys.mT  # [H,B,T,1,K] @ [H,B,T,K,S]
+        return products[..., 0, :].transpose(0, 1) + offset
+
     def score_flops(self, K: int) -> int:
+        if self.relative:
+            return 2 * K  # the offset is added
         return 2 * (K + 1)
 
     def learned_numbers(self, size: Size) -> int:
-        return size.H * size.S * (size.K + 1)
+        columns = size.S
+        if self.relative and not size.causal:
+            columns = size.T + size.S - 1
+        return size.H * columns * (size.K + 1)
 
 
 @register("synthesizer-random")

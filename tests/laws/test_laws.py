@@ -10,7 +10,11 @@ import regard
 from regard.laws import LAWS, Case, Unasked, ask, subject
 
 FEW = {"performer": {"features": 16}, "fourier": {"features": 16}}  # the laws do not depend on their number
-OTHER_OPTIONS = [("argmax", {"gradient": "straight_through"}), ("synthesizer-random", {"rank": 2})]
+OTHER_OPTIONS = [
+    ("argmax", {"gradient": "straight_through"}),
+    ("synthesizer", {"relative": True}),
+    ("synthesizer-random", {"rank": 2}),
+]
 SUBJECTS = [subject(name, **FEW.get(name, {})) for name in regard.mechanisms()]
 SUBJECTS += [subject(name, **options) for name, options in OTHER_OPTIONS]
 DTYPES = ["float64", "float32", "float32", "bfloat16", "float16"]

@@ -31,6 +31,8 @@ def _when(
         return "it takes values of the dtype in which it has learned"
     if state.rules.window is not None:
         return "it knows no window"
+    if isinstance(mechanism, Synthesizer) and mechanism.relative:
+        return "it reads scores by position, not by distance"
     if not state.even and state.used >= mechanism.length:
         return "it does not count the visible tokens of rows that may have reached the end"
     return refuse_special_step(mechanism, v, state, visible)

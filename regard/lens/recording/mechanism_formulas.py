@@ -79,7 +79,7 @@ def derive_formula(attended: RecordedAttention, mechanism: Mechanism, inputs: La
         return SoftmaxFormula(1.0, mask.softcap)
     if isinstance(mechanism, Synthesizer | RandomSynthesizer) and mask.adjusts_scores:
         return _dense(attended, mechanism, inputs)
-    if isinstance(mechanism, Synthesizer) and cls is Synthesizer:
+    if isinstance(mechanism, Synthesizer) and cls is Synthesizer and not mechanism.relative:
         assert q is not None
         attended.q, attended.k = map(first_example, mechanism.as_softmax(q, mask))
         return SoftmaxFormula(1.0)
