@@ -1,7 +1,8 @@
 """Recipes: TOML files with the sections data, model and train, changed by `key=value`, into frozen dataclasses.
 
 A recipe names its task, which knows what its section `data` may hold. `[variant.NAME.…]` are changes that `--variant
-NAME` applies, such as the full size of an experiment whose default fits a laptop.
+NAME` applies, such as the full size of an experiment whose default fits a laptop. `[mechanism.NAME.…]` are settings
+that hold where the model's mechanism is NAME; what is asked for by `key=value` goes before them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from regard.config import ConfigError, Section
 from regard.errors import did_you_mean, quote
+from regard.mechanisms import lookup
 from regard.models import Model
 from regard.models.base import MODELS
 from regard.reading import check_path, parse_toml, read_toml
@@ -22,6 +24,7 @@ from regard.train.tasks.base import TASKS
 
 SECTIONS = ("data", "model", "train")
 COMPARE = "compare"  # what an experiment varies; a single training has no use for it
+MECHANISM = "mechanism"  # what holds for one mechanism only
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
         for table in (tables.get(key, {}), asked.get(key, {})):
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{name}: {key} = {quote(table)}: expected a section of keys and values")
+    tables = apply_mechanism(tables, asked, name)
     unknown = set(tables) - {"task", "recipe", "versions", COMPARE, *SECTIONS}
     if unknown:
         raise ConfigError(f"{name} has an unknown section {quote(min(unknown))}.{did_you_mean(min(unknown), SECTIONS)}")
@@ -142,6 +146,20 @@ def apply_variant(tables: Mapping[str, Any], variant: str | None, name: str) -> 
     if variant not in variants:
         raise ConfigError(f"{name} has no variant {quote(variant)}.{did_you_mean(variant, variants)}")
     return merge_tables(plain, variants[variant])
+
+
+def apply_mechanism(tables: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns a recipe's tables with what they say for the mechanism of the model; `name` is what errors call it."""
+    plain = {key: value for key, value in tables.items() if key != MECHANISM}
+    by_mechanism = tables.get(MECHANISM, {})
+    if not isinstance(by_mechanism, Mapping):
+        raise ConfigError(f"{name}: {MECHANISM} = {quote(by_mechanism)}: expected sections [{MECHANISM}.NAME.…]")
+    for known in by_mechanism:
+        lookup(known)  # a misspelt one would hold for nothing
+    used = merge_tables(tables.get("model", {}), asked.get("model", {})).get(MECHANISM)
+    if not isinstance(used, str) or used not in by_mechanism:
+        return plain
+    return merge_tables(plain, by_mechanism[used])
 
 
 def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

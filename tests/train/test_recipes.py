@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from training import TINY, pretraining
 
 from regard.config import ConfigError
+from regard.errors import RegardError
 from regard.train import Run, recipe, stage
 from regard.train.recipe import SECTIONS, apply_variant, load, merge_tables, parse, recipe_names, resolve
 from regard.train.settings import TrainConfig
@@ -123,6 +124,24 @@ def test_a_file_that_is_wrong(text, words, tmp_path):
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         load(str(tmp_path / "own.toml"))
+
+
+def test_settings_of_one_mechanism_hold_for_it_alone(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(
+        OWN + "\n[mechanism.elu.train]\nlr = 0.25\nsteps = 7\n[variant.long.mechanism.elu.model]\nlayers = 3\n"
+    )
+    assert load(str(path)).train.steps == 5
+    assert load(str(path), ["model.mechanism=performer"]).train.steps == 5
+    elu = load(str(path), ["model.mechanism=elu", "train.lr=0.5"])
+    assert (elu.train.steps, elu.train.lr) == (7, 0.5)  # what is asked for goes before
+    assert "layers" not in elu.model
+    assert load(str(path), ["model.mechanism=elu"], "long").model["layers"] == 3
+    assert resolve(str(path), elu.as_dict()).as_dict() == elu.as_dict()
+    for wrong, words in (("[mechanism.elo.train]\nlr = 1", "elo"), ("mechanism = 'elu'", "expected sections")):
+        path.write_text("task = 'corruption'\n" + wrong)
+        with pytest.raises(RegardError, match=words):
+            load(str(path))
 
 
 def test_a_recipe_of_ones_own(tmp_path):
