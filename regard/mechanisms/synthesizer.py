@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.errors import LengthError, OptionError, ShapeError
 from regard.mechanisms.base import register, without_autocast
@@ -146,6 +147,9 @@ class Synthesizer(Positional):
         self.check_queries(q, self.width)
         q = upcast_half(q).relu()
         T, S = mask.size(q, k)
+        is_plain = mask.visible is None and mask.documents is None and mask.rows is None
+        if is_plain and mask.causal and T == S <= self.length:
+            return self._shifted_scores(q)
         rows = self.query_positions(T, S, mask, q.device)
         distance = rows[:, :, None] - self.key_positions(S, mask, q.device)[:, None, :]
         columns = (distance + self.length - 1).clamp(0, 2 * self.length - 2)  # [B|1,T,S]
@@ -157,6 +161,20 @@ class Synthesizer(Positional):
             return products.permute(2, 0, 1, 3) + offset
         products = q.transpose(0, 1)[..., None, :] @ keys.mT  # [H,B,T,1,K] @ [H,B,T,K,S]
         return products[..., 0, :].transpose(0, 1) + offset
+
+    def _shifted_scores(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T T"]:
+        """Returns the scores by distance of a whole causal sequence, after ReLU; those of keys ahead mean nothing.
+
+        The product has a column for each distance, the farthest first. A zero before each row, and rows counted T
+        instead of T + 1 wide, move row i by T − 1 − i to the left, so that the columns become keys: unlike picking
+        single keys, that has a cheap gradient.
+        """
+        B, H, T, _ = q.shape
+        used = slice(self.length - 1, self.length - 1 + T)
+        keys = self.keys[:, used].flip(1).to(q.dtype)
+        offset = self.offset[:, used].flip(1).to(q.dtype)
+        products = q @ keys.mT + offset[:, None]  # [B,H,T,T]
+        return functional.pad(products, (1, 0)).view(B, H, T + 1, T)[:, :, 1:]
 
     def score_flops(self, K: int) -> int:
         if self.relative:
