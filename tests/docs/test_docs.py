@@ -121,7 +121,9 @@ def things(tmp_path_factory):
     write_sentences(here / "sentences.tsv", reviews(ReviewsConfig(sentences=200)).train)
     names["sentences.tsv"] = "sentences.tsv"
     made = {name: str(here / path) for name, path in (names | data | {"LM": "lm", "ASKED": "asked"}).items()}
-    return made | {name: str(ROOT / "examples" / name) for name in ("keys.csv", "query.csv", "tokens.csv", "outputs.csv")}
+    return made | {
+        name: str(ROOT / "examples" / name) for name in ("keys.csv", "query.csv", "tokens.csv", "outputs.csv")
+    }
 
 
 def typed(command, things):
