@@ -112,7 +112,7 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
     if not isinstance(task, str) or task not in TASKS:
         raise ConfigError(f"{name}: task = {quote(task)}.{did_you_mean(str(task), TASKS)}")
     data = TASKS[task].Config().but(**tables.get("data", {})).but(**asked.get("data", {}))
-    train = TrainConfig().but(**tables.get("train", {})).but(**asked.get("train", {}))
+    train = TrainConfig().but(**tables.get("train", {})).but(**_train_changes(asked.get("train", {})))
     model = merge_tables(tables.get("model", {}), asked.get("model", {}))
     resolve_model(model)  # an error in a model's keys comes here, not when it is built
     return Recipe(name, task, data, model, train, asked)
@@ -194,6 +194,17 @@ def flatten(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
         path = f"{prefix}.{key}" if prefix else key
         pairs += flatten(value, path)
     return pairs
+
+
+def _train_changes(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is asked of training, with no number of steps where a number of epochs is asked for.
+
+    A recipe may say how long in steps, which win over epochs: asking for epochs would change nothing.
+    """
+    changes = dict(asked)
+    if changes.get("epochs") and "steps" not in changes:
+        changes["steps"] = 0
+    return changes
 
 
 def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:

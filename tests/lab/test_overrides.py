@@ -431,3 +431,11 @@ def test_what_a_config_says_can_be_said_on_the_command_line():
     asked = {key: table for key, table in load("summarize").as_dict().items() if key in recipe.SECTIONS}
     assert dict(flatten(parse(experiment.override_words(asked)))) == dict(flatten(asked))
     assert COMPARE not in asked
+
+
+def test_asking_for_epochs_takes_the_place_of_a_recipes_steps():
+    assert recipe.load("lm", ["data.text=a.txt"]).train.steps == 2500
+    asked = recipe.load("lm", ["data.text=a.txt", "train.epochs=1"]).train
+    assert (asked.epochs, asked.steps) == (1, 0)
+    both = recipe.load("lm", ["data.text=a.txt", "train.epochs=1", "train.steps=7"]).train
+    assert both.steps == 7
