@@ -68,6 +68,7 @@ class Stranger(Caller, Subject):
         self._tried_states = False
         self._claims = causal
         self._found_out = False
+        self._refusal: tuple[str, CouldNotBeAsked] | None = None
 
     @property
     def token_axis(self) -> int:  # type: ignore[override]
@@ -155,6 +156,8 @@ class Stranger(Caller, Subject):
         """Finds out how it wants to be called; raises `CouldNotBeAsked` where no way works."""
         if self._found_out:
             return
+        if self._refusal is not None and self._refusal[0] == self.device:
+            raise self._refusal[1]  # every case of every law comes here, and trying all ways takes its time
         self._found_out = True  # what follows asks `run` and `fit`, which would come here again
         try:
             self._find_layout_and_width()
@@ -163,8 +166,9 @@ class Stranger(Caller, Subject):
             self._find_sizes()
             self._find_precision()
             self._find_claim()
-        except CouldNotBeAsked:
+        except CouldNotBeAsked as refusal:
             self._found_out = False
+            self._refusal = (self.device, refusal)
             raise
 
     def _fit_layout(self, case: Case) -> Case:
