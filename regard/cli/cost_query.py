@@ -12,7 +12,7 @@ from regard.cli.amounts import format_amount
 from regard.mechanisms import Cost, Face, Mechanism, lookup, on_meta
 from regard.nn import Attention
 from regard.registry import accepted_options
-from regard.shapes import Size
+from regard.shapes import Mask, Size
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CostQuery:
                 K=s.K,
                 V=s.V,
                 causal=s.causal,
-                window=s.window,
+                rules=Mask(window=s.window),
                 bias=False,
             ).to(s.dtype)
         cost = layer.cost(s.T, s.S, self.face, s.B)

@@ -95,7 +95,11 @@ def _refuse_state(own: Any, dtype: torch.dtype) -> str | None:
 
 def _norm_kind(norm: nn.Module) -> str | None:
     """Returns "layer" or "rms" of a norm that has a weight, or None."""
-    return {nn.LayerNorm: "layer", nn.RMSNorm: "rms"}.get(type(norm))
+    if isinstance(norm, nn.RMSNorm):
+        return "rms"
+    if type(norm) is nn.LayerNorm:
+        return "layer"
+    return None
 
 
 def _norm_parts(norm: Any) -> Any:

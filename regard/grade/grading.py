@@ -19,6 +19,7 @@ from regard.grade.judging import SUBMITTED, judge_item
 from regard.grade.outcomes import Grade, ItemOutcome, failed_everywhere
 from regard.grade.spec import GradeLimits, Spec, load_spec
 from regard.grade.submissions import Submission, find_submissions, read_source
+from regard.reading import parse_json
 
 OPEN_NETWORK = "This machine allows no namespaces to its users: submissions could reach the network."
 
@@ -92,7 +93,7 @@ class Grader:
             line = self.process.stdout.readline()
         if not line:
             raise GraderError(f"the process that grades has ended with {self.process.wait()}; what it said is above")
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Any] = parse_json(line, "the answer of the process that grades", GraderError)
         if "error" in answer:
             raise GraderError(answer["error"])
         return answer

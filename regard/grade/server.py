@@ -21,6 +21,7 @@ from regard.errors import RegardError
 from regard.grade.outcomes import ItemOutcome, ItemStatus, failed_everywhere, outcome_of
 from regard.grade.spec import GradeLimits, Spec, load_spec
 from regard.grade.worker import Job, run_job
+from regard.reading import parse_json
 
 MAX_PRINTED = 4000  # characters of what a submission prints that are kept
 MAX_REPORT = 1 << 24  # bytes of reports of one process
@@ -52,7 +53,7 @@ class Watched:
         self.reported += data
         *lines, self.reported = self.reported.split(b"\n")
         for line in lines:
-            self._take(json.loads(line))
+            self._take(parse_json(line, "the report"))
 
     def _take(self, message: Mapping[str, Any]) -> None:
         self.done = self.done or "done" in message
@@ -209,7 +210,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a spec's own Python prints must not come between the answers
     for line in sys.stdin:
-        message = json.loads(line)
+        message = parse_json(line, "the job")
         limits = GradeLimits(**message.pop("limits"))
         job = Job(**message | {"items": (), "limits": limits})
         try:

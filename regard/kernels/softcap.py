@@ -28,7 +28,7 @@ def has_fast_softcap(cap: float, device: torch.device) -> bool:
     return cap <= _LARGEST_CAP and device.type == "cuda" and torch.version.hip is None and _register_lowering()
 
 
-@torch.library.custom_op("regard::fast_tanh", mutates_args=())
+@torch.library.custom_op("regard::fast_tanh", mutates_args=(), schema="(Tensor x) -> Tensor")
 def fast_tanh(x: Tensor) -> Tensor:
     """Returns tanh(x); compiled for a GPU, by one instruction."""
     return torch.tanh(x)

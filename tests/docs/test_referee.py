@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def load_script():
+    sys.path.insert(0, str(ROOT / "benchmarks" / "reproductions"))  # what it imports lies beside it
     spec = importlib.util.spec_from_file_location("referee", ROOT / "benchmarks" / "reproductions" / "referee.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

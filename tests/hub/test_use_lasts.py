@@ -224,7 +224,7 @@ def test_a_prefix_that_all_may_see_is_honoured_or_refused() -> None:
     causal = logits(model, ids, use_cache=False)
     seen = logits(model, ids, attention_mask=prefix[None, None], use_cache=False)
     assert not torch.allclose(seen[:, 0], causal[:, 0])
-    with pytest.raises(HubError, match="not just causal with padding"):
+    with pytest.raises(HubError, match="not just that with padding"):
         logits(model, ids, attention_mask=prefix[None, None], use_cache=True)
 
 

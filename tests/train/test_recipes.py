@@ -88,7 +88,7 @@ def test_the_known_recipes():
         ("knowledge/pretrain", None, ["train.precision=fp8"], "train.precision = 'fp8': expected auto, float32"),
         ("knowledge/pretrain", None, ["train.compile=always"], "train.compile = 'always': expected auto, off"),
         ("knowledge/pretrain", None, ["train.evaluation.patience=-1"], "patience = -1: expected 0 or more"),
-        ("knowledge/pretrain", None, ["train.saving.keep=0"], "train.saving.keep = 0: expected 1 or more"),
+        ("knowledge/pretrain", None, ["train.saving.keep=-1"], "train.saving.keep = -1: expected 0 or more"),
         ("knowledge/pretrain", None, ["train.schedule.floor=2"], "train.schedule.floor = 2: expected 0 to 1"),
         ("knowledge/pretrain", None, ["model.width=100000000"], "model.width = 100000000: expected 1 to"),
         ("knowledge/pretrain", None, ["model.layers=0"], "model.layers = 0: expected 1 to"),
