@@ -412,7 +412,7 @@ def _run_program(text: str) -> str:
 
 def write_docs(arguments: argparse.Namespace) -> None:
     """Writes what lies between the markers of docs/referee.md from the newest results."""
-    document = json.loads(max(RESULTS.glob("referee-*.json")).read_text(encoding="utf-8"))
+    document = json.loads(max(RESULTS.glob("referee-[0-9]*.json")).read_text(encoding="utf-8"))
     page = PAGE.read_text(encoding="utf-8")
     parts = {"table": make_table(document), "broken": make_programs(document, BROKEN)}
     parts["noted"] = make_programs(document, NOTED)

@@ -30,7 +30,7 @@ def referee():
 
 @pytest.fixture(scope="module")
 def document(referee):
-    return json.loads(max(referee.RESULTS.glob("referee-*.json")).read_text(encoding="utf-8"))
+    return json.loads(max(referee.RESULTS.glob("referee-[0-9]*.json")).read_text(encoding="utf-8"))
 
 
 def test_the_page_is_that_of_the_newest_results(referee, document):
