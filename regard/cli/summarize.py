@@ -31,6 +31,7 @@ def summarize(
     max_tokens: Annotated[int | None, typer.Option("--max", help="At most so many tokens.")] = None,
     length_penalty: Annotated[float, typer.Option(help="Beams are ranked by log p / length to this power.")] = 1.0,
     temperature: Annotated[float | None, typer.Option(help="Draw tokens instead; below 1 prefers likely ones.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw only of the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw only the likeliest that have probability p.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
     article: Annotated[str, typer.Option(help="The key or column that holds the article.")] = "article",
@@ -39,7 +40,7 @@ def summarize(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Summarise articles with a trained encoder-decoder."""
-    is_drawn = temperature is not None or top_p is not None
+    is_drawn = temperature is not None or top_k is not None or top_p is not None
     if not is_drawn and beams is None:
         beams = max(4, n)  # n different summaries need as many beams
     settings = Settings(
@@ -48,6 +49,7 @@ def summarize(
         max_tokens=max_tokens or 1 << 20,
         length_penalty=length_penalty,
         temperature=temperature,
+        top_k=top_k,
         top_p=top_p,
         seed=seed,
     )

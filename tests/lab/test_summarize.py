@@ -444,6 +444,8 @@ def test_summaries_on_the_command_line(whole, command, tmp_path):
     assert command(out, tmp_path / "a.jsonl", "--out", tmp_path / "said.txt")[0] == 0
     assert (tmp_path / "said.txt").read_text() == said
     assert len(command(out, tmp_path / "a.txt", "--temperature", 1, "--n", 2, "--seed", 0)[1].split("\n")) == 7
+    greedy = command(out, tmp_path / "a.txt", "--beams", 1)[1]
+    assert command(out, tmp_path / "a.txt", "--top-k", 1)[1] == greedy
 
 
 def test_empty_and_long_articles_on_the_command_line(whole, command):
