@@ -37,15 +37,14 @@ def compare(q: Tensor, k: Tensor) -> Tensor:
     return (q.reshape(B, G, H // G * T, K) @ k.mT).view(B, H, T, S)
 
 
-def attention_softmax(scores: Tensor, rules: dict[str, Any]) -> Tensor:
-    """Returns the weights of scores [B,H,T,T], over the keys that each query may see."""
+def visible_scores(scores: Tensor, rules: dict[str, Any]) -> Tensor:
+    """Returns scores [B,H,T,T] less what ALiBi takes off, and −inf where a query may not see a key."""
     T = scores.shape[2]
-    if rules["slopes"] is not None:  # ALiBi: the farther, the less
+    if rules["slopes"] is not None:  # the farther, the less
         t = torch.arange(T, device=scores.device)
         distance = (t[None, :, None] - t[None, None, :]).abs()[:, None]
         scores = scores - rules["slopes"].to(scores.dtype)[None, :, None, None] * distance
-    seen = visible_keys(T, scores.device, rules["window"])
-    return scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return scores.masked_fill(~visible_keys(T, scores.device, rules["window"]), float("-inf"))
 
 
 class Softmax(nn.Module):
@@ -57,7 +56,7 @@ class Softmax(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any]) -> Tensor:
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        return mix(attention_softmax(compare(q * scale, k), rules), v)
+        return mix(visible_scores(compare(q * scale, k), rules).softmax(-1), v)
 
 
 class Argmax(nn.Module):
@@ -68,17 +67,11 @@ class Argmax(nn.Module):
         self.straight_through = straight_through
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any]) -> Tensor:
-        scores = compare(q, k) / math.sqrt(q.shape[-1])
-        soft = attention_softmax(scores, rules)
-        seen = visible_keys(q.shape[2], q.device, rules["window"])
-        ranked = scores.detach()
-        if rules["slopes"] is not None:
-            t = torch.arange(q.shape[2], device=q.device)
-            distance = (t[None, :, None] - t[None, None, :]).abs()[:, None]
-            ranked = ranked - rules["slopes"].to(scores.dtype)[None, :, None, None] * distance
-        ranked = ranked.masked_fill(~seen, float("-inf"))
-        weights = torch.zeros_like(ranked).scatter_(-1, ranked.argmax(-1, keepdim=True), 1.0)
+        scores = visible_scores(compare(q, k) / math.sqrt(q.shape[-1]), rules)
+        best = scores.detach().argmax(-1, keepdim=True)
+        weights = torch.zeros_like(scores).scatter_(-1, best, 1.0)
         if self.straight_through:
+            soft = scores.softmax(-1)
             weights = weights + (soft - soft.detach())
         return mix(weights, v)
 
@@ -94,7 +87,7 @@ class Gaussian(nn.Module):
         variance = math.sqrt(q.shape[-1]) if self.sigma is None else self.sigma**2
         lengths = k.square().sum(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
         scores = compare(q / variance, k) - lengths[:, :, None] / (2 * variance)
-        return mix(attention_softmax(scores, rules), v)
+        return mix(visible_scores(scores, rules).softmax(-1), v)
 
 
 class Synthesizer(nn.Module):
@@ -108,7 +101,8 @@ class Synthesizer(nn.Module):
     def forward(self, q: Tensor, k: None, v: Tensor, rules: dict[str, Any]) -> Tensor:
         q = torch.cat([q.relu(), torch.ones_like(q[..., :1])], -1)
         keys = torch.cat([self.keys, self.offset[..., None]], -1)[None, :, : v.shape[2]]
-        return mix(attention_softmax(q @ keys.expand(q.shape[0], -1, -1, -1).mT, rules), v)
+        scores = q @ keys.expand(q.shape[0], -1, -1, -1).mT
+        return mix(visible_scores(scores, rules).softmax(-1), v)
 
 
 class RandomSynthesizer(nn.Module):
@@ -123,7 +117,7 @@ class RandomSynthesizer(nn.Module):
         T = v.shape[2]
         scores = self.left[None, :, :T]
         scores = scores[..., :T] if self.right is None else scores @ self.right[None, :, :T].mT
-        return mix(attention_softmax(scores, rules).expand(v.shape[0], -1, -1, -1), v)
+        return mix(visible_scores(scores, rules).softmax(-1).expand(v.shape[0], -1, -1, -1), v)
 
 
 class Linear(nn.Module):

@@ -153,7 +153,7 @@ def _needed_parts(stack: Stack, mechanisms: list[str], positions: str, merge: st
     by_scores = used & {"Softmax", "Argmax", "Gaussian", "Synthesizer", "RandomSynthesizer"}
     wanted = {"visible_keys", positions.split("(")[0], "Attention", "Block", "Stack", "GPT"} | used
     if by_scores:
-        wanted |= {"mix", "attention_softmax"}
+        wanted |= {"mix", "visible_scores"}
     if used & {"Softmax", "Argmax", "Gaussian"}:
         wanted.add("compare")
     if used - by_scores:
