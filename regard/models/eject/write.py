@@ -131,7 +131,10 @@ def _build_positions(stack: Stack) -> str:
     if isinstance(positions, Sinusoidal):
         return f"Sinusoidal({positions.width})"
     if isinstance(positions, Rotary):
-        return f"Rotary({positions.frequencies().tolist()!r})"
+        if positions.original is not None:  # Llama 3's rule: the numbers are shorter than it
+            return f"Rotary({positions.frequencies().tolist()!r})"
+        powers = f"-torch.arange(0, {positions.width}, 2, dtype=torch.float64) / {positions.width}"
+        return f"Rotary(({positions.base!r} ** ({powers}) / {positions.factor!r}).tolist())"
     if isinstance(positions, Alibi) or type(positions) is Positions:
         return "NoPositions()"
     raise OptionError(f"positions '{stack.config.position}' have no plain twin that regard could write")
