@@ -1,7 +1,7 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab,plot,text,hf,serve,notebook,sweep,triton,docs
+EXTRAS := dev,hf,serve,notebook,triton,docs
 DEMO_FLAGS ?=
 RELIABILITY_FLAGS ?=
 MUTATION_FLAGS ?= --count 200
@@ -97,7 +97,7 @@ clean: ## remove everything built, .venv included
 
 .venv/.use: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "setting up .venv (a few minutes the first time)"
-	@$(PIP) -e '.[plot]'
+	@$(PIP) -e .
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
