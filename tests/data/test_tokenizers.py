@@ -136,6 +136,11 @@ def test_damaged_and_foreign_files_are_named(content: str, message: str, tmp_pat
         load_tokenizer(path)
 
 
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerFileError, match="does not exist"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
 def test_a_tokenizer_of_ones_own_is_a_class_with_a_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TOKENIZERS, "_entries", dict(TOKENIZERS._entries))
 
