@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-laws test-reliability soak gpu-test lint web bench-cpu docs course wheel clean
+.PHONY: help demo test test-slow test-laws test-reliability soak gpu-test lint web bench-cpu docs course wheel release-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
@@ -78,6 +78,13 @@ wheel: .venv/.dev ## build the wheel and try it in an empty environment
 	venv/bin/regard data show corruption --n 1; \
 	venv/bin/python -c "import regard, torch; assert regard.__file__.startswith('$$tmp'), regard.__file__; \
 	x = torch.randn(1, 2, 8, 4); print('attended', *regard.attend(x, x, x, 'elu', causal=True).shape)"
+
+release-check: .venv/.dev ## build what a release would upload, and check its metadata and long description
+	@$(PIP) -e '.[release]'
+	@rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python docs/site/release.py dist
 
 clean: ## remove everything built, .venv included
 	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
