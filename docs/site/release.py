@@ -27,7 +27,8 @@ NEEDED = (
 
 def wrongs(dist: Path) -> list[str]:
     """Returns what stands in the way of a release, in words."""
-    version = re.search(r'"(.+)"', (ROOT / "regard" / "version.py").read_text(encoding="utf-8"))[1]
+    source = (ROOT / "regard" / "version.py").read_text(encoding="utf-8")
+    version = source.split('__version__ = "')[1].split('"')[0]
     found = []
     wheels, archives = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
     if [p.name for p in wheels] != [f"regard-{version}-py3-none-any.whl"]:
