@@ -31,6 +31,7 @@ def attend(
     bias: Float[Tensor, "..."] | None = None,
     slopes: Float[Tensor, " H"] | None = None,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
     **options: Any,
 ) -> Outputs:
     """Returns the attention of q [B,H,T,K] over k [B,G,S,K] and v [B,G,S,V], of shape [B,H,T,V].
@@ -42,7 +43,7 @@ def attend(
     `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
-    mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
+    mask = Mask(causal, visible, window, documents, bias, slopes, softcap, sinks=sinks)
     size = check_sizes(q, k, v, mask)
     if not isinstance(mechanism, Mechanism):
         mechanism = fitted(mechanism, size, **options).to(device=v.device)

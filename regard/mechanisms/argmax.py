@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.mechanisms.base import register
+from regard.mechanisms.base import refuse, register
 from regard.mechanisms.pairwise import Pairwise, scores
 from regard.shapes import Keys, Mask, Queries, Weights
 
@@ -36,6 +36,7 @@ class Argmax(Pairwise):
         return self.gradient != "none"
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
+        refuse(self, mask, "sinks")
         # Divided after the product, by √K itself: products of integers stay exact, so that ties stay ties.
         raw = scores(q, k, mask) / math.sqrt(q.shape[-1])
         ranked = _hide_disallowed(raw.detach(), mask)

@@ -21,7 +21,8 @@ from regard.mechanisms.cache import Cache, empty_cache
 from regard.mechanisms.pairwise import Pairwise, scores
 from regard.shapes import Keys, Mask, Queries, Size, Weights, check_sizes, upcast_half
 
-_NO_SCORES = ("bias", "slopes", "relative", "softcap")  # fields of a mask that change scores, which there are none of
+# Fields of a mask that change scores, which there are none of.
+_NO_SCORES = ("bias", "slopes", "relative", "softcap", "sinks")
 
 
 @register("gaussian")
