@@ -4,6 +4,8 @@ The weights are one-hot, ties go to the first visible key, and a query that sees
 the choice does not move with q or k, so gradients reach v only and q, k cannot learn. The straight-through estimator
 lends them softmax's gradient: W = onehot + (P − stop(P)), with P the softmax under the same mask. Forward it is the
 argmax; backward dq and dk are softmax's, dv is argmax's.
+
+Hard attention: Xu et al. 2015, arXiv:1502.03044; the estimator: Bengio et al. 2013, arXiv:1308.3432.
 """
 
 from __future__ import annotations

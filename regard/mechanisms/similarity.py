@@ -4,6 +4,8 @@ gaussian:    exp(−‖q − k‖²/2σ²). With ‖q‖² gone in the ratio, it
              it is softmax attention, and in general softmax that prefers short keys.
 similarity:  sim(q, k) of two vectors, any function that returns one number. Its features are not known, so that every
              pair is computed.
+
+Attention as a kernel smoother: Tsai et al. 2019, arXiv:1908.11775.
 """
 
 from __future__ import annotations
