@@ -454,6 +454,13 @@ def test_maps_that_do_not_fit_their_tokens_are_refused():
         heads_grid([torch.eye(2)], "ab", ["x", "y"])
 
 
+def test_an_axis_of_whole_numbers_has_no_others():
+    """Three epochs are 1, 2 and 3: no 1.5 in between."""
+    whole = plots.curves({"a": [(1, 0.5), (2, 0.4), (3, 0.3)]})
+    halves = plots.curves({"a": [(1, 0.5), (1.5, 0.4), (3, 0.3)]})
+    assert ">1.5<" not in str(whole) and ">1.5<" in str(halves)
+
+
 def test_matplotlib_is_left_as_it_was():
     import matplotlib
 
