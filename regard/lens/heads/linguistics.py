@@ -28,11 +28,13 @@ MAX_DISTANCE = 6  # the largest fixed distance that is tried
 Record = Callable[[str], Recording]
 
 
-def evaluate_syntax(record: Record, sentences: Iterable[Parsed]) -> list[dict[str, Any]]:
+def evaluate_syntax(
+    record: Record, sentences: Iterable[Parsed], rare: dict[str, int] | None = None
+) -> list[dict[str, Any]]:
     """Returns for each dependency relation and direction the attention head that is right most often.
 
-    Relations with fewer than MIN_PAIRS pairs are left out. The baseline always predicts the word at one fixed distance,
-    the best one.
+    Relations with fewer than MIN_PAIRS pairs are left out; `rare` is filled with how many pairs each of them has. The
+    baseline always predicts the word at one fixed distance, the best one.
     """
     hits: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
     gaps: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -55,7 +57,18 @@ def evaluate_syntax(record: Record, sentences: Iterable[Parsed]) -> list[dict[st
             best = max(offsets, key=lambda d: int((distances == d).sum()))
             row = _best(head_ids, torch.stack(rows, 1), distances == best)
             found.append({"relation": key[0], "direction": key[1], "distance": best, **row})
+        elif rare is not None:
+            rare[" ".join(key)] = len(rows)
     return found
+
+
+def is_resolvable(text: Mentions, mention: int) -> bool:
+    """Returns whether a mention has something to find and something to get wrong.
+
+    Of the mentions before it, that do not overlap it, one is in its cluster and one is not.
+    """
+    before = [n for n in range(mention) if text.spans[n][1] <= text.spans[mention][0]]
+    return len({text.clusters[n] == text.clusters[mention] for n in before}) == 2
 
 
 def evaluate_coreference(record: Record, texts: Iterable[Mentions]) -> dict[str, Any] | None:
