@@ -236,19 +236,29 @@ def _print_syntax(rows: list[dict[str, Any]], rare: Mapping[str, int]) -> None:
         for row in sorted(rows, key=lambda row: row["baseline"] - row["score"]):
             fixed = f"{row['baseline']:.0%} at {row['distance']:+d}"
             gain = f"{row['low']:+.2f} to {row['high']:+.2f}{_tick(row)}"
-            direction = row["direction"].replace("dependent", "dep")
-            name = f"{row['relation']} {direction}"
+            name = f"{row['relation']} {_short(row['direction'])}"
             made.add_row(name, _name(row), f"{row['score']:.0%}", str(row["pairs"]), fixed, gain)
         out.print(made)
     if rare:
-        counts: dict[str, int] = {}
-        for name, pairs in rare.items():  # one entry a direction
-            relation = name.split()[0]
-            counts[relation] = max(pairs, counts.get(relation, 0))
-        left_out = ", ".join(f"{relation} has {pairs}" for relation, pairs in counts.items())
-        out.print(f"Left out, since a relation needs {MIN_PAIRS} pairs: {left_out}.", soft_wrap=True)
+        out.print(f"Left out, since a relation needs {MIN_PAIRS} pairs: {_describe_rare(rows, rare)}.", soft_wrap=True)
     if not rows:
         out.print(f"\nSyntax: no relation has the {MIN_PAIRS} pairs that it needs.")
+
+
+def _describe_rare(rows: list[dict[str, Any]], rare: Mapping[str, int]) -> str:
+    """Returns how many pairs each relation that is left out has, without the direction where both are left out."""
+    found = {row["relation"] for row in rows}
+    counts: dict[str, int] = {}
+    for name, pairs in rare.items():
+        relation, _, direction = name.partition(" ")
+        if relation in found:
+            relation = f"{relation} {_short(direction)}"
+        counts[relation] = max(pairs, counts.get(relation, 0))
+    return ", ".join(f"{relation} has {pairs}" for relation, pairs in counts.items())
+
+
+def _short(direction: str) -> str:
+    return direction.replace("dependent", "dep")
 
 
 def _print_coreference(row: dict[str, Any] | None) -> None:
@@ -261,7 +271,7 @@ def _print_coreference(row: dict[str, Any] | None) -> None:
         return
     console().print(
         f"\nCoreference: {_name(row)} finds an earlier mention of the same in {row['score']:.0%} of {row['pairs']}, "
-        f"the nearest mention is right in {row['baseline']:.0%} (more by {row['low']:+.2f} to {row['high']:+.2f})"
+        f"the {row['rule']} mention is right in {row['baseline']:.0%} (more by {row['low']:+.2f} to {row['high']:+.2f})"
         f"{_tick(row)}",
         soft_wrap=True,
     )

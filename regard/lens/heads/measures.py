@@ -121,6 +121,7 @@ def _measure_texts(recordable: RecordableModel, texts: Sequence[Any], source: st
     is_loss = whole[0].dim() == 0
     measure = "loss" if is_loss else "change"
 
+    @torch.no_grad()
     def run() -> dict[str, float]:
         if is_loss:
             return {measure: sum(float(run()) for run in runs) / len(runs)}
@@ -158,6 +159,7 @@ def _measure_sentences(recordable: RecordableModel, sentences: Sequence[Sentence
     labels = torch.tensor([sentence.label for sentence in sentences], device=model.device)
     most = Counter(labels.tolist()).most_common(1)[0][1]
 
+    @torch.no_grad()
     def run() -> dict[str, float]:
         logits = model(**rows).logits.float()
         right = (logits.argmax(-1) == labels).double().mean()
