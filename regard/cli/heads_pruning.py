@@ -70,16 +70,25 @@ def print_pruning(results: Mapping[str, Any]) -> None:
     unit = results["unit"]
     out = console()
     out.print(f"\nHeads removed one after the other: {NAMES[measure]}", style="bold", soft_wrap=True)
+    chosen = f"chosen on {results['chosen_on']} {unit}"
+    if results["order"] == "label":
+        chosen = "by the labels above"
     out.print(
-        f"Order {results['order']}, chosen on {results['chosen_on']} {unit}; measured on {results['measured_on']} "
-        f"others ({results['source']})."
+        f"Order {results['order']}, {chosen}; measured on {results['measured_on']} other {unit} ({results['source']}).",
+        soft_wrap=True,
     )
-    made = table("left", measure, f"in {results['random_orders']} random orders", f"█ {measure}, ┃ at random")
-    top = max(row[key] for row in (*results["curve"], *results["random"]) for key in (measure, "high") if key in row)
+    rows = [*results["curve"], *results["random"]]
+    values = [row[measure] for row in rows]
+    base = 0.0
+    legend = f"█ {measure}, ┃ at random"
+    if measure == "loss":  # even the best model's is far from zero
+        base = min(values)
+        legend = f"█ loss above {base:.2f}, ┃ at random"
+    made = table("left", measure, f"in {results['random_orders']} random orders", legend)
     for row, other in zip(results["curve"], results["random"], strict=True):
         spread = f"{_format(other[measure], measure)} ({_format(other['low'], measure)} to "
         spread += f"{_format(other['high'], measure)})"
-        bar = _draw_bar(row[measure], other[measure], top)
+        bar = _draw_bar(row[measure] - base, other[measure] - base, max(values) - base)
         made.add_row(str(row["left"]), _format(row[measure], measure), spread, bar)
     align_right(made, 0)
     made.columns[-1].justify = "left"

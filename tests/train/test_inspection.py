@@ -47,10 +47,10 @@ def test_a_summary_is_shown_as_the_encoder_and_the_decoder_get_it(pairs, tmp_pat
 
 @pytest.mark.parametrize("name", ["lm", "heads"])
 def test_a_language_model_without_a_text_reads_that_of_python_and_says_so(name):
-    shown = first_batch(load_recipe(name, ["data.tokenizer=bytes", "data.block=40"]), 2)
+    shown = first_batch(load_recipe(name, ["data.tokenizer=bytes", "data.block=700"]), 2)
     assert shown.notes == [OWN_TEXT] and not shown.source
     for x, y in zip(shown.x, shown.y, strict=True):
-        assert len(x.ids) == 40 and all(x.counted) and x.ids[1:] == y.ids[:-1]
+        assert len(x.ids) == 700 and all(x.counted) and x.ids[1:] == y.ids[:-1]
 
 
 def run(*words):
