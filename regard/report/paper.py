@@ -20,7 +20,6 @@ from torch import Tensor
 from regard.errors import OptionError, did_you_mean
 from regard.lens.trace.trace import RecordedAttention, Recording
 from regard.nn.positions import Rotary, attend_to_offset, rotate, shift_matrix, sinusoids
-from regard.report.canvas import require_matplotlib
 from regard.report.chart import Axis, Series, paint_chart, select_drawn
 from regard.report.markup import shorten
 from regard.report.palette import INK, MUTED, RULE, SERIES, style
@@ -369,7 +368,6 @@ def check_figure(path: str | Path) -> None:
     kind = Path(path).suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise OptionError(f"{path}: the name of a figure ends in .png, .svg or .pdf.{did_you_mean(kind, FORMATS)}")
-    require_matplotlib()
 
 
 @contextmanager
