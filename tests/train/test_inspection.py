@@ -75,7 +75,7 @@ def test_the_command_shows_tensors_places_and_texts(pairs, monkeypatch):
 def test_what_cannot_be_shown_is_named():
     with pytest.raises(UnknownNameError, match="Did you mean 'summarize'"):
         run("sumarize")
-    with pytest.raises(OptionError, match="expected at least 1$"):
+    with pytest.raises(OptionError, match=r"expected at least 1$"):
         run("lm", "--n", 0)
     with pytest.raises(OptionError, match="take changes by KEY=VALUE"):
         run("names", "data.block=3")
