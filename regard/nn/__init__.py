@@ -2,6 +2,7 @@
 
 from regard.nn.attention import Attention
 from regard.nn.block import MLPS, Block, BlockState
+from regard.nn.convolution import ACTIVATIONS, ShortConvolution, mechanism_state, with_mechanism_state
 from regard.nn.merges import MERGES, LooksAheadError, Merge
 from regard.nn.norms import NORMS
 from regard.nn.positions import (
@@ -17,6 +18,7 @@ from regard.nn.positions import (
 from regard.registry import Registry
 
 __all__ = [
+    "ACTIVATIONS",
     "MERGES",
     "MLPS",
     "NORMS",
@@ -30,8 +32,11 @@ __all__ = [
     "Registry",
     "Rotary",
     "Rotation",
+    "ShortConvolution",
     "attend_to_offset",
+    "mechanism_state",
     "rotate",
     "shift_matrix",
     "sinusoids",
+    "with_mechanism_state",
 ]
