@@ -85,11 +85,13 @@ class Size:
         """Returns the bytes of a number that is at least as precise as `dtype`."""
         return torch.promote_types(self.dtype, dtype).itemsize
 
-    def chunk_counts(self, C: int) -> Chunks:
-        """Returns the counts of the T tokens in chunks of C."""
-        whole, rest = divmod(self.T, C)
+    def chunk_counts(self, C: int, tokens: int | None = None) -> Chunks:
+        """Returns the counts of the T tokens, or of so many, in chunks of C."""
+        if tokens is None:
+            tokens = self.T
+        whole, rest = divmod(tokens, C)
         pairs = whole * C * C + rest * rest
-        return Chunks(pairs, (pairs + self.T) // 2, min(C, self.T), rest or min(C, self.T))
+        return Chunks(pairs, (pairs + tokens) // 2, min(C, tokens), rest or min(C, tokens))
 
 
 class Rows(NamedTuple):

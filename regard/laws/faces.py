@@ -183,6 +183,8 @@ def split_visible(visible: Tensor | None, chunks: list[int]) -> Sequence[Tensor 
 def rows_sum_to_one(subject: Subject, case: Case) -> Finding:
     """rows of weights sum to one, or are all zero where nothing is visible"""
     mechanism = mechanism_of(subject, case)
+    if not mechanism.normalised:
+        raise DoesNotApply("its weights are what a memory still holds of each token: they fade and are erased")
     q, k, _ = case.qkv()
     mask = case.mask(case.T, case.T)
     weights = mechanism.weights(q, k, mask).detach().double()
