@@ -66,7 +66,7 @@ def _turns_a_part(stack: Any) -> bool:
     """Returns whether rotary positions turn a share of the width only, or some layers only."""
     rotary = stack.positions
     return isinstance(rotary, Rotary) and any(
-        not block.attention.turns or rotary.width < block.attention.size.K for block in stack.layers
+        not block.attention.positions or rotary.width < block.attention.size.K for block in stack.layers
     )
 
 

@@ -38,8 +38,9 @@ class AttentionConfig(Section):
     """The attention layer. `groups`: key/value heads, None for as many as `heads`; widths None: width / heads.
 
     `bias`: of queries, keys and values; `out_bias`: of the output; None: the block's. `qk_norm`: a norm over each
-    head's queries and keys, true for the block's, or a name, such as "l2" for length 1. `turns`: whether rotary
-    positions turn them. `by_mechanism`: what is different in layers with a mechanism, by its name.
+    head's queries and keys, true for the block's, or a name, such as "l2" for length 1. `positions`: whether rotary
+    positions and ALiBi hold here. `decay`: how decays are made ("softplus", "logsigmoid", "constant") for a mechanism
+    that takes them. `by_mechanism`: what is different in layers with a mechanism, by its name.
     """
 
     place = "model.attention"
@@ -54,7 +55,8 @@ class AttentionConfig(Section):
     bias: bool | None = None
     out_bias: bool | None = None
     qk_norm: bool | str = False
-    turns: bool = True
+    positions: bool = True
+    decay: str = "softplus"
     convolution: ConvolutionConfig = field(default_factory=ConvolutionConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     dropout: float = 0.0

@@ -256,11 +256,11 @@ def init_weights(module: nn.Module, residuals: int) -> None:
 
 def _turned_width(layers: list[Block]) -> int:
     """Returns the width of the heads that positions turn, which is the same in all layers that they turn."""
-    widths = {layer.attention.size.K for layer in layers if layer.attention.turns}
+    widths = {layer.attention.size.K for layer in layers if layer.attention.positions}
     if len(widths) > 1:
         raise ConfigError(
             f"model.attention.by_mechanism: heads are {', '.join(map(str, sorted(widths)))} wide, and positions turn "
-            "heads of one width: say turns = false where they should not"
+            "heads of one width: say positions = false where they should not"
         )
     return widths.pop() if widths else layers[0].attention.size.K
 
@@ -323,7 +323,8 @@ def _build_block(config: StackConfig, mechanism: str, causal: bool, cross: Atten
             options,
             causal=causal,
             rules=Mask(window=attention.window),
-            turns=attention.turns,
+            positions=attention.positions,
+            decay=attention.decay,
             convolution=convolution.width,
             convolution_options={"activation": convolution.activation, "bias": convolution.bias},
         ),

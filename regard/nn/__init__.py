@@ -3,6 +3,7 @@
 from regard.nn.attention import Attention
 from regard.nn.block import MLPS, Block, BlockState
 from regard.nn.convolution import ACTIVATIONS, ShortConvolution, mechanism_state, with_mechanism_state
+from regard.nn.gates import DECAYS, Gates
 from regard.nn.merges import MERGES, LooksAheadError, Merge
 from regard.nn.norms import NORMS
 from regard.nn.positions import (
@@ -19,6 +20,7 @@ from regard.registry import Registry
 
 __all__ = [
     "ACTIVATIONS",
+    "DECAYS",
     "MERGES",
     "MLPS",
     "NORMS",
@@ -26,6 +28,7 @@ __all__ = [
     "Attention",
     "Block",
     "BlockState",
+    "Gates",
     "LooksAheadError",
     "Merge",
     "Positions",

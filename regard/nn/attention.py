@@ -18,6 +18,7 @@ from regard.errors import OptionError, ShapeError
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State, fitted
 from regard.nn.convolution import ACTIVATIONS, ConvolvedState, ShortConvolution
+from regard.nn.gates import Gates
 from regard.nn.merges import MERGES, LooksAheadError
 from regard.nn.norms import NORMS, UnitLength
 from regard.nn.positions import Positions, Rotation, rotate
@@ -36,7 +37,9 @@ class Attention(nn.Module):
     to (cross-attention); without it the layer attends to its own tokens. `rules` is a Mask with what holds for every
     call: window, slopes, softcap. `bias` is whether queries, keys and values have one, `out_bias` whether the output
     has; None means as `bias`. `qk_norm` names a norm that each head's queries and keys go through before they are
-    turned: one of `NORMS`, or "l2", which makes their length 1. `turns` is whether rotary positions turn them.
+    turned: one of `NORMS`, or "l2", which makes their length 1, as it does unless said where a mechanism erases with
+    them. `positions` is whether rotary positions and ALiBi hold here. `decay` is how a is made for a mechanism that
+    needs it (see `regard.nn.gates`).
     `convolution` is the width of a short causal convolution over queries, keys and values of self-attention (0: none),
     with `convolution_options` (activation, bias). `out_norm` names the norm of each head's output, and `gate` the
     activation of an output gate, which is computed from x and multiplies what the norm gives. `dropout` acts on the
@@ -61,7 +64,8 @@ class Attention(nn.Module):
         bias: bool = True,
         out_bias: bool | None = None,
         qk_norm: str | None = None,
-        turns: bool = True,
+        positions: bool = True,
+        decay: str = "softplus",
         convolution: int = 0,
         convolution_options: Mapping[str, Any] | None = None,
         out_norm: str | None = None,
@@ -96,7 +100,9 @@ class Attention(nn.Module):
                 "Use 'softmax' or a linear mechanism there."
             )
         sizes = {"q": (H, K), "k": (G, K), "v": (G, V)}
-        self.needs = self.mechanism.needs
+        if self.mechanism.causal_only and not causal:
+            raise OptionError(f"{self.mechanism.name} has no meaning that looks both ways; build it with causal=True")
+        self.needs = self.mechanism.needs.rstrip("ab")  # a and b are made otherwise
         self.heads = [sizes[n][0] for n in self.needs]
         self.widths = [sizes[n][0] * sizes[n][1] for n in self.needs]
         self.project_source: Projection | None = None
@@ -105,9 +111,16 @@ class Attention(nn.Module):
         else:
             self.project = Projection(D, self.widths[0], bias=bias)
             self.project_source = Projection(source, sum(self.widths[1:]), bias=bias)
+        self.gates: Gates | None = None
+        if self.needs != self.mechanism.needs:
+            self.gates = Gates(D, G, K, self.mechanism, decay)
+        if getattr(self.mechanism, "erases", False):
+            qk_norm = qk_norm or "l2"  # longer keys would take out more than there is, and the memory would grow
+            if qk_norm == "l2" and isinstance(mechanism, str) and "checks" not in options:
+                setattr(self.mechanism, "checks", False)  # noqa: B010  # the layer keeps to the ranges
         self.query_norm = _build_norm(qk_norm, K, eps, self.mechanism)
         self.key_norm = _build_norm(qk_norm, K, eps, self.mechanism)
-        self.turns = turns
+        self.positions = positions
         self.convolution = _build_convolution(convolution, sum(self.widths), source, convolution_options or {})
         self.head_norm: nn.Module | None = None
         if out_norm is not None:
@@ -137,7 +150,7 @@ class Attention(nn.Module):
 
     def use_positions(self, positions: Positions) -> None:
         """Lets the scores of self-attention have the bias of these positions, where they have one."""
-        if self.source is None:
+        if self.source is None and self.positions:
             self._positions = (positions,)
 
     def forward(
@@ -167,7 +180,7 @@ class Attention(nn.Module):
             q = self._project_queries(x)
             k, v = self._project_source(source)
             mask = self.rules.but(visible=source_visible)
-        return self._merge_heads(self.mechanism(q, k, v, mask), x, visible)
+        return self._merge_heads(self.mechanism(q, k, v, mask, **self._make_gates(x)), x, visible)
 
     def empty(
         self, B: int, capacity: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -209,11 +222,11 @@ class Attention(nn.Module):
         projected = self.project(x)
         if self.convolution is None:
             q, k, v = self._split_projected(projected, rotation)
-            out, state = self.mechanism.extend(q, k, v, state, visible)
+            out, state = self.mechanism.extend(q, k, v, state, visible, **self._make_gates(x))
         else:
             projected, before = self.convolution.extend(projected, state.before, visible)
             q, k, v = self._split_projected(projected, rotation)
-            out, own = self.mechanism.extend(q, k, v, state.own, visible)
+            out, own = self.mechanism.extend(q, k, v, state.own, visible, **self._make_gates(x))
             state = ConvolvedState(own, before)
         return self._merge_heads(out, x, visible), state
 
@@ -282,9 +295,11 @@ class Attention(nn.Module):
         if self.project_source is not None and S > 0:
             projections.append((self.project_source, S))
             numbers += S * self.project_source.in_features
-        if self.gate is not None:
-            projections.append((self.gate, T))
-            numbers += T * self.gate.out_features
+        made = None if self.gates is None else self.gates.project
+        for more in (self.gate, made):
+            if more is not None:
+                projections.append((more, T))
+                numbers += T * more.out_features
         flops = sum(2 * B * tokens * projection.weight.numel() for projection, tokens in projections)
         weights = sum(x.numel() for projection, _ in projections for x in projection.parameters())
         work = 0
@@ -322,7 +337,7 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             norms = (self.query_norm, self.key_norm)
             queries_keys = [norm(x) for norm, x in zip(norms, queries_keys, strict=True)]
-        if rotation is not None and self.turns:
+        if rotation is not None and self.positions:
             queries_keys = [rotate(x, rotation) for x in queries_keys]
         q, k = [*queries_keys, None, None][:2]
         return q, k, v
@@ -342,6 +357,13 @@ class Attention(nn.Module):
         if self.key_norm is not None:
             k = self.key_norm(k)
         return k, v
+
+    def _make_gates(self, x: Tensor) -> dict[str, Tensor]:
+        """Returns a and b of tokens x [B,T,D], as far as the mechanism needs them, by name."""
+        if self.gates is None:
+            return {}
+        made: dict[str, Tensor] = self.gates(x)
+        return made
 
     def _merge_heads(self, heads: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
         """Returns the layer's outputs [B,T,D] from those of its heads [B,H,T,V] and, for the gate, its inputs x."""

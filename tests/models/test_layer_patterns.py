@@ -32,7 +32,7 @@ HYBRID: dict[str, Any] = {
     "position": "rotary",
     "position_options": {"share": 0.5},
     "attention": PARTS
-    | {"turns": False, "by_mechanism": {"softmax": {"turns": True, "window": 5, "convolution": {"width": 0}}}},
+    | {"positions": False, "by_mechanism": {"softmax": {"positions": True, "window": 5, "convolution": {"width": 0}}}},
 }
 BARE: dict[str, Any] = {"layers": 2, "attention": PARTS, "block": {"mlp": "none"}, "position": "none"}
 
@@ -78,7 +78,7 @@ def test_a_pattern_is_repeated_to_depth() -> None:
     assert [b.attention.mechanism.name for b in model.stack.layers] == ["elu", "softmax"] * 2
     assert [b.attention.convolution is None for b in model.stack.layers] == [False, True] * 2
     assert [b.attention.rules.window for b in model.stack.layers] == [None, 5] * 2
-    assert [b.attention.turns for b in model.stack.layers] == [False, True] * 2
+    assert [b.attention.positions for b in model.stack.layers] == [False, True] * 2
     with pytest.raises(ConfigError, match="a pattern whose length divides"):
         built(layers=3, mechanism=["elu", "softmax"])
     with pytest.raises(ConfigError, match="no layer has the mechanism 'sotfmax'"):
@@ -87,7 +87,7 @@ def test_a_pattern_is_repeated_to_depth() -> None:
         built(attention=PARTS | {"by_mechanism": {"softmax": {"convoluton": {}}}})
     with pytest.raises(ConfigError, match="expected a section of keys"):
         built(attention=PARTS | {"by_mechanism": {"softmax": 4}})
-    with pytest.raises(ConfigError, match="say turns = false"):
+    with pytest.raises(ConfigError, match="say positions = false"):
         built(**HYBRID | {"attention": {"heads": 3, "by_mechanism": {"softmax": {"heads": 2}}}})
 
 
@@ -116,7 +116,7 @@ def test_a_folder_that_knows_no_parts_still_opens(tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     document = json.loads(path.read_text())
-    for name in ("turns", "convolution", "output", "by_mechanism"):
+    for name in ("positions", "convolution", "output", "by_mechanism"):
         del document["config"]["attention"][name]
     path.write_text(json.dumps(document))
     (tmp_path / "model" / "manifest.json").unlink()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from regard.errors import OptionError
+from regard.errors import GateError, OptionError
 from regard.mechanisms import fork, mechanisms
 from regard.nn import Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
 
@@ -51,7 +51,8 @@ def test_a_short_convolution_sees_visible_tokens_of_its_document_only() -> None:
     close(convolution(x, visible, documents)[:, shown], torch.cat(alone, 1))
     changed = x.clone()
     changed[:, ~shown] = 1e6
-    close(convolution(changed, visible, documents)[:, shown], torch.cat(alone, 1), 0)
+    clean = convolution(x, visible, documents)[:, shown]
+    assert torch.equal(convolution(changed, visible, documents)[:, shown], clean)
 
 
 def test_a_short_convolution_goes_on_from_its_last_inputs() -> None:
@@ -148,7 +149,7 @@ def test_rotary_positions_of_a_share_leave_the_rest() -> None:
 def test_layers_that_are_not_turned_keep_queries_and_keys() -> None:
     rotation = Rotary(4).rotation(torch.arange(5)[None], 5, torch.float64)
     x = tokens(5, 14)
-    still = layer(turns=False)
+    still = layer(positions=False)
     close(still(x, rotation=rotation), still(x), 0)
     assert float((layer()(x, rotation=rotation) - still(x)).detach().abs().max()) > 1e-4
 
@@ -198,3 +199,58 @@ def test_a_layer_with_every_part_compiles_whole() -> None:
     visible[0, :2] = False
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     close(compiled(x, visible), attention(x, visible))
+
+
+RECURRENCES = [name for name in NAMES if mechanisms()[name].causal_only]
+
+
+@pytest.mark.parametrize("decay", ["softplus", "logsigmoid", "constant"])
+@pytest.mark.parametrize("channels", [False, True])
+def test_gates_are_their_formulas(decay: str, channels: bool) -> None:
+    attention = layer(G=3, mechanism="gated-delta", channels=channels, range=2, decay=decay)
+    assert attention.gates is not None and attention.gates.decay is not None
+    x = tokens(5, 14)
+    made = attention.gates(x)
+    widths = [0 if decay == "constant" else 3 * (4 if channels else 1), 3]
+    projected, strength = (x @ attention.gates.project.weight.mT).split(widths, -1)  # type: ignore[union-attr]
+    own = dict(attention.gates.decay.named_parameters())
+    if decay == "softplus":
+        projected = functional.softplus(projected + own["bias"]).view(2, 5, 3, -1)
+        want = -projected * own["rate"].exp()[:, None]
+    elif decay == "logsigmoid":
+        want = functional.logsigmoid(projected + own["bias"]).view(2, 5, 3, -1) / 16
+    else:
+        rates = torch.tensor([1 - 2.0 ** -(5 + h) for h in range(3)], dtype=torch.float64).log()
+        want = rates[:, None].expand(2, 5, 3, 4 if channels else 1)
+    want = want.transpose(1, 2)
+    close(made["a"], want if channels else want[..., 0])
+    close(made["b"], 2 * torch.sigmoid(strength).transpose(1, 2))
+    assert bool((made["a"] <= 0).all())
+
+
+def test_a_constant_decay_is_retention() -> None:
+    gated = layer(mechanism="gated", decay="constant")
+    retention = layer(mechanism="retention")
+    retention.load_state_dict(gated.state_dict())
+    close(gated(tokens(9, 14)), retention(tokens(9, 14)))
+
+
+@pytest.mark.parametrize("name", ["delta", "gated-delta"])
+def test_a_layer_that_erases_keeps_its_memory_bounded(name: str) -> None:
+    attention = layer(mechanism=name, range=2, bias=False)
+    x = 100 * tokens(400, 14)
+    kept = attention.extend(x, attention.empty(2, 1))[1]
+    values = attention.project(x)[..., -18:].view(2, 400, 6, 3)
+    # No writing makes what any key reads longer by more than the value that is written.
+    bound = 2 * values.norm(dim=-1).sum(1)
+    assert bool((torch.linalg.matrix_norm(kept.memory, 2) <= bound).all())
+    with pytest.raises(GateError, match="expected at most 2"), torch.no_grad():
+        layer(mechanism=name, qk_norm="rms", bias=False)(x)
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_a_memory_has_no_layer_that_looks_both_ways(name: str) -> None:
+    with pytest.raises(OptionError, match="looks both ways"):
+        layer(mechanism=name, causal=False)
+    with pytest.raises(OptionError, match="no cross-attention"):
+        layer(mechanism=name, source=9)
