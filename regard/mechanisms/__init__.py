@@ -22,18 +22,24 @@ from regard.mechanisms.base import (
     register,
 )
 from regard.mechanisms.cache import Cache
-from regard.mechanisms.delta import Delta
 from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
-from regard.mechanisms.gated import Gated
-from regard.mechanisms.gated_delta import GatedDelta
 from regard.mechanisms.linear import Linear
 from regard.mechanisms.pairwise import Pairwise, mix, scores
 from regard.mechanisms.random_features import Fourier, Performer
-from regard.mechanisms.recurrence import Memory, Recurrence
-from regard.mechanisms.retention import Retention
 from regard.mechanisms.similarity import AnySimilarity, Gaussian
 from regard.mechanisms.sums import Sums
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
+
+# isort: split
+from regard.mechanisms.recurrence import Memory, Recurrence
+from regard.mechanisms.retention import Retention
+
+# isort: split
+from regard.mechanisms.gated import Gated
+
+# isort: split
+from regard.mechanisms.delta import Delta
+from regard.mechanisms.gated_delta import GatedDelta
 from regard.packages import make_callable
 
 __all__ = [

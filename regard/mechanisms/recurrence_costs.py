@@ -35,7 +35,7 @@ def recurrence_cost(mechanism: Recurrence, size: Size, face: Face) -> Cost:
     if face == "recurrent":
         moved += 2 * state  # read and written
     if face == "recurrent" and size.T == 1:
-        read = 2 * size.B * size.K * size.V * (size.H + mechanism.erases * size.G)
+        read = 2 * size.B * size.K * size.V * (size.H + _erasing(mechanism, size))
         return Cost(read, read, 4 * size.B * size.G * size.K * size.V, moved, state)
     pairs = _chunk_pairs(mechanism, size, tokens)
     mixed = _mixed_pairs(mechanism, size, tokens)
@@ -58,8 +58,9 @@ def recurrence_gradient_cost(mechanism: Recurrence, size: Size) -> Cost:
     pairs = _chunk_pairs(mechanism, size, size.S)
     mixed = _mixed_pairs(mechanism, size, size.S)
     chunks = size.chunk_counts(mechanism.chunk, size.S)
-    spared = 2 * B * K * V * ((H + mechanism.erases * G) * chunks.first + 2 * G * chunks.last)
-    per_mixed = 2 * B * V * (2 * H + mechanism.erases * G)
+    erasing = _erasing(mechanism, size)
+    spared = 2 * B * K * V * ((H + erasing) * chunks.first + 2 * G * chunks.last)
+    per_mixed = 2 * B * V * (2 * H + erasing)
     numbers = size.H * size.T * K + _numbers(mechanism, size, size.S)
     return Cost(
         matmul=2 * by_token * size.S + 2 * by_pair * pairs.matmul + per_mixed * mixed.matmul - spared,
@@ -70,12 +71,19 @@ def recurrence_gradient_cost(mechanism: Recurrence, size: Size) -> Cost:
     )
 
 
+def _erasing(mechanism: Recurrence, size: Size) -> int:
+    """Returns the heads whose keys erase before they write: all value heads, or none."""
+    if mechanism.erases:
+        return size.G
+    return 0
+
+
 def _flops(mechanism: Recurrence, size: Size) -> tuple[int, int]:
     """Returns the FLOPs of each token with the memory, and of each pair of tokens that is compared.
 
     A query reads the memory and a key is added to it; where keys erase they read it, too, and meet each other.
     """
-    erasing = mechanism.erases * size.G
+    erasing = _erasing(mechanism, size)
     by_token = 2 * size.B * size.K * size.V * (size.H + size.G + erasing)
     return by_token, 2 * size.B * size.K * (size.H + erasing)
 
@@ -98,8 +106,10 @@ def _mixed_pairs(mechanism: Recurrence, size: Size, tokens: int) -> Pairs:
 def _numbers(mechanism: Recurrence, size: Size, tokens: int) -> int:
     """Returns the numbers of the keys, values, decays and write strengths of some tokens."""
     width = size.K + size.V
-    if "a" in mechanism.needs:
-        width += size.K if mechanism.channels else 1
+    if "a" in mechanism.needs and mechanism.channels:
+        width += size.K
+    elif "a" in mechanism.needs:
+        width += 1
     if "b" in mechanism.needs:
         width += 1
     return size.G * tokens * width
@@ -108,7 +118,7 @@ def _numbers(mechanism: Recurrence, size: Size, tokens: int) -> int:
 def _elementwise(mechanism: Recurrence, size: Size, tokens: int) -> int:
     """Returns the FLOPs of everything but products: decays of pairs and tokens, and triangular systems."""
     pairs = size.chunk_counts(mechanism.chunk, tokens).pairs
-    compared = size.H + mechanism.erases * size.G
+    compared = size.H + _erasing(mechanism, size)
     work = pairs * (3 * size.G + compared) + tokens * (size.K * (compared + size.G) + size.H * size.V)
     if mechanism.channels:
         work += 3 * size.chunk_counts(BLOCK, tokens).pairs * size.K * (size.G + compared)
@@ -120,7 +130,7 @@ def _elementwise(mechanism: Recurrence, size: Size, tokens: int) -> int:
 def _weights_cost(mechanism: Recurrence, size: Size, state: int) -> Cost:
     """Returns the cost of the explicit weights: all pairs at once, and one triangular system as long as the whole."""
     T, S = size.T, size.S
-    erasing = mechanism.erases * size.G
+    erasing = _erasing(mechanism, size)
     queries = Pairs(T * S, T * S - T * (T - 1) // 2)
     keys = Pairs(S * S, S * (S + 1) // 2)
     if mechanism.channels:
@@ -128,12 +138,15 @@ def _weights_cost(mechanism: Recurrence, size: Size, state: int) -> Cost:
         queries = Pairs(before, before)
         before = (S * S - size.chunk_counts(BLOCK, S).pairs) // 2
         keys = Pairs(before, before)
+    solved = 0
+    if mechanism.erases:
+        solved = size.H * T * S * S
     per_pair = 2 * size.B * size.K
     numbers = size.H * T * (size.K + S) + _numbers(mechanism, size, S) - size.G * S * size.V
     return Cost(
         matmul=per_pair * (size.H * queries.matmul + erasing * keys.matmul),
         useful=per_pair * (size.H * queries.useful + erasing * keys.useful),
-        elementwise=size.B * (5 * size.H * T * S + mechanism.erases * size.H * T * S * S),
+        elementwise=size.B * (5 * size.H * T * S + solved),
         bytes=size.e * size.B * numbers,
         state=state,
     )
