@@ -34,6 +34,10 @@ HYBRID: dict[str, Any] = {
     "attention": PARTS
     | {"positions": False, "by_mechanism": {"softmax": {"positions": True, "window": 5, "convolution": {"width": 0}}}},
 }
+MEMORY: dict[str, Any] = HYBRID | {
+    "mechanism": ["gated-delta", "gated-delta", "gated-delta", "softmax"],
+    "options": {"range": 2, "channels": True},
+}
 BARE: dict[str, Any] = {"layers": 2, "attention": PARTS, "block": {"mlp": "none"}, "position": "none"}
 
 
@@ -46,8 +50,11 @@ def built(cls: Any = GPT, **changes: Any) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("changes", [HYBRID, BARE], ids=["hybrid", "bare"])
-@pytest.mark.parametrize("cls", [GPT, Encoder])
+@pytest.mark.parametrize(
+    ("cls", "changes"),
+    [(GPT, HYBRID), (GPT, BARE), (GPT, MEMORY), (Encoder, BARE)],
+    ids=["hybrid", "bare", "memory", "encoder"],
+)
 def test_the_laws_of_models_with_every_part(cls: Any, changes: dict[str, Any]) -> None:
     trial = ModelSubject(built(cls, **changes))
     asked = []
@@ -124,7 +131,7 @@ def test_a_folder_that_knows_no_parts_still_opens(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "model")(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("changes", [HYBRID, BARE], ids=["hybrid", "bare"])
+@pytest.mark.parametrize("changes", [HYBRID, BARE, MEMORY], ids=["hybrid", "bare", "memory"])
 def test_writing_with_a_state_and_with_beams(changes: dict[str, Any]) -> None:
     model = built(**changes)
     prompts = [[1, 2, 3, 4, 5, 6, 7], [8, 9]]
@@ -153,7 +160,7 @@ def test_a_graph_of_one_step_fixes_and_copies_the_state_of_the_convolution() -> 
     assert refuse_parts(model, state) is not None
 
 
-@pytest.mark.parametrize("changes", [HYBRID, BARE], ids=["hybrid", "bare"])
+@pytest.mark.parametrize("changes", [HYBRID, BARE, MEMORY], ids=["hybrid", "bare", "memory"])
 def test_declared_products_are_those_that_are_counted(changes: dict[str, Any]) -> None:
     model = plain(built(**changes))
     tokens = torch.randint(0, 37, (2, 9))
@@ -196,3 +203,5 @@ def test_an_ejected_file_has_patterns_parts_of_a_turn_and_no_mlp(tmp_path: Path)
         write_source(built(**BARE))
     with pytest.raises(OptionError, match="by_mechanism"):
         write_source(built(**HYBRID))
+    with pytest.raises(OptionError, match="'gated' has no plain twin yet"):
+        write_source(built(mechanism="gated", layers=1, attention={"heads": 3}))

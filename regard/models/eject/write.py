@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from regard.errors import OptionError
-from regard.mechanisms import Mechanism
+from regard.mechanisms import Mechanism, Recurrence
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
 from regard.mechanisms.random_features import Fourier, Performer
@@ -145,6 +145,11 @@ def _build_mechanism(mechanism: Mechanism, attention: Attention) -> str:
         return f"Synthesizer({mechanism.heads}, {mechanism.width}, {mechanism.length})"
     if isinstance(mechanism, RandomSynthesizer):
         return f"RandomSynthesizer({mechanism.heads}, {mechanism.length}, {mechanism.rank})"
+    if isinstance(mechanism, Recurrence):
+        raise OptionError(
+            f"the mechanism '{mechanism.name}' has no plain twin yet; take regard/mechanisms/recurrence.py into a file "
+            "of your own"
+        )
     raise OptionError(
         f"the mechanism '{mechanism.name}' has no plain twin that regard could write: it is your own, or has a "
         "function of yours; take its class into the file by hand"
