@@ -239,9 +239,7 @@ def _random_inputs(size: Size, training: bool, unit: bool = False) -> list[Tenso
     return [x.to(size.dtype).requires_grad_(training) for x in inputs]
 
 
-def _step_runner(
-    mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]
-) -> Run:
+def _step_runner(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Run:
     """Returns a run of the last T tokens over a state in which the S − T before them are written."""
     before = size.S - size.T
     with torch.no_grad():

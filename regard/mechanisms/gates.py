@@ -156,7 +156,7 @@ def _check_gates(mechanism: Recurrence, a: Tensor, b: Tensor | None, k: Tensor) 
         )
     if not can_read(k):
         return
-    overshoot = b * upcast_half(k.detach()).square().sum(-1, keepdim=True)
+    overshoot = b * torch.linalg.vector_norm(upcast_half(k.detach()), dim=-1, keepdim=True).square()
     # A key of length one has it but for rounding.
     if not bool((overshoot <= 2 + 8 * torch.finfo(k.dtype).eps).all()):
         raise GateError(
