@@ -117,6 +117,17 @@ def test_keys_and_queries_may_have_fewer_heads_than_values_or_queries_more(kind,
 
 
 @kinds
+@pytest.mark.parametrize("how", [plain, fast])
+def test_no_tokens_give_an_empty_output_and_leave_the_state(kind, how):
+    m = how(mechanism(kind[0], **kind[1]))
+    q, k, v, gates = draw(m, 0)
+    assert m(q, k, v, Mask(causal=True), **gates).shape == (B, H, 0, V)
+    assert m.weights(q, k, Mask(causal=True), **gates).shape == (B, H, 0, 0)
+    out, state = m.extend(q, k, v, m.empty(Size.of(q, k, v)), **gates)
+    assert out.shape == (B, H, 0, V) and state.memory.shape == (B, G, K, V) and not state.tokens.any()
+
+
+@kinds
 def test_values_of_one_hot_rows_give_back_the_weights(kind):
     m = mechanism(kind[0], **kind[1])
     q, k, _, gates = draw(m, 67)
