@@ -31,7 +31,7 @@ from regard.mechanisms.pair_costs import count_pairs
 from regard.nn import Attention
 
 NAMES = list(regard.mechanisms())
-# Of q, k and v alone, and with masks that look both ways; tests/mechanisms counts the others.
+# The others need more than q, k and v; they are counted in tests/mechanisms/test_recurrence.py.
 BOTH_WAYS = [name for name in NAMES if not regard.mechanisms()[name].causal_only]
 LINEAR = ("elu", "quadratic", "linear", "performer", "fourier")
 OPTIONS = {"performer": {"features": 29}, "fourier": {"features": 29}, "synthesizer-random": {"rank": 3}}
