@@ -69,6 +69,10 @@ class PluginError(RegardError, ValueError):
     """A plugin file cannot be used."""
 
 
+class Interrupted(RegardError):
+    """A training that was asked to stop, and saved."""
+
+
 class ResourceError(RegardError, MemoryError):
     """More memory was asked for than there is."""
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
+from regard.cli.groups import Group
 from regard.cli.show import console, print_json, print_text, table
 from regard.data.batch import IGNORE, Batch
 from regard.data.corruption import corrupt, longest_cut
@@ -39,7 +40,12 @@ MEANINGS = {"names": "question⁇answer⁇, loss on the answer", "corruption": "
 SENTIMENT = "sentiment"
 NO_LOSS = "·"
 
-data = typer.Typer(help="Look at data, and turn texts into files of tokens.", no_args_is_help=True)
+data = typer.Typer(
+    cls=Group,
+    help="Look at data, and turn texts into files of tokens.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 def world(

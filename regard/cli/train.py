@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.plugins import again
 from regard.cli.progress import experiment_progress, training_progress
 from regard.cli.show import console, is_given, print_json, print_outcome, table
 from regard.errors import OptionError, RegardError, RunError
@@ -59,7 +60,8 @@ def run(
     except (Interrupted, KeyboardInterrupt):
         if not (folder / experiment.ASKED).is_file():  # a measurement is soon done again, and leaves nothing behind
             raise
-        raise Interrupted(f"stopped; what was done is saved. Go on with: regard run --resume {folder}") from None
+        command = again(f"regard run --resume {folder}")
+        raise Interrupted(f"stopped; what was done is saved. Go on with: {command}") from None
     if json:
         print_json(results)
         return

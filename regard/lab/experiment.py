@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import tomli_w
 import torch
 
+from regard import plugins
 from regard.config import ConfigError, Section
 from regard.devices import resolve_device
 from regard.errors import RunError, did_you_mean, quote
@@ -138,7 +139,7 @@ class Session:
             words += ["--variant", self.variant]
         if self.device != "cpu":
             words += ["--device", self.device]
-        return shlex.join(words)
+        return shlex.join([*words, *plugins.words(plugins.mechanism_names(self.asked))])
 
     @property
     def machine(self) -> str:
@@ -205,6 +206,9 @@ class TrainingExperiment(Experiment):
         document: dict[str, Any] = {"experiment": self.name, "device": resolve_device(device), "asked": asked}
         if options.variant is not None:
             document["variant"] = options.variant
+        used = plugins.describe(plugins.mechanism_names(asked))
+        if used:
+            document[plugins.KEY] = used
         if find_runs(out) and not (out / ASKED).exists():
             raise RunError(f"{out} holds runs already: choose another --out")
         hint = f", or continue it with --resume {out}"
@@ -282,6 +286,7 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     if not (path / ASKED).is_file():
         raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
     document = check_fields(read_toml(path / ASKED, RunError), _REQUEST, str(path / ASKED), RunError)
+    plugins.require(document.get(plugins.KEY), path)
     known = find_experiment(document["experiment"])
     if not isinstance(known, TrainingExperiment):
         raise RunError(f"{path / ASKED}: {known.name} trains nothing, so there is nothing to go on with")

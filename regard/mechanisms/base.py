@@ -9,8 +9,10 @@ Two families do nearly everything: `Pairwise` asks a mechanism for its weights o
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -103,6 +105,7 @@ class Mechanism(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        _register_kernels()
         self.use = "auto"  # "auto", "plain", or the name of a kernel
         self.dropout = 0.0  # in training: of the weights of a pairwise mechanism, of the output of a linear one
 
@@ -193,6 +196,13 @@ class Mechanism(nn.Module, ABC):
             if kernel.limits and reason.endswith(kernel.limits) and not torch.compiler.is_compiling():
                 _log_once(f"{self.name} runs its reference instead of the kernel '{kernel.name}': {reason}")
         return None
+
+
+def _register_kernels() -> None:
+    """Imports the kernels, which register themselves, before the first mechanism is there to be called."""
+    # By its name: kernels are a layer above, and mechanisms compute without knowing them.
+    if "regard.kernels" not in sys.modules:
+        importlib.import_module("regard.kernels")
 
 
 @lru_cache(256)  # a message that is in the cache has been logged
