@@ -156,11 +156,11 @@ def override_words(asked: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping) and value:
             words += override_words(value, f"{prefix}{key}.")
         else:
-            words.append(f"{prefix}{key}={_override_text(value)}")
+            words.append(f"{prefix}{key}={override_text(value)}")
     return words
 
 
-def _override_text(value: Any) -> str:
+def override_text(value: Any) -> str:
     """Returns a value as an override has it: TOML, or a text without quotes where that is read as the same text."""
     if isinstance(value, str) and recipes.parse([f"_._={value}"]) == {"_": {"_": value}}:
         return value
