@@ -29,6 +29,10 @@ class LengthError(RegardError, ValueError):
     """A sequence is longer than a mechanism was built for."""
 
 
+class TokenError(RegardError, IndexError):
+    """A token that is not in a model's vocabulary."""
+
+
 class ZeroRowError(RegardError, ArithmeticError):
     """A query's similarities sum to zero although it may see some key (`strict=True`)."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.devices import memory_error
 from regard.errors import OptionError, ShapeError
 from regard.mechanisms import Mechanism, fitted
+from regard.mechanisms.foreign import refuse_foreign
 from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, Weights, check_sizes
 
@@ -42,6 +43,7 @@ def attend(
     `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
+    refuse_foreign(options, "regard.attend")
     mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
     size = check_sizes(q, k, v, mask)
     if not isinstance(mechanism, Mechanism):

@@ -120,8 +120,8 @@ def require(records: Any, place: str | Path) -> None:
         file, sha256 = (quote(record[key], marks=False) for key in ("file", "sha256"))
         if name not in MECHANISMS:
             raise PluginError(
-                f"{place} needs the mechanism {quote(name)} of {file} (SHA-256 {sha256[:_SHOWN]}…): say --plugin {file}, "
-                f"or in Python regard.plugin({file!r})"
+                f"{place} needs the mechanism {quote(name)} of {file} (SHA-256 {sha256[:_SHOWN]}…): say --plugin "
+                f"{file}, or in Python regard.plugin({file!r})"
             )
         here = find_file(MECHANISMS[name])
         if here is not None and here.sha256 != record["sha256"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -31,11 +31,9 @@ def again(command: str) -> str:
 def plugin_option() -> Any:
     """Returns the option; the function of a command never sees it."""
 
-    def command(
-        plugin: Annotated[
-            list[str] | None, typer.Option("--plugin", metavar="FILE", callback=import_plugins, is_eager=True, help=HELP)
-        ] = None,
-    ) -> None: ...
+    asked = typer.Option(None, "--plugin", metavar="FILE", callback=import_plugins, is_eager=True, help=HELP)
+
+    def command(plugin: list[str] | None = asked) -> None: ...
 
     alone = typer.Typer(add_completion=False)
     alone.command()(command)

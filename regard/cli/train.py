@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,8 @@ from regard.cli.progress import experiment_progress, training_progress
 from regard.cli.show import console, is_given, print_json, print_outcome, table
 from regard.errors import OptionError, RunError, printable
 from regard.lab import experiment
-from regard.lab.experiment import override_text
 from regard.lab.base import EXPERIMENTS, RunOptions, find_experiment
+from regard.lab.experiment import override_text
 from regard.lab.runs.listing import list_results
 from regard.lab.runs.summary import summarize_run
 from regard.reading import check_path
@@ -24,9 +25,8 @@ from regard.reporting import write_report
 from regard.train import Interrupted, stage
 from regard.train.distributed import Process
 from regard.train.keys import list_keys
-from regard.train.recipe import Recipe
+from regard.train.recipe import Recipe, recipe_names
 from regard.train.recipe import load as load_recipe
-from regard.train.recipe import recipe_names
 from regard.train.run import timestamped_path
 
 DEFAULT_RECIPE = "lm"  # whose keys are listed where none is named
@@ -185,8 +185,9 @@ def _print_keys(recipe: Recipe, json: bool) -> None:
 
 def _describe_recipe(recipe: str) -> str:
     """Returns the first sentence of a recipe's file."""
-    first = (resources.files("regard") / "recipes" / f"{recipe}.toml").read_text("utf-8").partition("\n")[0]
-    return first.removeprefix("# ").partition(". ")[0].removesuffix(".")
+    lines = (resources.files("regard") / "recipes" / f"{recipe}.toml").read_text("utf-8").splitlines()
+    comment = " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+    return comment.partition(". ")[0].removesuffix(".")
 
 
 def _print_list(what: str, about: dict[str, str], then: str, json: bool) -> None:

@@ -109,6 +109,14 @@ class Mechanism(nn.Module, ABC):
         self.use = "auto"  # "auto", "plain", or the name of a kernel
         self.dropout = 0.0  # in training: of the weights of a pairwise mechanism, of the output of a linear one
 
+    def extra_repr(self) -> str:
+        """Returns the options that it was built with, as far as they are plain values."""
+        options = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
+        if self.dropout:
+            options["dropout"] = self.dropout
+        plain = {name: value for name, value in options.items() if isinstance(value, int | float | str)}
+        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Kernels belong to exactly one class: a subclass may compute something else.
         super().__init_subclass__(**kwargs)
@@ -324,6 +332,8 @@ def _build(name: MechanismLike, offered: dict[str, Any], options: dict[str, Any]
 def _require_similarity(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that can be called with a query and a key; raises for any other."""
     called = getattr(function, "__name__", type(function).__name__)
+    if called == "scaled_dot_product_attention":  # it is built in, and has no signature that could tell
+        raise OptionError(f"{called} is a whole attention and no similarity: it is the mechanism 'softmax'")
     try:
         inspect.signature(function).bind("q", "k")
     except TypeError as error:

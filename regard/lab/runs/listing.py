@@ -11,9 +11,10 @@ from regard.errors import RegardError, RunError
 from regard.lab.base import RESULTS
 from regard.lab.experiment import ASKED
 from regard.lab.runs.summary import summarize_run
+from regard.models.locate import RUN_CONFIG as CONFIG
 from regard.reading import read_json_object, read_toml
 from regard.report.markup import duration
-from regard.train.run import CONFIG, find_runs
+from regard.train.run import find_runs
 
 # By the file that tells of each, where results.json is not there yet, and what reads it.
 _BEGUN: dict[str, Callable[[Path], Any]] = {
