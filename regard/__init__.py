@@ -13,7 +13,8 @@ from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard import cost, hub, kernels, lens, nn
-    from regard.checking import Verdict, Verdicts, check, plugin
+    from regard.checking import Verdict, Verdicts, plugin
+    from regard.checking.check import check  # the package has a module of that name, too
     from regard.functional import attend, weights_of
     from regard.generate import generate  # this package and the next are callable, which a type checker cannot know
     from regard.laws import subject

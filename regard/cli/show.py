@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -36,8 +37,7 @@ class SafeConsole(Console):
             return [printed]
         parts: list[Any] = []
         for columns in self._divide(printed):
-            part = copy(printed)
-            part.columns = columns
+            part = _with_columns(printed, columns)
             if parts:
                 part.title = None
                 parts.append("")
@@ -58,10 +58,7 @@ class SafeConsole(Console):
         """Returns the width in which these columns can be read: words are whole, and texts have lines."""
         total = 0
         for column in columns:
-            alone = copy(made)
-            alone.title = None
-            alone.columns = [column]
-            width = self._width_of(alone)
+            width = self._width_of(_with_columns(made, [column]))
             least = max(width.minimum, min(width.maximum, PROSE))
             if column.no_wrap:
                 least = width.maximum
@@ -75,6 +72,13 @@ class SafeConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Returns a text to print; every string comes through here, those in tables too."""
         return super().render_str(printable(text), **options)
+
+
+def _with_columns(made: Table, columns: list[Column]) -> Table:
+    """Returns a table with some of its columns, which know their new places."""
+    part = copy(made)
+    part.columns = [replace(column, _index=place) for place, column in enumerate(columns)]
+    return part
 
 
 def console(stderr: bool = False) -> Console:

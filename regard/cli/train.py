@@ -145,10 +145,10 @@ def _print_runs(rows: list[dict[str, Any]], folder: Path) -> None:
         name = str(Path(row["path"]).relative_to(folder))
         cells = [str(row[key]) for key in ("recipe", "mechanism", "status", "steps", "measured")]
         made.add_row(name, *cells)
-        what, mechanism, status, steps, measured = cells
-        if steps:
-            status += f" after {steps} steps"
-        about = ", ".join(filter(None, (what, mechanism, status, measured)))
+        status = row["status"]
+        if row["steps"]:
+            status += f" after {row['steps']} steps"
+        about = ", ".join(filter(None, (row["recipe"], row["mechanism"], status, row["measured"])))
         blocks += [Text(printable(name), overflow="fold"), Padding(Text(printable(about)), (0, 0, 0, 2))]
     if out.measure(made, options=out.options.update(width=1000)).maximum <= out.width:
         out.print(made)
