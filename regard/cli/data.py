@@ -12,6 +12,7 @@ import torch
 import typer
 
 from regard.cli.batches import print_batch
+from regard.cli.groups import Group
 from regard.cli.show import console, print_json, print_text, table
 from regard.data.batch import IGNORE, Batch
 from regard.data.corruption import corrupt, longest_cut
@@ -43,7 +44,12 @@ SENTIMENT = "sentiment"
 BATCHES = ("summarize", "lm", "heads")  # recipes whose first batch is shown
 NO_LOSS = "·"
 
-data = typer.Typer(help="Look at data, and turn texts into files of tokens.", no_args_is_help=True)
+data = typer.Typer(
+    cls=Group,
+    help="Look at data, and turn texts into files of tokens.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 def world(

@@ -39,6 +39,9 @@ class HeadsCommand(OptionalValueCommand):
     defaults: ClassVar = {"--prune": "importance", "--syntax": OWN, "--coreference": OWN}
 
 
+COMMAND = HeadsCommand
+
+
 def heads(
     model: Annotated[str, typer.Argument(help=HELP)],
     texts: Annotated[

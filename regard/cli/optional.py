@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from typer.core import TyperCommand
+from regard.cli.groups import Command
 
 
-class OptionalValueCommand(TyperCommand):
+class OptionalValueCommand(Command):
     """A command with options that have a value of their own where none is given; `defaults` holds it by the option."""
 
     defaults: ClassVar[Mapping[str, str]] = {}

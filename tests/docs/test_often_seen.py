@@ -52,7 +52,7 @@ def test_every_entry_says_what_is_said_why_it_is_wrong_and_what_is_right():
 def test_values_twice_as_wide_change_the_value_projection_the_merge_and_the_output():
     D, H, G, K = 12, 4, 2, 3
     torch.manual_seed(0)
-    layer = Attention(D, H, G=G, K=K, V=2 * K).double()
+    layer = Attention(D, H, G=G, K=K, V=2 * K, causal=True).double()
     assert layer.project.weight.shape == (H * K + G * K + G * 2 * K, D)
     assert layer.out.weight.shape == (D, H * 2 * K)
     x = torch.randn(2, 5, D, dtype=torch.float64)
