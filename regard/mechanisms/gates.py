@@ -25,7 +25,7 @@ _WHY_REFUSED = {
 }
 
 
-class Tokens(NamedTuple):
+class GatedTokens(NamedTuple):
     """One call's tokens: R query heads side by side for each of G value heads, in the dtype of the memory."""
 
     q: Float[Tensor, "B G R T K"]
@@ -78,7 +78,7 @@ def prepare(
     a: Tensor | None,
     b: Tensor | None,
     dtype: torch.dtype,
-) -> Tokens:
+) -> GatedTokens:
     """Returns the tokens of a call, whose sizes have been checked: hidden ones have a = 0, b = 0, and no k and v."""
     B, G, S, _ = v.shape
     K = k.shape[3]
@@ -101,7 +101,7 @@ def prepare(
         _check_gates(mechanism, a, b, k)
     if b is not None:
         b = b.to(dtype)
-    return Tokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
+    return GatedTokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
 
 
 def _check_given(mechanism: Recurrence, name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:

@@ -31,7 +31,7 @@ from regard.mechanisms.base import Cost, Face, Mechanism, refuse_in_state, requi
 from regard.mechanisms.cache import visible_counts
 from regard.mechanisms.decays import STRONGEST, compare_decayed, cumulate
 from regard.mechanisms.gates import (
-    Tokens,
+    GatedTokens,
     check_memory,
     check_rules,
     check_tokens,
@@ -266,7 +266,7 @@ class Recurrence(Mechanism):
         memory = kept * memory + (k * keeping).mT @ new
         return out.view(*q.shape[:3], v.shape[3]), memory
 
-    def _step(self, x: Tokens, memory: Tensor) -> tuple[Float[Tensor, "B G R 1 V"], Float[Tensor, "B G K V"]]:
+    def _step(self, x: GatedTokens, memory: Tensor) -> tuple[Float[Tensor, "B G R 1 V"], Float[Tensor, "B G K V"]]:
         """Returns what one token reads, and the memory with it: the three lines of the recurrence."""
         memory = memory * x.a.clamp(min=STRONGEST).exp().to(memory.dtype).mT
         new = x.v
