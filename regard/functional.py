@@ -33,6 +33,7 @@ def attend(
     bias: Float[Tensor, "..."] | None = None,
     slopes: Float[Tensor, " H"] | None = None,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
     a: Float[Tensor, "B G S"] | Float[Tensor, "B G S K"] | None = None,
     b: Float[Tensor, "B G S"] | None = None,
     **options: Any,
@@ -49,7 +50,7 @@ def attend(
     `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
-    mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
+    mask = Mask(causal, visible, window, documents, bias, slopes, softcap, sinks=sinks)
     gates = {name: x for name, x in (("a", a), ("b", b)) if x is not None}
     keys = k
     queries = q

@@ -159,7 +159,7 @@ def _reordered_state(subject: Subject, case: Case) -> Compared:
 
 def state_rules(mask: Mask) -> Mask:
     """Returns the rules of a mask that a state keeps for every step."""
-    return Mask(window=mask.window, slopes=mask.slopes, softcap=mask.softcap)
+    return Mask(window=mask.window, slopes=mask.slopes, softcap=mask.softcap, sinks=mask.sinks)
 
 
 def _draw_chunks(case: Case) -> list[int]:

@@ -225,6 +225,8 @@ def fork(state: State, rows: Int[Tensor, " N"] | None = None) -> State:
     """Returns a copy of any state, or of some rows of it in any order (beam search)."""
 
     def copy(x: Any) -> Any:
+        if isinstance(x, tuple) and hasattr(x, "_fields"):  # a state within a state
+            return fork(x, rows)
         if not isinstance(x, Tensor):
             return x
         if rows is None:
@@ -263,6 +265,7 @@ _WHY_REFUSED = {
     "slopes": "it has no score to add ALiBi's slopes to; its similarities are products of features",
     "relative": "it has no score to add a bias of relative positions to; its similarities are products of features",
     "softcap": "it has no score to cap; its similarities are products of features",
+    "sinks": "its weights have no sum of exponentials that a sink could join",
 }
 _NOT_IN_STATE = {
     "visible": "it belongs to single tokens; give it to extend or write",

@@ -6,6 +6,9 @@ With ‖k‖ = 1 and b = 1 the old value of a key is replaced: reading k right a
 descent on ‖Sᵀk − v‖²/2 with the step size b. Along k the memory is multiplied by 1 − b‖k‖², which must not leave
 [−1, 1]. For b up to 1 and ‖k‖ = 1 that is at least 0, and nothing can alternate; with `range=2` it may be −1, a
 reflection, and a head can count parity.
+
+Schlag et al. 2021, arXiv:2102.11174; by chunks: Yang et al. 2024, arXiv:2406.06484; b up to 2: Grazzi et al. 2024,
+arXiv:2411.12537.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 A decay clears everything at once, the delta rule one key at a time; together they do both. One decay a head is Gated
 DeltaNet, which Qwen3-Next runs in three of four layers; with `channels` it is Kimi Delta Attention.
+
+Yang et al. 2024, arXiv:2412.06464; Kimi Linear 2025, arXiv:2510.26692.
 """
 
 from __future__ import annotations

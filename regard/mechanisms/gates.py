@@ -21,6 +21,7 @@ _WHY_REFUSED = {
     "slopes": "it has no softmax whose scores slopes could be added to; its own decay does what they do",
     "relative": "it has no softmax whose scores a bias of relative positions could be added to",
     "softcap": "it has no softmax whose scores could be capped",
+    "sinks": "it has no softmax whose denominator a sink could join",
     "rows": "its queries are the last of its keys",
 }
 

@@ -5,6 +5,8 @@
 A token i steps back counts γⁱ: the first head halves in 22 tokens, each further one in twice as many. Written as a
 matrix it is (Q Kᵀ ⊙ D) V with D_ij = γ^{i−j}, attention without a softmax. Nothing about the decay is learned or
 depends on the token; hidden tokens do not count as steps. RetNet and lightning attention are of this kind.
+
+Sun et al. 2023, arXiv:2307.08621.
 """
 
 from __future__ import annotations

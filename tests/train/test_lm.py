@@ -1,5 +1,6 @@
 """The language-model task: exact windows, honest measures, tokens written once, and any text however short."""
 
+import html
 import math
 import shutil
 
@@ -13,6 +14,7 @@ import regard
 from regard.config import ConfigError
 from regard.data import DataError, write_tokens
 from regard.data.batch import IGNORE
+from regard.reporting import write_report
 from regard.train import recipe, resume, train
 from regard.train.run import Run
 from regard.train.tasks import lm
@@ -203,7 +205,6 @@ def test_a_model_to_start_from_reads_text_with_its_own_tokenizer(text, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([], "neither is given"),
         (["data.text=a", "data.tokens=b"], "both are given"),
         (["data.text=a", "data.tokenizer=byte"], "Did you mean 'bytes'"),
         (["data.text=a", "data.block=0"], "data.block = 0"),
@@ -232,3 +233,19 @@ def test_a_model_looks_back_as_far_as_it_learned_to(variant):
     """Rotary positions mean nothing beyond the windows of training, so a long text is written from one window."""
     found = recipe.load("lm", ["data.text=a"], variant)
     assert recipe.resolve_model(found.model)[1].attention.window == found.data.block
+
+
+def test_without_a_text_it_reads_the_documentation_of_python(tmp_path):
+    run = train(recipe.load("lm", ["train.steps=1", *TINY]), tmp_path / "run")
+    prose = (tmp_path / "run" / "prose.txt").read_text()
+    assert len(prose) > 100_000 and "statement" in prose
+    tokenizer = regard.load(run.path).tokenizer
+    assert tokenizer.decode(tokenizer.encode("a statement")) == "a statement"
+
+
+def test_the_report_of_a_language_model_shows_what_it_writes_and_how_it_was_made(text, tmp_path):
+    run = trained(text, tmp_path / "run", "train.steps=1", "train.lr=0.0123")
+    page = html.unescape(write_report([run.path]).read_text())
+    written = regard.generate(regard.load(run.path), "\n", max_tokens=300, temperature=0.8, seed=0, slide=True)
+    assert written.text[-40:] in page
+    assert "train.lr" in page and "0.0123" in page and torch.__version__ in page

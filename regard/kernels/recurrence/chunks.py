@@ -82,7 +82,8 @@ class ChunkedRecurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, a, b = ctx.saved_tensors[:5]
+        q, k, v = ctx.saved_tensors[:3]
+        a, b = ctx.saved_tensors[3:5]
         decays = Decays(*ctx.saved_tensors[5:8])
         meeting, inverse, residual, pairs = ctx.saved_tensors[8:12]
         memories, new = ctx.saved_tensors[12:]
