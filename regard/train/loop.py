@@ -203,7 +203,7 @@ class Trainer:
         target = self.config.evaluation.target
         best = self.state.best
         reached = False
-        if target is not None and best is not None:
+        if target and best is not None:
             reached = not is_better(target, best, self.task.more_is_better(self.metric))
         return reached or (bool(patience) and self.state.stale >= patience)
 

@@ -127,7 +127,7 @@ def test_what_is_compared_is_said_under_compare(changes, words, tmp_path):
 
 
 def test_a_training_ends_at_its_target(tmp_path):
-    changes = ["train.evaluation.target=0.0", "model.width=8", "train.steps=9", "train.saving.every=0"]
+    changes = ["train.evaluation.target=-1.0", "model.width=8", "train.steps=9", "train.saving.every=0"]
     loaded = recipe.load("recall", [*TOY, *changes])
     from regard.train import train
 

@@ -14,7 +14,7 @@ from regard.report.markup import Markup, count_noun, duration, join, number, per
 from regard.report.page import Page, details, figure, figures, paragraph, table
 from regard.report.palette import style, styles
 
-STATE = Axis("bytes of state", log=True)
+STATE = Axis("kilobytes of state", log=True)
 ACCURACY = Axis("right answers", span=(0, 1.02), shares=True)
 
 
@@ -49,12 +49,15 @@ def _lines(results: RecallResults) -> list[Series]:
     for label in labels:
         own = sorted((p for p in results.points if p.model.label == label), key=lambda p: p.state)
         band = [(p.low, p.high) for p in own] if results.seeds > 1 else []
-        lines.append(Series(label, [(p.state, p.accuracy) for p in own], drawn[label], band))
+        lines.append(Series(label, [(p.state / 1000, p.accuracy) for p in own], drawn[label], band))
     return lines
 
 
 def _published_lines() -> list[Series]:
-    return [Series(curve.name, curve.points, style(n)) for n, curve in enumerate(PUBLISHED)]
+    lines = []
+    for n, curve in enumerate(PUBLISHED):
+        lines.append(Series(curve.name, [(state / 1000, share) for state, share in curve.points], style(n)))
+    return lines
 
 
 def _outcome(results: RecallResults) -> Iterable[Markup]:
@@ -69,7 +72,7 @@ def _outcome(results: RecallResults) -> Iterable[Markup]:
     yield figures(
         figure(chart(_lines(results), STATE, ACCURACY), f"Mean of the sizes of the test.{shaded}", "Measured here"),
         figure(
-            chart(_published_lines(), STATE, ACCURACY),
+            chart(_published_lines(), STATE._replace(ticks=(5, 10, 30, 100, 500)), ACCURACY),
             f"{SOURCE}. Other models and sizes: see below.",
             "Published",
         ),
