@@ -131,11 +131,19 @@ def _without(model: Any, name: str, head: int) -> Iterator[None]:
             raise OptionError(f"{type(model).__name__} makes its attention itself, so no head of it can be removed")
         return
 
+    mechanism = model.get_submodule(name).mechanism
+    assert isinstance(mechanism, nn.Module)
+    with silenced(mechanism, head):
+        yield
+
+
+@contextmanager
+def silenced(mechanism: nn.Module, head: int) -> Iterator[None]:
+    """Sets the output of one head of a layer of ours, given by its mechanism, to zero while the context lasts."""
+
     def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         return _zero_head(out, 1, head)
 
-    mechanism = model.get_submodule(name).mechanism
-    assert isinstance(mechanism, nn.Module)
     with forward_hooks([mechanism], remove):
         yield
 
