@@ -90,7 +90,7 @@ def tour_page(document: Mapping[str, Any]) -> Page:
 def _lead(results: TourResults) -> Markup:
     """Returns what came out so far, a sentence a chapter."""
     said: list[object] = []
-    if results.check is not None:
+    if results.check is not None and results.check.broken:
         said += ["A linear attention that looks ahead is ", strong("caught"), ", with an example of a few tokens. "]
     if results.train is not None:
         said += _lead_of_training(results.train)
@@ -289,7 +289,7 @@ def outcome_rows(results: TourResults) -> list[list[str]]:
 
 def _check_outcome(chapter: CheckChapter) -> str:
     names = " and ".join(law.law for law in chapter.broken) or "none"
-    return f"{chapter.subject} breaks {names} of {count_noun(len(chapter.laws), 'law')}"
+    return f"{chapter.subject} breaks {names}, of {count_noun(len(chapter.laws), 'law')}"
 
 
 def _train_outcome(chapter: TrainChapter) -> str:

@@ -6,7 +6,6 @@ results.json and the report are whole after each chapter, and what is done is no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,19 +53,17 @@ class Tour(ResumableExperiment):
         require_matplotlib()
         plan = plan_tour(session)
         done = _read_done(session.out)
+        results = _write(session, done)
         for number, chapter in enumerate(CHAPTERS, 1):
             if is_done(done, chapter.key):
                 continue
-            _write(session, done)
             session.shown.say(f"{number} of {len(CHAPTERS)}  {chapter.title}: {chapter.doing}")
-            began = time.monotonic()
-            found = DO[chapter.key](plan)
-            done = replace(done, **{chapter.key: found})
-            session.shown.say(f"        {outcome_rows(done)[-1][1]} ({time.monotonic() - began:,.0f} s)")
+            done = replace(done, **{chapter.key: DO[chapter.key](plan)})
+            results = _write(session, done)
+            session.shown.say(f"        {outcome_rows(done)[number - 1][1]}")
             if not is_done(done, chapter.key):  # the race keeps what it had when it was interrupted
-                _write(session, done)
                 raise KeyboardInterrupt
-        return _write(session, done)
+        return results
 
 
 def plan_tour(session: Session) -> TourPlan:
