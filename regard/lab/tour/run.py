@@ -30,7 +30,6 @@ from regard.lab.tour.chapters import (
 from regard.lab.tour.page import CHAPTERS, outcome_rows, tour_page
 from regard.lab.tour.results import TourResults
 from regard.reading import read_json_object
-from regard.report.canvas import require_matplotlib
 from regard.report.page import ReportError
 
 ABOUT = "All of regard in one report: a leak caught, a model taught, its head seen, mechanisms raced."
@@ -50,7 +49,6 @@ class Tour(ResumableExperiment):
 
     def carry_out(self, session: Session) -> dict[str, Any]:
         """Does the chapters that are not done yet, with the report written anew after each."""
-        require_matplotlib()
         plan = plan_tour(session)
         done = _read_done(session.out)
         results = _write(session, done)
