@@ -42,7 +42,6 @@ def tour_claims(results: dict[str, Any], folder: Path) -> dict[str, bool]:
         "the leaky performer is caught, with a reproducer": any(law["reproducer"] for law in broken),
         "regard's own performer keeps the laws that it breaks": bool(own) and all(x["status"] == "holds" for x in own),
         "without the head that is shown, half of what was right is lost": 2 * head["accuracy"] <= see["accuracy"],
-        "the head looks at the name more than before training": head["on_name"] > head["untrained_on_name"],
         "the race has times of four mechanisms": len({row["what"] for row in rows}) == 4,
         "the report is whole, and so are the pages that it links to": report.rstrip().endswith("</html>")
         and all((folder / results[chapter]["page"]).is_file() for chapter in ("see", "race")),
