@@ -58,7 +58,7 @@ CHAPTERS = (
         "see",
         "See",
         "the head that answers hang on the most (seconds)",
-        "Each head of the trained model is silenced in turn. The one without which birthplaces are lost, and where it "
+        "Each head of the trained model is silenced in turn. The one that answers hang on the most, and where it "
         "looks, will be shown here beside the same head before training.",
     ),
     Chapter(
@@ -191,7 +191,7 @@ def _see(chapter: SeeChapter) -> Iterable[Markup]:
     yield paragraph(
         f"Each of {len(chapter.heads)} heads is silenced in turn. ",
         strong(found.title.capitalize()),
-        f" costs the most answers: without it, {percent(found.accuracy, 0)} of {chapter.n:,} {SPLITS[chapter.split]} "
+        f" raises the loss the most: without it, {percent(found.accuracy, 0)} of {chapter.n:,} {SPLITS[chapter.split]} "
         f"questions are answered right, with it {percent(chapter.accuracy, 0)}. While an answer is written it puts ",
         strong(percent(found.on_name, 0)),
         f" of its weight on the person's name, before training {percent(found.untrained_on_name, 0)}.",
