@@ -136,6 +136,13 @@ def without_heads(model: Any, heads: Mapping[str, Collection[int]]) -> Iterator[
         mechanism = model.get_submodule(name).mechanism
         assert isinstance(mechanism, nn.Module)
         removed_of[mechanism] = removed
+    with silenced(removed_of):
+        yield
+
+
+@contextmanager
+def silenced(removed_of: Mapping[nn.Module, Collection[int]]) -> Iterator[None]:
+    """Sets the output of heads of our layers, given by their mechanisms, to zero while the context lasts."""
 
     def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         return _zero_heads(out, 1, removed_of[mechanism])
