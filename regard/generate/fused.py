@@ -23,7 +23,7 @@ from regard.mechanisms import Cache, Softmax
 from regard.models import Decoder
 from regard.models.stack import StackState
 from regard.nn import Attention, Block, Rotary, Rotation
-from regard.nn.block import MLP, Gated
+from regard.nn.block import MLP, GatedMLP
 from regard.nn.merges import Merge
 from regard.nn.projection import Projection
 
@@ -128,7 +128,7 @@ def _norm_parts(norm: Any) -> Any:
 
 def _activation(mlp: nn.Module) -> str | None:
     """Returns the name of an MLP's activation, or None where it has no fused program."""
-    if type(mlp) is Gated:
+    if type(mlp) is GatedMLP:
         return "silu"
     if type(mlp) is not MLP:
         return None
@@ -201,6 +201,6 @@ class FusedStep:
         assert activation is not None
         hidden = project(
             x, mlp.into.weight, mlp.into.bias, norm=_norm_parts(block.mlp_norm),
-            activation=activation, gated=type(mlp) is Gated, early=self.early,
+            activation=activation, gated=type(mlp) is GatedMLP, early=self.early,
         )  # fmt: skip
         return project(hidden, mlp.out.weight, mlp.out.bias, residual=x, early=self.early)

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from regard.errors import OptionError, ShapeError
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State, fitted
+from regard.mechanisms.foreign import refuse_foreign
 from regard.nn.convolution import ACTIVATIONS, ConvolvedState, ShortConvolution
 from regard.nn.gates import Gates
 from regard.nn.merges import MERGES, LooksAheadError
 from regard.nn.norms import NORMS, UnitLength
 from regard.nn.positions import Positions, Rotation, rotate
 from regard.nn.projection import Projection
+from regard.nn.torch_attention import from_torch, project_separately, to_torch
 from regard.registry import call_with_options
 from regard.shapes import Mask, Size
 
@@ -33,6 +35,7 @@ Seen = Bool[Tensor, "B T"] | None
 class Attention(nn.Module):
     """Attention over tokens x [B,T,D] with H query heads and G key/value heads, by any mechanism.
 
+    `causal`, which has to be said of self-attention: whether each token sees only itself and those before it.
     `mechanism` is a name with its `options`, or one already built. `source` is the width of another sequence to attend
     to (cross-attention); without it the layer attends to its own tokens. `rules` is a Mask with what holds for every
     call: window, slopes, softcap. `bias` is whether queries, keys and values have one, `out_bias` whether the output
@@ -55,7 +58,7 @@ class Attention(nn.Module):
         K: int | None = None,
         V: int | None = None,
         mechanism: str | Mechanism = "softmax",
-        causal: bool = True,
+        causal: bool | None = None,
         source: int | None = None,
         length: int = 1024,
         merge: str = "concatenate",
@@ -76,6 +79,12 @@ class Attention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        refuse_foreign(options, "regard.nn.Attention")
+        if causal is None and source is None:
+            raise OptionError(
+                "say causal=True, where each token sees itself and those before it, or causal=False, where every token "
+                "sees all"
+            )
         if G is None:
             G = H
         _check_heads(D, H, G, K)
@@ -85,7 +94,7 @@ class Attention(nn.Module):
             V = K
         if out_bias is None:
             out_bias = bias
-        self.size = Size(T=length, S=length, H=H, G=G, K=K, V=V, causal=causal and source is None)
+        self.size = Size(T=length, S=length, H=H, G=G, K=K, V=V, causal=bool(causal) and source is None)
         self.width = D
         self.source = source
         self.residual_dropout = residual_dropout
@@ -153,21 +162,53 @@ class Attention(nn.Module):
         if self.source is None and self.positions:
             self._positions = (positions,)
 
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, causal: bool = False) -> Attention:
+        """Returns a layer that computes what PyTorch's does, with a copy of its weights.
+
+        PyTorch's looks both ways unless each call says otherwise; `causal` says so here once for all calls. The batch
+        comes first here, whatever its `batch_first` says. Layers with kdim = vdim become cross-attention.
+        """
+        return from_torch(cls, module, causal)
+
+    def to_torch(self, batch_first: bool = True) -> nn.MultiheadAttention:
+        """Returns a `torch.nn.MultiheadAttention` that computes what this layer does, with a copy of its weights.
+
+        A causal layer becomes one that has to be told so at each call, by `attn_mask` and `is_causal`. What PyTorch's
+        has not, such as grouped heads or another mechanism, is refused by name.
+        """
+        return to_torch(self, batch_first)
+
     def forward(
         self,
         x: Tokens,
-        visible: Seen = None,
+        visible: Seen | Float[Tensor, "B S E"] = None,
+        value: Float[Tensor, "B S E"] | None = None,
         *,
+        key: Float[Tensor, "B S E"] | None = None,
         source: Float[Tensor, "B S E"] | None = None,
         source_visible: Bool[Tensor, "B S"] | None = None,
         rotation: Rotation | None = None,
         documents: Int[Tensor, "B T"] | None = None,
-    ) -> Tokens:
+        need_weights: bool = False,
+        **others: Any,
+    ) -> Any:
         """Returns the outputs of a whole sequence, [B,T,D]; with `source`, of attention to that other sequence.
 
-        `documents` numbers the documents that are packed into a row: a change of number starts a new one, and nothing
-        is seen across.
+        `visible` [B,T] says which tokens may be seen. `documents` numbers the documents that are packed into a row: a
+        change of number starts a new one, and nothing is seen across. Queries, keys and values of different tokens are
+        handed over as in PyTorch, `layer(query, key, value)`, or by name: `source_visible` [B,S] then says which keys
+        may be seen, and causal queries are the last of the keys. `need_weights`: also returns the weights [B,H,T,S] of
+        each head.
         """
+        refuse_foreign(others, "this layer")
+        if others:
+            raise OptionError(f"this layer has no argument '{min(others)}'")
+        if value is not None and key is None:
+            key, visible = visible, None
+        if key is not None:
+            q, k, v, mask = project_separately(self, x, key, value, source_visible)
+            return self._attend(q, k, v, mask, x, None, need_weights)
         self._check_source(source is not None)
         x = _zero_hidden(x, visible)
         if source is None:
@@ -180,7 +221,7 @@ class Attention(nn.Module):
             q = self._project_queries(x)
             k, v = self._project_source(source)
             mask = self.rules.but(visible=source_visible)
-        return self._merge_heads(self.mechanism(q, k, v, mask, **self._make_gates(x)), x, visible)
+        return self._attend(q, k, v, mask, x, visible, need_weights)
 
     def empty(
         self, B: int, capacity: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -314,7 +355,10 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         s = self.size
-        return f"D={self.width}, H={s.H}, G={s.G}, K={s.K}, V={s.V}, causal={s.causal}"
+        shown = f"D={self.width}, H={s.H}, G={s.G}, K={s.K}, V={s.V}, causal={s.causal}"
+        rules = {name: getattr(self._rules, name) for name in ("window", "softcap")}
+        options = {"source": self.source, "residual_dropout": self.residual_dropout or None, **rules}
+        return ", ".join([shown, *(f"{name}={value}" for name, value in options.items() if value is not None)])
 
     def _project_tokens(
         self, x: Tensor, rotation: Rotation | None, mask: Mask = Mask()
@@ -364,6 +408,23 @@ class Attention(nn.Module):
             return {}
         made: dict[str, Tensor] = self.gates(x)
         return made
+
+    def _attend(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        mask: Mask,
+        x: Tensor,
+        visible: Tensor | None,
+        need_weights: bool,
+    ) -> Any:
+        """Returns the outputs [B,T,D] of queries made of x, and with `need_weights` the weights [B,H,T,S] too."""
+        gates = self._make_gates(x)
+        out = self._merge_heads(self.mechanism(q, k, v, mask, **gates), x, visible)
+        if not need_weights:
+            return out
+        return out, self.mechanism.weights(q, k, mask, **gates)
 
     def _merge_heads(self, heads: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
         """Returns the layer's outputs [B,T,D] from those of its heads [B,H,T,V] and, for the gate, its inputs x."""

@@ -42,7 +42,7 @@ class MLP(nn.Module):
         return out
 
 
-class Gated(nn.Module):
+class GatedMLP(nn.Module):
     """SwiGLU: (silu(x A) ∘ x C) B.
 
     `hidden` is 8/3 of D unless said, rounded up to a multiple of 8: as many parameters as a plain MLP has.
@@ -66,7 +66,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
 }
 MLPS.update({name: partial(MLP, activation=f) for name, f in _ACTIVATIONS.items()})
-MLPS.add("swiglu")(Gated)
+MLPS.add("swiglu")(GatedMLP)
 
 
 @MLPS.add("none")

@@ -19,11 +19,12 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regard import plugins
 from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.data.seeds import derive, seed_default
 from regard.devices import autocast_dtype
-from regard.errors import DataError, RegardError, RunError, quote
+from regard.errors import DataError, Interrupted, RegardError, RunError, quote
 from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint
@@ -51,10 +52,6 @@ LINES = 200  # of metrics that a training writes
 
 class TrainingError(RegardError, ArithmeticError):
     """A training that cannot go on."""
-
-
-class Interrupted(RegardError):
-    """A training that was asked to stop, and saved."""
 
 
 @dataclass
@@ -175,9 +172,10 @@ class Trainer:
                 if stop and not is_last and not self._ends_early:
                     self._save()
                     self.process.barrier()  # torchrun ends all processes soon after the first has ended
+                    again = " ".join([str(self.run.path), *plugins.words(self.run.config.get(plugins.KEY, ()))])
                     raise Interrupted(
                         f"stopped at step {step} of {self.total}; all of it is saved. "
-                        f"Go on with: regard train --resume {self.run.path}"
+                        f"Go on with: regard train --resume {again}"
                     )
             self._finish()
 

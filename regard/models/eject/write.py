@@ -23,7 +23,7 @@ from regard.models.eject import layers, plain
 from regard.models.gpt import GPT
 from regard.models.stack import Stack
 from regard.nn import Attention, Block
-from regard.nn.block import Gated
+from regard.nn.block import GatedMLP
 from regard.nn.positions import Alibi, Learned, Positions, Rotary, Sinusoidal
 from regard.storage import staged_folder
 from regard.version import __version__
@@ -206,7 +206,7 @@ def _needed_parts(stack: Stack, mechanisms: list[str], positions: str, merge: st
     if stack.layers[0].mlp is None:
         wanted = wanted - {"Block"} | {"AttentionBlock"}
     else:
-        wanted.add("SwiGLU" if isinstance(stack.layers[0].mlp, Gated) else "MLP")
+        wanted.add("SwiGLU" if isinstance(stack.layers[0].mlp, GatedMLP) else "MLP")
     return [part for module in (plain, layers) for name, part in _parts(module) if name in wanted]
 
 
@@ -295,7 +295,7 @@ def _write_mlp(block: Block, width: int, name: str) -> str:
     mlp: Any = block.mlp
     hidden = mlp.out.in_features
     bias = mlp.into.bias is not None
-    if isinstance(mlp, Gated):
+    if isinstance(mlp, GatedMLP):
         return f"SwiGLU({width}, {hidden}, bias={bias})"
     if name not in _ACTIVATIONS:
         raise OptionError(f"the MLP '{name}' has no plain twin that regard could write")
