@@ -169,13 +169,13 @@ def test_the_experiment_at_a_toy_size(tmp_path):
     read = json.loads((path / "results.json").read_text())
     assert read["points"] == results["points"] and len(results["points"]) == 4 and len(results["trainings"]) == 8
     states = {(p["model"]["mechanism"], p["model"]["convolution"]): p["state"] for p in results["points"]}
-    # Float32: keys and values of 24 tokens, 8 wide, in two layers; 4·5 sums a head; three inputs of q, k and v.
+    # Float32: keys and values of 24 tokens, 8 wide, in two layers; 8·9 sums; three inputs of q, k and v.
     convolved = 2 * 3 * 3 * 8 * 4
     assert states == {
         ("softmax", 0): 2 * 24 * 16 * 4,
         ("softmax", 4): 2 * 24 * 16 * 4 + convolved,
-        ("elu", 0): 2 * 2 * 4 * 5 * 4,
-        ("elu", 4): 2 * 2 * 4 * 5 * 4 + convolved,
+        ("elu", 0): 2 * 8 * 9 * 4,
+        ("elu", 4): 2 * 8 * 9 * 4 + convolved,
     }
     for point in results["points"]:
         own = [row["accuracy"] for row in results["trainings"] if row["model"] == point["model"]]
@@ -183,7 +183,7 @@ def test_the_experiment_at_a_toy_size(tmp_path):
     assert [len(row) for row in results["outcome"]["rows"]] == [7] * 4
     page = (path / "report.html").read_text()
     assert "Gated DeltaNet" in page and "2402.18668" in page and "no convolution" in page
-    assert (path / "softmax-8-0-0.005-0" / "model").is_dir()
+    assert (path / "softmax-8-0-0.01-0" / "model").is_dir()
 
 
 def test_the_default_and_the_full_size_can_be_planned():

@@ -48,7 +48,7 @@ class RecallComparison(Section):
     mechanisms: tuple[str, ...] = ()
     widths: tuple[int, ...] = (64,)
     convolutions: tuple[int, ...] = (4,)
-    rates: tuple[float, ...] = (5e-3,)
+    rates: tuple[float, ...] = (1e-2,)
     seeds: int = 1
 
     def __post_init__(self) -> None:
