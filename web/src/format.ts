@@ -40,6 +40,7 @@ export interface Sequence {
   positions: number[];
   prompt: number | null;
   steps: number[] | null;
+  segment?: number[]; // of a pair of texts: 0, 1, or −1 for neither
   grid: [number, number] | null;
 }
 
