@@ -39,6 +39,7 @@ export function copied(svg: SVGSVGElement): SVGSVGElement {
     for (const gone of ["class", "aria-hidden", "tabindex", "role", "data-k"]) to[n].removeAttribute(gone);
   });
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  copy.setAttribute("overflow", "visible"); // slanted words reach over the edge
   return copy;
 }
 

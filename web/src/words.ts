@@ -46,6 +46,8 @@ export function labelTip(label: string): string {
 
 export const SCORE_TIP =
   "Share of the head's weight that falls on such tokens, as a mean over several other texts. The black mark is the share that even weights would have.";
+export const REST_TIP =
+  "Where the head puts its weight when it finds nothing to look for, over several other texts; what it does otherwise is its label.";
 export const INTERVAL_TIP =
   "Score less what even weights would have, and its 95% interval from resampling, over several other texts.";
 export const ERROR_TIP =

@@ -6,7 +6,7 @@ import type { Extent } from "../colour";
 import { Difference, meanApart } from "../difference";
 import { button, counted, fixed, h, replace, select } from "../dom";
 import { names } from "../loader";
-import { Matrix } from "../matrix";
+import { cut, Matrix } from "../matrix";
 import { copied, matrixCsv, matrixPicture } from "../save";
 import type { State } from "../state";
 import { term } from "../tips";
@@ -300,8 +300,9 @@ export function compareView(app: App): View {
         label: "Jensen–Shannon divergence of each row in bits, over tokens that both sides have",
         values: values.map((x) => x || 0),
         width: Math.max(320, Math.min(1180, node.clientWidth - 48)),
-        height: 110,
+        height: 130,
         unit: "bits",
+        below: (n) => cut(d.rows.label(rows[n]), 9),
         name: (n) => `“${d.rows.label(rows[n])}” (${rows[n]})`,
       }),
       h(

@@ -2,13 +2,13 @@
 
 import { Ramp, reach, tops } from "../colour";
 import { button, fixed, h, number, replace, s, select, toggle } from "../dom";
-import type { Attention, FigureName, Label } from "../format";
+import { effect, type Attention, type FigureName, type Label } from "../format";
 import { legend } from "../legend";
 import { Rules } from "../rules";
 import type { State } from "../state";
 import { suggestions } from "../suggest";
 import { term } from "../tips";
-import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, SCORE_TIP, target } from "../words";
+import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, target } from "../words";
 import {
   changed,
   facts,
@@ -52,7 +52,7 @@ export function headsView(app: App): View {
     if (key in FIGURES) return at.figures[key as FigureName]?.[e.h] ?? null;
     if (key === "effect") return e.label && e.label.label !== "mixed" ? e.label.effect : null;
     const found = e.label?.scores[key];
-    return found ? found.score - found.baseline : null;
+    return found ? effect(found) : null;
   }
 
   function collect(state: State): Entry[] {
@@ -301,7 +301,7 @@ export function headsView(app: App): View {
     const at = seen.attention(e.a);
     const figures = (Object.keys(FIGURES) as FigureName[]).filter((k) => at.figures[k]?.[e.h] != null);
     const scores = e.label
-      ? Object.entries(e.label.scores).sort((x, y) => y[1].score - y[1].baseline - (x[1].score - x[1].baseline))
+      ? Object.entries(e.label.scores).sort((x, y) => effect(y[1]) - effect(x[1]))
       : [];
     const label = e.label;
     const group = at.groups < at.heads ? `, key head ${Math.floor(e.h / (at.heads / at.groups))} of ${at.groups}` : "";
@@ -324,6 +324,9 @@ export function headsView(app: App): View {
             label.low === null ? "" : " ",
             label.low === null ? "" : term(`95%: ${fixed(label.low, 2)} … ${fixed(label.high!, 2)}`, INTERVAL_TIP),
           )
+        : "",
+      label?.rests && label.rests.on !== label.label
+        ? h("p", {}, term("rests", REST_TIP), ` on ${target(label.rests.on).split(",")[0]}: ${fixed(label.rests.score, 2)} of its weight`)
         : "",
       scores.length ? bars(scores.slice(0, 6).map(([k, x]) => [k, x.score, x.baseline])) : "",
       h("p", { class: "quiet" }, term("Largest error", ERROR_TIP), ` of a weight as shown: ${number(at.error[e.h], 1)}.`),
