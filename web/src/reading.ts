@@ -11,7 +11,7 @@ import { changed, headTitle, type App } from "./view";
 import { WEIGHT_TIP } from "./words";
 
 const BEST = 10; // weights that are listed
-const MOST = 1200; // tokens that are written out; of longer texts those around the chosen one
+const MOST = 600; // tokens that are written out; of longer texts those around the chosen one
 const READ = 256; // rows that the mean over all tokens is taken from
 
 export interface Reading {
