@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import RegardError, did_you_mean, quote
+from regard.errors import RegardError, did_you_mean, list_known, quote
 from regard.reading import fits
 
 S = TypeVar("S", bound="Section")
@@ -47,6 +47,8 @@ class Section:
 
     # Where a section stands in its model's config, for error messages.
     place: ClassVar[str] = "model"
+    # The least that a size may be, where that is not 1.
+    smallest: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         hints = _type_hints(type(self))  # type: ignore[arg-type]  # of a class, whose metaclass hashes it
@@ -55,8 +57,9 @@ class Section:
             if not fits(value, hints[f.name]):
                 raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected {_describe_type(hints[f.name])}")
             most = SIZE_LIMITS.get(f.name)
-            if most is not None and value is not None and not 1 <= value <= most:
-                raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected 1 to {most}")
+            least = self.smallest.get(f.name, 1)
+            if most is not None and value is not None and not least <= value <= most:
+                raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected {least} to {most}")
             if "dropout" in f.name and not 0 <= value < 1:
                 raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected at least 0 and less than 1")
 
@@ -69,7 +72,7 @@ class Section:
         changed: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
-                raise ConfigError(f"no key {quote(name)} in {self.place}.{did_you_mean(name, known)}")
+                raise ConfigError(f"no key {quote(name)} in {self.place}.{self._suggest(name)}")
             current = known[name]
             if isinstance(current, Section) and isinstance(value, str):
                 value = {"name": value}
@@ -79,6 +82,14 @@ class Section:
                 value = tuple(value)
             changed[name] = value
         return replace(self, **changed)
+
+    def _suggest(self, name: str) -> str:
+        """Returns what to say beside an unknown key: the key of that name in a section inside, else the nearest."""
+        inner = {f.name: getattr(self, f.name) for f in fields(self)}
+        for section, value in inner.items():
+            if isinstance(value, Section) and name in {f.name for f in fields(value)}:
+                return f" Did you mean '{self.place}.{section}.{name}'?{list_known(inner)}"
+        return did_you_mean(name, inner)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, as JSON and TOML have them."""

@@ -33,6 +33,10 @@ class LengthError(RegardError, ValueError):
     """A sequence is longer than a mechanism was built for."""
 
 
+class TokenError(RegardError, IndexError):
+    """A token that is not in a model's vocabulary."""
+
+
 class ZeroRowError(RegardError, ArithmeticError):
     """A query's similarities sum to zero although it may see some key (`strict=True`)."""
 
@@ -71,6 +75,10 @@ class RunError(RegardError, OSError):
 
 class PluginError(RegardError, ValueError):
     """A plugin file cannot be used."""
+
+
+class Interrupted(RegardError):
+    """A training that was asked to stop, and saved."""
 
 
 class ResourceError(RegardError, MemoryError):
@@ -117,8 +125,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     hint = ""
     close = get_close_matches(name[:MAX_QUOTED], known, n=1)
+    # Two letters of a short name that changed places leave little that is alike: ml for lm.
+    close += [other for other in known if sorted(other) == sorted(name)]
     if close:
         hint = f" Did you mean '{close[0]}'?"
+    return f"{hint}{list_known(known)}"
+
+
+def list_known(known: Iterable[str]) -> str:
+    """Returns the end of an error message that says what is known."""
     # Known names may come from a file, such as its columns.
-    shown = ", ".join(quote(other[:60], marks=False) for other in known[:100])
-    return f"{hint} Known: {shown}."
+    shown = ", ".join(quote(other[:60], marks=False) for other in sorted(known)[:100])
+    return f" Known: {shown}."

@@ -13,6 +13,7 @@ from regard.devices import memory_error
 from regard.errors import OptionError, ShapeError
 from regard.mechanisms import Mechanism, Recurrence, fitted
 from regard.mechanisms.base import MECHANISMS
+from regard.mechanisms.foreign import refuse_foreign
 from regard.mechanisms.gates import share_heads
 from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Queries, Values, Visible, Weights, check_sizes
@@ -50,6 +51,7 @@ def attend(
     `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
+    refuse_foreign(options, "regard.attend")
     mask = Mask(causal, visible, window, documents, bias, slopes, softcap, sinks=sinks)
     gates = {name: x for name, x in (("a", a), ("b", b)) if x is not None}
     keys = k

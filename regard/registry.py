@@ -13,6 +13,14 @@ from typing import Any, Generic, TypeVar
 from regard.errors import OptionError, RegardError, UnknownNameError, did_you_mean, quote
 
 _T = TypeVar("_T")
+# What annotations of numbers are called in errors; modules write them as text (PEP 563).
+_NUMBERS = {
+    "int": "a whole number",
+    "int | None": "a whole number or None",
+    "float": "a number",
+    "float | None": "a number or None",
+    "bool": "True or False",
+}
 _V = TypeVar("_V")
 
 
@@ -123,4 +131,17 @@ def call_with_options(function: Any, title: str, offered: Mapping[str, Any], opt
     except TypeError as error:
         known = ", ".join(signature.parameters) or "none"
         raise OptionError(f"{title}: {error}. Its options: {known}.") from None
+    for name, value in options.items():
+        if isinstance(value, str):
+            _refuse_text(function, title, name, value)
     return function(*bound.args, **bound.kwargs)
+
+
+def _refuse_text(function: Any, title: str, name: str, value: str) -> None:
+    """Raises where an option is a text and its parameter is annotated with numbers."""
+    called = function
+    if isinstance(function, type):
+        called = inspect.getattr_static(function, "__init__")
+    hint = getattr(called, "__annotations__", {}).get(name)
+    if hint in _NUMBERS:
+        raise OptionError(f"{title}: {name} = {quote(value)}, expected {_NUMBERS[hint]}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import nn
 from regard.errors import PluginError, did_you_mean
 from regard.laws import Subject, subject
 from regard.mechanisms import mechanisms
+from regard.plugins import import_file
 
 
 def plugin(
@@ -27,9 +26,8 @@ def plugin(
     or a method; see `regard.check` for the rest.
     """
     file, name = _split(path)
-    before = set(mechanisms())
-    module = _import_file(file)
-    new = sorted(set(mechanisms()) - before)
+    module = import_file(file)
+    new = sorted(known for known, cls in mechanisms().items() if cls.__module__ == module.__name__)
     said = {"causal": causal, "length": length, "width": width, "step": step}
     options = "".join(f", {key}={value!r}" for key, value in said.items() if value is not None)
     source = f"regard.plugin({path!r}{options})"
@@ -58,20 +56,6 @@ def _split(path: str) -> tuple[Path, str | None]:
     if not Path(file).is_file():
         raise PluginError(f"no file '{file}'; expected --plugin file.py or file.py:name")
     return Path(file), name or None
-
-
-def _import_file(file: Path) -> Any:
-    """Returns the module of a Python file, which runs it: the user has named it."""
-    spec = importlib.util.spec_from_file_location(f"regard_plugin_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise PluginError(f"'{file}' is not a Python file; expected file.py or file.py:name")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise PluginError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _candidates(module: Any) -> list[str]:

@@ -1,79 +1,34 @@
-"""The app and its exit codes."""
+"""The app and its exit codes. Commands are imported when they are asked for (`regard.cli.commands`)."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import (
-    bench,
-    check,
-    convert,
-    cost,
-    data,
-    design,
-    doctor,
-    eject,
-    evaluate,
-    export,
-    generate,
-    grade,
-    heads,
-    mechanisms,
-    plot,
-    serve,
-    summarize,
-    sweep,
-    train,
-    view,
-)
+from regard.cli.groups import LazyGroup
 from regard.cli.show import console, print_error, print_warning
-from regard.devices import requested_memory
-from regard.errors import OptionError, RegardError
-from regard.train import Interrupted
-from regard.train.distributed import Process
+from regard.errors import Interrupted, OptionError, RegardError
 from regard.version import __version__
+
+if TYPE_CHECKING:
+    from regard.train.distributed import Process
 
 LOWER = "Lower the batch or the number of tokens, or take a smaller model or a shorter dtype"
 HELP = "Build attention mechanisms, check that they are right, train models with them, and see what they attend to."
 
 app = typer.Typer(
     name="regard",
+    cls=LazyGroup,
     help=HELP,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(train.run)
-app.command("train")(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.command("eject")(eject.eject)
-app.command("predict")(evaluate.predict)
-app.command("generate")(generate.generate)
-app.command("summarize")(summarize.summarize)
-app.command("sweep", cls=sweep.PairListCommand)(sweep.sweep)
-app.command("runs")(train.runs)
-app.command("report")(train.report)
-app.command("world")(data.world)
-app.add_typer(data.data, name="data")
-app.command("design")(design.design)
-app.command("check")(check.check)
-app.command("grade")(grade.grade)
-app.command("mechanisms")(mechanisms.mechanisms)
-app.command("cost")(cost.cost)
-app.command("bench")(bench.bench)
-app.command("convert")(convert.convert)
-app.command("export")(export.export)
-app.command("view")(view.view)
-app.command("serve")(serve.serve)
-app.command("heads")(heads.heads)
-app.add_typer(plot.plot, name="plot")
-app.command("doctor")(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,12 +46,21 @@ def _options(
     ] = False,
 ) -> None:
     """Takes the options before any command, and refuses commands that are not for several processes."""
-    processes = Process.from_environment().world_size
-    if processes > 1 and context.invoked_subcommand != "train":
+    process = _torchrun_process()
+    if process is not None and process.world_size > 1 and context.invoked_subcommand != "train":
         raise OptionError(
-            f"`regard {context.invoked_subcommand}` is for one process, torchrun started {processes}: "
+            f"`regard {context.invoked_subcommand}` is for one process, torchrun started {process.world_size}: "
             "start it without; `regard train` takes several"
         )
+
+
+def _torchrun_process() -> Process | None:
+    """Returns this process among those that torchrun started; None where it did not, and PyTorch is not needed yet."""
+    if "WORLD_SIZE" not in os.environ:
+        return None
+    from regard.train.distributed import Process
+
+    return Process.from_environment()
 
 
 def _drop_warning(*place: Any, **named: Any) -> None:
@@ -105,20 +69,21 @@ def _drop_warning(*place: Any, **named: Any) -> None:
 
 def main() -> None:
     """Runs the command line and turns errors and warnings into one line, and errors into an exit code."""
-    process = Process.from_environment()
+    process = _torchrun_process()
+    is_main = process is None or process.is_main
     warnings.showwarning = print_warning
-    if not process.is_main:
+    if not is_main:
         # Every process warns of the same; one line of it is enough.
         warnings.showwarning = _drop_warning
     try:
         code = app(standalone_mode=False)
     except Interrupted as stopped:
-        if process.is_main:
+        if is_main:
             console(stderr=True).print(str(stopped), soft_wrap=True)
         code = 130
     except RegardError as error:
         message = str(error)
-        if not process.is_main:
+        if process is not None and not is_main:
             message = f"process {process.rank}: {error}"
         print_error(message)
         code = 2
@@ -126,23 +91,32 @@ def main() -> None:
         print_error("interrupted")
         code = 130
     except Exception as error:
-        # A usage error of the parser knows how to show itself; anything else is a bug, and wants its traceback.
-        show = getattr(error, "show", None)
-        asked = requested_memory(error)
-        if asked is not None:
-            print_error(f"out of memory: {asked}. {LOWER}")
-            code = 2
-        elif show is not None:
-            show()
-            code = getattr(error, "exit_code", 2)
-        elif process.world_size > 1:
+        code = _explain_exception(error)
+        if code is None and process is not None and process.world_size > 1:
             sys.excepthook(type(error), error, error.__traceback__)
             code = 1
-        else:
+        elif code is None:
             raise
-    if process.world_size > 1:
+    if process is not None and process.world_size > 1:
         # gloo's threads may still hold tensors, and Python's own way to end would abort with them.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)
     sys.exit(code or 0)
+
+
+def _explain_exception(error: Exception) -> int | None:
+    """Prints what an exception of the parser or of the memory says, and returns the exit code; None for any other: it
+    is a bug, and wants its traceback."""
+    # A usage error of the parser knows how to show itself.
+    show = getattr(error, "show", None)
+    if show is not None:
+        show()
+        return int(getattr(error, "exit_code", 2))
+    from regard.devices import requested_memory  # it needs PyTorch, which has been imported where memory ran out
+
+    asked = requested_memory(error)
+    if asked is None:
+        return None
+    print_error(f"out of memory: {asked}. {LOWER}")
+    return 2

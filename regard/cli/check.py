@@ -22,6 +22,7 @@ from regard.hub.opening import RANDOM, find_source, open_model
 from regard.hub.tiny import TINY
 from regard.mechanisms import mechanisms
 from regard.models import Model
+from regard.plugins import import_file
 from regard.reading import check_path
 
 _STYLES = {
@@ -41,7 +42,11 @@ def check(
     ] = None,
     plugin_file: Annotated[
         str | None,
-        typer.Option("--plugin", help="file.py[:name] with a function f(q, k, v, causal=True) or an nn.Module."),
+        typer.Option(
+            "--plugin",
+            help="file.py[:name] with a mechanism, a function f(q, k, v, causal=True) or an nn.Module; beside a model: "
+            "the file of its mechanism.",
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="fp64, fp32, bf16 or fp16; none: fp64 and fp32 in turn (Hugging Face: fp32).")
@@ -76,7 +81,10 @@ def check(
 ) -> None:
     """Put attention to the laws: each holds, is broken (with a reproducer), or does not apply."""
     if thing is not None and plugin_file is not None:
-        raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
+        if thing in mechanisms():
+            raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
+        import_file(plugin_file)  # a model may have a mechanism of it
+        plugin_file = None
     if step is not None and plugin_file is None:
         raise OptionError(f"--step {step}: only what --plugin names has one; mechanisms have extend()")
     asked: dict[str, Any] = {"only": only or (), "dtype": dtype, "device": device, "draws": draws, "seed": seed}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.plugins import again
 from regard.cli.progress import experiment_progress
 from regard.cli.show import console, is_given, print_json, print_outcome
 from regard.convert.run import convert as run
@@ -78,7 +79,8 @@ def convert(
             results = run(original, model, folder, config, overrides or (), where, progress)
     # Ctrl-C during a training is Interrupted; during surgery or measuring it is Python's own.
     except (Interrupted, KeyboardInterrupt):
-        raise Interrupted(f"stopped; what was done is saved. Go on with: regard convert --resume {folder}") from None
+        command = again(f"regard convert --resume {folder}")
+        raise Interrupted(f"stopped; what was done is saved. Go on with: {command}") from None
     if json:
         print_json(results)
         return

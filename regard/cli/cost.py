@@ -25,8 +25,8 @@ from regard.shapes import Size
 COLUMNS = ("matmul", "useful", "other", "bytes", "state", "FLOP/B", "floor", "predicted")
 RECURRENT_TOKENS = 128  # new tokens of the recurrent face on the card of one mechanism
 NOTE = (
-    "FLOPs of matrix products as executed (matmul) and as needed (useful: causal pairs once), and of the rest, which\n"
-    "goes element by element (other). floor: max(bytes / bandwidth, useful / peak), all at once. predicted: products,\n"
+    "FLOPs of matrix products as executed (matmul) and as needed (useful: causal pairs once), and of the rest, which "
+    "goes element by element (other). floor: max(bytes / bandwidth, useful / peak), all at once. predicted: products, "
     "the rest and memory one after the other.\n"
     "`regard cost NAME` shows the formulas of one; docs/cost.md says how far to trust them."
 )

@@ -30,7 +30,7 @@ def mechanisms(
     out = console()
     out.print(made)
     out.print(
-        "\nN tokens, K key width, V value width, G key/value heads, F features. Each has a parallel, a recurrent and\n"
+        "\nN tokens, K key width, V value width, G key/value heads, F features. Each has a parallel, a recurrent and "
         "an explicit-weights face; `regard check NAME` shows that they agree.",
         style="dim",
     )

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.groups import Group
 from regard.cli.models import HELP
 from regard.cli.show import console
 from regard.errors import OptionError
 from regard.lens.models import open_recordable
 from regard.report import paper
 
-plot = typer.Typer(help="Draw figures for papers, as PNG, SVG or PDF.", no_args_is_help=True, rich_markup_mode=None)
+plot = typer.Typer(
+    cls=Group, help="Draw figures for papers, as PNG, SVG or PDF.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Write here; the ending says which format.")]
 Inches = Annotated[str | None, typer.Option(help="Width and height in inches, e.g. 7x4.")]

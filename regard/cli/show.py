@@ -5,21 +5,80 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 from regard.errors import printable
 
+PROSE = 32  # columns that a text which wraps is given, at least where there is room
+
 
 class SafeConsole(Console):
-    """A console that writes what a terminal would act on, such as an escape in the name of a token, as \\u001b."""
+    """A console that writes what a terminal would act on, such as an escape in the name of a token, as \\u001b.
+
+    A table in which words would have to be cut is printed in parts, one below the other, each with the first column.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        parts = [part for printed in objects for part in self._fitting(printed)]
+        super().print(*parts, **options)
+
+    def _fitting(self, printed: Any) -> list[Any]:
+        """Returns a table in parts that fit this console, with empty lines between; anything else as it is."""
+        if not isinstance(printed, Table) or self._width_of(printed).minimum <= self.width:
+            return [printed]
+        if any(column.overflow == "fold" for column in printed.columns):  # it says itself what may be broken
+            return [printed]
+        parts: list[Any] = []
+        for columns in self._divide(printed):
+            part = _with_columns(printed, columns)
+            if parts:
+                part.title = None
+                parts.append("")
+            parts.append(part)
+        return parts
+
+    def _divide(self, made: Table) -> list[list[Column]]:
+        """Returns the columns of each part: the first of the table, and as many of the others as there is room for."""
+        first, *others = made.columns
+        divided = [[first]]
+        for column in others:
+            if len(divided[-1]) > 1 and self._needed(made, [*divided[-1], column]) > self.width:
+                divided.append([first])
+            divided[-1].append(column)
+        return divided
+
+    def _needed(self, made: Table, columns: list[Column]) -> int:
+        """Returns the width in which these columns can be read: words are whole, and texts have lines."""
+        total = 0
+        for column in columns:
+            width = self._width_of(_with_columns(made, [column]))
+            least = max(width.minimum, min(width.maximum, PROSE))
+            if column.no_wrap:
+                least = width.maximum
+            total += least + 2
+        return total
+
+    def _width_of(self, made: Table) -> Measurement:
+        """Returns the least and the greatest width of a table, whatever the width of this console."""
+        return self.measure(made, options=self.options.update(width=10_000))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Returns a text to print; every string comes through here, those in tables too."""
         return super().render_str(printable(text), **options)
+
+
+def _with_columns(made: Table, columns: list[Column]) -> Table:
+    """Returns a table with some of its columns, which know their new places."""
+    part = copy(made)
+    part.columns = [replace(column, _index=place) for place, column in enumerate(columns)]
+    return part
 
 
 def console(stderr: bool = False) -> Console:

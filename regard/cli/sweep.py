@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from regard.cli.groups import Command
 from regard.cli.progress import Bar
 from regard.cli.show import console, is_given, print_json, table
 from regard.errors import OptionError
@@ -39,11 +39,14 @@ class _RareLines(Lines):
             super().show(step, total, values)
 
 
-class PairListCommand(TyperCommand):
+class PairListCommand(Command):
     """A command whose --grid and --search take all the pairs that follow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, repeat_options(args))
+
+
+COMMAND = PairListCommand
 
 
 def repeat_options(words: Sequence[str]) -> list[str]:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
+from regard.cli.plugins import again
 from regard.cli.progress import experiment_progress, training_progress
 from regard.cli.show import console, is_given, print_json, print_outcome, table
-from regard.errors import OptionError, RegardError, RunError
+from regard.errors import OptionError, RunError, printable
 from regard.lab import experiment
 from regard.lab.base import EXPERIMENTS, RunOptions, find_experiment
+from regard.lab.experiment import override_text
+from regard.lab.runs.listing import list_results
 from regard.lab.runs.summary import summarize_run
 from regard.reading import check_path
 from regard.reporting import write_report
 from regard.train import Interrupted, stage
 from regard.train.distributed import Process
+from regard.train.keys import list_keys
+from regard.train.recipe import Recipe, recipe_names
 from regard.train.recipe import load as load_recipe
-from regard.train.recipe import recipe_names
-from regard.train.run import Run, find_runs, timestamped_path
+from regard.train.run import timestamped_path
 
+DEFAULT_RECIPE = "lm"  # whose keys are listed where none is named
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
 Device = Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; cpu unless said.")]
@@ -59,7 +66,8 @@ def run(
     except (Interrupted, KeyboardInterrupt):
         if not (folder / experiment.ASKED).is_file():  # a measurement is soon done again, and leaves nothing behind
             raise
-        raise Interrupted(f"stopped; what was done is saved. Go on with: regard run --resume {folder}") from None
+        command = again(f"regard run --resume {folder}")
+        raise Interrupted(f"stopped; what was done is saved. Go on with: {command}") from None
     if json:
         print_json(results)
         return
@@ -81,9 +89,12 @@ def train(
     resume: Resume = None,
     seed: Seed = None,
     device: Device = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List what can be changed: keys, values and meanings.")] = False,
     json: Json = False,
 ) -> None:
     """Train one model by a recipe."""
+    if keys:
+        return _print_keys(load_recipe(recipe or DEFAULT_RECIPE, overrides or (), variant), json)
     if resume is not None:
         _check_resumed_alone(recipe, overrides, out, variant, seed)
         done = stage.resume(resume, device, training_progress(resume.resolve().name))
@@ -113,29 +124,37 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
     json: Json = False,
 ) -> None:
-    """List the runs in a folder."""
+    """List the runs, experiments and measurements in a folder."""
     if folder != Path("runs") and not check_path(folder, RunError).is_dir():
         raise RunError(f"{folder} is no folder; expected one with runs in it")
-    rows = [row for run in find_runs(folder) if (row := _summarize_or_warn(run)) is not None]
+    rows = list_results(folder)
     if json:
         print_json(rows)
     elif not rows:
         console().print(f"no runs in {folder}; `regard train lm data.text=FILE` makes one", soft_wrap=True)
     else:
-        made = table("run", "recipe", "mechanism", "status", "steps", "measured")
-        for row in rows:
-            cells = [row[key] for key in ("recipe", "mechanism", "status", "steps", "measured")]
-            made.add_row(str(Path(row["path"]).relative_to(folder)), *map(str, cells))
-        console().print(made)
+        _print_runs(rows, folder)
 
 
-def _summarize_or_warn(run: Run) -> dict[str, Any] | None:
-    """Returns what a run is, or None with a warning where its files are damaged: the other runs are still listed."""
-    try:
-        return summarize_run(run)
-    except RegardError as error:
-        warnings.warn(f"passed over: {error}", stacklevel=2)
-        return None
+def _print_runs(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Prints a row for each, or, where a table is wider than the terminal, two lines: no name is cut."""
+    out = console()
+    made = table("run", "what", "mechanism", "status", "steps", "measured")
+    blocks: list[Any] = []
+    for row in rows:
+        name = str(Path(row["path"]).relative_to(folder))
+        cells = [str(row[key]) for key in ("recipe", "mechanism", "status", "steps", "measured")]
+        made.add_row(name, *cells)
+        status = row["status"]
+        if row["steps"]:
+            status += f" after {row['steps']} steps"
+        about = ", ".join(filter(None, (row["recipe"], row["mechanism"], status, row["measured"])))
+        blocks += [Text(printable(name), overflow="fold"), Padding(Text(printable(about)), (0, 0, 0, 2))]
+    if out.measure(made, options=out.options.update(width=1000)).maximum <= out.width:
+        out.print(made)
+        return
+    for block in blocks:
+        out.print(block)
 
 
 def report(
@@ -146,10 +165,29 @@ def report(
     console().print(f"Report: {write_report(folders, out).resolve()}", soft_wrap=True)
 
 
+def _print_keys(recipe: Recipe, json: bool) -> None:
+    """Prints every key of a recipe with its value, as it is typed, and what it means."""
+    known = list_keys(recipe)
+    if json:
+        print_json([key._asdict() for key in known])
+        return
+    made = table("key", "value", "what it means")
+    made.columns[0].no_wrap = True
+    for key in known:
+        value = "–"
+        if key.default is not None:
+            value = override_text(key.default) or '""'
+        made.add_row(key.name, value, key.meaning)
+    console().print(made)
+    name = recipe.name
+    console().print(f"\n`regard train {name} KEY=VALUE …` changes them; –: nothing unless it is said.", style="dim")
+
+
 def _describe_recipe(recipe: str) -> str:
     """Returns the first sentence of a recipe's file."""
-    first = (resources.files("regard") / "recipes" / f"{recipe}.toml").read_text("utf-8").partition("\n")[0]
-    return first.removeprefix("# ").partition(". ")[0].removesuffix(".")
+    lines = (resources.files("regard") / "recipes" / f"{recipe}.toml").read_text("utf-8").splitlines()
+    comment = " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+    return comment.partition(". ")[0].removesuffix(".")
 
 
 def _print_list(what: str, about: dict[str, str], then: str, json: bool) -> None:

@@ -76,6 +76,9 @@ def use(
     forward pass raises a HubError if a layer uses a feature that the mechanism does not support. Calls for different
     layers add up; `restore` undoes them all.
     """
+    if callable(mechanism) and not isinstance(mechanism, type | Mechanism):
+        mechanism = build_mechanism(mechanism, **options)  # a similarity of a query and a key; else an error says so
+        options = {}
     if isinstance(mechanism, Mechanism) and options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already")
     chosen = _choose_places(model, layers, parts)

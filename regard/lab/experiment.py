@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import tomli_w
 import torch
 
+from regard import plugins
 from regard.config import ConfigError, Section
 from regard.devices import resolve_device
 from regard.errors import RunError, did_you_mean, quote
@@ -137,7 +138,7 @@ class Session:
             words += ["--variant", self.variant]
         if self.device != "cpu":
             words += ["--device", self.device]
-        return shlex.join(words)
+        return shlex.join([*words, *plugins.words(plugins.mechanism_names(self.asked))])
 
     @property
     def machine(self) -> str:
@@ -154,11 +155,11 @@ def override_words(asked: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping) and value:
             words += override_words(value, f"{prefix}{key}.")
         else:
-            words.append(f"{prefix}{key}={_override_text(value)}")
+            words.append(f"{prefix}{key}={override_text(value)}")
     return words
 
 
-def _override_text(value: Any) -> str:
+def override_text(value: Any) -> str:
     """Returns a value as an override has it: TOML, or a text without quotes where that is read as the same text."""
     if isinstance(value, str) and recipes.parse([f"_._={value}"]) == {"_": {"_": value}}:
         return value
@@ -204,6 +205,9 @@ class TrainingExperiment(Experiment):
         document: dict[str, Any] = {"experiment": self.name, "device": resolve_device(device), "asked": asked}
         if options.variant is not None:
             document["variant"] = options.variant
+        used = plugins.describe(plugins.mechanism_names(asked))
+        if used:
+            document[plugins.KEY] = used
         if find_runs(out) and not (out / ASKED).exists():
             raise RunError(f"{out} holds runs already: choose another --out")
         hint = f", or continue it with --resume {out}"
@@ -280,6 +284,7 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     if not (path / ASKED).is_file():
         raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
     document = check_fields(read_toml(path / ASKED, RunError), _REQUEST, str(path / ASKED), RunError)
+    plugins.require(document.get(plugins.KEY), path)
     known = find_experiment(document["experiment"])
     if not isinstance(known, TrainingExperiment):
         raise RunError(f"{path / ASKED}: {known.name} trains nothing, so there is nothing to go on with")

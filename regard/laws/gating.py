@@ -43,6 +43,7 @@ class TokenGated(Mechanism):
     def gates(self, k: Tensor, visible: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns keys of length 1, and what the mechanism needs of a and b; of hidden keys, as of zeros."""
         exact = upcast_half(Mask(visible=visible).zero_hidden(k))
+        finite = exact.nan_to_num(0.0, 0.0, 0.0)  # what is no number is told of by its key
         length = exact.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
         made = {}
         if "a" in self.inner.needs:
@@ -50,12 +51,12 @@ class TokenGated(Mechanism):
             if self.inner.channels:
                 wide = k.shape[3]
             # Some decays are nearly none and some clear the memory: softplus of numbers of either sign and any size.
-            a = -functional.softplus(2 * self._mix(exact, wide, 1) - 2)
+            a = -functional.softplus(2 * self._mix(finite, wide, 1) - 2)
             if not self.inner.channels:
                 a = a[..., 0]
             made["a"] = a
         if "b" in self.inner.needs:
-            made["b"] = self.inner.range * torch.sigmoid(self._mix(exact, 1, 2)[..., 0])
+            made["b"] = self.inner.range * torch.sigmoid(self._mix(finite, 1, 2)[..., 0])
         return (exact / length).to(k.dtype), made
 
     def _mix(self, k: Tensor, wide: int, stream: int) -> Tensor:

@@ -10,8 +10,10 @@ Three families do nearly everything: `Pairwise` asks a mechanism for its weights
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -108,8 +110,17 @@ class Mechanism(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        _register_kernels()
         self.use = "auto"  # "auto", "plain", or the name of a kernel
         self.dropout = 0.0  # in training: of the weights of a pairwise mechanism, of the output of a linear one
+
+    def extra_repr(self) -> str:
+        """Returns the options that it was built with, as far as they are plain values."""
+        options = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
+        if self.dropout:
+            options["dropout"] = self.dropout
+        plain = {name: value for name, value in options.items() if isinstance(value, int | float | str)}
+        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Kernels belong to exactly one class: a subclass may compute something else.
@@ -200,6 +211,13 @@ class Mechanism(nn.Module, ABC):
         return None
 
 
+def _register_kernels() -> None:
+    """Imports the kernels, which register themselves, before the first mechanism is there to be called."""
+    # By its name: kernels are a layer above, and mechanisms compute without knowing them.
+    if "regard.kernels" not in sys.modules:
+        importlib.import_module("regard.kernels")
+
+
 @lru_cache(256)  # a message that is in the cache has been logged
 def _log_once(message: str) -> None:
     _LOG.info(message)
@@ -225,6 +243,8 @@ def fork(state: State, rows: Int[Tensor, " N"] | None = None) -> State:
     """Returns a copy of any state, or of some rows of it in any order (beam search)."""
 
     def copy(x: Any) -> Any:
+        if isinstance(x, tuple) and hasattr(x, "_fields"):  # a state within a state
+            return fork(x, rows)
         if not isinstance(x, Tensor):
             return x
         if rows is None:
@@ -320,6 +340,8 @@ def _build(name: MechanismLike, offered: dict[str, Any], options: dict[str, Any]
 def _require_similarity(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that can be called with a query and a key; raises for any other."""
     called = getattr(function, "__name__", type(function).__name__)
+    if called == "scaled_dot_product_attention":  # it is built in, and has no signature that could tell
+        raise OptionError(f"{called} is a whole attention and no similarity: it is the mechanism 'softmax'")
     try:
         inspect.signature(function).bind("q", "k")
     except TypeError as error:

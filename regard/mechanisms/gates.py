@@ -26,7 +26,7 @@ _WHY_REFUSED = {
 }
 
 
-class Tokens(NamedTuple):
+class GatedTokens(NamedTuple):
     """One call's tokens: R query heads side by side for each of G value heads, in the dtype of the memory."""
 
     q: Float[Tensor, "B G R T K"]
@@ -79,7 +79,7 @@ def prepare(
     a: Tensor | None,
     b: Tensor | None,
     dtype: torch.dtype,
-) -> Tokens:
+) -> GatedTokens:
     """Returns the tokens of a call, whose sizes have been checked: hidden ones have a = 0, b = 0, and no k and v."""
     B, G, S, _ = v.shape
     K = k.shape[3]
@@ -102,7 +102,7 @@ def prepare(
         _check_gates(mechanism, a, b, k)
     if b is not None:
         b = b.to(dtype)
-    return Tokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
+    return GatedTokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
 
 
 def _check_given(mechanism: Recurrence, name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:
@@ -157,7 +157,7 @@ def _check_gates(mechanism: Recurrence, a: Tensor, b: Tensor | None, k: Tensor) 
         )
     if not can_read(k):
         return
-    overshoot = b * upcast_half(k.detach()).square().sum(-1, keepdim=True)
+    overshoot = b * torch.linalg.vector_norm(upcast_half(k.detach()), dim=-1, keepdim=True).square()
     # A key of length one has it but for rounding.
     if not bool((overshoot <= 2 + 8 * torch.finfo(k.dtype).eps).all()):
         raise GateError(

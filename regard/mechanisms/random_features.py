@@ -69,6 +69,9 @@ class RandomFeatures(Linear):
         self.seed = seed
         self.register_buffer("w", None if width is None else self._draw_directions(width))
 
+    def extra_repr(self) -> str:
+        return f"features={self.count}, seed={self.seed}"
+
     @abstractmethod
     def draw(self, F: int, K: int, seed: int) -> Float[Tensor, "F K"]:
         """Returns directions for width K."""

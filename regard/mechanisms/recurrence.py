@@ -31,7 +31,7 @@ from regard.mechanisms.base import Cost, Face, Mechanism, refuse_in_state, requi
 from regard.mechanisms.cache import visible_counts
 from regard.mechanisms.decays import STRONGEST, compare_decayed, cumulate
 from regard.mechanisms.gates import (
-    Tokens,
+    GatedTokens,
     check_memory,
     check_rules,
     check_tokens,
@@ -40,6 +40,7 @@ from regard.mechanisms.gates import (
     share_heads,
 )
 from regard.mechanisms.nonfinite import mark_rows, replace_nonfinite, rows_of_documents
+from regard.mechanisms.pairwise import zero_output
 from regard.mechanisms.recurrence_costs import recurrence_cost, recurrence_gradient_cost
 from regard.mechanisms.sums import concatenate, split_tokens
 from regard.shapes import Mask, Size, Visible, default_scale
@@ -102,6 +103,8 @@ class Recurrence(Mechanism):
         b: Writes = None,
     ) -> Float[Tensor, "B H T V"]:
         q, k, size, mask = check_tokens(self, q, k, v, mask)
+        if size.S == 0 or size.T == 0:
+            return zero_output(self, q, v)
         fast = self.select_kernel("forward", q, k, v, mask, a, b)
         if fast is not None:
             return functional.dropout(fast(self, q, k, v, mask, a, b), self.dropout, self.training)
@@ -131,6 +134,8 @@ class Recurrence(Mechanism):
     ) -> tuple[Float[Tensor, "B H T V"], Memory]:
         q, k, size, _ = check_tokens(self, q, k, v, Mask(causal=True, visible=visible), new=True)
         check_memory(state.memory, k, v)
+        if size.T == 0:
+            return zero_output(self, q, v), state
         fast = self.select_kernel("extend", q, k, v, state, visible, a, b)
         if fast is not None:
             result: tuple[Tensor, Memory] = fast(self, q, k, v, state, visible, a, b)
@@ -261,7 +266,7 @@ class Recurrence(Mechanism):
         memory = kept * memory + (k * keeping).mT @ new
         return out.view(*q.shape[:3], v.shape[3]), memory
 
-    def _step(self, x: Tokens, memory: Tensor) -> tuple[Float[Tensor, "B G R 1 V"], Float[Tensor, "B G K V"]]:
+    def _step(self, x: GatedTokens, memory: Tensor) -> tuple[Float[Tensor, "B G R 1 V"], Float[Tensor, "B G K V"]]:
         """Returns what one token reads, and the memory with it: the three lines of the recurrence."""
         memory = memory * x.a.clamp(min=STRONGEST).exp().to(memory.dtype).mT
         new = x.v

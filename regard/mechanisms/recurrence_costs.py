@@ -53,7 +53,8 @@ def recurrence_gradient_cost(mechanism: Recurrence, size: Size) -> Cost:
 
     Nothing comes back to the memory before the first chunk, nor from the one after the last.
     """
-    B, G, H, K, V = size.B, size.G, size.H, size.K, size.V
+    B, G, H = size.B, size.G, size.H
+    K, V = size.K, size.V
     by_token, by_pair = _flops(mechanism, size)
     pairs = _chunk_pairs(mechanism, size, size.S)
     mixed = _mixed_pairs(mechanism, size, size.S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -41,6 +43,11 @@ class Model(nn.Module, Generic[C]):
     has_weights: ClassVar[bool] = False  # a new one reads its weights and its tokenizer from files
     config: C
     tokenizer: Tokenizer | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if isinstance(getattr(cls, "Config", None), type):
+            cls.__signature__ = _signature(cls.Config)  # type: ignore[attr-defined]  # help() and editors ask for it
 
     def __init__(self, config: C | None = None, **changes: Any) -> None:
         super().__init__()
@@ -86,3 +93,14 @@ class Model(nn.Module, Generic[C]):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+
+def _signature(config: type[Any]) -> inspect.Signature:
+    """Returns the parameters of a model's constructor: its config, or the keys of one with their defaults."""
+    defaults = config()
+    first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    keys = [
+        first.replace(name=f.name, kind=first.KEYWORD_ONLY, default=getattr(defaults, f.name), annotation=f.type)
+        for f in fields(config)
+    ]
+    return inspect.Signature([first, *keys])

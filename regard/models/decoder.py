@@ -12,6 +12,7 @@ from regard.data.batch import IGNORE
 from regard.kernels.matvec import linear
 from regard.models.base import C, Model
 from regard.models.config import StackConfig
+from regard.models.embedding import TokenEmbedding
 from regard.models.losses import chunk_tokens, head_loss, token_loss
 from regard.models.stack import Stack, StackState, fork_stack, init_weights
 
@@ -25,7 +26,7 @@ class Decoder(Model[C]):
 
     def _build(self, vocabulary: int, config: StackConfig, tied: bool, **cross: Any) -> None:
         """Builds embedding, head and stack, in the order in which a seed has always drawn their weights."""
-        self.embedding = nn.Embedding(vocabulary, config.width)
+        self.embedding = TokenEmbedding(vocabulary, config.width)
         self.head = None
         if not tied:
             self.head = nn.Linear(config.width, vocabulary, bias=False)

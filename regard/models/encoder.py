@@ -13,6 +13,7 @@ from torch.nn import functional
 from regard.data.batch import IGNORE
 from regard.models.base import MODELS, Model
 from regard.models.config import EncoderConfig
+from regard.models.embedding import TokenEmbedding
 from regard.models.losses import token_loss
 from regard.models.stack import Stack, init_weights
 from regard.nn import NORMS, Registry
@@ -92,7 +93,7 @@ class Encoder(Model[EncoderConfig]):
     def __init__(self, config: EncoderConfig | None = None, **changes: Any) -> None:
         super().__init__(config, **changes)
         c = self.config
-        self.embedding = nn.Embedding(c.vocabulary, c.width)
+        self.embedding = TokenEmbedding(c.vocabulary, c.width)
         self.types = None
         if c.token_types:
             self.types = nn.Embedding(c.token_types, c.width)
@@ -122,14 +123,15 @@ class Encoder(Model[EncoderConfig]):
         tokens: Int[Tensor, "B T"],
         visible: Bool[Tensor, "B T"] | None = None,
         types: Int[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Returns one vector a token."""
+        """Returns one vector a token; `documents` numbers documents packed into a row, each read as if alone."""
         x = self.embedding(tokens)
         if self.types is not None:
             if types is None:
                 types = torch.zeros_like(tokens)
             x = x + self.types(types)
-        out: Tensor = self.stack(x, visible)
+        out: Tensor = self.stack(x, visible, documents=documents)
         return out
 
     def loss(

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from regard import plugins
 from regard.config import ConfigError
 from regard.data.tokenizers import Tokenizer, TokenizerFileError, load_tokenizer
 from regard.devices import explain_memory
 from regard.errors import DataError, RegardError, did_you_mean, quote
+from regard.mechanisms import Mechanism
 from regard.models.base import MODELS, Model
 from regard.models.locate import MODEL_CONFIG as CONFIG
 from regard.models.locate import TOKENIZER, WEIGHTS, model_folder
@@ -60,6 +62,9 @@ def write_files(model: Model[Any], folder: Path) -> None:
         raise ModelFolderError(f"a {type(model).__name__} has no folder format; expected {', '.join(_saved_classes())}")
     number = secrets.token_hex(8)  # by which config and weights of one save know each other
     document = {"format_version": FORMAT, "class": name, "save": number, "config": model.config.as_dict()}
+    used = plugins.describe(m.name for m in model.modules() if isinstance(m, Mechanism))
+    if used:
+        document[plugins.KEY] = used
     try:
         config = json.dumps(document, indent=2, ensure_ascii=False)
     except TypeError as error:
@@ -87,6 +92,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
             config = cls.Config().but(**document["config"])
         except ConfigError as error:
             raise ModelFolderError(f"{folder / CONFIG}: {error}") from None
+        plugins.require(document.get(plugins.KEY), folder)
         hashes = read_manifest(locate(MANIFEST))
         tensors = _read_tensors(locate(WEIGHTS), document.get("save"), cls, config)
         tokenizer = None

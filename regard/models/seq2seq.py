@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.config import ConfigError
 from regard.data.batch import IGNORE
 from regard.models.base import MODELS
 from regard.models.config import Seq2SeqConfig
 from regard.models.decoder import Decoder
+from regard.models.embedding import TokenEmbedding
 from regard.models.losses import token_loss
 from regard.models.stack import Stack, StackState
 
@@ -50,7 +51,7 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
             raise ConfigError(f"model.start = {c.start}: expected a target token, 0 to {vocabulary - 1}")
         self.source_embedding = None
         if not c.shared:
-            self.source_embedding = nn.Embedding(c.vocabulary, c.encoder.width)
+            self.source_embedding = TokenEmbedding(c.vocabulary, c.encoder.width)
         cross = {"source": c.encoder.width, "cross": c.cross, "cross_options": c.cross_options}
         self._build(vocabulary, c.decoder, c.tied, **cross)
         self.encoder = Stack(c.encoder, causal=False)

@@ -26,9 +26,10 @@ from typing import Any
 import tomli_w
 import torch
 
+from regard import plugins
 from regard.config import ConfigError
 from regard.devices import resolve_device
-from regard.errors import OptionError, RegardError, RunError
+from regard.errors import Interrupted, OptionError, RegardError, RunError
 from regard.lab.base import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
@@ -50,7 +51,6 @@ from regard.sweep.settings import SweepConfig, trial_recipe
 from regard.sweep.study import ClaimedTrial, Study, SweepError, trial_folder, trial_number
 from regard.train import stage
 from regard.train.claim import claimed
-from regard.train.loop import Interrupted
 from regard.train.recipe import flatten
 from regard.train.run import Run
 
@@ -91,9 +91,12 @@ class Sweep:
                 return sweep
             _refuse_other_results(path)
             is_new = True
-            origin = {"root": str(Path.cwd()), "name": path.resolve().name, "id": secrets.token_hex(8)}
+            origin: dict[str, Any] = {"root": str(Path.cwd()), "name": path.resolve().name, "id": secrets.token_hex(8)}
             if storage:
                 origin["storage"] = storage
+            used = plugins.describe(config.mechanisms)
+            if used:
+                origin[plugins.KEY] = used
             # Before the study: whenever this is killed, the same command finds a folder that it can go on with.
             _write_config(path, config, origin)
             sweep = cls(path, config, origin)
@@ -113,8 +116,13 @@ class Sweep:
             config = SweepConfig().but(**document["sweep"])
         except ConfigError as error:
             raise SweepError(f"{source} cannot be read: {error}") from None
-        origin = {"root": str, "name": str, "id": str, "storage": str | None}
+        origin = {"root": str, "name": str, "id": str, "storage": str | None, plugins.KEY: dict | None}
         return cls(path, config, check_fields(document["here"], origin, f"{source}, here", SweepError))
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with the sweep."""
+        return shlex.join(["regard", "sweep", str(self.path), *plugins.words(self.config.mechanisms)])
 
     def extend(self, trials: int) -> None:
         """Raises the number of a search's trials (0: leaves it as it is)."""
@@ -129,6 +137,7 @@ class Sweep:
 
     def run(self, devices: Sequence[str] = ("cpu",), workers: int = 1, shown: Shown = QUIET) -> dict[str, Any]:
         """Trains what has not been trained, in so many processes that share the devices, and returns the results."""
+        plugins.require(self.origin.get(plugins.KEY), self.path)
         for device in devices:
             resolve_device(device)
         with self.study.storage_errors():
@@ -140,8 +149,7 @@ class Sweep:
                     self.work(devices[0], shown)
             except (Interrupted, KeyboardInterrupt):
                 self.write()
-                again = f"regard sweep {shlex.quote(str(self.path))}"
-                raise Interrupted(f"stopped; what was done is saved. Go on with: {again}") from None
+                raise Interrupted(f"stopped; what was done is saved. Go on with: {self.again}") from None
             return self.write()
 
     def work(self, device: str, shown: Shown = QUIET) -> None:
@@ -195,7 +203,7 @@ class Sweep:
             "importance": measure_importance(self.study, len(self.config.parameters)),
             "best": best and best["trial"],
             "command": best and self.config.command(best["settings"]),
-            "again": f"regard sweep {shlex.quote(str(self.path))}",
+            "again": self.again,
         }
         if best and (self.path / best["folder"]).is_dir():  # it may be on another machine
             results["run"] = best["folder"]
@@ -241,6 +249,7 @@ class Sweep:
     def _run_workers(self, devices: Sequence[str], workers: int, shown: Shown) -> None:
         """Runs the trials in several processes, each with its share of the threads; one that has died is replaced."""
         threads = max(1, torch.get_num_threads() // workers)
+        files = sorted({*plugins.imported_paths(), *plugins.paths(self.config.mechanisms)})
         told = {trial_number(trial) for trial in self.study.ended()}
         before = None
         while waiting := self.study.wait_for_trials():
@@ -249,7 +258,7 @@ class Sweep:
                 raise SweepError(f"workers end before any trial does; what one says: regard sweep {self.path}")
             before = after
             count = min(workers, waiting)
-            arguments = [(str(self.path), devices[n % len(devices)], threads) for n in range(count)]
+            arguments = [(str(self.path), files, devices[n % len(devices)], threads) for n in range(count)]
             for _ in _run_processes(arguments):
                 for n in sorted({trial_number(trial) for trial in self.study.ended()} - told):
                     told.add(n)
@@ -272,7 +281,7 @@ def _write_config(path: Path, config: SweepConfig, origin: Mapping[str, Any]) ->
     write_text(path / SWEEP_CONFIG, tomli_w.dumps(document, multiline_strings=False))
 
 
-def _run_processes(arguments: Sequence[tuple[str, str, int]]) -> Iterator[None]:
+def _run_processes(arguments: Sequence[tuple[str, Sequence[str], str, int]]) -> Iterator[None]:
     """Starts a worker for each of the arguments, and yields every second while one is alive.
 
     Workers are asked to save and stop where the caller leaves early.
@@ -301,8 +310,11 @@ def _run_processes(arguments: Sequence[tuple[str, str, int]]) -> Iterator[None]:
         raise Interrupted("a worker was asked to stop")
 
 
-def _work_in_process(path: str, device: str, threads: int) -> None:
-    """Runs trials in a process of its own, which stops where it is asked to, and where its parent has ended."""
+def _work_in_process(path: str, files: Sequence[str], device: str, threads: int) -> None:
+    """Runs trials in a process of its own, which stops where it is asked to, and where its parent has ended.
+
+    `files` are the plugins of the parent.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -318,6 +330,8 @@ def _work_in_process(path: str, device: str, threads: int) -> None:
     threading.Thread(target=watch_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
+        for file in files:
+            plugins.import_file(file)
         Sweep.open(path).work(device)
     except (Interrupted, KeyboardInterrupt):
         sys.exit(STOPPED)

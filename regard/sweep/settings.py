@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from regard import plugins
 from regard.config import ConfigError, Section
 from regard.errors import OptionError
 from regard.lab.base import EXPERIMENTS
@@ -57,11 +58,20 @@ class SweepConfig(Section):
         stored = {p.key: dict(zip(p.texts, p.choices, strict=True)) for p in choices}
         return [{key: stored[key][text] for key, text in texts.items()} for texts in combinations(choices)]
 
+    @cached_property
+    def mechanisms(self) -> set[str]:
+        """The mechanisms that its trials have, as far as names can tell."""
+        texts = [f"{p.key}={text}" for p in self.parameters if isinstance(p, Choices) for text in p.texts]
+        tables = [self.base, recipes.parse(self.fixed), *(recipes.parse([text]) for text in texts)]
+        return {name for table in tables for name in plugins.mechanism_names(table)}
+
     def command(self, values: Mapping[str, Any]) -> str:
         """Returns what to type to train with these values of the study."""
-        words = [self.recipe, *self.fixed, *(f"{p.key}={p.text(values[p.key])}" for p in self.parameters)]
+        changes = [*self.fixed, *(f"{p.key}={p.text(values[p.key])}" for p in self.parameters)]
+        words = [self.recipe, *changes]
         if self.variant:
             words += ["--variant", self.variant]
+        words += plugins.words(plugins.mechanism_names(recipes.merge_tables(self.base, recipes.parse(changes))))
         return " ".join(["regard train", *map(shlex.quote, words)])
 
 

@@ -1,7 +1,7 @@
 """Training: recipes, tasks, the loop, checkpoints and runs."""
 
-from regard.errors import RunError
-from regard.train.loop import Interrupted, Trainer, TrainingError
+from regard.errors import Interrupted, RunError
+from regard.train.loop import Trainer, TrainingError
 from regard.train.recipe import Recipe
 from regard.train.run import Run
 from regard.train.settings import TrainConfig

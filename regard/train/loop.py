@@ -19,11 +19,12 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regard import plugins
 from regard.config import ConfigError
 from regard.data.batch import Batch
 from regard.data.seeds import derive, seed_default
 from regard.devices import autocast_dtype
-from regard.errors import DataError, RegardError, RunError, quote
+from regard.errors import DataError, Interrupted, RegardError, RunError, quote
 from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint
@@ -51,10 +52,6 @@ LINES = 200  # of metrics that a training writes
 
 class TrainingError(RegardError, ArithmeticError):
     """A training that cannot go on."""
-
-
-class Interrupted(RegardError):
-    """A training that was asked to stop, and saved."""
 
 
 @dataclass
@@ -157,7 +154,7 @@ class Trainer:
         self.model.train()
         stopping = catch_signals(self.process.world_size > 1)
         with stopping as signals, self._private_rng(), self.progress, watch_peers(self.process):
-            while self.state.step < self.total and not self._out_of_patience:
+            while self.state.step < self.total and not self._ends_early:
                 started = time.perf_counter()
                 self._step()
                 step = self.state.step
@@ -168,16 +165,17 @@ class Trainer:
                     self.state.seconds += time.perf_counter() - started
                 if is_last or _is_due(step, evaluate_every):
                     self._evaluate()
-                if is_last or _is_due(step, save_every) or self._out_of_patience:
+                if is_last or _is_due(step, save_every) or self._ends_early:
                     self._save()
                 # Every process asks in every step: a signal that one of them got stops all at the same step.
                 stop = self.process.any_rank(bool(signals))
-                if stop and not is_last and not self._out_of_patience:
+                if stop and not is_last and not self._ends_early:
                     self._save()
                     self.process.barrier()  # torchrun ends all processes soon after the first has ended
+                    again = " ".join([str(self.run.path), *plugins.words(self.run.config.get(plugins.KEY, ()))])
                     raise Interrupted(
                         f"stopped at step {step} of {self.total}; all of it is saved. "
-                        f"Go on with: regard train --resume {self.run.path}"
+                        f"Go on with: regard train --resume {again}"
                     )
             self._finish()
 
@@ -199,10 +197,15 @@ class Trainer:
             yield
 
     @property
-    def _out_of_patience(self) -> bool:
-        """Whether as many evaluations in a row as `patience` says were not better than the best."""
+    def _ends_early(self) -> bool:
+        """Whether the target is reached, or as many evaluations in a row as `patience` says were not better."""
         patience = self.config.evaluation.patience
-        return bool(patience) and self.state.stale >= patience
+        target = self.config.evaluation.target
+        best = self.state.best
+        reached = False
+        if target and best is not None:
+            reached = not is_better(target, best, self.task.more_is_better(self.metric))
+        return reached or (bool(patience) and self.state.stale >= patience)
 
     def _step(self) -> None:
         """Trains one step: sets its learning rate and its random seed, draws its batch, updates the weights."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import ConfigError, Section
-from regard.errors import did_you_mean, quote
+from regard.errors import did_you_mean, list_known, quote
 from regard.mechanisms import lookup
 from regard.models import Model
 from regard.models.base import MODELS
@@ -99,7 +99,7 @@ def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | Non
     asked = asked or {}
     for key in asked:
         if key not in SECTIONS:
-            raise ConfigError(f"no section {quote(key)} in the recipe {name}.{did_you_mean(key, SECTIONS)}")
+            raise ConfigError(f"no section {quote(key)} in the recipe {name}.{_suggest(key, asked[key], name)}")
     for key in SECTIONS:
         for table in (tables.get(key, {}), asked.get(key, {})):
             if not isinstance(table, Mapping):
@@ -217,13 +217,37 @@ def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
         key, sign, value = text.partition("=")
         parts = key.strip().split(".")
         if not sign or not all(parts) or len(parts) < 1 + sections:
-            example = "section.key=value, e.g. train.lr=3e-4" if sections else "key=value, e.g. seed=1"
-            raise ConfigError(f"{quote(text)}: expected {example}")
+            raise ConfigError(f"{quote(text)}: expected {_describe_override(text, sections)}")
         nested: Any = _parse_value(value.strip())
         for part in reversed(parts):
             nested = {part: nested}
         tables = merge_tables(tables, nested)
     return tables
+
+
+def _describe_override(text: str, sections: bool) -> str:
+    """Returns how a change is written, with the key that this one may mean."""
+    if not sections:
+        return "key=value, e.g. seed=1"
+    key, sign, value = text.partition("=")
+    found = []
+    if sign:
+        from regard.train.keys import find_keys  # it reads recipes, with this module
+
+        found = find_keys(key.strip())
+    if not found:
+        return "section.key=value, e.g. train.lr=3e-4"
+    return "section.key=value, e.g. " + " or ".join(f"{name}={value}" for name in found)
+
+
+def _suggest(section: str, asked: Any, recipe: str) -> str:
+    """Returns what to say beside an unknown section: a key that ends so, else the section nearest to it."""
+    from regard.train.keys import find_keys
+
+    found = find_keys(flatten(asked, section)[0][0], [recipe])
+    if found:
+        return f" Did you mean '{found[0]}'?{list_known(SECTIONS)}"
+    return did_you_mean(section, SECTIONS)
 
 
 def _parse_value(text: str) -> Any:

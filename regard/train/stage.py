@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from regard import plugins
 from regard.config import ConfigError, Section
 from regard.data.seeds import derive
 from regard.devices import explain_memory, require_memory, resolve_device
@@ -44,6 +45,9 @@ def train(recipe: Recipe, out: str | Path | None, device: str = "cpu", progress:
     recipe = _with_absolute_paths(recipe)
     process.init_group(place)
     config = {**recipe.as_dict(), "device": device, JOB: job_id()}
+    used = plugins.describe(_mechanisms_of(recipe))
+    if used:
+        config[plugins.KEY] = used
     path = Path(out or find_begun(recipe.name, config) or timestamped_path(recipe.name))
     run = Run(process.broadcast_path(path))  # each process may have named it by its own clock
     if process.any_rank(process.is_main and run.was_begun_as(config)):
@@ -69,6 +73,7 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
     tables = dict(run.config)
     for key in (JOB, COMPILED):
         tables.pop(key, None)
+    plugins.require(tables.pop(plugins.KEY, None), run.path)
     saved_device = str(tables.pop("device", "cpu"))
     place = torch.device(resolve_device(process.device(device or saved_device)))
     process.init_group(place)
@@ -82,6 +87,11 @@ def resume(path: str | Path, device: str | None = None, progress: Progress | Non
         trainer.resume()
         trainer.fit()
     return run
+
+
+def _mechanisms_of(recipe: Recipe) -> set[str]:
+    """Returns the mechanisms that the model of a recipe has."""
+    return set(plugins.mechanism_names(recipes.resolve_model(recipe.model)[1].as_dict()))
 
 
 def _lock(run: Run, process: Process) -> AbstractContextManager[None]:

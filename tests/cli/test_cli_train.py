@@ -75,7 +75,8 @@ def test_a_lab_runs_reports_again_and_is_no_training(regard_):
     code, out, _ = regard_("report", "lab", "--out", "again.html")
     assert code == 0 and Path("again.html").read_bytes() == first
     code, out, _ = regard_("runs", ".", "--json")
-    assert code == 0 and json.loads(out) == []
+    (row,) = json.loads(out)
+    assert code == 0 and (row["kind"], row["recipe"], row["status"]) == ("measurement", "two-heads", "finished")
     for words, told in {
         ("run", "two-heads", "--out", "lab"): "holds results already",
         ("run", "two-heads", "drawss=1"): "Did you mean 'draws'",
@@ -137,7 +138,9 @@ def test_an_experiment_stops_and_goes_on_as_an_experiment(regard_, monkeypatch):
     assert regard_("generate", "k", "Where was A born?⁇", "--max", 3)[0] == 0
     Path("k/report.html").unlink()
     assert regard_("report", "k")[0] == 0 and Path("k/report.html").is_file()
-    names = [row["name"] for row in json.loads(regard_("runs", "k", "--json")[1])]
+    rows = json.loads(regard_("runs", "k", "--json")[1])
+    assert [row["recipe"] for row in rows if row["kind"] == "experiment"] == ["knowledge"]
+    names = [row["name"] for row in rows if row["kind"] == "run"]
     assert names == ["without-pretraining", "pretraining", "with-pretraining"]
 
 

@@ -31,7 +31,7 @@ from regard.mechanisms.pair_costs import count_pairs
 from regard.nn import Attention
 
 NAMES = list(regard.mechanisms())
-# Of q, k and v alone, and with masks that look both ways; tests/mechanisms counts the others.
+# The others need more than q, k and v; they are counted in tests/mechanisms/test_recurrence.py.
 BOTH_WAYS = [name for name in NAMES if not regard.mechanisms()[name].causal_only]
 LINEAR = ("elu", "quadratic", "linear", "performer", "fourier")
 OPTIONS = {"performer": {"features": 29}, "fourier": {"features": 29}, "synthesizer-random": {"rank": 3}}
@@ -246,7 +246,7 @@ def test_memory_in_training_grows_as_the_order_says(name):
 @pytest.mark.parametrize("G", [1, 2, 6])
 def test_a_layer_decodes_at_the_cost_of_the_formula(G):
     b, n, D, H, K, V = 3, 10, 18, 6, 5, 7
-    layer = Attention(D, H, G=G, K=K, V=V, bias=False).bfloat16()
+    layer = Attention(D, H, G=G, K=K, V=V, causal=True, bias=False).bfloat16()
     assert layer.cost(1, n + 1, "recurrent", b) == cost.decode(b, n, D, H, G, K, V, e=2)
 
 

@@ -83,7 +83,7 @@ class TestNothingToAttendTo:
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize(("B", "T"), [(0, 6), (2, 0)])
     def test_so_are_layers_and_functions(self, name, B, T):
-        layer = regard.nn.Attention(16, 4, G=2, mechanism=name, length=8)
+        layer = regard.nn.Attention(16, 4, G=2, causal=True, mechanism=name, length=8)
         assert layer(torch.randn(B, T, 16)).shape == (B, T, 16)
         out, _ = layer.extend(torch.randn(B, T, 16), layer.empty(B, 8))
         assert out.shape == (B, T, 16)

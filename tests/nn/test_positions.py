@@ -47,7 +47,7 @@ def test_alibi_lowers_the_score_by_distance() -> None:
     x = torch.randn(2, 9, 24, dtype=torch.float64)
     visible = torch.rand(2, 9) > 0.3
     slopes = alibi_slopes(3).float()
-    biased = regard.nn.Attention(24, 3, rules=Mask(slopes=slopes), length=64).double().eval()
+    biased = regard.nn.Attention(24, 3, causal=True, rules=Mask(slopes=slopes), length=64).double().eval()
     biased.load_state_dict(attention.state_dict())
     assert torch.allclose(attention(x, visible), biased(x, visible), atol=1e-12)
     assert not torch.allclose(attention(x, visible), nano("none").double().stack.layers[0].attention(x, visible))

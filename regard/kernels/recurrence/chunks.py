@@ -82,7 +82,8 @@ class ChunkedRecurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, a, b = ctx.saved_tensors[:5]
+        q, k, v = ctx.saved_tensors[:3]
+        a, b = ctx.saved_tensors[3:5]
         decays = Decays(*ctx.saved_tensors[5:8])
         meeting, inverse, residual, pairs = ctx.saved_tensors[8:12]
         memories, new = ctx.saved_tensors[12:]
@@ -133,13 +134,15 @@ def _run_memories(
     erasing = None
     if inverse is not None:
         erasing = k * decays.reading
-    for i in range(k.shape[1]):
-        memories[:, i] = memory
+    left = decays.kept.unbind(1)
+    written = new.unbind(1)
+    for i, (before, keys) in enumerate(zip(memories.unbind(1), kept.unbind(1), strict=True)):
+        before.copy_(memory)
         if erasing is not None:
             assert residual is not None and inverse is not None and b is not None
-            residual[:, i] -= erasing[:, i] @ memory
-            new[:, i] = inverse[:, i] @ (b[:, i] * residual[:, i])
-        memory = torch.baddbmm(decays.kept[:, i] * memory, kept[:, i], new[:, i])
+            rest = residual[:, i].baddbmm_(erasing[:, i], memory, alpha=-1)
+            written[i].copy_(inverse[:, i] @ (b[:, i] * rest))
+        memory = torch.baddbmm(left[i] * memory, keys, written[i])
     return memories, memory
 
 

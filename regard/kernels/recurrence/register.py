@@ -14,10 +14,10 @@ from regard.mechanisms.base import can_read, without_autocast
 from regard.mechanisms.cache import visible_counts
 from regard.mechanisms.gates import prepare
 from regard.mechanisms.nonfinite import mark_rows, replace_nonfinite, rows_of_documents
-from regard.mechanisms.recurrence import CHUNK
 from regard.shapes import Mask
 
 _NAME = "chunks"
+CHUNK = 32  # tokens
 
 
 def _refuses(mechanism: Recurrence, *inputs: Tensor | None) -> str | None:
@@ -126,7 +126,8 @@ def _in_chunks(x: Tensor, T: int) -> Tensor:
     rest = -T % C
     if rest:
         x = functional.pad(x, (0, 0, 0, rest))
-    chunks: Tensor = x.unflatten(-2, (-1, C))
+    # Where heads lie beside each other in memory, every product would copy its factors.
+    chunks: Tensor = x.contiguous().unflatten(-2, (-1, C))
     return chunks
 
 

@@ -37,8 +37,12 @@ def attention_maps(
     decoder: self-attention, or cross-attention to the source with `cross`. `visible` and `source_visible` are False for
     padding.
     """
-    stack = model.stack
-    assert isinstance(stack, Stack)
+    stack = getattr(model, "stack", None)
+    if not isinstance(stack, Stack):
+        raise OptionError(
+            f"expected a model of regard's, given {_describe(model)}. regard.record(model, text) records any model, "
+            "and regard.hub.load(name) brings the weights of Hugging Face's into regard's"
+        )
     maps: list[Tensor] = []
     with evaluation_mode(model), ExitStack() as captures:
         for block in stack.layers:
@@ -54,6 +58,13 @@ def attention_maps(
         else:
             model(source, tokens, source_visible, visible)
     return maps
+
+
+def _describe(model: object) -> str:
+    """Returns what was given in place of a model."""
+    if isinstance(model, type):
+        return f"the class {model.__name__}"
+    return f"a {type(model).__name__}"
 
 
 def _add_weights(

@@ -1,0 +1,150 @@
+"""How commands show themselves: whole sentences, examples, and the right name beside a wrong one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from difflib import get_close_matches
+from types import SimpleNamespace
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from regard.cli.commands import ALSO_CALLED, COMMANDS, GROUPS, PACKAGE, Entry
+from regard.cli.plugins import plugin_option
+from regard.errors import OptionError, UnknownNameError, quote
+
+
+class Command(TyperCommand):
+    """A command that ends its help with examples, and says of a wrong option what is right."""
+
+    examples: Sequence[str] = ()
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        _write_examples(formatter, self.examples)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            wrong = getattr(error, "option_name", None)  # the parser's error for an option that there is not
+            if wrong is None:
+                raise
+            raise OptionError(self._explain(wrong, ctx, given)) from None
+
+    def _explain(self, wrong: str, ctx: Any, given: Sequence[str]) -> str:
+        """Returns what to say of an unknown option: the key that it may mean, else the option nearest to it."""
+        said = f"no option {quote(wrong, marks=False)} in `{ctx.command_path}`."
+        if any(parameter.name == "overrides" for parameter in self.params):
+            from regard.train.keys import find_keys  # it needs PyTorch
+
+            found = find_keys(wrong.lstrip("-"), given)
+            if found:
+                alternatives = " or ".join(f"{key}=…" for key in found)
+                return f"{said} Settings are written behind the name, without dashes: {alternatives}"
+        options = [option for parameter in self.params for option in parameter.opts if option.startswith("--")]
+        close = get_close_matches(wrong, options, n=1)
+        if close:
+            said += f" Did you mean {close[0]}?"
+        return f"{said} `{ctx.command_path} -h` lists its options."
+
+
+class Group(TyperGroup):
+    """A group whose help shows a whole sentence for each of its commands."""
+
+    examples: Sequence[str] = ()
+
+    def sentence(self, ctx: Any, name: str) -> str:
+        """Returns what a command does: the first paragraph of its help."""
+        command: Any = self.get_command(ctx, name)
+        return " ".join((command.help or "").partition("\n\n")[0].split())
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.sentence(ctx, name)) for name in self.list_commands(ctx)])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        _write_examples(formatter, self.examples)
+
+
+class LazyGroup(Group):
+    """The commands of `COMMANDS`, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = _build_command(cmd_name, COMMANDS[cmd_name])
+        return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise UnknownNameError(_describe_unknown(name))
+        return super().resolve_command(ctx, args)
+
+    def sentence(self, ctx: Any, name: str) -> str:
+        return COMMANDS[name].says
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, COMMANDS))
+        for group in GROUPS:
+            members = [(name, entry.says) for name, entry in COMMANDS.items() if entry.group == group]
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), says) for name, says in members])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        formatter.write_text("`regard COMMAND -h` has a command's options and examples.")
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        found: list[Any] = [SimpleNamespace(value=name, type="plain", help=COMMANDS[name].says) for name in names]
+        if incomplete.startswith("-"):
+            found += super(TyperGroup, self).shell_complete(ctx, incomplete)
+        return found
+
+
+def _build_command(name: str, entry: Entry) -> Any:
+    """Returns a command after importing its module."""
+    place, _, attribute = (entry.place or f"{name}:{name}").partition(":")
+    module = importlib.import_module(f"{PACKAGE}.{place}")
+    target = getattr(module, attribute)
+    made: Any
+    if isinstance(target, typer.Typer):
+        made = typer.main.get_group(target)
+    else:
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name, cls=getattr(module, "COMMAND", Command))(target)
+        made = typer.main.get_command(alone)
+    made.examples = entry.examples
+    if entry.plugins:
+        inner = [made]
+        if isinstance(made, TyperGroup):
+            inner = list(made.commands.values())
+        for command in inner:
+            command.params.append(plugin_option())
+    return made
+
+
+def _describe_unknown(name: str) -> str:
+    """Returns the error for a command that there is not, with the one that may be meant."""
+    close = get_close_matches(name, [*COMMANDS, *ALSO_CALLED], n=1)
+    hint = ""
+    if close:
+        hint = f" Did you mean '{ALSO_CALLED.get(close[0], close[0])}'?"
+    return f"no command is called {quote(name)}.{hint} Known: {', '.join(COMMANDS)}."
+
+
+def _write_examples(formatter: Any, examples: Sequence[str]) -> None:
+    """Writes examples as they are typed: a line that is too long for the page is not broken."""
+    if not examples:
+        return
+    with formatter.section("Examples"):
+        for example in examples:
+            formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

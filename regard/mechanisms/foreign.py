@@ -1,0 +1,31 @@
+"""What arguments of PyTorch's attention are called here, for who writes them out of habit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from regard.errors import OptionError
+
+OURS = {
+    "is_causal": "causal=True",
+    "attn_mask": "a rule where there is one (causal=, window=, documents=); else, of softmax, bias=, which is added to "
+    "the scores: torch.zeros(T, S).masked_fill(~attn_mask, -torch.inf) of a mask whose True is where a key may be seen",
+    "attention_mask": "visible=attention_mask.bool() [B,S], True where a key may be seen",
+    "key_padding_mask": "visible=~key_padding_mask [B,S]: True is where a key may be seen",
+    "dropout_p": "a layer's own, regard.nn.Attention(…, dropout=0.1), or mechanism.dropout of one that is built",
+    "enable_gqa": "nothing: fewer heads in k and v than in q are grouped attention",
+    "average_attn_weights": "nothing: weights are those of each head, [B,H,T,S]; weights.mean(1) is their average",
+    "embed_dim": "D",
+    "num_heads": "H",
+    "kdim": "source, the width of the sequence that keys and values come from",
+    "batch_first": "nothing: the batch always comes first",
+}
+OURS["mask"] = OURS["attn_mask"]
+OURS["attn_bias"] = OURS["attn_mask"]
+
+
+def refuse_foreign(given: Iterable[str], what: str) -> None:
+    """Raises where an argument is called as PyTorch calls it, and says what it is called here."""
+    for name in given:
+        if name in OURS:
+            raise OptionError(f"{what} has no argument '{name}'. Here it is {OURS[name]}.")

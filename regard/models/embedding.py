@@ -1,0 +1,29 @@
+"""The embedding of tokens, which says what is wrong with tokens that it cannot read."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ShapeError, TokenError
+
+
+class TokenEmbedding(nn.Embedding):
+    """The vector of each token: [B,T] → [B,T,D]."""
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        if not isinstance(tokens, Tensor):
+            raise ShapeError(f"tokens are a {type(tokens).__name__}, expected a tensor [B,T] of whole numbers")
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ShapeError(
+                f"tokens are {tokens.dtype} {list(tokens.shape)}, expected whole numbers [B,T]; one sequence is "
+                "tokens[None]"
+            )
+        try:
+            return super().forward(tokens)
+        except IndexError:  # on a CPU; a GPU cannot say it here
+            least, most = int(tokens.min()), int(tokens.max())
+        raise TokenError(
+            f"tokens from {least} to {most}: this model's vocabulary is 0 to {self.num_embeddings - 1}. Is the "
+            "tokenizer that of the model?"
+        )

@@ -1,0 +1,136 @@
+"""Mechanisms from files of the user's: imported where the user names the file, and told by name and hash elsewhere.
+
+A run or a model folder says which file defined its mechanism, and never runs it: who opens it names the file again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.errors import PluginError, quote
+from regard.mechanisms import Mechanism
+from regard.mechanisms.base import MECHANISMS
+
+KEY = "plugins"  # where a config holds what `describe` returns
+_PREFIX = "regard_plugin_"
+_SHOWN = 12  # digits of a hash
+
+
+@dataclass(frozen=True)
+class PluginFile:
+    """A file that was imported in this process: the path that the user gave, and the SHA-256 of what it held then."""
+
+    path: str
+    sha256: str
+
+
+_IMPORTED: dict[str, PluginFile] = {}  # by the name of the module
+
+
+def import_file(path: str | Path) -> ModuleType:
+    """Returns the module of a Python file, which runs it: the user has named it."""
+    file = Path(path)
+    if not file.is_file():
+        raise PluginError(f"no file '{file}'; expected --plugin file.py")
+    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"'{file}' is not a Python file; expected file.py or file.py:name")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    _IMPORTED[spec.name] = PluginFile(str(path), _hash(file))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PluginError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def find_file(mechanism: type[Mechanism]) -> PluginFile | None:
+    """Returns the file that defines a mechanism; None for regard's own, and where there is no file, as in a shell."""
+    name = mechanism.__module__
+    if name.partition(".")[0] == "regard":
+        return None
+    if name in _IMPORTED:
+        return _IMPORTED[name]
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if path is None or not Path(path).is_file():
+        return None
+    return PluginFile(path, _hash(Path(path)))
+
+
+def describe(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Returns for those of the mechanisms that are not regard's own which file defines each: its name and its hash."""
+    found = {}
+    for name in sorted(set(names) & set(MECHANISMS)):
+        file = find_file(MECHANISMS[name])
+        if file is not None:
+            found[name] = {"file": Path(file.path).name, "sha256": file.sha256}
+    return found
+
+
+def paths(names: Iterable[str]) -> list[str]:
+    """Returns the files that define these mechanisms, as the user named them, each once."""
+    classes = [MECHANISMS[name] for name in names if name in MECHANISMS]
+    files = [file for file in map(find_file, classes) if file is not None]
+    return sorted({file.path for file in files})
+
+
+def words(names: Iterable[str]) -> list[str]:
+    """Returns what a command has to say so that it knows these mechanisms: --plugin and each file."""
+    return [word for path in paths(names) for word in ("--plugin", path)]
+
+
+def imported_paths() -> list[str]:
+    """Returns all files that were imported in this process, for another process that goes on with its work."""
+    return [file.path for file in _IMPORTED.values()]
+
+
+def mechanism_names(config: Any) -> Iterator[str]:
+    """Yields the mechanisms that a config names, those of sections inside it too."""
+    if not isinstance(config, Mapping):
+        return
+    for key, value in config.items():
+        if key in ("mechanism", "mechanisms", "cross"):
+            names = value if isinstance(value, list | tuple) else [value]
+            yield from (name for name in names if isinstance(name, str))
+        else:
+            yield from mechanism_names(value)
+
+
+def require(records: Any, place: str | Path) -> None:
+    """Raises where a mechanism that `place` needs is not known here, and says which file to name; warns where the file
+    that defines it is not the one that it was. `records` are those of `describe`, as `place` holds them."""
+    if records is None:
+        return
+    if not isinstance(records, Mapping) or not all(_is_record(record) for record in records.values()):
+        raise PluginError(f"{place}: {KEY} = {quote(records)}: expected a file and a sha256 for each mechanism")
+    for name, record in records.items():
+        file, sha256 = (quote(record[key], marks=False) for key in ("file", "sha256"))
+        if name not in MECHANISMS:
+            raise PluginError(
+                f"{place} needs the mechanism {quote(name)} of {file} (SHA-256 {sha256[:_SHOWN]}…): say --plugin "
+                f"{file}, or in Python regard.plugin({file!r})"
+            )
+        here = find_file(MECHANISMS[name])
+        if here is not None and here.sha256 != record["sha256"]:
+            warnings.warn(
+                f"{place} was made with another {file}: {quote(name)} had SHA-256 {sha256[:_SHOWN]}…, and "
+                f"{Path(here.path).name} has {here.sha256[:_SHOWN]}…",
+                stacklevel=3,
+            )
+
+
+def _is_record(record: Any) -> bool:
+    return isinstance(record, Mapping) and all(isinstance(record.get(key), str) for key in ("file", "sha256"))

@@ -1,0 +1,89 @@
+"""The keys of a recipe: what each means, what it is unless said, and which one a wrong name stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from regard.config import Section
+from regard.train import recipe as recipes
+from regard.train.meanings import MEANINGS, OF_MODEL
+
+MOST_FOUND = 3
+# What settings are called elsewhere.
+_ALSO_CALLED = {
+    "batch_size": "batch",
+    "block_size": "block",
+    "d_model": "width",
+    "data": "text",
+    "dim": "width",
+    "file": "text",
+    "hidden_size": "width",
+    "kv_heads": "groups",
+    "learning_rate": "lr",
+    "max_steps": "steps",
+    "n_embd": "width",
+    "n_head": "heads",
+    "n_layer": "layers",
+    "num_heads": "heads",
+    "num_layers": "layers",
+    "warmup_steps": "warmup",
+    "weight_decay": "decay",
+}
+
+
+class Key(NamedTuple):
+    """A key as it is typed, its value in a recipe unless another is asked for, and what it means."""
+
+    name: str
+    default: Any
+    meaning: str
+
+
+def list_keys(recipe: recipes.Recipe) -> list[Key]:
+    """Returns every key of a recipe, in the order of its sections."""
+    cls, config = recipes.resolve_model(recipe.model)
+    model = [
+        Key("model.class", cls.__name__, OF_MODEL["class"]),
+        Key("model.preset", recipe.model.get("preset"), OF_MODEL["preset"]),
+    ]
+    return [*_keys_of(recipe.data, "data"), *model, *_keys_of(config, "model"), *_keys_of(recipe.train, "train")]
+
+
+def _keys_of(section: Section, place: str) -> Iterator[Key]:
+    """Yields the keys of a section, then those of the sections in it."""
+    meanings = _meanings(type(section))
+    inner = []
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            inner.append((value, f"{place}.{field.name}"))
+        else:
+            yield Key(f"{place}.{field.name}", value, meanings.get(field.name, ""))
+    for value, name in inner:
+        yield from _keys_of(value, name)
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """Returns what the fields of a section mean, those that it inherits too."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= MEANINGS.get(base.__name__, {})
+    return found
+
+
+def find_keys(wrong: str, given: Sequence[str] = ()) -> list[str]:
+    """Returns the keys that a name such as lr or attention.heads may stand for, those of fewest parts first.
+
+    `given` are the words of the command: the recipe among them says which keys there are, else all recipes do.
+    """
+    known = recipes.recipe_names()
+    asked = [name for word in given for name in known if name == word or name.startswith(f"{word}/")]
+    end = wrong.replace("-", "_")
+    end = _ALSO_CALLED.get(end, end)
+    found = set()
+    for name in asked or known:
+        keys = list_keys(recipes.load(name))
+        found |= {key.name for key in keys if f".{key.name}".endswith(f".{end}")}
+    return sorted(found, key=lambda name: (name.count("."), name))[:MOST_FOUND]
