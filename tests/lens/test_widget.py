@@ -47,7 +47,7 @@ def opened(chromium, path):
 def weight_shown(frame, page):
     """Opens layer 1, head 2 in a frame and reads one weight off it."""
     frame.locator(".heads[data-state=done]").wait_for()
-    frame.get_by_role("button", name="Head", exact=True).click()
+    frame.get_by_role("link", name="Head", exact=True).click()
     frame.get_by_label("attention", exact=True).select_option("1")
     frame.get_by_label("head", exact=True).select_option("2")
     frame.locator(".stage canvas[data-state=done]").first.wait_for()
@@ -55,7 +55,7 @@ def weight_shown(frame, page):
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
     said = frame.locator(".readout", has_text="weight").first.inner_text()
-    i, j, value = re.search(r"\((\d+)\) → .*\((\d+)\): weight ([\d.]+)", said).groups()
+    i, j, value = re.search(r"\((\d+)\) → .*\((\d+)\).*: weight ([\d.]+)", said).groups()
     return int(i), int(j), float(value)
 
 
@@ -121,7 +121,7 @@ def test_a_linked_widget_tells_what_is_looked_at(trace, chromium, tmp_path):
     )
     page.locator(".heads[data-state=done]").wait_for()
     assert page.evaluate("kept.selected")["head"] == 0
-    page.get_by_role("button", name="Head", exact=True).click()
+    page.get_by_role("link", name="Head", exact=True).click()
     page.get_by_label("attention", exact=True).select_option("1")
     page.get_by_label("head", exact=True).select_option("2")
     found = page.evaluate("kept.selected")
