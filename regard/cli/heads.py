@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from regard.lens.heads.ablation import ablate as remove
 from regard.lens.heads.annotations import read_conllu, read_mentions
 from regard.lens.heads.examine import default_texts, examine
 from regard.lens.heads.linguistics import evaluate_coreference, evaluate_syntax
-from regard.lens.models import open_recordable
+from regard.lens.models import Sample, open_recordable
 from regard.lens.trace.trace import Trace
 
 MAX_ROWS = 12  # of redundant pairs, and of removed heads
@@ -29,6 +29,12 @@ def heads(
     texts: Annotated[
         Path | None, typer.Option(help="Texts to read, one a line; without it, a dozen short ones.")
     ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="The second text of a pair for each of --texts, one a line.")
+    ] = None,
+    targets: Annotated[
+        Path | None, typer.Option(help="What an encoder-decoder writes for each of --texts, one a line.")
+    ] = None,
     syntax: Annotated[Path | None, typer.Option(help="Sentences with their syntax, in CoNLL-U.")] = None,
     coreference: Annotated[Path | None, typer.Option(help="Texts with mentions, in JSONL.")] = None,
     ablate: Annotated[bool, typer.Option("--ablate", help="Also measure what removing each head costs.")] = False,
@@ -39,26 +45,23 @@ def heads(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what each head of a model does: labels with intervals, redundant heads, change over the layers."""
-    lines = sentences = mentions = None
+    sentences = mentions = None
     # All files are read before the model is, so that a mistake in one is told at once.
-    if texts is not None:
-        lines = [line for line in read_lines(texts) if line.strip()]
-        if not lines:
-            raise OptionError(f"{texts} has only empty lines; expected one text a line")
+    samples = _read_samples(texts, pairs, targets)
     if syntax is not None:
         sentences = read_conllu(syntax)
     if coreference is not None:
         mentions = read_mentions(coreference)
     subject = open_recordable(model, device or "cpu", seed=seed, download=download)
     with _progress() as report:
-        results, recordings = examine(subject, lines, seed, report)
+        results, recordings = examine(subject, samples, seed, report)
         if sentences is not None:
             results["syntax"] = evaluate_syntax(subject.record_one, sentences)
         if mentions is not None:
             results["coreference"] = evaluate_coreference(subject.record_one, mentions)
         if ablate:
             # Every head is a pass over these texts, so a few have to do.
-            chosen = (lines or default_texts())[:ABLATED_TEXTS]
+            chosen = (samples or default_texts())[:ABLATED_TEXTS]
             results["ablation"] = remove(subject, chosen, lambda n, total: report("removing heads", n, total))
     if save is not None:
         recordings[0].labels = results["heads"]
@@ -68,6 +71,27 @@ def heads(
         print_json(results)
     else:
         _print_results(results)
+
+
+def _read_samples(texts: Path | None, pairs: Path | None, targets: Path | None) -> list[Sample] | None:
+    """Returns the texts of a file with second texts and targets, without empty lines; None without a file."""
+    if texts is None:
+        if pairs is not None or targets is not None:
+            raise OptionError("--pairs and --targets belong to the texts of --texts, line by line; give them too")
+        return None
+    lines = read_lines(texts)
+    beside: list[Sequence[str | None]] = []
+    for path in (pairs, targets):
+        others: list[str] | None = None
+        if path is not None:
+            others = read_lines(path)
+            if len(others) != len(lines):
+                raise OptionError(f"{path} has {len(others)} lines, {texts} has {len(lines)}; expected one for each")
+        beside.append(others or [None] * len(lines))
+    samples = [Sample(*row) for row in zip(lines, *beside, strict=True) if row[0].strip()]
+    if not samples:
+        raise OptionError(f"{texts} has only empty lines; expected one text a line")
+    return samples
 
 
 @contextmanager
