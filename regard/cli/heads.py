@@ -14,8 +14,10 @@ from regard.cli.show import console, print_json, table
 from regard.data.files import read_lines
 from regard.errors import OptionError
 from regard.lens.heads.ablation import ablate as remove
+from regard.lens.heads.ablation import add_costs
 from regard.lens.heads.annotations import read_conllu, read_mentions
 from regard.lens.heads.examine import default_texts, examine
+from regard.lens.heads.labels import MIN_TEXTS, RESTS
 from regard.lens.heads.linguistics import evaluate_coreference, evaluate_syntax
 from regard.lens.models import Sample, open_recordable
 from regard.lens.trace.trace import Trace
@@ -63,6 +65,7 @@ def heads(
             # Every head is a pass over these texts, so a few have to do.
             chosen = (samples or default_texts())[:ABLATED_TEXTS]
             results["ablation"] = remove(subject, chosen, lambda n, total: report("removing heads", n, total))
+            add_costs(results["heads"], results["ablation"])
     if save is not None:
         recordings[0].labels = results["heads"]
         size = Trace(recordings[:1]).save(save)
@@ -116,10 +119,11 @@ def _print_results(results: dict[str, Any]) -> None:
         f"{results['texts']} texts, {results['tokens']} tokens\n",
         soft_wrap=True,
     )
-    _print_labels([head for head in results["heads"] if head["label"] != "mixed"])
+    _print_labels(results)
     counts = ", ".join(f"{n} {label}" for label, n in results["counts"].items())
+    resting = sum(head["rests"] is not None for head in results["heads"])
     share = f"{results['specialised']:.0%} of {len(results['heads'])} heads"
-    out.print(f"\n{share} are specialised: {counts}", soft_wrap=True)
+    out.print(f"\n{share} are specialised: {counts}; {resting} rest", soft_wrap=True)
     _print_layers(results["layers"])
     _print_redundant(results["redundant"])
     if "syntax" in results:
@@ -130,16 +134,33 @@ def _print_results(results: dict[str, Any]) -> None:
         _print_ablation(results["ablation"])
 
 
-def _print_labels(heads: list[dict[str, Any]]) -> None:
-    """Prints the heads that have a label, the strongest first."""
+def _print_labels(results: dict[str, Any]) -> None:
+    """Prints the heads that have a label, the strongest first, with their costs where they were removed."""
+    if results["texts"] < MIN_TEXTS:
+        console().print(f"a label takes {MIN_TEXTS} texts at least; give more with --texts")
+    heads = [head for head in results["heads"] if head["label"] != "mixed"]
     if not heads:
         console().print("no head stands out from an even spread")
         return
-    made = table("head", "label", "effect", "95% interval", "also")
+    columns = ["head", "label", "effect", "95% interval", "rests on", "also"]
+    ablation = results.get("ablation")
+    if ablation is not None:
+        columns.append("cost")
+    made = table(*columns)
     for head in sorted(heads, key=lambda head: -head["effect"]):
-        interval = f"{head['low']:.2f} to {head['high']:.2f}"
-        made.add_row(_name(head), head["label"], f"{head['effect']:.2f}", interval, ", ".join(head["also"]))
+        rests = head["rests"]
+        cells = [_name(head), head["label"], f"{head['effect']:.2f}", f"{head['low']:.2f} to {head['high']:.2f}"]
+        cells.append("" if rests is None else f"{rests['on']} {rests['effect']:.2f}")
+        cells.append(", ".join(name for name in head["also"] if name not in RESTS))
+        if ablation is not None:
+            cells.append(_cost(head, ablation))
+        made.add_row(*cells)
     console().print(made)
+
+
+def _cost(head: dict[str, Any], ablation: dict[str, Any]) -> str:
+    """Returns the cost of a head: nats of loss, or a share of an encoder's vectors."""
+    return f"{head['cost']:{'+.4f' if ablation['measure'] == 'loss' else '.1%'}}"
 
 
 def _print_layers(rows: list[dict[str, Any]]) -> None:
@@ -195,14 +216,12 @@ def _print_coreference(row: dict[str, Any] | None) -> None:
 def _print_ablation(results: dict[str, Any]) -> None:
     """Prints what removing each head costs, the dearest first: nats of loss, or a share of an encoder's vectors."""
     measure = "change of the last vectors"
-    form = ".1%"
     if results["measure"] == "loss":
         measure = f"rise of the loss ({results['whole']:.4f} nats)"
-        form = "+.4f"
     _print_title(f"Without a head: {measure}")
     made = table("head", "cost")
     for row in sorted(results["heads"], key=lambda row: -row["cost"])[:MAX_ROWS]:
-        made.add_row(_name(row), f"{row['cost']:{form}}")
+        made.add_row(_name(row), _cost(row, results))
     console().print(made)
 
 

@@ -63,6 +63,13 @@ def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress
     return {"measure": "loss", "whole": sum(float(x) for x in whole) / len(whole), "heads": costs}
 
 
+def add_costs(heads: Sequence[dict[str, Any]], ablation: dict[str, Any]) -> None:
+    """Adds to each head of `examine` its cost, so that it stands beside its label."""
+    costs = {(row["side"], row["layer"], row["head"]): row["cost"] for row in ablation["heads"]}
+    for head in heads:
+        head["cost"] = costs[head["side"], head["layer"], head["head"]]
+
+
 def _cost(now: Tensor, before: Tensor) -> float:
     """Returns the increase of a loss, or the relative change (L2 norm) of hidden states."""
     if now.dim() == 0:

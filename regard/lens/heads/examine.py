@@ -19,7 +19,7 @@ from regard.lens.models import RecordableModel, Sample
 from regard.lens.trace.trace import Recording
 from regard.models import Model
 
-REPEATED_SEQUENCES = 4  # number of random sequences in which every token occurs twice
+REPEATED_SEQUENCES = 8  # number of random sequences in which every token occurs twice
 REPEATED_LENGTH = 24  # length of the part that each of them repeats
 Progress = Callable[[str, int, int], None]  # called with the phase, the index of a text, and the number of texts
 
