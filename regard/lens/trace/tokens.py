@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -81,7 +81,8 @@ class Tokens:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the tokens as a dict for the header of a trace; `segment` is left out unless there are two texts."""
-        entry = asdict(self)
+        # Not dataclasses.asdict, which copies every number of every list one by one.
+        entry = {part.name: getattr(self, part.name) for part in fields(self)}
         if self.segment is None:
             del entry["segment"]
         return entry
