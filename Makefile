@@ -1,7 +1,7 @@
 # Tried first when given: make PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
-EXTRAS := dev,lab,plot,text,hf,serve,notebook,sweep,triton,docs
+EXTRAS := dev,hf,serve,notebook,triton,docs
 DEMO_FLAGS ?=
 RELIABILITY_FLAGS ?=
 MUTATION_FLAGS ?= --count 200
@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-laws test-reliability soak gpu-test lint web bench-cpu docs course wheel clean
+.PHONY: help demo test test-slow test-laws test-reliability soak gpu-test lint web bench-cpu docs course wheel release-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
@@ -79,6 +79,13 @@ wheel: .venv/.dev ## build the wheel and try it in an empty environment
 	venv/bin/python -c "import regard, torch; assert regard.__file__.startswith('$$tmp'), regard.__file__; \
 	x = torch.randn(1, 2, 8, 4); print('attended', *regard.attend(x, x, x, 'elu', causal=True).shape)"
 
+release-check: .venv/.dev ## build what a release would upload, and check its metadata and long description
+	@$(PIP) -e '.[release]'
+	@rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python docs/site/release.py dist
+
 clean: ## remove everything built, .venv included
 	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find regard tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -97,7 +104,7 @@ clean: ## remove everything built, .venv included
 
 .venv/.use: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "setting up .venv (a few minutes the first time)"
-	@$(PIP) -e '.[plot]'
+	@$(PIP) -e .
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python

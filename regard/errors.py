@@ -25,6 +25,10 @@ class MaskError(RegardError, ValueError):
     """A mask asks for something that this mechanism cannot honour."""
 
 
+class GateError(RegardError, ValueError):
+    """A decay, a write strength or a key with which a memory would grow instead of fade."""
+
+
 class LengthError(RegardError, ValueError):
     """A sequence is longer than a mechanism was built for."""
 

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from regard.devices import memory_error
 from regard.errors import OptionError, ShapeError
-from regard.mechanisms import Mechanism, fitted
+from regard.mechanisms import Mechanism, Recurrence, fitted
+from regard.mechanisms.base import MECHANISMS
+from regard.mechanisms.gates import share_heads
 from regard.mechanisms.reach import warn_if_inaccurate
-from regard.shapes import Keys, Mask, Outputs, Queries, Values, Visible, Weights, check_sizes
+from regard.shapes import Keys, Mask, Queries, Values, Visible, Weights, check_sizes
 
 _LOWER = "Lower B, H, T or S, set a window, take a linear mechanism, or a shorter dtype"
 
 
 def attend(
     q: Queries,
-    k: Keys,
+    k: Float[Tensor, "B _ S K"],
     v: Values,
     mechanism: str | Mechanism | Callable[[Tensor, Tensor], Tensor] = "softmax",
     causal: bool = False,
@@ -31,25 +33,43 @@ def attend(
     bias: Float[Tensor, "..."] | None = None,
     slopes: Float[Tensor, " H"] | None = None,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    a: Float[Tensor, "B G S"] | Float[Tensor, "B G S K"] | None = None,
+    b: Float[Tensor, "B G S"] | None = None,
     **options: Any,
-) -> Outputs:
+) -> Float[Tensor, "B _ T V"]:
     """Returns the attention of q [B,H,T,K] over k [B,G,S,K] and v [B,G,S,V], of shape [B,H,T,V].
 
     `mechanism` is a name (its `options` follow, e.g. features=256), one already built, or a similarity of your own: a
     function of a query [K] and a key [K] that returns one number. `visible` [B,S] says which keys may be seen. The rest
     is as in `regard.Mask`. Mechanisms with learned parameters start from random ones.
 
+    Gated and delta mechanisms take a, the logarithm of each token's decay, one a head [B,G,S] or one a key channel
+    [B,G,S,K], and b [B,G,S], how strongly each is written. Their q and k may have fewer heads than v, which share them.
+
     `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
-    mask = Mask(causal, visible, window, documents, bias, slopes, softcap)
-    size = check_sizes(q, k, v, mask)
+    mask = Mask(causal, visible, window, documents, bias, slopes, softcap, sinks=sinks)
+    gates = {name: x for name, x in (("a", a), ("b", b)) if x is not None}
+    keys = k
+    queries = q
+    if _is_recurrence(mechanism):
+        options = _decays_by_channel(mechanism, a) | options
+        if v.dim() == 4:
+            queries, keys = share_heads(q, k, v.shape[1])
+    elif gates:
+        raise OptionError(
+            f"{', '.join(gates)}: only gated and delta mechanisms take decays a and write strengths b; "
+            f"{_name_of(mechanism)} does not."
+        )
+    size = check_sizes(queries, keys, v, mask)
     if not isinstance(mechanism, Mechanism):
         mechanism = fitted(mechanism, size, **options).to(device=v.device)
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
     try:
-        out: Tensor = mechanism(q, k, v, mask)
+        out: Tensor = mechanism(q, k, v, mask, **gates)
     except (MemoryError, RuntimeError) as error:
         asked = f"attending with q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         explained = memory_error(error, asked, _LOWER)
@@ -58,6 +78,24 @@ def attend(
         raise explained from error
     warn_if_inaccurate(mechanism, q, k, visible)
     return out
+
+
+def _is_recurrence(mechanism: object) -> bool:
+    """Returns whether a mechanism, or the one of a name, is gated or delta attention."""
+    if isinstance(mechanism, str) and mechanism in MECHANISMS:
+        return issubclass(MECHANISMS[mechanism], Recurrence)
+    return isinstance(mechanism, Recurrence)
+
+
+def _decays_by_channel(mechanism: object, a: Tensor | None) -> dict[str, bool]:
+    """Returns the option that a decay for each channel asks for, where the mechanism is to be built."""
+    if isinstance(mechanism, str) and a is not None and a.dim() == 4 and "a" in MECHANISMS[mechanism].needs:
+        return {"channels": True}
+    return {}
+
+
+def _name_of(mechanism: object) -> str:
+    return str(getattr(mechanism, "name", getattr(mechanism, "__name__", mechanism)))
 
 
 def weights_of(f: Callable[..., Any], q: Queries, k: Keys, *, width: int | None = None, **options: Any) -> Weights:

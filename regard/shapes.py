@@ -85,11 +85,13 @@ class Size:
         """Returns the bytes of a number that is at least as precise as `dtype`."""
         return torch.promote_types(self.dtype, dtype).itemsize
 
-    def chunk_counts(self, C: int) -> Chunks:
-        """Returns the counts of the T tokens in chunks of C."""
-        whole, rest = divmod(self.T, C)
+    def chunk_counts(self, C: int, tokens: int | None = None) -> Chunks:
+        """Returns the counts of the T tokens, or of so many, in chunks of C."""
+        if tokens is None:
+            tokens = self.T
+        whole, rest = divmod(tokens, C)
         pairs = whole * C * C + rest * rest
-        return Chunks(pairs, (pairs + self.T) // 2, min(C, self.T), rest or min(C, self.T))
+        return Chunks(pairs, (pairs + tokens) // 2, min(C, tokens), rest or min(C, tokens))
 
 
 class Rows(NamedTuple):
@@ -107,6 +109,8 @@ class Mask:
     starts a new one, and nothing is seen across. `window=w`: only keys fewer than w positions away. `bias` is
     added to the scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first.
     `relative` is a function of distances that gives what is added to the scores, as relative positions do.
+    `sinks` [H] are scores of nothing, one a query head: exp(sink) joins the denominator of the softmax, so that the
+    weights of a row sum to less than one. A sink of 0 is the softmax with 1 + Σ exp(score) below.
     `rows` and `size_override` are filled in by states and by mechanisms that do without q or k: `rows` is where the
     queries stand if they are not the last T keys, `size_override` is (T, S) if no tensor tells it, and `start` is the
     position of the first visible key if tokens before it are forgotten.
@@ -123,6 +127,7 @@ class Mask:
     size_override: tuple[int, int] | None = None
     relative: RelativeBias | None = None
     start: Int[Tensor, "#B"] | None = None
+    sinks: Float[Tensor, " H"] | None = None
 
     def but(self, **changes: object) -> Mask:
         """Returns this mask with some fields changed."""
@@ -153,8 +158,8 @@ class Mask:
 
     @property
     def adjusts_scores(self) -> bool:
-        """Returns whether the mask changes scores, and not only which of them count."""
-        changes = (self.bias, self.slopes, self.softcap, self.relative)
+        """Returns whether the mask changes scores or their sum, and not only which of them count."""
+        changes = (self.bias, self.slopes, self.softcap, self.relative, self.sinks)
         return any(change is not None for change in changes)
 
     @property
@@ -260,6 +265,8 @@ class Mask:
         """Returns the softmax over the keys that each query may see; zeros where it may see none."""
         allowed = self.allowed(scores.shape[2], scores.shape[3], scores.device)
         scores = self.adjusted_scores(scores)
+        if self.sinks is not None:
+            return self._softmax_with_sinks(scores, allowed)
         if scores.shape[-1] == 0 or (allowed is None and self.bias is None):
             return scores.softmax(-1)
         if allowed is not None:
@@ -267,6 +274,16 @@ class Mask:
         # A row with nothing to see is filled with zeros first: −inf throughout would make its gradient NaN.
         blind = scores.amax(-1, keepdim=True) == float("-inf")
         return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+
+    def _softmax_with_sinks(self, scores: Float[Tensor, "#B #H T S"], allowed: Tensor | None) -> Weights:
+        """Returns the weights of keys where a sink takes its share: all of it, where nothing may be seen."""
+        assert self.sinks is not None
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        B, _, T, S = scores.shape
+        H = len(self.sinks)
+        sinks = self.sinks.to(scores.dtype)[None, :, None, None].expand(B, H, T, 1)
+        return torch.cat([sinks, scores.expand(B, H, T, S)], -1).softmax(-1)[..., 1:]
 
 
 def default_scale(K: int) -> float:
@@ -350,8 +367,9 @@ def check_mask(mask: Mask, size: Size) -> None:
         raise MaskError(f"window = {mask.window}, expected at least 1 (1 sees only itself).")
     if mask.softcap is not None and mask.softcap <= 0:
         raise MaskError(f"softcap = {mask.softcap}, expected a positive number.")
-    if mask.slopes is not None and tuple(mask.slopes.shape) != (size.H,):
-        raise ShapeError(f"slopes have shape {list(mask.slopes.shape)}, expected one a query head: [{size.H}].")
+    for name, x in (("slopes", mask.slopes), ("sinks", mask.sinks)):
+        if x is not None and tuple(x.shape) != (size.H,):
+            raise ShapeError(f"{name} have shape {list(x.shape)}, expected one a query head: [{size.H}].")
     full = (size.B, size.H, size.T, size.S)
     if mask.bias is not None and not _broadcasts(tuple(mask.bias.shape), full):
         raise ShapeError(

@@ -299,7 +299,7 @@ def test_synthesizers_refuse_more_visible_tokens_than_they_were_built_for(name):
 )
 def test_an_unknown_mechanism_is_answered_with_the_nearest(name, meant):
     for run in (lambda: regard.mechanism(name), lambda: regard.attend(Q, KEYS, VALUES, name)):
-        with refused(UnknownNameError, f"'{name}'", f"Did you mean '{meant}'?", "Known: argmax, elu"):
+        with refused(UnknownNameError, f"'{name}'", f"Did you mean '{meant}'?", "Known: argmax, delta, elu"):
             run()
 
 

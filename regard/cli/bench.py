@@ -24,7 +24,6 @@ from regard.lab.bench import page as pages
 from regard.lab.bench.peers import PEERS
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import PASSES, Race, race
-from regard.report.canvas import require_matplotlib
 from regard.storage import atomic_write
 
 PEER_NAMES = [peer.name for peer in PEERS]
@@ -54,7 +53,6 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Race mechanisms on this machine: time, memory, FLOP/s and bytes/s over length, beside the floor."""
-    require_matplotlib()  # an error about a missing library comes before minutes of racing
     device = device or _default_device()
     settings: dict[str, Any] = {}
     default_heads = 8

@@ -16,7 +16,6 @@ from regard.cli.show import console, print_json, table
 from regard.errors import OptionError, quote
 from regard.lab import design as lab
 from regard.lab.design.page import design_page
-from regard.report.canvas import require_matplotlib
 
 Result = lab.Design | lab.Identity | lab.Replacement | lab.SharedReplacement | lab.HeadDesign | lab.Fit
 _WISHES = "--select, --average, --identity, --replace, --fit or --outputs"
@@ -101,11 +100,8 @@ def _check_wishes(wishes: Collection[str], has_query: bool, has_values: bool, ha
         raise OptionError("--query and --unit belong to --replace")
     if has_values and not {"--select", "--average", "--identity"} & set(wishes):
         raise OptionError("--values belongs to --select, --average and --identity")
-    if has_page:
-        if "--fit" in wishes:
-            raise OptionError("--out has no page for --fit; use --json")
-        # A missing library is told before the work is done.
-        require_matplotlib()
+    if has_page and "--fit" in wishes:
+        raise OptionError("--out has no page for --fit; use --json")
 
 
 def read_rows(path: Path, open_rows: bool = False) -> Tensor:

@@ -20,14 +20,10 @@ from regard.mechanisms import mechanisms as known
 from regard.version import __version__
 
 EXTRAS = {
-    "text": "BPE tokenizers, ROUGE",
     "hf": "Hugging Face models",
-    "plot": "plots and reports",
-    "lab": "design of queries",
     "serve": "regard serve",
     "notebook": "widgets in notebooks",
-    "sweep": "searched sweeps",
-    "models": "two small pretrained models",
+    "models": "a small pretrained model",
 }
 CHECKED_LAWS = ("weights", "recurrent", "kernel")
 SIGNS = {True: "✓", None: "–", False: "✗"}
@@ -109,7 +105,7 @@ def _check_extras() -> Iterator[HealthCheck]:
         yield HealthCheck("extras", None, "unknown: regard runs from its sources", "pip install -e .")
         return
     for text in required:
-        # A requirement reads: matplotlib>=3.8; extra == "plot"
+        # A requirement reads: starlette>=1.0; extra == "serve"
         package = re.match(r"[\w.-]+", text)
         extra = re.search(r"extra == ['\"](\w+)['\"]", text)
         if package and extra and extra[1] in EXTRAS:

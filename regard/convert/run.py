@@ -34,7 +34,6 @@ from regard.lab.experiment import Session
 from regard.models import Model, load
 from regard.models.locate import MODEL, RESULTS, model_folder
 from regard.reading import check_fields, read_json
-from regard.report.canvas import require_matplotlib
 from regard.storage import write_text
 from regard.train.claim import claimed, locked
 from regard.train.run import find_runs
@@ -58,7 +57,6 @@ def convert(
     `source` is where the model comes from: a run says what it read. `overrides` change what is read and how it is
     trained (`data.block=64 train.lr=1e-4`), under `distil.`, `uptrain.` or `control.` the training of that stage alone.
     """
-    require_matplotlib()  # an error about a missing library comes before minutes of training
     path = Path(out)
     with _claimed(path):
         _start(model, source, path, config, overrides, device)
@@ -161,7 +159,6 @@ def _no_conversion(path: Path) -> RunError:
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = QUIET) -> Mapping[str, Any]:
     """Goes on with a conversion that was begun, writes its results and report, and returns the results."""
-    require_matplotlib()
     path = Path(path)
     if not path.is_dir():
         raise _no_conversion(path)

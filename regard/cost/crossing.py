@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from regard.cost.declared import of
 from regard.cost.devices import Device, floor
 from regard.cost.timing import Run, shortest_times
-from regard.mechanisms import Cost, Face, Mechanism, fitted
+from regard.mechanisms import Cost, Face, Mechanism, Recurrence, fitted
 from regard.shapes import Mask, Size
 
 LONGEST = 1 << 24  # tokens up to which the model is asked
@@ -179,12 +180,15 @@ def face_runner(mechanism: Mechanism, size: Size, face: Face = "parallel", train
     """Returns a run of a face on random inputs. Recurrent: the last T of S tokens, after the others were written."""
     mechanism = mechanism.to(torch.device(size.device), size.dtype)
     mask = Mask(size.causal, window=size.window)
+    gates = _random_gates(mechanism, size, training)
+    unit = isinstance(mechanism, Recurrence)
     if face == "parallel":
-        return attention_runner(lambda q, k, v: mechanism(q, k, v, mask), size, training, tuple(mechanism.parameters()))
-    q, k, v = _random_inputs(size, False)
+        learned = (*mechanism.parameters(), *gates.values())
+        return attention_runner(lambda q, k, v: mechanism(q, k, v, mask, **gates), size, training, learned, unit)
+    q, k, v = _random_inputs(size, False, unit)
     if face == "weights":
-        return torch.no_grad()(lambda: mechanism.weights(q, k, mask))
-    return _step_runner(mechanism, size, q, k, v)
+        return torch.no_grad()(lambda: mechanism.weights(q, k, mask, **gates))
+    return _step_runner(mechanism, size, q, k, v, gates)
 
 
 def attention_runner(
@@ -192,9 +196,10 @@ def attention_runner(
     size: Size,
     training: bool = False,
     parameters: Sequence[Tensor] = (),
+    unit: bool = False,
 ) -> Run:
-    """Returns a run of a function of q, k, v on random inputs; `training`: with its gradients."""
-    q, k, v = _random_inputs(size, training)
+    """Returns a run of a function of q, k, v on random inputs; `training`: with its gradients; `unit`: ‖k‖ = 1."""
+    q, k, v = _random_inputs(size, training, unit)
     if not training:
         return torch.no_grad()(lambda: attend(q, k, v))
     gradient = torch.randn(size.B, size.H, size.T, size.V, device=size.device).to(size.dtype)
@@ -207,15 +212,34 @@ def attention_runner(
     return forward_and_backward
 
 
-def _random_inputs(size: Size, training: bool) -> list[Tensor]:
-    """Returns q, k and v from a fixed seed, small enough for random features to follow."""
+def _random_gates(mechanism: Mechanism, size: Size, training: bool) -> dict[str, Tensor]:
+    """Returns what a gated or delta mechanism needs beside q, k and v, as a layer makes it; nothing for others."""
+    if not isinstance(mechanism, Recurrence):
+        return {}
+    draw = torch.Generator(size.device).manual_seed(1)
+    shapes: dict[str, tuple[int, ...]] = {"a": (size.B, size.G, size.S), "b": (size.B, size.G, size.S)}
+    if mechanism.channels:
+        shapes["a"] = (*shapes["a"], size.K)
+    made = {n: torch.randn(s, generator=draw, device=size.device) for n, s in shapes.items() if n in mechanism.needs}
+    for name, x in made.items():
+        if name == "a":
+            made[name] = functional.logsigmoid(x) / 16
+        else:
+            made[name] = mechanism.range * x.sigmoid()
+    return {name: x.to(size.dtype).requires_grad_(training) for name, x in made.items()}
+
+
+def _random_inputs(size: Size, training: bool, unit: bool = False) -> list[Tensor]:
+    """Returns q, k and v from a fixed seed, small enough for random features to follow; `unit`: keys of length 1."""
     draw = torch.Generator(size.device).manual_seed(0)
     shapes = ((size.H, size.T, size.K), (size.G, size.S, size.K), (size.G, size.S, size.V))
     inputs = [torch.randn(size.B, *shape, generator=draw, device=size.device) * shape[-1] ** -0.25 for shape in shapes]
+    if unit:
+        inputs[1] = functional.normalize(inputs[1], dim=-1)
     return [x.to(size.dtype).requires_grad_(training) for x in inputs]
 
 
-def _step_runner(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tensor) -> Run:
+def _step_runner(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Run:
     """Returns a run of the last T tokens over a state in which the S − T before them are written."""
     before = size.S - size.T
     with torch.no_grad():
@@ -223,10 +247,12 @@ def _step_runner(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tens
         for start in range(0, before, PREFILL):
             part = slice(start, min(start + PREFILL, before))
             queries = q.new_zeros(size.B, size.H, part.stop - start, size.K)
-            _, state = mechanism.extend(queries, k[:, :, part], v[:, :, part], state)
+            made = {name: x[:, :, part] for name, x in gates.items()}
+            _, state = mechanism.extend(queries, k[:, :, part], v[:, :, part], state, **made)
     new_k = k[:, :, before:].contiguous()
     new_v = v[:, :, before:].contiguous()
-    return torch.no_grad()(lambda: mechanism.extend(q, new_k, new_v, state))
+    new_gates = {name: x[:, :, before:].contiguous() for name, x in gates.items()}
+    return torch.no_grad()(lambda: mechanism.extend(q, new_k, new_v, state, **new_gates))
 
 
 def _with_length(size: Size, tokens: int, face: Face) -> Size:

@@ -6,6 +6,7 @@ there in all; `step` is one new token.
 
     e  bytes of a number                 w  bytes of a number of the state: float32 or better, whatever e
     R  pairs within chunks of C tokens: C²·⌊T/C⌋ + (T mod C)²        Q  those of them that are causal: (R + T)/2
+    P  pairs within blocks of 16 tokens, where decays go by channel
     A, Z  tokens of the first chunk and of the last
 """
 
@@ -16,7 +17,9 @@ from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from regard.mechanisms import Face, Mechanism
+from regard.mechanisms.decays import BLOCK
 from regard.mechanisms.linear import CHUNK
+from regard.mechanisms.recurrence import CHUNK as RECURRENT_CHUNK
 from regard.shapes import Chunks, Size
 
 Expression = Any  # of sympy, which has no types
@@ -43,7 +46,9 @@ class _SymbolicSize(Size):
     def itemsize_at_least(self, dtype: Any) -> Any:
         return _letter("w")
 
-    def chunk_counts(self, C: int) -> Chunks:
+    def chunk_counts(self, C: int, tokens: Any = None) -> Chunks:
+        if C == BLOCK:
+            return Chunks(_letter("P"), 0, 0, 0)
         return Chunks(*map(_letter, "RQAZ"))
 
 
@@ -101,11 +106,11 @@ def symbolic(mechanism: Mechanism, kind: Kind = "parallel", causal: bool = True)
 def _group_terms(x: Expression) -> Expression:
     """Returns a sum of products: what goes with pairs of chunks, with their ends, with either kind of number, the rest.
 
-    These are the letters R, Q, A, Z, w and e; the factor of each of their products is factorised by itself.
+    These are the letters R, Q, P, A, Z, w and e; the factor of each of their products is factorised by itself.
     """
     import sympy
 
-    letters = [letter for letter in map(_letter, "RQAZwe") if x.has(letter)]
+    letters = [letter for letter in map(_letter, "RQPAZwe") if x.has(letter)]
     if not letters:
         return sympy.factor(x)
     groups = []
@@ -120,7 +125,8 @@ def values(mechanism: Mechanism, size: Size) -> dict[str, int]:
     accumulate = getattr(mechanism, "accumulate", size.dtype)
     known = {letter: getattr(size, letter) for letter in "BTSHGKV"}
     known |= {"N": size.T, "e": size.e, "w": size.itemsize_at_least(accumulate)}
-    known |= dict(zip("RQAZ", size.chunk_counts(CHUNK), strict=True))
+    known |= dict(zip("RQAZ", size.chunk_counts(getattr(mechanism, "chunk", CHUNK)), strict=True))
+    known["P"] = size.chunk_counts(BLOCK).pairs
     for name, letter in mechanism.letters.items():
         value: Any = getattr(mechanism, name)
         if callable(value):  # the number of features, which follows from the width
@@ -168,7 +174,7 @@ def _sorted_terms(x: Expression) -> list[Any]:
     return sorted(x.as_ordered_terms(), key=lambda t: (bool(t.is_number), bool(t.as_coeff_Mul()[0] < 0)))
 
 
-_ORDER = "weBHGNTSRQAZFrKV"  # of the letters in a product; sums in brackets come last
+_ORDER = "weBHGNTSRQPAZFrKV"  # of the letters in a product; sums in brackets come last
 
 
 def _factor_order(x: Expression) -> tuple[int, str]:
@@ -192,8 +198,9 @@ LEGEND: dict[str, str] = {
     "r": "rank",
     "e": "bytes of a number",
     "w": "bytes of a number of the state",
-    "R": f"pairs within chunks of C = {CHUNK}: C²⌊N/C⌋ + (N mod C)²",
+    "R": f"pairs within chunks of C = {CHUNK} ({RECURRENT_CHUNK} for gated and delta): C²⌊N/C⌋ + (N mod C)²",
     "Q": "causal pairs within chunks: (R + N)/2",
+    "P": f"pairs within blocks of {BLOCK}",
     "A": "tokens of the first chunk",
     "Z": "tokens of the last chunk",
 }

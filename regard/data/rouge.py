@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from regard.data.files import DataError
-from regard.errors import ExtraMissingError
 
 MEASURES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 RESAMPLES = 2000
@@ -24,16 +23,13 @@ class Estimate(NamedTuple):
     high: float
 
 
-def require_rouge() -> None:
-    """Raises an error where ROUGE cannot be computed here; call it before long work that ends in scores."""
-    _library()
-
-
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, list[float]]:
     """Returns F1 of ROUGE-1, ROUGE-2 and ROUGE-L of each prediction, with stemming, by the `rouge-score` library."""
     if len(predictions) != len(references):
         raise DataError(f"{len(predictions)} summaries for {len(references)} references; expected as many, in order")
-    scorer = _library().RougeScorer(list(MEASURES), use_stemmer=True)
+    from rouge_score import rouge_scorer  # it imports nltk, which takes a second
+
+    scorer = rouge_scorer.RougeScorer(list(MEASURES), use_stemmer=True)
     rows = [scorer.score(r, p) for p, r in zip(predictions, references, strict=True)]
     return {name: [float(row[name].fmeasure) for row in rows] for name in MEASURES}
 
@@ -87,12 +83,3 @@ def mean_words(texts: Iterable[str]) -> float:
 
 def _count_ngrams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
-
-
-def _library() -> Any:
-    """Returns the scorer's module of `rouge-score`; raises an error that says how to get it where it is missing."""
-    try:
-        from rouge_score import rouge_scorer
-    except ImportError:
-        raise ExtraMissingError('ROUGE needs `rouge-score`: pip install "regard[text]"') from None
-    return rouge_scorer

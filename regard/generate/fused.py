@@ -88,8 +88,8 @@ def _refuse_state(own: Any, dtype: torch.dtype) -> str | None:
     """Returns why the state of a layer cannot be extended by the fused program, or None."""
     if not isinstance(own, Cache) or own.k is None or own.v.dtype != dtype:
         return "it takes caches of the weights' dtype"
-    if own.rules.relative is not None:
-        return "it knows no bias of relative positions"
+    if own.rules.relative is not None or own.rules.sinks is not None:
+        return "it knows no bias of relative positions and no sinks"
     return None
 
 

@@ -136,7 +136,7 @@ _ACCEPTED_KEYWORDS = {
 _REASONS = {
     "position_bias": "it has no score to add a bias to",
     "softcap": "it has no score to cap",
-    "s_aux": "a sink takes a share of every row, and regard's rows sum to one",
+    "s_aux": "its weights have no sum of exponentials that a sink could join",
     "head_mask": "regard has no mask of heads",
 }
 
@@ -266,7 +266,7 @@ def _check_documents(replacement: AttentionReplacement, call: Call, visible: Ten
 
 
 def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask:
-    """Returns the regard Mask of a call, including its position bias and softcap."""
+    """Returns the regard Mask of a call, including its position bias, softcap and sinks."""
     mask = _find_structured_mask(replacement, call, causal)
     if mask is None:
         mask = Mask(bias=_mask_as_bias(replacement, call))
@@ -276,7 +276,7 @@ def _build_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> 
     bias = call.kwargs.get("position_bias")
     if bias is not None and replacement.has_scores:
         mask = mask.but(bias=bias if mask.bias is None else mask.bias + bias)
-    return mask.but(softcap=call.kwargs.get("softcap"))
+    return mask.but(softcap=call.kwargs.get("softcap"), sinks=call.kwargs.get("s_aux"))
 
 
 def _find_structured_mask(replacement: AttentionReplacement, call: Call, causal: bool) -> Mask | None:
@@ -317,6 +317,8 @@ def _mask_as_bias(replacement: AttentionReplacement, call: Call) -> Tensor:
 def _check_keywords(replacement: AttentionReplacement, call: Call) -> None:
     """Raises an error for the first keyword that has an effect and is not supported."""
     supported = {"position_bias", "softcap"} if replacement.has_scores else set()
+    if isinstance(replacement.mechanism, Softmax):
+        supported.add("s_aux")
     for name in sorted(set(call.kwargs) - _ACCEPTED_KEYWORDS - supported):
         if _has_effect(name, call.kwargs[name]):
             raise replacement.refusal(f"'{name}'", _REASONS.get(name, "regard does not know what it asks for"))

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from regard.data.tokenizers import BPE, Bytes, Characters, Tokenizer
-from regard.errors import ExtraMissingError, HubError
+from regard.errors import HubError
 
 # Transformers' names for the roles that tokens have in regard.
 _ROLES = {"eos_token": "end", "bos_token": "start", "pad_token": "pad", "unk_token": "unknown", "mask_token": "mask"}
@@ -53,11 +53,9 @@ def token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
 
 def _build_tokenizer(tokenizer: Characters | Bytes) -> Any:
     """Builds a tokenizer of the library `tokenizers` that splits a text into characters, or into its UTF-8 bytes."""
-    try:
-        import tokenizers as library
-        from tokenizers import decoders, models, pre_tokenizers
-    except ImportError:
-        raise ExtraMissingError('writing a tokenizer needs `tokenizers`: pip install "regard[text]"') from None
+    import tokenizers as library
+    from tokenizers import decoders, models, pre_tokenizers
+
     if isinstance(tokenizer, Characters):
         unknown = next((name for name in tokenizer.special if tokenizer.id(name) == tokenizer.role("unknown")), None)
         vocabulary = {token: i for i, token in enumerate(tokenizer.tokens)}

@@ -5,7 +5,7 @@ A kernel has the arguments of the face it replaces, the mechanism first. Which o
 """
 
 # They register their kernels, which are tried in this order.
-from regard.kernels import argmax, decode, flex, linear, quadratic, sdpa
+from regard.kernels import argmax, decode, flex, linear, quadratic, recurrence, sdpa
 from regard.kernels.registry import fast, kernel, plain, registered, runs_here
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "linear",
     "plain",
     "quadratic",
+    "recurrence",
     "registered",
     "runs_here",
     "sdpa",

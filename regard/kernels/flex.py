@@ -78,8 +78,8 @@ def why_not_expressible(mechanism: Softmax, q: Tensor, k: Tensor, v: Tensor, mas
         return f"it wants widths of at least 16 and at least {BLOCK} queries and keys"
     if mechanism.training and mechanism.dropout > 0:
         return "it drops no weights"
-    if mask.rows is not None or mask.relative is not None:
-        return "it knows no queries at places of their own and no relative positions"
+    if mask.rows is not None or mask.relative is not None or mask.sinks is not None:
+        return "it knows no queries at places of their own, no relative positions and no sinks"
     if T != S and not mask.causal and (mask.window is not None or mask.slopes is not None):
         return "without causal, a window or slopes need as many queries as keys"
     learned = [x for x in (mask.bias, mask.slopes) if x is not None and x.requires_grad]

@@ -25,6 +25,8 @@ def _when(mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor, m
     """Returns why the kernel cannot run, or None."""
     if mask.softcap is not None:
         return "the fused call has no softcap"
+    if mask.sinks is not None and mask.size(q, v if k is None else k)[0] == 1:
+        return "the keys would be copied beside the sink for a single query"
     if isinstance(mechanism, Synthesizer) and mechanism.relative:
         return "scores by distance are no product of queries and keys"
     return None
@@ -85,6 +87,8 @@ def fused_attention(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask:
     """Returns scaled_dot_product_attention under a structured mask, with zeros for a row that may see nothing."""
     if q.dtype is torch.float16 and q.device.type == "cpu":  # where some CPUs sum products in float16 too
         return fused_attention(mechanism, q.float(), k.float(), v.float(), mask, scale).to(q.dtype)
+    if mask.sinks is not None:
+        return _attend_beside_sinks(mechanism, q, k, v, mask, scale)
     if mask.adjusts_scores:
         return _attend_with_added_scores(mechanism, q, k, v, mask, scale)
     T = q.shape[2]
@@ -120,6 +124,44 @@ def _attend_with_added_scores(
         added, blind = _dense_mask(q, mask, q.shape[2], k.shape[2])
         out = _fused_call(mechanism, q, k, mask.zero_hidden(v), mask, scale)(attn_mask=added)
         return out.masked_fill(blind, 0).to(dtype)
+
+
+def _attend_beside_sinks(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    """Returns fused attention with a sink a head: one more key, first of all, whose value is zero.
+
+    Its score is that of the sinks alone: queries [q, high, low] with high + low = sink/scale meet the keys [k, 0, 0],
+    and the sink's key [0, 1, 1]. Two numbers, because one in half precision has too few digits.
+    """
+    assert mask.sinks is not None
+    T = q.shape[2]
+    S = k.shape[2]
+    dtype = autocast_dtype(q)
+    rules = mask.but(sinks=None)
+    if rules.adjusts_scores and dtype.itemsize < 4:  # see _attend_with_added_scores
+        return _attend_beside_sinks(mechanism, q.float(), k.float(), v.float(), mask, scale).to(dtype)
+    with without_autocast(q):
+        score = (mask.sinks.to(torch.promote_types(dtype, torch.float32)) / scale)[None, :, None, None]
+        high = score.to(dtype)
+        low = (score - high).to(dtype)
+        queries = torch.cat([q.to(dtype), high.expand(*q.shape[:3], 1), low.expand(*q.shape[:3], 1)], 3)
+        keys = functional.pad(functional.pad(k.to(dtype), (0, 2)), (0, 0, 1, 0))
+        keys[:, :, 0, k.shape[3] :] = 1
+        values = functional.pad(mask.zero_hidden(v).to(dtype), (0, 0, 1, 0))
+        width = -(-max(queries.shape[3], values.shape[3]) // 8) * 8  # flash kernels want one multiple of 8
+        keys, values = (functional.pad(x, (0, width - x.shape[3])) for x in (keys, values))
+        queries = functional.pad(queries, (0, width - queries.shape[3]))
+        if rules.is_plain and rules.causal and T == S:
+            # A query more, which sees the sink alone and is not looked at, puts the others on the diagonal.
+            queries = functional.pad(queries, (0, 0, 1, 0))
+            out = _fused_call(mechanism, queries, keys, values, rules, scale)(is_causal=True)[:, :, 1:]
+        elif rules.is_plain and not rules.causal:
+            out = _fused_call(mechanism, queries, keys, values, rules, scale)()
+        else:
+            shown, blind = _dense_mask(q, rules, T, S)
+            sink = shown.new_ones(()) if shown.dtype == torch.bool else shown.new_zeros(())
+            shown = torch.cat([sink.expand(*shown.shape[:3], 1), shown], 3)
+            out = _fused_call(mechanism, queries, keys, values, rules, scale)(attn_mask=shown).masked_fill(blind, 0)
+    return out[..., : v.shape[3]]
 
 
 def _is_rounded(mask: Mask, dtype: torch.dtype) -> bool:

@@ -29,7 +29,6 @@ from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean,
 from regard.lab.results import to_json
 from regard.reading import read_toml
 from regard.registry import Registry
-from regard.report.canvas import require_matplotlib
 from regard.report.page import Page
 from regard.storage import write_text
 from regard.train.claim import claimed
@@ -183,7 +182,6 @@ class Measurement(Experiment):
 
     def run_config(self, config: LabConfig, out: str | Path, say: Say) -> Results:
         """Measures with a config into a new folder: config.toml, results.json, report.html."""
-        require_matplotlib()
         settings = config.as_dict()
         path = Path(out)
         # Where nothing was found, the folder is free for another try.

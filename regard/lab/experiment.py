@@ -38,7 +38,6 @@ from regard.lab.base import (
     write_results,
 )
 from regard.reading import check_fields, read_toml
-from regard.report.canvas import require_matplotlib
 from regard.storage import write_text
 from regard.train import recipe as recipes
 from regard.train import stage
@@ -215,7 +214,6 @@ class TrainingExperiment(Experiment):
 
     def carry_out(self, session: Session) -> dict[str, Any]:
         """Trains what is planned, measures it, and writes results and page; what has been trained is not again."""
-        require_matplotlib()  # an error about a missing library comes before minutes of training
         began = time.perf_counter()
         plan = plan_trainings(self, session)
         runs = {one.title: session.train(one.recipe, one.folder, one.title) for one in plan.trainings}

@@ -159,7 +159,7 @@ def _reordered_state(subject: Subject, case: Case) -> Compared:
 
 def state_rules(mask: Mask) -> Mask:
     """Returns the rules of a mask that a state keeps for every step."""
-    return Mask(window=mask.window, slopes=mask.slopes, softcap=mask.softcap)
+    return Mask(window=mask.window, slopes=mask.slopes, softcap=mask.softcap, sinks=mask.sinks)
 
 
 def _draw_chunks(case: Case) -> list[int]:
@@ -183,6 +183,8 @@ def split_visible(visible: Tensor | None, chunks: list[int]) -> Sequence[Tensor 
 def rows_sum_to_one(subject: Subject, case: Case) -> Finding:
     """rows of weights sum to one, or are all zero where nothing is visible"""
     mechanism = mechanism_of(subject, case)
+    if not mechanism.normalised:
+        raise DoesNotApply("its weights are what a memory still holds of each token: they fade and are erased")
     q, k, _ = case.qkv()
     mask = case.mask(case.T, case.T)
     weights = mechanism.weights(q, k, mask).detach().double()

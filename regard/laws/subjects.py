@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from regard.devices import DTYPES
 from regard.errors import MaskError, OptionError
 from regard.laws.case import Adjust, Case, CouldNotBeAsked, cancellation_scale
-from regard.mechanisms import Mechanism, fitted, lookup
+from regard.laws.gating import TokenGated
+from regard.mechanisms import Mechanism, Recurrence, fitted, lookup
 from regard.shapes import Mask, Size
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -109,6 +110,8 @@ class MechanismSubject(Subject):
     def fit(self, case: Case) -> Case:
         if case.adjust != "none" and not self._takes(case.adjust):
             case = case.but(adjust="none")
+        if self._class.causal_only:
+            case = case.but(causal=True, window=None)
         if not isinstance(self.thing, Mechanism):
             return case
         heads = getattr(self.thing, "heads", None)
@@ -126,6 +129,13 @@ class MechanismSubject(Subject):
             case = case.but(H=heads, G=groups)
         return case.but(K=width or case.K)
 
+    @property
+    def _class(self) -> type[Mechanism]:
+        """The class of the mechanism."""
+        if isinstance(self.thing, Mechanism):
+            return type(self.thing)
+        return lookup(self.thing)
+
     def _takes(self, adjust: Adjust) -> bool:
         """Returns whether the mechanism honours a bias, slopes or a softcap; some refuse them."""
         if adjust not in self._honours:
@@ -141,9 +151,7 @@ class MechanismSubject(Subject):
 
     def takes_fewer_queries(self, causal: bool) -> bool:
         # Without causality fewer queries than keys are cross-attention.
-        if isinstance(self.thing, Mechanism):
-            return causal or self.thing.crosses
-        return causal or lookup(self.thing).crosses
+        return causal or self._class.crosses
 
     def mechanism(self, case: Case) -> Mechanism:
         sizes = (case.T, case.H, case.G, case.K, case.V, case.seed, case.dtype, case.rounded, case.device)
@@ -164,6 +172,8 @@ class MechanismSubject(Subject):
                 torch.manual_seed(case.seed)
                 longest = Size(T=2 * case.T + 8, S=2 * case.T + 8, H=case.H, G=case.G, K=case.K, V=case.V)
                 mechanism = fitted(self.thing, longest, **self.options)
+        if isinstance(mechanism, Recurrence):
+            mechanism = TokenGated(mechanism, case.seed)
         if case.rounded is not None:
             mechanism = mechanism.to(DTYPES[case.rounded])
         return mechanism.to(case.device, case.type)

@@ -29,6 +29,17 @@ from regard.mechanisms.random_features import Fourier, Performer
 from regard.mechanisms.similarity import AnySimilarity, Gaussian
 from regard.mechanisms.sums import Sums
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
+
+# isort: split
+from regard.mechanisms.recurrence import Memory, Recurrence
+from regard.mechanisms.retention import Retention
+
+# isort: split
+from regard.mechanisms.gated import Gated
+
+# isort: split
+from regard.mechanisms.delta import Delta
+from regard.mechanisms.gated_delta import GatedDelta
 from regard.packages import make_callable
 
 __all__ = [
@@ -37,18 +48,24 @@ __all__ = [
     "Argmax",
     "Cache",
     "Cost",
+    "Delta",
     "Elu",
     "Face",
     "Fourier",
+    "Gated",
+    "GatedDelta",
     "Gaussian",
     "Kernel",
     "Linear",
     "Mechanism",
+    "Memory",
     "Pairwise",
     "Performer",
     "Polynomial",
     "Quadratic",
     "RandomSynthesizer",
+    "Recurrence",
+    "Retention",
     "Softmax",
     "State",
     "Sums",

@@ -4,6 +4,8 @@ The weights are one-hot, ties go to the first visible key, and a query that sees
 the choice does not move with q or k, so gradients reach v only and q, k cannot learn. The straight-through estimator
 lends them softmax's gradient: W = onehot + (P − stop(P)), with P the softmax under the same mask. Forward it is the
 argmax; backward dq and dk are softmax's, dv is argmax's.
+
+Hard attention: Xu et al. 2015, arXiv:1502.03044; the estimator: Bengio et al. 2013, arXiv:1308.3432.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.mechanisms.base import register
+from regard.mechanisms.base import refuse, register
 from regard.mechanisms.pairwise import Pairwise, scores
 from regard.shapes import Keys, Mask, Queries, Weights
 
@@ -36,6 +38,7 @@ class Argmax(Pairwise):
         return self.gradient != "none"
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
+        refuse(self, mask, "sinks")
         # Divided after the product, by √K itself: products of integers stay exact, so that ties stay ties.
         raw = scores(q, k, mask) / math.sqrt(q.shape[-1])
         ranked = _hide_disallowed(raw.detach(), mask)

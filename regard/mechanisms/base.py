@@ -4,7 +4,8 @@
     empty/extend       a state, continued by any number of tokens; write/read for cross-attention
     weights            the explicit matrix [B,H,T,S]
 
-Two families do nearly everything: `Pairwise` asks a mechanism for its weights only, `Linear` for its feature map only.
+Three families do nearly everything: `Pairwise` asks a mechanism for its weights only, `Linear` for its feature map, and
+`Recurrence` for the decay of its memory.
 """
 
 from __future__ import annotations
@@ -93,8 +94,12 @@ class Mechanism(nn.Module, ABC):
     order: ClassVar[str] = ""  # time of a whole sequence
     memory: ClassVar[str] = ""  # state of a decoder
     training_memory: ClassVar[str] = ""  # memory of a whole sequence in training, on the plain reference
+    # Its inputs: of q, k and v, and a (the logarithm of each token's decay) and b (how strongly it is written), which
+    # faces take by keyword.
     needs: ClassVar[str] = "qkv"
     crosses: ClassVar[bool] = True  # can attend to another sequence
+    causal_only: ClassVar[bool] = False  # has no meaning that looks both ways
+    normalised: ClassVar[bool] = True  # weights of a row sum to one
     signed: ClassVar[bool] = False  # weights may be negative
     length: int | None = None  # the most visible tokens that it has scores for; None: any number
     biases: ClassVar[tuple[str, ...]] = ()  # those of its parameters that are biases, which weight decay leaves alone
@@ -258,6 +263,7 @@ _WHY_REFUSED = {
     "slopes": "it has no score to add ALiBi's slopes to; its similarities are products of features",
     "relative": "it has no score to add a bias of relative positions to; its similarities are products of features",
     "softcap": "it has no score to cap; its similarities are products of features",
+    "sinks": "its weights have no sum of exponentials that a sink could join",
 }
 _NOT_IN_STATE = {
     "visible": "it belongs to single tokens; give it to extend or write",

@@ -7,6 +7,9 @@ polynomial: (q·k + c)ᵖ, exactly: a feature for each product of p of the numbe
 quadratic:  (q·k + 1)² of these: φ(x) = [1, √2·x_i, x_i², √2·x_i x_j (i<j)], (K+1)(K+2)/2 features.
             The √2 belongs there: without it the cross terms are halved. A strongly *negative* q·k gets a large weight.
 linear:     your φ; similarities must be ≥ 0 and must not sum to zero over the keys a query sees.
+
+elu and maps of one's own: Katharopoulos et al. 2020, arXiv:2006.16236; kernels of other kinds: Tsai et al. 2019,
+arXiv:1908.11775.
 """
 
 from __future__ import annotations

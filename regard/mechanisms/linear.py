@@ -97,7 +97,7 @@ class Linear(Mechanism):
     def forward(self, q: Queries, k: Keys, v: Values, mask: Mask = Mask()) -> Outputs:  # type: ignore[override]
         size = check_sizes(q, k, v, mask)
         mask = mask.without_idle_rules(size.T, size.S)
-        refuse(self, mask, "bias", "slopes", "relative", "softcap")
+        refuse(self, mask, "bias", "slopes", "relative", "softcap", "sinks")
         # A running sum cannot forget: these need the pairs themselves.
         documents_both_ways = mask.documents is not None and not mask.causal
         moved_queries = mask.causal and (size.T != size.S or mask.rows is not None)
@@ -116,7 +116,7 @@ class Linear(Mechanism):
         return functional.dropout(out, self.dropout, self.training)
 
     def empty(self, size: Size, rules: Mask = Mask()) -> Sums | Cache:
-        refuse(self, rules, "bias", "slopes", "relative", "softcap")
+        refuse(self, rules, "bias", "slopes", "relative", "softcap", "sinks")
         refuse_in_state(self, rules)
         if rules.window is not None:
             return empty_cache(self, size, rules)
@@ -193,7 +193,7 @@ class Linear(Mechanism):
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         check_sizes(q, k, k, mask)
-        refuse(self, mask, "bias", "slopes", "relative", "softcap")
+        refuse(self, mask, "bias", "slopes", "relative", "softcap", "sinks")
         self._check_similarities(q, k, mask)
         B, H, T, _ = q.shape
         S = k.shape[2]

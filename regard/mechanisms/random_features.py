@@ -11,6 +11,9 @@ Fourier.  With σ² = √K:
 and the Gaussian kernel in the middle is E[cos(w·(q−k))], w ~ N(0, σ⁻²I): features [sin(w·x), cos(w·x)]/√F.
 The kernel is unbiased, the ratio is not; estimated weights, and even their sum, may be negative. They are shown as they
 are. Both want inputs that shrink with K: at unit variance and K ≥ 32 the spread of an entry is hopeless.
+
+Performer: Choromanski et al. 2020, arXiv:2009.14794. Fourier: Rahimi and Recht 2007; in attention, Peng et al. 2021,
+arXiv:2103.02143.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ gaussian:    exp(−‖q − k‖²/2σ²). With ‖q‖² gone in the ratio, it
              it is softmax attention, and in general softmax that prefers short keys.
 similarity:  sim(q, k) of two vectors, any function that returns one number. Its features are not known, so that every
              pair is computed.
+
+Attention as a kernel smoother: Tsai et al. 2019, arXiv:1908.11775.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from regard.mechanisms.cache import Cache, empty_cache
 from regard.mechanisms.pairwise import Pairwise, scores
 from regard.shapes import Keys, Mask, Queries, Size, Weights, check_sizes, upcast_half
 
-_NO_SCORES = ("bias", "slopes", "relative", "softcap")  # fields of a mask that change scores, which there are none of
+# Fields of a mask that change scores, which there are none of.
+_NO_SCORES = ("bias", "slopes", "relative", "softcap", "sinks")
 
 
 @register("gaussian")

@@ -3,6 +3,9 @@
 With G = H key/value heads it is multi-head attention, with G = 1 multi-query, in between grouped: the mathematics is
 the same and only the cache shrinks. V need not equal K. The factor 1/√K keeps the scores of unit-variance q and k at
 unit variance, so that the softmax does not saturate; a single decoding step needs it just as a whole sequence does.
+
+Vaswani et al. 2017, arXiv:1706.03762; multi-query: Shazeer 2019, arXiv:1911.02150; grouped: Ainslie et al. 2023,
+arXiv:2305.13245.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ Random: the score of row i for column j is a learned (or fixed) number R[i, j], 
 
 Rows and columns are positions, so padding does not shift them. Another sequence has no such positions: there is no
 cross-attention.
+
+Tay et al. 2020, arXiv:2005.00743.
 """
 
 from __future__ import annotations

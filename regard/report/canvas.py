@@ -11,10 +11,8 @@ import io
 import re
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import ExtraMissingError
 from regard.report.markup import Markup, clean_text, tag
 from regard.report.palette import INK, MUTED, RULE, SHADES
 
@@ -59,15 +57,8 @@ _SETTINGS: Any = {
 _VARIABLES = {s.light: f"var(--{s.name},{s.light})" for s in SHADES}
 
 
-def require_matplotlib() -> None:
-    """Raises an error where figures cannot be drawn here. Call it before long work that ends in a report."""
-    if find_spec("matplotlib") is None:
-        raise ExtraMissingError('figures need `matplotlib`: pip install "regard[plot]"')
-
-
 def draw(paint: Callable[[Figure], None], alt: str, width: float = 4.7, height: float = 2.9) -> Markup:
     """Returns the SVG of what `paint` puts on a figure of that size in inches; `alt` says in words what it shows."""
-    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from regard.errors import OptionError, did_you_mean
 from regard.lens.trace.trace import RecordedAttention, Recording
 from regard.nn.positions import Rotary, attend_to_offset, rotate, shift_matrix, sinusoids
-from regard.report.canvas import require_matplotlib
 from regard.report.markup import shorten
 from regard.report.palette import INK, MUTED, RULE, SERIES, style
 from regard.shapes import Mask
@@ -360,7 +359,6 @@ def figure_file(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]
         raise OptionError(f"{path}: the name of a figure ends in .png, .svg or .pdf.{did_you_mean(kind, FORMATS)}")
     if not all(1 <= x <= 50 for x in size):
         raise OptionError(f"size = {size[0]:g} × {size[1]:g}: expected 1 to 50 inches each")
-    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

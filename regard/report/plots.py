@@ -73,7 +73,8 @@ def curves(
             format_axis_percent(ax.yaxis)
         else:
             format_axis_numbers(ax.yaxis, log)
-        format_axis_numbers(ax.xaxis)
+        whole = all(float(step).is_integer() for points in kept.values() for step, _ in points)
+        format_axis_numbers(ax.xaxis, whole=whole)
         label_line_ends(ax, [(labels[name], points[-1], styles[name].colour) for name, points in kept.items()])
 
     ends = "; ".join(labels.values()).replace("\n", " ") or "nothing to show"
@@ -330,14 +331,17 @@ def format_axis_percent(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
 
 
-def format_axis_numbers(axis: Axis, log: bool = False) -> None:
-    """Writes a few rounded numbers at an axis, on a logarithmic one those that begin with 1, 2 or 5."""
+def format_axis_numbers(axis: Axis, log: bool = False, whole: bool = False) -> None:
+    """Writes a few rounded numbers at an axis, on a logarithmic one those that begin with 1, 2 or 5.
+
+    `whole` numbers, such as steps and epochs, are all that is written where there are no others.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     if log:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
     else:
-        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_locator(MaxNLocator(5, integer=whole))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
 

@@ -33,7 +33,6 @@ from regard.lab.base import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
 from regard.reading import check_fields, read_toml
-from regard.report.canvas import require_matplotlib
 from regard.report.learning import TrainAndDev
 from regard.report.page import Page
 from regard.storage import write_text
@@ -130,7 +129,6 @@ class Sweep:
 
     def run(self, devices: Sequence[str] = ("cpu",), workers: int = 1, shown: Shown = QUIET) -> dict[str, Any]:
         """Trains what has not been trained, in so many processes that share the devices, and returns the results."""
-        require_matplotlib()
         for device in devices:
             resolve_device(device)
         with self.study.storage_errors():

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -339,8 +338,6 @@ class Study:
 
 def _open_storage(url: str) -> RDBStorage:
     """Opens a storage by its URL. Only databases: what Optuna keeps elsewhere is in part pickled."""
-    if find_spec("optuna") is None:
-        raise ExtraMissingError('sweeps need `optuna`: pip install "regard[sweep]"')
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
 

@@ -97,14 +97,17 @@ def test_the_doctor_finds_nothing_wrong_here_and_says_what_is_absent(monkeypatch
     from regard.cli import doctor
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "_version", lambda name, real=doctor._version: None if name == "scipy" else real(name))
+    monkeypatch.setattr(
+        doctor, "_version", lambda name, real=doctor._version: None if name == "anywidget" else real(name)
+    )
     answer = run("doctor", "--json")
     assert answer.exit_code == 0
     lines = {line["what"]: line for line in json.loads(answer.stdout)}
     assert {f"{name} on cpu" for name in regard.mechanisms()} <= lines.keys()
     assert all(lines[f"{name} on cpu"]["fine"] for name in regard.mechanisms())
-    absent = lines["design of queries"]
-    assert absent["fine"] is None and absent["found"] == "without scipy" and absent["do"] == 'pip install "regard[lab]"'
+    absent = lines["widgets in notebooks"]
+    assert absent["fine"] is None and absent["found"] == "without anywidget"
+    assert absent["do"] == 'pip install "regard[notebook]"'
 
 
 def test_the_doctor_runs_from_a_folder_of_sources(monkeypatch):

@@ -17,7 +17,7 @@ from regard.models import GPT, Seq2Seq
 from regard.models.eject import eject, write_source
 
 SMALL = {"vocabulary": 31, "width": 24, "layers": 2, "length": 200, "attention": {"heads": 4}}
-PLAIN = sorted(set(mechanisms()) - {"similarity"})
+PLAIN = sorted(name for name, cls in mechanisms().items() if name != "similarity" and not cls.causal_only)
 OPTIONS = {"performer": {"features": 16}, "fourier": {"features": 16}, "polynomial": {"degree": 3, "offset": 1.0}}
 
 

@@ -35,7 +35,7 @@ from regard.models import (
 )
 from regard.nn import LooksAheadError
 
-NAMES = sorted(mechanisms())
+NAMES = sorted(name for name, cls in mechanisms().items() if not cls.causal_only)
 POSITIONS = ["learned", "sinusoidal", "rotary", "none"]
 MERGES = ["concatenate", "shuffle", "shift", "reweight"]  # those that do not look ahead
 DTYPES = [torch.float64, torch.float32]

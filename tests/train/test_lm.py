@@ -203,7 +203,6 @@ def test_a_model_to_start_from_reads_text_with_its_own_tokenizer(text, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([], "neither is given"),
         (["data.text=a", "data.tokens=b"], "both are given"),
         (["data.text=a", "data.tokenizer=byte"], "Did you mean 'bytes'"),
         (["data.text=a", "data.block=0"], "data.block = 0"),
@@ -232,3 +231,12 @@ def test_a_model_looks_back_as_far_as_it_learned_to(variant):
     """Rotary positions mean nothing beyond the windows of training, so a long text is written from one window."""
     found = recipe.load("lm", ["data.text=a"], variant)
     assert recipe.resolve_model(found.model)[1].attention.window == found.data.block
+
+
+def test_without_a_text_it_reads_the_documentation_of_python(tmp_path):
+    run = train(recipe.load("lm", ["train.steps=1", *TINY]), tmp_path / "run")
+    prose = (tmp_path / "run" / "prose.txt").read_text()
+    assert len(prose) > 100_000 and "statement" in prose
+    assert (
+        regard.load(run.path).tokenizer.decode(regard.load(run.path).tokenizer.encode("a statement")) == "a statement"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.config import SIZE_LIMITS
 from regard.data.tokenizers.base import Pieces, TextError, Tokenizer, TokenizerFileError, tokenizer
-from regard.errors import ExtraMissingError, RegardError, quote
+from regard.errors import RegardError, quote
 from regard.reading import fits, parse_json
 
 MAX_VOCABULARY = SIZE_LIMITS["vocabulary"]
@@ -207,13 +207,11 @@ def _completes_character(before: bytes, byte: bytes, after: bytes) -> bool:
 
 
 def _library() -> Any:
-    """Returns the `tokenizers` library; raises an error that says how to get it where it is missing."""
-    try:
-        import tokenizers
-        import tokenizers.decoders
-        import tokenizers.models
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
-    except ImportError:
-        raise ExtraMissingError('byte-pair encoding needs `tokenizers`: pip install "regard[text]"') from None
+    """Returns the `tokenizers` library with the parts that are used here; importing it takes time."""
+    import tokenizers
+    import tokenizers.decoders
+    import tokenizers.models
+    import tokenizers.pre_tokenizers
+    import tokenizers.trainers
+
     return tokenizers

@@ -25,7 +25,7 @@ def refuse_special_step(mechanism: Mechanism, v: Tensor, state: Cache, visible: 
     if mechanism.training and mechanism.dropout:
         return "it has no dropout"
     if state.rules.adjusts_scores:
-        return "it knows no slopes or softcap"
+        return "it knows no slopes, softcap or sinks"
     return None
 
 

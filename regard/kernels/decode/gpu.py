@@ -30,8 +30,8 @@ def _when(
         return "it takes one visible token at a time"
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, state.k, state.v)):
         return "it has no gradient"
-    if state.rules.relative is not None:
-        return "it knows no bias of relative positions"
+    if state.rules.relative is not None or state.rules.sinks is not None:
+        return "it knows no bias of relative positions and no sinks"
     if max(k.shape[3], v.shape[3]) > _WIDEST or v.dtype not in _DTYPES or state.v.dtype != v.dtype:
         return f"it takes widths up to {_WIDEST} and {', '.join(str(d).split('.')[1] for d in _DTYPES)}"
     return None

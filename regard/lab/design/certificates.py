@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.errors import ExtraMissingError, RegardError
+from regard.errors import RegardError
 
 Array = NDArray[np.float64]
 Share = tuple[int, float]  # the number of a key or a query, and its coefficient in a mix
@@ -86,20 +85,12 @@ def format_vector(x: Iterable[float], max_length: int = 8) -> str:
     return f"({', '.join(coordinates)})"
 
 
-def scipy_optimize() -> ModuleType:
-    """Returns `scipy.optimize`, or raises an error that says how to get it."""
-    try:
-        import scipy.optimize
-    except ImportError:
-        raise ExtraMissingError('designing queries needs `scipy`: pip install "regard[lab]"') from None
-    module: ModuleType = scipy.optimize
-    return module
-
-
 def nonnegative_least_squares(a: Array, b: Array) -> Array:
     """Returns the u ≥ 0 with the least ‖a u − b‖."""
+    from scipy import optimize  # importing it takes time that other commands need not wait for
+
     try:
-        u: Array = scipy_optimize().nnls(a, b)[0]
+        u: Array = optimize.nnls(a, b)[0]
     except RuntimeError as error:
         raise DesignError(f"least squares over {a.shape[1]} keys did not settle ({error}); leave some out") from error
     return u
@@ -169,11 +160,13 @@ def _widest_margin(free: Array, gaps: Array, within: Array, start: Array) -> Arr
 
 def _solve_margin(free: Array, units: Array, margins: Array, spare: float) -> Array:
     """Returns the y, in free directions, with the largest m such that y·unit_j ≥ m·margin_j + spare, ‖free y‖∞ ≤ 1."""
+    from scipy import optimize
+
     rows = np.hstack([-units, margins[:, None]])
     box = np.hstack([np.vstack([free, -free]), np.zeros((2 * len(free), 1))])
     cost = np.zeros(rows.shape[1])
     cost[-1] = -1
-    solved: Any = scipy_optimize().linprog(
+    solved: Any = optimize.linprog(
         cost,
         A_ub=np.vstack([rows, box]),
         b_ub=np.concatenate([np.full(len(rows), -spare), np.ones(len(box))]),

@@ -35,7 +35,7 @@ from regard.nn import MERGES
 from regard.report.markup import count_noun
 from regard.train.recipe import SECTIONS, Recipe
 from regard.train.run import Run
-from regard.train.tasks.heads import PLAIN, SENTENCES, HeadsData, Sentences, with_text
+from regard.train.tasks.heads import PLAIN, SENTENCES, HeadsData, Sentences
 from regard.train.tasks.lm import TOKENS, token_files
 
 ROWS = 32  # windows that are read prefix by prefix
@@ -110,7 +110,7 @@ def _tokens(data: HeadsData, folder: Path) -> Path:
     if data.tokens:
         return Path(data.tokens)
     if not (folder / TOKENS).is_dir():
-        token_files(with_text(data, folder), folder, None)
+        token_files(data, folder, None)
     return (folder / TOKENS).resolve()
 
 

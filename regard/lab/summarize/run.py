@@ -110,7 +110,6 @@ class SummarizePlan(TrainingPlan):
 
 def plan(session: Session) -> SummarizePlan:
     """Returns one training for each learning rate of the base, and for each of every number of random features."""
-    rouge.require_rouge()  # an error about a missing library comes before minutes of training
     _refuse_contradictions(session)
     compare = session.compare(FILE, SummaryComparison)
     if session.asks("train.lr"):

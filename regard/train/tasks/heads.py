@@ -10,8 +10,6 @@ import torch
 
 from regard.config import ConfigError
 from regard.data.batch import Batch
-from regard.data.files import write_lines
-from regard.data.prose import python_prose
 from regard.data.tokenizers import TextError, Tokenizer
 from regard.data.tokens import window_length, windows
 from regard.errors import did_you_mean
@@ -20,7 +18,6 @@ from regard.nn import MERGES, POSITIONS
 from regard.train.tasks.base import task
 from regard.train.tasks.lm import LanguageModel, LMData, evaluation_windows
 
-PROSE = "prose.txt"
 MOST_SEEDS = 100
 PLAIN = "concatenate"
 SENTENCES = {
@@ -38,7 +35,7 @@ SENTENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsData(LMData):
-    """A text as for `lm`, or none for the prose of Python's documentation; and what is compared on it.
+    """A text as for `lm`, and what is compared on it.
 
     `positions` × `merges`, each with the `seeds` from train.seed on. `sentences` are measured on their own, each in one
     pass, under the names normal, weird and long.
@@ -76,7 +73,7 @@ class Sentences(LanguageModel):
     def __init__(
         self, config: HeadsData, seed: int, device: torch.device, folder: Path, tokenizer: Tokenizer | None
     ) -> None:
-        super().__init__(with_text(config, folder), seed, device, folder, tokenizer)
+        super().__init__(config, seed, device, folder, tokenizer)
         self.sentences = {name: self._encode_sentence(name, text) for name, text in config.sentences.items()}
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
@@ -111,13 +108,3 @@ class Sentences(LanguageModel):
             )
         row = torch.tensor([ids])
         return Batch(row[:, :-1], row[:, 1:])
-
-
-def with_text(config: HeadsData, folder: Path) -> HeadsData:
-    """Returns the config with a text: where none is named, prose that is written into the folder unless it is there."""
-    if config.text or config.tokens:
-        return config
-    place = folder / PROSE
-    if not place.is_file():
-        write_lines(place, python_prose())
-    return config.but(text=str(place))

@@ -13,7 +13,8 @@ import torch
 
 from regard.config import ConfigError, Section
 from regard.data.batch import IGNORE, Batch
-from regard.data.files import DataError
+from regard.data.files import DataError, write_lines
+from regard.data.prose import python_prose
 from regard.data.seeds import generator
 from regard.data.tokenizers import TOKENIZERS, Bytes, Characters, TextError, Tokenizer
 from regard.data.tokens import Ids, TokenFile, all_windows, random_windows, window_length, windows, write_tokens
@@ -25,11 +26,12 @@ from regard.train.tasks.base import Task, task
 MOST = 200_000  # tokens that are evaluated
 PART = 4096  # of them at a time
 TOKENS = "tokens"  # the folder in a run
+PROSE = "prose.txt"  # the text that is read where none is named
 
 
 @dataclass(frozen=True, kw_only=True)
 class LMData(Section):
-    """A UTF-8 `text`, or the folder of `tokens` that `regard data tokens` made of one.
+    """A UTF-8 `text`, or the folder of `tokens` that `regard data tokens` made of one; neither: Python's documentation.
 
     A text is divided by `tokenizer`: characters, bytes or bpe, the last with `vocabulary` tokens. The first `share` of
     the tokens is trained on, the rest is dev; `block` is the window in tokens.
@@ -128,16 +130,24 @@ def evaluation_windows(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
         yield windows(tokens, length, starts[first : first + rows])
 
 
+def _with_text(config: LMData, folder: Path) -> LMData:
+    """Returns the config with a text: where none is named, prose that is written into the folder unless it is there."""
+    if config.text or config.tokens:
+        return config
+    place = folder / PROSE
+    if not place.is_file():
+        write_lines(place, python_prose())
+    return config.but(text=str(place))
+
+
 def token_files(config: LMData, folder: Path, tokenizer: Tokenizer | None) -> tuple[TokenFile, TokenFile]:
     """Returns the tokens of train and dev: the user's, or those of a text, which are written into the folder once."""
-    if bool(config.text) == bool(config.tokens):
-        given = "neither is given"
-        if config.text:
-            given = "both are given"
+    if config.text and config.tokens:
         raise ConfigError(
-            f"data.text and data.tokens: {given}; expected one, a text (data.text=FILE) or a folder that "
+            "data.text and data.tokens: both are given; expected one, a text (data.text=FILE) or a folder that "
             "`regard data tokens` made (data.tokens=FOLDER)"
         )
+    config = _with_text(config, folder)
     place = folder / TOKENS
     if config.tokens:
         place = Path(config.tokens)

@@ -1,0 +1,25 @@
+"""Gated and delta attention on a CPU: all chunks at once but for their memories, and gradients written by hand.
+
+What the reference does chunk by chunk is one product for all chunks wherever no memory is involved; only three small
+products a chunk have to wait for the chunk before. The triangular systems are solved once, as inverses of [C,C]; the
+gradients read them again. Autograd would keep and revisit every step of that.
+
+Tensors, with N = B·G memories, n chunks of C tokens, and R query heads of each memory side by side:
+
+    name       shape         meaning
+    q          [N,n,R·C,K]   queries
+    k, v       [N,n,C,·]     keys and values
+    a          [N,n,C]       logarithms of the decays
+    b          [N,n,C,1]     write strengths, or None
+    decay      [N,n,C,C]     D, zero above the diagonal
+    reading    [N,n,C,1]     e^c: what is left of the memory before the chunk
+    keeping    [N,n,C,1]     e^{c_C − c}: what is left of a token at the end of the chunk
+    memories   [N,n,K,V]     the memory before each chunk
+    inverse    [N,n,C,C]     (I + tril(diag(b)(K Kᵀ ⊙ D), −1))⁻¹
+    residual   [N,n,C,V]     V − (K ⊙ e^c) S: what the memory before does not read of each value
+    new        [N,n,C,V]     what each token writes
+"""
+
+from regard.kernels.recurrence import register
+
+__all__ = ["register"]

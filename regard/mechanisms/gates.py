@@ -1,0 +1,201 @@
+"""The inputs of gated and delta attention: checked, with their heads side by side, and with hidden tokens inert."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.errors import GateError, MaskError, OptionError, ShapeError
+from regard.mechanisms.base import can_read
+from regard.shapes import Mask, Size, check_sizes, check_state, upcast_half
+
+if TYPE_CHECKING:
+    from regard.mechanisms.recurrence import Recurrence
+
+_WHY_REFUSED = {
+    "window": "one token cannot be taken out of a memory again; a decay forgets instead",
+    "bias": "it has no softmax whose scores a bias could be added to",
+    "slopes": "it has no softmax whose scores slopes could be added to; its own decay does what they do",
+    "relative": "it has no softmax whose scores a bias of relative positions could be added to",
+    "softcap": "it has no softmax whose scores could be capped",
+    "sinks": "it has no softmax whose denominator a sink could join",
+    "rows": "its queries are the last of its keys",
+}
+
+
+class Tokens(NamedTuple):
+    """One call's tokens: R query heads side by side for each of G value heads, in the dtype of the memory."""
+
+    q: Float[Tensor, "B G R T K"]
+    k: Float[Tensor, "B G S K"]
+    v: Float[Tensor, "B G S V"]
+    a: Float[Tensor, "B G S X"]  # X is 1, or K for a decay of each channel
+    b: Float[Tensor, "B G S 1"] | None  # None: 1 throughout
+
+
+def share_heads(q: Tensor, k: Tensor, G: int) -> tuple[Tensor, Tensor]:
+    """Returns q and k with a head for each of G value heads where they have fewer; more query heads stay."""
+    if q.dim() != 4 or k.dim() != 4 or G == 0:
+        return q, k
+    if q.shape[1] < G:
+        q = _repeat_heads("q", q, G)
+    return q, _repeat_heads("k", k, G)
+
+
+def _repeat_heads(name: str, x: Tensor, G: int) -> Tensor:
+    if x.shape[1] == G:
+        return x
+    if x.shape[1] == 0 or G % x.shape[1]:
+        raise ShapeError(f"{name} has {x.shape[1]} heads, which do not divide the G = {G} heads of v: {list(x.shape)}.")
+    return x.repeat_interleave(G // x.shape[1], 1)
+
+
+def check_mask(mechanism: Recurrence, mask: Mask) -> None:
+    """Raises where the mask asks for what a memory cannot do."""
+    if not mask.causal:
+        raise MaskError(
+            f"{mechanism.name} is causal: what its memory holds depends on the order of the tokens before. Say "
+            "causal=True, or use 'softmax' or a linear mechanism to look both ways."
+        )
+    check_rules(mechanism, mask)
+
+
+def check_rules(mechanism: Recurrence, mask: Mask) -> None:
+    """Raises where the mask has a rule that a memory cannot follow."""
+    for field, why in _WHY_REFUSED.items():
+        if getattr(mask, field) is not None:
+            raise MaskError(f"{mechanism.name} cannot honour '{field}': {why}. Leave it out, or use 'softmax'.")
+
+
+def prepare(
+    mechanism: Recurrence,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
+    dtype: torch.dtype,
+) -> Tokens:
+    """Returns the tokens of a call, whose sizes have been checked: hidden ones have a = 0, b = 0, and no k and v."""
+    B, G, S, _ = v.shape
+    K = k.shape[3]
+    decays: tuple[int, ...] = (B, G, S)
+    if mechanism.channels:
+        decays = (B, G, S, K)
+    _check_given(mechanism, "a", a, decays)
+    _check_given(mechanism, "b", b, (B, G, S))
+    mask = Mask(visible=visible)
+    k = mask.zero_hidden(k)
+    v = mask.zero_hidden(v)
+    if b is not None:
+        b = mask.zero_hidden(b[..., None])
+    if a is None:
+        a = mechanism.log_decay(v).expand(B, G, S, 1)
+    elif not mechanism.channels:
+        a = a[..., None]
+    a = mask.zero_hidden(a)
+    if mechanism.checks:
+        _check_gates(mechanism, a, b, k)
+    if b is not None:
+        b = b.to(dtype)
+    return Tokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
+
+
+def _check_given(mechanism: Recurrence, name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Raises where an input is missing, is not wanted, or has another shape."""
+    letters = "[B,G,S]"
+    if len(shape) == 4:
+        letters = "[B,G,S,K]"
+    if x is None:
+        if name in mechanism.needs:
+            raise OptionError(
+                f"{mechanism.name} needs {name} {letters}: {_MEANING[name]}. Give {name}=… beside q, k, v."
+            )
+        return
+    if name == "a" and "a" not in mechanism.needs:
+        raise OptionError(
+            f"{mechanism.name} takes no a: its decay is its own. Use 'gated' or 'gated-delta' to give one."
+        )
+    if tuple(x.shape) != shape:
+        hint = ""
+        if name == "a" and x.dim() in (3, 4) and x.dim() != len(shape):
+            hint = " A decay for each channel needs channels=True, one for each head channels=False."
+        wanted = f"{letters} = {list(shape)}"
+        raise ShapeError(f"{mechanism.name}: {name} has shape {list(x.shape)}, expected {wanted}.{hint}")
+
+
+_MEANING = {
+    "a": "the logarithm of each token's decay, at most 0",
+    "b": "how strongly each token is written",
+}
+
+
+def _check_gates(mechanism: Recurrence, a: Tensor, b: Tensor | None, k: Tensor) -> None:
+    """Raises where a memory would grow: a > 0, b outside its range, or a key so long that erasing overshoots.
+
+    Erasing along k multiplies what k reads by 1 − b‖k‖²; beyond −1 it would grow from token to token.
+    """
+    if can_read(a) and not bool((a <= 0).all()):
+        raise GateError(
+            f"{mechanism.name}: a = {_worst(a, a)}, expected at most 0, the logarithm of a decay: use "
+            "-softplus(x) or logsigmoid(x)."
+        )
+    if b is None or not can_read(b):
+        return
+    if not mechanism.erases:
+        if not bool(b.isfinite().all()):
+            raise GateError(f"{mechanism.name}: b = {_worst(b, b.abs())}, expected a finite number.")
+        return
+    if not bool(((b >= 0) & (b <= mechanism.range)).all()):
+        raise GateError(
+            f"{mechanism.name}: b = {_worst(b, (b - mechanism.range / 2).abs())}, expected 0 to {mechanism.range:g} "
+            f"(range={mechanism.range:g}): use {mechanism.range:g}·sigmoid(x)."
+        )
+    if not can_read(k):
+        return
+    overshoot = b * upcast_half(k.detach()).square().sum(-1, keepdim=True)
+    # A key of length one has it but for rounding.
+    if not bool((overshoot <= 2 + 8 * torch.finfo(k.dtype).eps).all()):
+        raise GateError(
+            f"{mechanism.name}: b‖k‖² = {_worst(overshoot, overshoot)}, expected at most 2: beyond, what a key reads "
+            "grows each time it is erased. Use keys of length 1: k / ‖k‖."
+        )
+
+
+def _worst(x: Tensor, badness: Tensor) -> str:
+    """Returns the number that is worst, NaN before all others, and its batch, head and token."""
+    flat = int(badness.nan_to_num(float("inf"), float("inf")).argmax())
+    place = torch.unravel_index(torch.tensor(flat), x.shape)
+    row, head, token = (int(i) for i in place[:3])
+    return f"{float(x.flatten()[flat]):.4g} (batch {row}, head {head}, token {token})"
+
+
+def check_tokens(
+    mechanism: Recurrence, q: Tensor, k: Tensor, v: Tensor, mask: Mask, new: bool = False
+) -> tuple[Tensor, Tensor, Size, Mask]:
+    """Returns q and k with the heads of v, the sizes of the call, and its mask without rules that change nothing."""
+    if v.dim() == 4:
+        q, k = share_heads(q, k, v.shape[1])
+    size = check_sizes(q, k, v, mask, new)
+    mask = mask.without_idle_rules(size.T, size.S)
+    check_mask(mechanism, mask)
+    return q, k, size, mask
+
+
+def check_memory(memory: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises where tokens do not fit a memory [B,G,K,V]."""
+    B, G, K, V = memory.shape
+    check_state(Size(B=B, G=G, K=K, V=V), k, v)
+
+
+def same_document(documents: Tensor | None, causal: Bool[Tensor, "T S"]) -> Bool[Tensor, "#B 1 T S"]:
+    """Returns which pairs are causal and of one document; `documents` [B,S] are its ids, the rows the last T."""
+    allowed = causal[None, None]
+    if documents is None:
+        return allowed
+    rows = documents[:, documents.shape[1] - causal.shape[0] :]
+    return allowed & (rows[:, :, None] == documents[:, None, :])[:, None]
