@@ -47,6 +47,8 @@ class Section:
 
     # Where a section stands in its model's config, for error messages.
     place: ClassVar[str] = "model"
+    # The least that a size may be, where that is not 1.
+    smallest: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         hints = _type_hints(type(self))  # type: ignore[arg-type]  # of a class, whose metaclass hashes it
@@ -55,8 +57,9 @@ class Section:
             if not fits(value, hints[f.name]):
                 raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected {_describe_type(hints[f.name])}")
             most = SIZE_LIMITS.get(f.name)
-            if most is not None and value is not None and not 1 <= value <= most:
-                raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected 1 to {most}")
+            least = self.smallest.get(f.name, 1)
+            if most is not None and value is not None and not least <= value <= most:
+                raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected {least} to {most}")
             if "dropout" in f.name and not 0 <= value < 1:
                 raise ConfigError(f"{self.place}.{f.name} = {quote(value)}: expected at least 0 and less than 1")
 

@@ -7,16 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from regard.data.tokenizers import TextError
 from regard.errors import RegardError, RunError, quote
+from regard.generate import generate
 from regard.lab.base import EXPERIMENTS, REPORT, RESULTS
 from regard.lab.runs.outcomes import outcomes_page
 from regard.lab.runs.page import compare_page
 from regard.lab.runs.summary import summarize_run
+from regard.models import GPT, load
 from regard.reading import read_json_object
 from regard.report.page import Page, ReportError
 from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.train.recipe import flatten
-from regard.train.run import JOB, Run, find_runs
+from regard.train.run import JOB, VERSIONS, Run, find_runs
+
+SAMPLE_TOKENS = 300  # of what a language model writes on its page
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -37,7 +42,33 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 def _runs_page(runs: Sequence[Run]) -> Page:
     """Returns the page that compares runs."""
-    return compare_page([summarize_run(run) | {"config_differences": changed} for run, changed in _differing(runs)])
+    return compare_page(
+        [
+            summarize_run(run) | _describe_making(run) | {"config_differences": changed, "sample": _write_sample(run)}
+            for run, changed in _differing(runs)
+        ]
+    )
+
+
+def _describe_making(run: Run) -> dict[str, Any]:
+    """Returns the settings and versions of a run, as its config.toml has them."""
+    config = {key: value for key, value in run.config.items() if key != JOB}
+    versions = config.pop(VERSIONS, {})
+    return {"settings": dict(flatten(config)), "versions": versions}
+
+
+def _write_sample(run: Run) -> str | None:
+    """Returns a text that the model of a finished run writes by itself; None where it is no language model."""
+    if run.config.get("task") != "lm" or not run.finished:
+        return None
+    model = load(run.path)
+    assert isinstance(model, GPT) and model.tokenizer is not None
+    try:
+        start = model.tokenizer.encode("\n")
+    except TextError:  # a text without lines
+        start = [0]
+    written = generate(model, start, max_tokens=SAMPLE_TOKENS, temperature=0.8, seed=0, slide=True)
+    return model.tokenizer.decode(written.tokens)
 
 
 def _compare_experiments(folders: Sequence[Path]) -> Page:

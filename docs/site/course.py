@@ -14,7 +14,7 @@ from pathlib import Path
 from formulas import mathml
 from links import ROOT, apart_from_code
 from markdown import Markdown
-from notebook import ACTIVE, NotebookError, markdown, title
+from notebook import ACTIVE, NotebookError, in_order, markdown, title
 from playwright.sync_api import sync_playwright
 from pygments.formatters import HtmlFormatter
 
@@ -95,7 +95,7 @@ def main() -> None:
     given = asked.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     written = []
-    for path in given.notebooks or sorted((ROOT / "examples").glob("*.ipynb")):
+    for path in given.notebooks or in_order(ROOT / "examples"):
         written.append((given.out / f"{path.stem}.html").resolve())
         written[-1].write_text(page(path), encoding="utf-8")
     if not given.no_pdf:

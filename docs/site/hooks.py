@@ -12,14 +12,14 @@ from links import PAGES, ROOT, outside, rewritten
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from notebook import markdown, title
+from notebook import in_order, markdown, title
 
 _COMMANDS = re.compile(r"^```console (run|gpu|shown: (?P<why>.+))$", re.MULTILINE)
 _TWINS = re.compile(r'(<img [^>]*src="[^"]*?)(gallery/[\w-]+\.png)("[^>]*>)')
 
 
 def notebooks() -> list[Path]:
-    return sorted((ROOT / "examples").glob("*.ipynb"))
+    return in_order(ROOT / "examples")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -26,6 +26,11 @@ def read(path: Path) -> list[Mapping[str, Any]]:
     return cells
 
 
+def in_order(folder: Path) -> list[Path]:
+    """Returns the notebooks of a folder in the order of the numbers that their names begin with."""
+    return sorted(folder.glob("*.ipynb"), key=lambda path: int(path.name.partition("-")[0]))
+
+
 def title(path: Path) -> str:
     """The first heading."""
     found = re.search(r"^# (.+)$", "\n".join(_text(c["source"]) for c in read(path)), re.MULTILINE)

@@ -25,7 +25,7 @@ from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.seq2seq import Seq2Seq
-from regard.nn import Attention, LooksAheadError
+from regard.nn import Attention, LooksAheadError, ShortConvolution
 from regard.registry import Registry
 
 
@@ -185,13 +185,25 @@ class ModelSubject(Trial):
             out.append(logits)
         return torch.cat(out, 1)
 
+    @torch.no_grad()
     def run_packed(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        raise DoesNotApply("it reads one document a row")
+        if self.source is not None:
+            raise DoesNotApply("it reads one document a row")
+        numbers = torch.arange(len(lengths), device=tokens.device).repeat_interleave(torch.tensor(lengths))
+        documents = numbers.expand(tokens.shape)
+        read: Any = self.model.vectors if isinstance(self.model, Encoder) else self.model
+        try:
+            out: Tensor = read(tokens, documents=documents)
+        except LooksAheadError as reason:
+            raise DoesNotApply(str(reason)) from None
+        return out
 
     def edges(self) -> dict[int, str]:
         found = {edges.CHUNK: f"{edges.CHUNK} tokens"}
         if any(isinstance(m, Linear) for m in self.model.modules()):
             found[LINEAR_CHUNK] = f"the chunk of {LINEAR_CHUNK}"
+        convolutions = {m.width for m in self.model.modules() if isinstance(m, ShortConvolution)}
+        found |= {w: f"the convolution of {w}" for w in convolutions}
         found |= {w: f"the window of {w}" for _, _, w in self.windows() if w is not None}
         return edges.choose_edges(found, self.longest)
 
@@ -199,7 +211,7 @@ class ModelSubject(Trial):
         layers = [(n, m) for n, m in self.model.named_modules() if isinstance(m, Attention) and m.source is None]
         if isinstance(self.model, Seq2Seq):  # the tokens of a trial are the decoder's
             layers = [(name, layer) for name, layer in layers if layer.size.causal]
-        return [(name, layer, layer.rules.window) for name, layer in layers]
+        return [(name, layer, layer.reach) for name, layer in layers]
 
 
 def rounding_limit(dtype: torch.dtype) -> float:

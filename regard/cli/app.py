@@ -71,7 +71,7 @@ app.command("convert")(convert.convert)
 app.command("export")(export.export)
 app.command("view")(view.view)
 app.command("serve")(serve.serve)
-app.command("heads")(heads.heads)
+app.command("heads", cls=heads.HeadsCommand)(heads.heads)
 app.add_typer(plot.plot, name="plot")
 app.command("doctor")(doctor.doctor)
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
+from regard.cli.batches import print_batch
 from regard.cli.show import console, print_json, print_text, table
 from regard.data.batch import IGNORE, Batch
 from regard.data.corruption import corrupt, longest_cut
@@ -32,11 +33,14 @@ from regard.errors import OptionError, UnknownNameError, did_you_mean
 from regard.hub.classifier import Classifier
 from regard.lab.results import to_json
 from regard.lab.sentiment.run import inspect_batch
+from regard.train.inspection import first_batch
+from regard.train.recipe import load as load_recipe
 from regard.train.tasks.sentiment import Sentiment, SentimentData
 
 DEFAULT = WorldConfig()
 MEANINGS = {"names": "question⁇answer⁇, loss on the answer", "corruption": "prefix⁇suffix⁇span, loss on all of it"}
 SENTIMENT = "sentiment"
+BATCHES = ("summarize", "lm", "heads")  # recipes whose first batch is shown
 NO_LOSS = "·"
 
 data = typer.Typer(help="Look at data, and turn texts into files of tokens.", no_args_is_help=True)
@@ -109,7 +113,15 @@ def _world_files(invented: World) -> dict[str, list[str]]:
 
 @data.command()
 def show(
-    what: Annotated[str, typer.Argument(help="names (questions), corruption (documents) or sentiment (a batch).")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe: summarize, lm, heads, sentiment …; or names (questions), corruption (documents)."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to a recipe, e.g. data.train=pairs.jsonl.")
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="So many examples.")] = 5,
     documents: Annotated[Path | None, typer.Option(help="One document a line; none: an invented world.")] = None,
     questions: Annotated[Path | None, typer.Option(help="Question, tab, answer; none: an invented world.")] = None,
@@ -120,10 +132,16 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Print examples as a model gets them: x, and y at each place of x."""
+    if n < 1:
+        raise OptionError(f"--n {n}: expected at least 1")
+    if what in BATCHES:
+        return _show_batch(what, [f"train.seed={seed}", *(overrides or ())], n, json)
+    if overrides:
+        raise OptionError(f"{overrides[0]}: only {', '.join(BATCHES)} take changes by KEY=VALUE; see the options")
     if what == SENTIMENT:
         return _show_sentiment(sentences, model, n, block, seed, json)
     if what not in MEANINGS:
-        raise UnknownNameError(f"no data '{what}' to show.{did_you_mean(what, (*MEANINGS, SENTIMENT))}")
+        raise UnknownNameError(f"no data '{what}' to show.{did_you_mean(what, (*MEANINGS, *BATCHES, SENTIMENT))}")
     texts, pairs = _read_texts(documents, questions, seed)
     tokenizer = vocabulary([*texts, *(text for pair in pairs for text in (pair.text, pair.answer or ""))])
     if what == "names":
@@ -155,6 +173,14 @@ def _read_texts(documents: Path | None, questions: Path | None, seed: int) -> tu
     if questions is not None:
         pairs = read_questions(questions, answers=True)
     return texts, pairs
+
+
+def _show_batch(recipe: str, overrides: list[str], n: int, json: bool) -> None:
+    """Prints the batch of the first step of a recipe: its tensors, and its rows as ids and tokens."""
+    batch = first_batch(load_recipe(recipe, overrides), n)
+    if json:
+        return print_json(batch.as_dict())
+    print_batch(recipe, batch)
 
 
 def _show_sentiment(sentences: Path | None, model: str, n: int, length: int, seed: int, json: bool) -> None:

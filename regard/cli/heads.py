@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import typer
 
+from regard.cli.heads_pruning import PRUNE_HELP, plot_pruning, prepare, print_cost, print_pruning
 from regard.cli.models import HELP
+from regard.cli.optional import OptionalValueCommand
 from regard.cli.show import console, print_json, table
 from regard.data.files import read_lines
+from regard.data.sentences import Sentence, read_sentences
 from regard.errors import OptionError
 from regard.lens.heads.ablation import ablate as remove
 from regard.lens.heads.ablation import add_costs
-from regard.lens.heads.annotations import read_conllu, read_mentions
-from regard.lens.heads.examine import default_texts, examine
+from regard.lens.heads.annotations import Mentions, Parsed
+from regard.lens.heads.examine import examine
 from regard.lens.heads.labels import MIN_TEXTS, RESTS
-from regard.lens.heads.linguistics import evaluate_coreference, evaluate_syntax
-from regard.lens.models import Sample, open_recordable
+from regard.lens.heads.linguistics import MIN_PAIRS, evaluate_coreference, evaluate_syntax
+from regard.lens.heads.measures import encode_default_texts
+from regard.lens.heads.pruning import PRUNING_ORDERS
+from regard.lens.heads.shipped import OWN, read_coreference, read_parsed
+from regard.lens.models import RecordableModel, Sample, open_recordable
 from regard.lens.trace.trace import Trace
+from regard.report.paper import check_figure
 
 MAX_ROWS = 12  # of redundant pairs, and of removed heads
 ABLATED_TEXTS = 4
+X = TypeVar("X")
+
+
+class HeadsCommand(OptionalValueCommand):
+    """The command with regard's own sentences and order where none is named."""
+
+    defaults: ClassVar = {"--prune": "importance", "--syntax": OWN, "--coreference": OWN}
 
 
 def heads(
@@ -37,8 +52,19 @@ def heads(
     targets: Annotated[
         Path | None, typer.Option(help="What an encoder-decoder writes for each of --texts, one a line.")
     ] = None,
-    syntax: Annotated[Path | None, typer.Option(help="Sentences with their syntax, in CoNLL-U.")] = None,
-    coreference: Annotated[Path | None, typer.Option(help="Texts with mentions, in JSONL.")] = None,
+    syntax: Annotated[
+        Path | None,
+        typer.Option(metavar="[FILE]", help="Find heads for syntax, on sentences in CoNLL-U or on regard's own."),
+    ] = None,
+    coreference: Annotated[
+        Path | None,
+        typer.Option(metavar="[FILE]", help="Find heads for coreference, on texts in JSONL or on regard's own."),
+    ] = None,
+    prune: Annotated[str | None, typer.Option(metavar="[ORDER]", help=PRUNE_HELP)] = None,
+    labelled: Annotated[
+        Path | None, typer.Option("--sentences", help="Sentence, tab, 0 or 1: what a classifier is pruned on.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curve of --prune here: .svg, .png or .pdf.")] = None,
     ablate: Annotated[bool, typer.Option("--ablate", help="Also measure what removing each head costs.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write a .trace of the first text with the labels here.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
@@ -47,25 +73,28 @@ def heads(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what each head of a model does: labels with intervals, redundant heads, change over the layers."""
-    sentences = mentions = None
-    # All files are read before the model is, so that a mistake in one is told at once.
-    samples = _read_samples(texts, pairs, targets)
-    if syntax is not None:
-        sentences = read_conllu(syntax)
-    if coreference is not None:
-        mentions = read_mentions(coreference)
+    if prune is not None:
+        PRUNING_ORDERS.find(prune)
+    elif plot is not None or labelled is not None:
+        raise OptionError("--plot and --sentences belong to --prune")
+    if plot is not None:
+        check_figure(plot)
+    given = _read_files(_read_samples(texts, pairs, targets), syntax, coreference, labelled)
     subject = open_recordable(model, device or "cpu", seed=seed, download=download)
     with _progress() as report:
-        results, recordings = examine(subject, samples, seed, report)
-        if sentences is not None:
-            results["syntax"] = evaluate_syntax(subject.record_one, sentences)
-        if mentions is not None:
-            results["coreference"] = evaluate_coreference(subject.record_one, mentions)
+        results, recordings = examine(subject, given.texts, seed, report)
+        results |= _evaluate_annotated(subject, given, report)
         if ablate:
             # Every head is a pass over these texts, so a few have to do.
-            chosen = (samples or default_texts())[:ABLATED_TEXTS]
-            results["ablation"] = remove(subject, chosen, lambda n, total: report("removing heads", n, total))
+            chosen = given.texts or encode_default_texts(subject, ABLATED_TEXTS)
+            done = partial(_report_done, report, "removing heads")
+            results["ablation"] = remove(subject, chosen[:ABLATED_TEXTS], done)
             add_costs(results["heads"], results["ablation"])
+    if prune is not None:
+        pruning = prepare(subject, prune, results["heads"], given.texts, given.labelled, seed)
+        print_cost(pruning)
+        with _progress() as report:
+            results["pruning"] = pruning.run(partial(_report_done, report, "pruning, pass"))
     if save is not None:
         recordings[0].labels = results["heads"]
         size = Trace(recordings[:1]).save(save)
@@ -74,6 +103,62 @@ def heads(
         print_json(results)
     else:
         _print_results(results)
+    if plot is not None:
+        plot_pruning(results["pruning"], plot)
+        console(stderr=True).print(f"{plot}: {plot.stat().st_size:,} bytes", soft_wrap=True)
+
+
+class Given(NamedTuple):
+    """What the files that a user named hold; None where none is named."""
+
+    texts: list[Sample] | None
+    parsed: list[Parsed] | None
+    mentions: list[Mentions] | None
+    labelled: list[Sentence] | None
+
+
+def _read_files(
+    samples: list[Sample] | None, syntax: Path | None, coreference: Path | None, labelled: Path | None
+) -> Given:
+    """Returns what all files hold. They are read before the model is, so that a mistake in one is told at once."""
+    parsed = mentions = sentences = None
+    if syntax is not None:
+        parsed = read_parsed(syntax)
+    if coreference is not None:
+        mentions = read_coreference(coreference)
+    if labelled is not None:
+        sentences = read_sentences(labelled)
+    return Given(samples, parsed, mentions, sentences)
+
+
+def _evaluate_annotated(
+    subject: RecordableModel, given: Given, report: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    """Returns what the heads make of annotated sentences, where some are given."""
+    found: dict[str, Any] = {}
+    if given.parsed is not None:
+        rare: dict[str, int] = {}
+        parsed = _with_progress(given.parsed, "syntax, sentence", report)
+        found["syntax"] = evaluate_syntax(subject.record_one, parsed, rare)
+        found["syntax_rare"] = rare
+        found["pairs_needed"] = MIN_PAIRS
+    if given.mentions is not None:
+        mentions = _with_progress(given.mentions, "coreference, text", report)
+        found["coreference"] = evaluate_coreference(subject.record_one, mentions)
+        found["pairs_needed"] = MIN_PAIRS
+    return found
+
+
+def _with_progress(items: Sequence[X], work: str, report: Callable[[str, int, int], None]) -> Iterator[X]:
+    """Yields the items and reports each."""
+    for n, item in enumerate(items):
+        report(work, n, len(items))
+        yield item
+
+
+def _report_done(report: Callable[[str, int, int], None], work: str, done: int, total: int) -> None:
+    """Reports that so many parts of a work are done."""
+    report(work, done - 1, total)
 
 
 def _read_samples(texts: Path | None, pairs: Path | None, targets: Path | None) -> list[Sample] | None:
@@ -127,11 +212,13 @@ def _print_results(results: dict[str, Any]) -> None:
     _print_layers(results["layers"])
     _print_redundant(results["redundant"])
     if "syntax" in results:
-        _print_syntax(results["syntax"])
+        _print_syntax(results["syntax"], results["syntax_rare"])
     if "coreference" in results:
         _print_coreference(results["coreference"])
     if "ablation" in results:
         _print_ablation(results["ablation"])
+    if "pruning" in results:
+        print_pruning(results["pruning"])
 
 
 def _print_labels(results: dict[str, Any]) -> None:
@@ -186,28 +273,51 @@ def _print_redundant(pairs: list[dict[str, Any]]) -> None:
     console().print(made)
 
 
-def _print_syntax(rows: list[dict[str, Any]]) -> None:
+def _print_syntax(rows: list[dict[str, Any]], rare: Mapping[str, int]) -> None:
     """Prints the best head of each syntactic relation, beside always looking at one distance."""
+    out = console()
+    if rows:
+        _print_title("Syntax: the best head of each relation")
+        made = table("relation", "head", "right", "pairs", "fixed distance", "more by")
+        for row in sorted(rows, key=lambda row: row["baseline"] - row["score"]):
+            fixed = f"{row['baseline']:.0%} at {row['distance']:+d}"
+            gain = f"{row['low']:+.2f} to {row['high']:+.2f}{_tick(row)}"
+            name = f"{row['relation']} {_short(row['direction'])}"
+            made.add_row(name, _name(row), f"{row['score']:.0%}", str(row["pairs"]), fixed, gain)
+        out.print(made)
+    if rare:
+        out.print(f"Left out, since a relation needs {MIN_PAIRS} pairs: {_describe_rare(rows, rare)}.", soft_wrap=True)
     if not rows:
-        console().print("\nSyntax: no relation occurs often enough.")
-        return
-    _print_title("Syntax: the best head of each relation")
-    made = table("relation", "head", "right", "fixed distance", "more by")
-    for row in sorted(rows, key=lambda row: row["baseline"] - row["score"]):
-        fixed = f"{row['baseline']:.0%} at {row['distance']:+d}"
-        gain = f"{row['low']:+.2f} to {row['high']:+.2f}{_tick(row)}"
-        made.add_row(f"{row['relation']} {row['direction']}", _name(row), f"{row['score']:.0%}", fixed, gain)
-    console().print(made)
+        out.print(f"\nSyntax: no relation has the {MIN_PAIRS} pairs that it needs.")
+
+
+def _describe_rare(rows: list[dict[str, Any]], rare: Mapping[str, int]) -> str:
+    """Returns how many pairs each relation that is left out has, without the direction where both are left out."""
+    found = {row["relation"] for row in rows}
+    counts: dict[str, int] = {}
+    for name, pairs in rare.items():
+        relation, _, direction = name.partition(" ")
+        if relation in found:
+            relation = f"{relation} {_short(direction)}"
+        counts[relation] = max(pairs, counts.get(relation, 0))
+    return ", ".join(f"{relation} has {pairs}" for relation, pairs in counts.items())
+
+
+def _short(direction: str) -> str:
+    return direction.replace("dependent", "dep")
 
 
 def _print_coreference(row: dict[str, Any] | None) -> None:
     """Prints the head that best finds an earlier mention of the same, if any."""
     if row is None:
-        console().print("\nCoreference: too few mentions with something to get wrong.")
+        console().print(
+            f"\nCoreference: fewer than {MIN_PAIRS} mentions have an earlier mention of the same, and one of something "
+            f"else, where a head can look; {MIN_PAIRS} are needed."
+        )
         return
     console().print(
         f"\nCoreference: {_name(row)} finds an earlier mention of the same in {row['score']:.0%} of {row['pairs']}, "
-        f"the nearest mention is right in {row['baseline']:.0%} (more by {row['low']:+.2f} to {row['high']:+.2f})"
+        f"the {row['rule']} mention is right in {row['baseline']:.0%} (more by {row['low']:+.2f} to {row['high']:+.2f})"
         f"{_tick(row)}",
         soft_wrap=True,
     )

@@ -22,7 +22,7 @@ from regard.kernels.devices import can_start_early
 from regard.mechanisms import Cache, Softmax
 from regard.models import Decoder
 from regard.models.stack import StackState
-from regard.nn import Attention, Block, Rotation
+from regard.nn import Attention, Block, Rotary, Rotation
 from regard.nn.block import MLP, Gated
 from regard.nn.merges import Merge
 from regard.nn.projection import Projection
@@ -53,6 +53,8 @@ def refuse_parts(model: Decoder[Any], state: StackState) -> str | None:
         return "a module is watched by a hook"
     if model.stack.final_norm is not None and _norm_kind(model.stack.final_norm) is None:
         return "it knows layer norm and RMS norm"
+    if _turns_a_part(model.stack):
+        return "it takes rotary positions that turn the whole width of every layer"
     for block, layer in zip(model.stack.layers, state.layers, strict=True):
         reason = _refuse_block(block) or _refuse_state(layer.own, dtype)
         if reason is not None:
@@ -60,16 +62,26 @@ def refuse_parts(model: Decoder[Any], state: StackState) -> str | None:
     return None
 
 
+def _turns_a_part(stack: Any) -> bool:
+    """Returns whether rotary positions turn a share of the width only, or some layers only."""
+    rotary = stack.positions
+    return isinstance(rotary, Rotary) and any(
+        not block.attention.positions or rotary.width < block.attention.size.K for block in stack.layers
+    )
+
+
 def _refuse_block(block: Block) -> str | None:
     """Returns which part of a block has no fused program, or None."""
     if type(block) is not Block or block.cross is not None or not block.before:
         return "it takes blocks of attention and an MLP with norms before them"
+    if block.mlp is None or block.mlp_norm is None or _activation(block.mlp) is None:
+        return "it knows the MLPs gelu, gelu_tanh, relu and swiglu"
     if _norm_kind(block.attention_norm) is None or _norm_kind(block.mlp_norm) is None:
         return "it knows layer norm and RMS norm"
-    if _activation(block.mlp) is None:
-        return "it knows the MLPs gelu, gelu_tanh, relu and swiglu"
     attention = block.attention
     mechanism = attention.mechanism
+    if attention.convolution is not None or attention.head_norm is not None or attention.gate is not None:
+        return "it takes attention without a convolution, an output norm or an output gate"
     if type(attention) is not Attention or type(attention.merge) is not Merge or attention.query_norm is not None:
         return "it takes attention whose heads are concatenated, without norms of queries and keys"
     if type(mechanism) is not Softmax or mechanism.use != "auto" or "extend" in vars(mechanism):

@@ -15,6 +15,7 @@ from regard.generate.greedy import Greedy, pick_likeliest
 from regard.mechanisms import Cache, Mechanism
 from regard.models import Decoder
 from regard.models.stack import StackState
+from regard.nn import mechanism_state, with_mechanism_state
 
 ROOM = 256  # states are given room in steps of so many tokens, so that a graph serves prompts of similar length
 _LAST: WeakKeyDictionary[Decoder[Any], DecodingGraph] = WeakKeyDictionary()
@@ -101,15 +102,16 @@ def _fix_shapes(state: StackState, reach: int) -> StackState:
     All of a room is attended to, as far as a row is full. Rows end where a room does, unless it is a whole ring, which
     takes any number of tokens.
     """
-    caches = [layer.own for layer in state.layers if isinstance(layer.own, Cache)]
+    owns = [mechanism_state(layer.own) for layer in state.layers]
+    caches = [own for own in owns if isinstance(own, Cache)]
     reach = min([reach, *(own.v.shape[2] for own in caches if not own.is_ring)])
 
     # The recorded step writes at `tokens`, which is on the device, and masks what lies beyond it.
-    def fix(own: Any) -> Any:
-        own = own._replace(tokens=state.tokens)  # one tensor counts for all layers
+    def fix(kept: Any) -> Any:
+        own = mechanism_state(kept)._replace(tokens=state.tokens)  # one tensor counts for all layers
         if isinstance(own, Cache):
             own = own._replace(used=reach - 1, even=False)
-        return own
+        return with_mechanism_state(kept, own)
 
     layers = tuple(layer._replace(own=fix(layer.own)) for layer in state.layers)
     return state._replace(layers=layers, used=reach - 1, even=False)
@@ -119,7 +121,10 @@ def _leaves(state: StackState) -> Iterator[Any]:
     """Yields all tensors and numbers of a state, always in one order."""
     yield state.tokens
     for layer in state.layers:
-        yield from layer.own
+        own = mechanism_state(layer.own)
+        yield from own
+        if layer.own is not own:
+            yield layer.own.before  # of a convolution
         yield from layer.other or ()
 
 

@@ -62,7 +62,7 @@ class Grader:
         if submission.fault:
             return Grade(submission.name, spec.name, tuple(failed_everywhere(spec, "missing", submission.fault)))
         try:
-            source, notes = read_source(submission.path)
+            source, notes = read_source(submission.path, spec.table.cells)
         except DataError as error:
             return Grade(submission.name, spec.name, tuple(failed_everywhere(spec, "missing", str(error))))
         with tempfile.TemporaryDirectory(prefix="regard-grade-") as folder:

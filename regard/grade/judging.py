@@ -233,15 +233,22 @@ def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> N
 def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where a law of `regard check` is broken, or none could be asked."""
     subject = caller(GradeCase((), item.constructor))
+    words = broken_law(subject, like=item.like or None, only=item.laws, dtype="fp32", seed=seed)
+    if words is not None:
+        raise SubmissionError(_sentence(words), "failed", _sentence(item.hint))
+
+
+def broken_law(subject: Any, *, draws: int = LAW_DRAWS, **options: Any) -> str | None:
+    """Returns the first law that something breaks, in words, or None; `options` are those of `regard.check`."""
     if isinstance(subject, _TakesFirst):
         subject = subject.function  # the laws read its signature
-    verdicts = check(subject, like=item.like or None, only=item.laws, dtype="fp32", draws=LAW_DRAWS, seed=seed)
+    verdicts = check(subject, draws=draws, **options)
     if verdicts.broken:
         verdict = verdicts.broken[0]
-        words = f"It breaks the law '{verdict.law}' ({verdict.claim}): {verdict.detail}"
-        raise SubmissionError(_sentence(words), "failed", _sentence(item.hint))
+        return f"It breaks the law '{verdict.law}' ({verdict.claim}): {verdict.detail}"
     if not verdicts.asked:
         raise SubmissionError(f"The laws could not be asked: {verdicts.problems[0]}")
+    return None
 
 
 _JUDGES: dict[str, Callable[[Spec, GradeItem, Caller, int], None]] = {

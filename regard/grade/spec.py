@@ -4,6 +4,8 @@ title = "Sinusoidal positions"
 file = "positions.py"              # the file that --template writes
 source = "positions.py"            # Python with cases, references, slips and properties; beside the spec
 template = '''…'''                 # what students begin with
+given = ["math", "torch"]          # names of the source that a submission finds defined; none unless said
+cells = "exercise"                 # of a notebook only cells with this tag are read; all unless said
 
 [[exports]]
 name = "sinusoidal_positions"      # kind = "class" for a class
@@ -131,6 +133,8 @@ class SpecTable(Section):
     file: str = ""
     source: str = ""
     template: str = ""
+    given: tuple[str, ...] = ()
+    cells: str = ""
     slips: Mapping[str, str] = field(default_factory=dict)
     limits: GradeLimits = GradeLimits()
 
@@ -231,6 +235,9 @@ def _import_source(path: Path, source: str) -> ModuleType:
 def _check(spec: Spec) -> None:
     """Raises where items name exports, functions, slips or laws that are not there."""
     exports = [export.name for export in spec.exports]
+    for name in spec.table.given:
+        if not hasattr(spec.module, name):
+            raise SpecError(f"{spec.path}: given names {quote(name)}, and {spec.table.source} has nothing of that name")
     for n, item in enumerate(spec.items, 1):
         place = f"{spec.path}: item {n} ({item.name or 'without a name'})"
         if not item.name:

@@ -99,18 +99,21 @@ def _mentions(path: Path, spec: Spec) -> bool:
     return re.search(rf"\b(def|class)\s+({names})\b", text) is not None
 
 
-def read_source(path: Path) -> tuple[str, list[str]]:
-    """Returns a submission as the text of a Python file, with notes about what was left out of a notebook."""
+def read_source(path: Path, tag: str = "") -> tuple[str, list[str]]:
+    """Returns a submission as the text of a Python file, with notes about what was left out of a notebook.
+
+    With a `tag` only the cells of a notebook that have it are read.
+    """
     if path.suffix != ".ipynb":
         return read_text(path, DataError, MAX_SOURCE_BYTES), []
-    return convert_notebook(read_json(path, DataError), str(path))
+    return convert_notebook(read_json(path, DataError), str(path), tag)
 
 
-def convert_notebook(document: Any, source: str) -> tuple[str, list[str]]:
+def convert_notebook(document: Any, source: str, tag: str = "") -> tuple[str, list[str]]:
     """Returns the code cells of a notebook as one Python file, and notes about cells that are no Python.
 
     Each cell stands in a `try`, so that one that fails does not take the others with it: a cell that plots a file
-    which is not here says nothing about the functions above and below it.
+    which is not here says nothing about the functions above and below it. With a `tag` only cells that have it count.
     """
     check_fields(document, {"cells": list}, source, DataError)
     notes = []
@@ -121,6 +124,8 @@ def convert_notebook(document: Any, source: str) -> tuple[str, list[str]]:
         if not isinstance(cell, dict) or cell.get("cell_type") != "code":
             continue
         number += 1
+        if tag and not _has_tag(cell, tag):
+            continue
         try:
             tree = ast.parse(_without_magics(_cell_text(cell)))
         except (SyntaxError, ValueError) as error:
@@ -133,6 +138,12 @@ def convert_notebook(document: Any, source: str) -> tuple[str, list[str]]:
     first = ast.parse(f"{_FAILED_CELLS} = []").body
     module = ast.fix_missing_locations(ast.Module(body=[*future, *first, *bodies], type_ignores=[]))
     return ast.unparse(module) + "\n", notes
+
+
+def _has_tag(cell: dict[str, Any], tag: str) -> bool:
+    metadata = cell.get("metadata")
+    tags = metadata.get("tags") if isinstance(metadata, dict) else None
+    return isinstance(tags, list) and tag in tags
 
 
 def _guarded(body: list[ast.stmt], number: int) -> ast.stmt:

@@ -89,7 +89,7 @@ def _prepare(job: Job, results: int, printed: int) -> None:
 def _grade(spec: Spec, job: Job, report: _Report) -> None:
     """Imports the submission and reports an outcome for each item of the job."""
     try:
-        names = _import_submission(job.file)
+        names = _import_submission(job.file, spec)
     except SubmissionError as fault:
         report.send({"import": str(fault), "status": fault.status})
         return
@@ -111,12 +111,13 @@ def _grade(spec: Spec, job: Job, report: _Report) -> None:
     report.send({"done": True})
 
 
-def _import_submission(file: str) -> dict[str, Any]:
-    """Returns what a submission defines, by name."""
+def _import_submission(file: str, spec: Spec) -> dict[str, Any]:
+    """Returns what a submission defines, by name; the names that the spec gives are there before it runs."""
     found = importlib.util.spec_from_file_location("submitted", file)
     assert found is not None and found.loader is not None
     module: ModuleType = importlib.util.module_from_spec(found)
     sys.modules["submitted"] = module
+    vars(module).update({name: getattr(spec.module, name) for name in spec.table.given})
     try:
         found.loader.exec_module(module)
     except SyntaxError as error:

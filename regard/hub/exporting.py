@@ -123,11 +123,12 @@ def _canonical_config(model: GPT | Encoder) -> Any:
             "value_width": size.V,
             "bias": _value_or_default(config.attention.bias, config.block.bias),
             "out_bias": _value_or_default(config.attention.out_bias, config.block.bias),
+            "qk_norm": config.attention.qk_norm in (True, config.block.norm) or config.attention.qk_norm,
             "merge": merge,
         },
         block={
             "final_norm": _value_or_default(config.block.final_norm, config.block.before),
-            "hidden": model.get_parameter("stack.blocks.0.mlp.out.weight").shape[1],
+            "hidden": _hidden_width(model),
         },
     )
     if isinstance(model, GPT):
@@ -139,6 +140,12 @@ def _canonical_config(model: GPT | Encoder) -> Any:
     if model.config.head != "masked":
         changes["tied"] = True
     return config.but(**changes)
+
+
+def _hidden_width(model: GPT | Encoder) -> int | None:
+    """Returns the width inside the MLPs of a model, or None where it has none."""
+    mlp: Any = model.stack.layers[0].mlp
+    return None if mlp is None else mlp.out.in_features
 
 
 def _value_or_default(value: bool | None, default: bool) -> bool:

@@ -70,8 +70,9 @@ class StateCall(NamedTuple):
         axis = self._token_axis(call)
         if self.squeezed:
             given = [x.squeeze(axis) for x in given]
+        before = _kept_tensors(state)
         out = call.call_with(case, given, options, self._function(call, state))
-        out, state = self._separate(call, out, state)
+        out, state = self._separate(call, out, state, before)
         if self.squeezed:
             out = out.unsqueeze(axis)
         return call.layout.unpack(out, tokens), state
@@ -88,8 +89,8 @@ class StateCall(NamedTuple):
             return method
         return self.step
 
-    def _separate(self, call: Caller, out: Any, state: Any) -> tuple[Tensor, Any]:
-        """Returns the output and the state of what a call returned."""
+    def _separate(self, call: Caller, out: Any, state: Any, before: list[Tensor]) -> tuple[Tensor, Any]:
+        """Returns the output and the state of what a call returned; `before` is what was in the state it was given."""
         parts = [out]
         if isinstance(out, tuple | list):
             parts = list(out)
@@ -98,11 +99,13 @@ class StateCall(NamedTuple):
         if not self.names:
             return parts[0], state
         after: Any = parts[-1]
+        unused = False
         if len(self.names) > 1 and len(parts) > len(self.names):
             after = tuple(parts[-len(self.names) :])
         if len(parts) < 2 or after is None:
-            after = state  # written into in place
-        if after is None or _is_empty(after):
+            after = state  # written into in place, unless the parameter is there and nobody uses it
+            unused = bool(before) and _are_same(before, _kept_tensors(state))
+        if after is None or _is_empty(after) or unused:
             raise CouldNotBeAsked(f"{call.label} took {', '.join(self.names)} and returned no state")
         return parts[0], after
 
@@ -176,7 +179,11 @@ def _in_parts(found: StateCall, call: Caller, case: Case, inputs: list[Tensor], 
 
 
 def _kept_tensors(state: Any) -> list[Tensor]:
-    """Returns the tensors that a module keeps beside its parameters."""
+    """Returns copies of the tensors that a module keeps beside its parameters, or of which a state consists."""
+    if isinstance(state, Tensor):
+        return [state.clone()]
+    if isinstance(state, tuple | list):
+        return [x for part in state for x in _kept_tensors(part)]
     if not isinstance(state, nn.Module):
         return []
     kept = []

@@ -225,6 +225,8 @@ def fork(state: State, rows: Int[Tensor, " N"] | None = None) -> State:
     """Returns a copy of any state, or of some rows of it in any order (beam search)."""
 
     def copy(x: Any) -> Any:
+        if isinstance(x, tuple) and hasattr(x, "_fields"):  # a state within a state
+            return fork(x, rows)
         if not isinstance(x, Tensor):
             return x
         if rows is None:

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.config import ConfigError, Section
+from regard.errors import did_you_mean, quote
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionConfig(Section):
+    """A short causal convolution over queries, keys and values. `width`: in tokens, 0 for none."""
+
+    place = "model.attention.convolution"
+    smallest: ClassVar[Mapping[str, int]] = {"width": 0}
+
+    width: int = 0
+    activation: str = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig(Section):
+    """What each head's output goes through. `norm`: true for the block's norm, or a name. `gate`: the activation of a
+    gate that is computed from the layer's input ("sigmoid", "silu", "linear"), or "none"."""
+
+    place = "model.attention.output"
+
+    norm: bool | str = False
+    gate: str = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(Section):
     """The attention layer. `groups`: key/value heads, None for as many as `heads`; widths None: width / heads.
 
-    `bias`: of queries, keys and values; `out_bias`: of the output; None: the block's. `qk_norm`: the block's norm, over
-    each head's queries and keys.
+    `bias`: of queries, keys and values; `out_bias`: of the output; None: the block's. `qk_norm`: a norm over each
+    head's queries and keys, true for the block's, or a name, such as "l2" for length 1. `positions`: whether rotary
+    positions and ALiBi hold here. `decay`: how decays are made ("softplus", "logsigmoid", "constant") for a mechanism
+    that takes them. `by_mechanism`: what is different in layers with a mechanism, by its name.
     """
 
     place = "model.attention"
@@ -27,13 +54,31 @@ class AttentionConfig(Section):
     window: int | None = None
     bias: bool | None = None
     out_bias: bool | None = None
-    qk_norm: bool = False
+    qk_norm: bool | str = False
+    positions: bool = True
+    decay: str = "softplus"
+    convolution: ConvolutionConfig = field(default_factory=ConvolutionConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
     dropout: float = 0.0
+    by_mechanism: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, changes in self.by_mechanism.items():
+            if not isinstance(changes, Mapping):
+                raise ConfigError(
+                    f"{self.place}.by_mechanism.{name} = {quote(changes)}: expected a section of keys and values"
+                )
+            self.for_mechanism(name)  # an error in its keys comes here, not when the model is built
+
+    def for_mechanism(self, name: str) -> AttentionConfig:
+        """Returns the section of the layers with a mechanism."""
+        return self.but(by_mechanism={}).but(**self.by_mechanism.get(name, {}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(Section):
-    """Norms and MLP. `final_norm` None: where norms come before. `hidden` None: the MLP's own rule."""
+    """Norms and MLP, which may be "none". `final_norm` None: where norms come before. `hidden` None: the MLP's rule."""
 
     place = "model.block"
 
@@ -49,7 +94,10 @@ class BlockConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(Section):
-    """A stack of blocks. `mechanism` is a name, or one for each layer; each layer takes those `options` that it has."""
+    """A stack of blocks. `mechanism` is a name, one for each layer, or a pattern of names that is repeated to depth.
+
+    Each layer takes those `options` that its mechanism has.
+    """
 
     width: int = 768
     layers: int = 12
@@ -65,18 +113,23 @@ class StackConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.mechanism, str) and len(self.mechanism) != self.layers:
+        if not isinstance(self.mechanism, str) and (not self.mechanism or self.layers % len(self.mechanism)):
             raise ConfigError(
                 f"{self.place}.mechanism names {len(self.mechanism)} mechanisms for {self.layers} layers; "
-                "give one name, or one for each layer"
+                "give one name, one for each layer, or a pattern whose length divides the number of layers"
             )
+        unknown = set(self.attention.by_mechanism) - set(self.per_layer)
+        if unknown:
+            name = min(unknown)
+            hint = did_you_mean(name, self.per_layer)
+            raise ConfigError(f"{self.place}.attention.by_mechanism: no layer has the mechanism {quote(name)}.{hint}")
 
     @property
     def per_layer(self) -> tuple[str, ...]:
         """Returns the name of the mechanism of each layer."""
         if isinstance(self.mechanism, str):
             return (self.mechanism,) * self.layers
-        return self.mechanism
+        return self.mechanism * (self.layers // len(self.mechanism))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,14 +122,15 @@ class Encoder(Model[EncoderConfig]):
         tokens: Int[Tensor, "B T"],
         visible: Bool[Tensor, "B T"] | None = None,
         types: Int[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Returns one vector a token."""
+        """Returns one vector a token; `documents` numbers documents packed into a row, each read as if alone."""
         x = self.embedding(tokens)
         if self.types is not None:
             if types is None:
                 types = torch.zeros_like(tokens)
             x = x + self.types(types)
-        out: Tensor = self.stack(x, visible)
+        out: Tensor = self.stack(x, visible, documents=documents)
         return out
 
     def loss(

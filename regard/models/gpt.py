@@ -36,9 +36,17 @@ class GPT(Decoder[GPTConfig]):
         super().__init__(config, **changes)
         self._build(self.config.vocabulary, self.config, self.config.tied)
 
-    def forward(self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T N"]:
-        """Returns logits of the next token at each place of a whole sequence."""
-        return self.logits(self.stack(self.embedding(tokens), visible))
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        visible: Bool[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T N"]:
+        """Returns logits of the next token at each place of a whole sequence.
+
+        `documents` numbers documents packed into a row: a change of number starts a new one, read as if alone.
+        """
+        return self.logits(self.stack(self.embedding(tokens), visible, documents=documents))
 
     def loss(
         self,

@@ -11,11 +11,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.config import ConfigError
 from regard.errors import LengthError, OptionError, quote
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cache, fork, lookup
-from regard.models.config import StackConfig
-from regard.nn import MLPS, NORMS, POSITIONS, Attention, Block, BlockState, Rotation
+from regard.models.config import AttentionConfig, StackConfig
+from regard.nn import (
+    MLPS,
+    NORMS,
+    POSITIONS,
+    Attention,
+    Block,
+    BlockState,
+    Rotation,
+    mechanism_state,
+    with_mechanism_state,
+)
 from regard.registry import accepted_options, accepts
 from regard.shapes import Mask
 
@@ -55,11 +66,11 @@ class Stack(nn.Module):
             # Cross-attention is built first: the order is that in which a seed has always drawn the weights.
             cross_attention = None
             if source is not None:
-                cross_attention = _build_attention(config, cross, cross_options or {}, source=source)
+                cross_attention = _build_cross_attention(config, cross, cross_options or {}, source)
             blocks.append(_build_block(config, name, causal, cross_attention))
         self.blocks = nn.ModuleList(blocks)
-        K = self.blocks[0].attention.size.K  # type: ignore[union-attr]
-        offered = {"D": config.width, "K": K, "H": config.attention.heads, "length": config.length}
+        offered = {"D": config.width, "K": _turned_width(self.layers), "H": config.attention.heads}
+        offered["length"] = config.length
         self.positions = POSITIONS.build(config.position, offered, **config.position_options)
         for layer in self.layers:
             layer.attention.use_positions(self.positions)
@@ -74,7 +85,8 @@ class Stack(nn.Module):
         # A table of positions has an end, and so have mechanisms with weights for each position.
         lengths = [self.positions.length, *(getattr(b.attention.mechanism, "length", None) for b in self.layers)]
         self.limit = min((n for n in lengths if n is not None), default=None)
-        per_block = 2 if source is None else 3  # attention, MLP and cross-attention add to the residual stream
+        # Attention, MLP and cross-attention add to the residual stream.
+        per_block = 1 + (self.layers[0].mlp is not None) + (source is not None)
         init_weights(self, residuals=len(self.blocks) * per_block)
 
     @property
@@ -88,16 +100,22 @@ class Stack(nn.Module):
         *,
         source: Float[Tensor, "B S E"] | None = None,
         source_visible: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Vectors:
-        """Returns the vectors [B,T,D] of a whole sequence of embeddings."""
+        """Returns the vectors [B,T,D] of a whole sequence of embeddings.
+
+        `documents` numbers the documents packed into a row; each is read as it would be alone.
+        """
         T = x.shape[1]
+        positions = Mask(visible=visible, documents=documents).positions(T, x.device)
         longest = T
-        if visible is not None and self.limit is not None and self.limit < T:
-            longest = int(visible.sum(1).max())  # waits for the GPU, so only where it decides
+        if self.limit is not None and self.limit < T and (visible is not None or documents is not None):
+            longest = _longest(positions, visible)  # waits for the GPU, so only where it decides
         self.check_length(longest)
-        x, rotation = self._add_positions(x, Mask(visible=visible).positions(T, x.device), T)
+        x, rotation = self._add_positions(x, positions, T)
+        given = {"source": source, "source_visible": source_visible, "rotation": rotation, "documents": documents}
         for block in self.layers:
-            layer = partial(block, source=source, source_visible=source_visible, rotation=rotation)
+            layer = partial(block, **given)
             x = checkpoint(layer, x, visible, use_reentrant=False) if self._recomputes else layer(x, visible)
         return self._norm_output(x)
 
@@ -185,6 +203,14 @@ class Stack(nn.Module):
         return out
 
 
+def _longest(positions: Int[Tensor, "#B T"], visible: Seen) -> int:
+    """Returns the most visible tokens that a row has, or a document of one."""
+    after = positions + 1
+    if visible is not None:
+        after = after.masked_fill(~visible, 0)
+    return int(after.max())
+
+
 def fork_stack(state: StackState, rows: Int[Tensor, " N"] | None = None, same_source: bool = False) -> StackState:
     """Returns a copy of a whole state, or of some rows of it in any order.
 
@@ -199,8 +225,9 @@ def fork_stack(state: StackState, rows: Int[Tensor, " N"] | None = None, same_so
 
     def fork_layer(layer: BlockState) -> BlockState:
         own = fork(layer.own, rows)
-        if isinstance(own, Cache):
-            own = own._replace(used=used, even=even)
+        cache = mechanism_state(own)
+        if isinstance(cache, Cache):
+            own = with_mechanism_state(own, cache._replace(used=used, even=even))
         other = layer.other
         # What cross-attention reads is the same for all rows of one source, so that copying it can be spared.
         if other is not None and not same_source:
@@ -227,9 +254,21 @@ def init_weights(module: nn.Module, residuals: int) -> None:
                     nn.init.normal_(branch.out.weight, std=0.02 / math.sqrt(residuals))  # type: ignore[arg-type, union-attr]
 
 
-def _build_attention(config: StackConfig, mechanism: str, options: dict[str, Any], **more: Any) -> Attention:
+def _turned_width(layers: list[Block]) -> int:
+    """Returns the width of the heads that positions turn, which is the same in all layers that they turn."""
+    widths = {layer.attention.size.K for layer in layers if layer.attention.positions}
+    if len(widths) > 1:
+        raise ConfigError(
+            f"model.attention.by_mechanism: heads are {', '.join(map(str, sorted(widths)))} wide, and positions turn "
+            "heads of one width: say positions = false where they should not"
+        )
+    return widths.pop() if widths else layers[0].attention.size.K
+
+
+def _build_attention(
+    config: StackConfig, attention: AttentionConfig, mechanism: str, options: dict[str, Any], **more: Any
+) -> Attention:
     """Returns one attention layer of the stack; `more` says what it attends to, and how."""
-    attention = config.attention
     block = config.block
     own = next((name for name in options if name == "self" or accepts(Attention, name)), None)
     if own is not None:
@@ -246,7 +285,9 @@ def _build_attention(config: StackConfig, mechanism: str, options: dict[str, Any
         merge_options=attention.merge_options,
         bias=block.bias if attention.bias is None else attention.bias,
         out_bias=block.bias if attention.out_bias is None else attention.out_bias,
-        qk_norm=block.norm if attention.qk_norm else None,
+        qk_norm=_norm_name(attention.qk_norm, block.norm),
+        out_norm=_norm_name(attention.output.norm, block.norm),
+        gate=None if attention.output.gate == "none" else attention.output.gate,
         eps=block.eps,
         dropout=attention.dropout,
         residual_dropout=config.dropout,
@@ -255,14 +296,38 @@ def _build_attention(config: StackConfig, mechanism: str, options: dict[str, Any
     )
 
 
+def _norm_name(said: bool | str, usual: str) -> str | None:
+    """Returns the name of a norm: the one that is said, the usual one for True, None for False."""
+    if isinstance(said, str):
+        return said
+    return usual if said else None
+
+
+def _build_cross_attention(config: StackConfig, mechanism: str, options: dict[str, Any], source: int) -> Attention:
+    """Returns one layer's attention to another sequence, over which there is no convolution."""
+    return _build_attention(config, config.attention, mechanism, options, source=source)
+
+
 def _build_block(config: StackConfig, mechanism: str, causal: bool, cross: Attention | None) -> Block:
     """Returns one block of the stack."""
     block = config.block
     mlp = MLPS.build(block.mlp, {"D": config.width, "hidden": block.hidden, "bias": block.bias})
     options = _mechanism_options(mechanism, config)
-    rules = Mask(window=config.attention.window)
+    attention = config.attention.for_mechanism(mechanism)
+    convolution = attention.convolution
     return Block(
-        _build_attention(config, mechanism, options, causal=causal, rules=rules),
+        _build_attention(
+            config,
+            attention,
+            mechanism,
+            options,
+            causal=causal,
+            rules=Mask(window=attention.window),
+            positions=attention.positions,
+            decay=attention.decay,
+            convolution=convolution.width,
+            convolution_options={"activation": convolution.activation, "bias": convolution.bias},
+        ),
         mlp,
         cross,
         norm=block.norm,

@@ -143,7 +143,7 @@ def _checkpointed_row(row: Row, block: Block, tokens: int) -> Row:
 
     All is computed once more on the way back, up to the last tensor that gradients need.
     """
-    last = [m.weight for m in block.mlp.modules() if isinstance(m, nn.Linear)][-1]
+    last = [m.weight for m in (block.mlp or block.attention.out).modules() if isinstance(m, nn.Linear)][-1]
     spared = 0
     if block.before:
         # The last product feeds only a sum, whose gradient needs no values; a norm after it would need them.
@@ -157,7 +157,9 @@ def _block_row(block: Block, B: int, T: int, S: int, name: str, decodes: bool) -
     """Returns the row of a block: its norms, MLP and attention, of which cross-attention has S keys."""
     norms = [n for n in (block.attention_norm, block.cross_norm, block.mlp_norm) if n is not None]
     parts = [_norm_row(norm, B * T, B * decodes) for norm in norms]
-    parts.append(_linears_row([m for m in block.mlp.modules() if isinstance(m, nn.Linear)], B * T, B * decodes))
+    if block.mlp is not None:
+        linears = [m for m in block.mlp.modules() if isinstance(m, nn.Linear)]
+        parts.append(_linears_row(linears, B * T, B * decodes))
     for attention, keys in ((block.attention, T), (block.cross, S)):
         if attention is not None:
             parts.append(_attention_row(attention, B, T, keys, decodes))
@@ -168,12 +170,16 @@ def _block_row(block: Block, B: int, T: int, S: int, name: str, decodes: bool) -
 def _attention_row(attention: Attention, B: int, T: int, S: int, decodes: bool) -> Row:
     """Returns the row of attention from T queries to S keys.
 
-    Kept for gradients: its input, queries, keys, values, the output, and one number for each row of the weights.
+    Kept for gradients: its input, queries, keys, values, the output, and one number for each row of the weights. A
+    convolution keeps its inputs and its sums, a norm of the heads their outputs, and a gate itself and what it took.
     """
     size = attention.size
     lengths = {"q": T, "k": S, "v": S}
     projected = sum(lengths[n] * width for n, width in zip(attention.needs, attention.widths, strict=True))
     kept = T * (attention.width + size.H * size.V) + projected
+    if attention.convolution is not None:
+        kept += 2 * projected
+    kept += T * size.H * size.V * ((attention.head_norm is not None) + 2 * (attention.gate is not None))
     step = NOTHING
     if decodes:
         step = attention.cost(1, S, "recurrent", B)

@@ -2,6 +2,8 @@
 
 from regard.nn.attention import Attention
 from regard.nn.block import MLPS, Block, BlockState
+from regard.nn.convolution import ACTIVATIONS, ShortConvolution, mechanism_state, with_mechanism_state
+from regard.nn.gates import DECAYS, Gates
 from regard.nn.merges import MERGES, LooksAheadError, Merge
 from regard.nn.norms import NORMS
 from regard.nn.positions import (
@@ -17,6 +19,8 @@ from regard.nn.positions import (
 from regard.registry import Registry
 
 __all__ = [
+    "ACTIVATIONS",
+    "DECAYS",
     "MERGES",
     "MLPS",
     "NORMS",
@@ -24,14 +28,18 @@ __all__ = [
     "Attention",
     "Block",
     "BlockState",
+    "Gates",
     "LooksAheadError",
     "Merge",
     "Positions",
     "Registry",
     "Rotary",
     "Rotation",
+    "ShortConvolution",
     "attend_to_offset",
+    "mechanism_state",
     "rotate",
     "shift_matrix",
     "sinusoids",
+    "with_mechanism_state",
 ]

@@ -1,4 +1,8 @@
-"""The attention layer: project, position, attend, merge, project."""
+"""The attention layer: project, position, attend, merge, project; and what today's models put between.
+
+q, k, v = convolution(project(x))    q, k = turn(norm(q)), turn(norm(k))    a, b = gates(x)
+out = project(merge(head_norm(attend(q, k, v; a, b)) ∘ f(gate(x))))
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.errors import OptionError, ShapeError
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State, fitted
+from regard.nn.convolution import ACTIVATIONS, ConvolvedState, ShortConvolution
+from regard.nn.gates import Gates
 from regard.nn.merges import MERGES, LooksAheadError
-from regard.nn.norms import NORMS
+from regard.nn.norms import NORMS, UnitLength
 from regard.nn.positions import Positions, Rotation, rotate
 from regard.nn.projection import Projection
+from regard.registry import call_with_options
 from regard.shapes import Mask, Size
 
 Tokens = Float[Tensor, "B T D"]
@@ -30,8 +37,13 @@ class Attention(nn.Module):
     to (cross-attention); without it the layer attends to its own tokens. `rules` is a Mask with what holds for every
     call: window, slopes, softcap. `bias` is whether queries, keys and values have one, `out_bias` whether the output
     has; None means as `bias`. `qk_norm` names a norm that each head's queries and keys go through before they are
-    turned. `dropout` acts on the attention weights, `residual_dropout` on the output. Outputs at invisible tokens are
-    zero.
+    turned: one of `NORMS`, or "l2", which makes their length 1, as it does unless said where a mechanism erases with
+    them. `positions` is whether rotary positions and ALiBi hold here. `decay` is how a is made for a mechanism that
+    needs it (see `regard.nn.gates`).
+    `convolution` is the width of a short causal convolution over queries, keys and values of self-attention (0: none),
+    with `convolution_options` (activation, bias). `out_norm` names the norm of each head's output, and `gate` the
+    activation of an output gate, which is computed from x and multiplies what the norm gives. `dropout` acts on the
+    attention weights, `residual_dropout` on the output. Outputs at invisible tokens are zero.
     """
 
     def __init__(
@@ -52,6 +64,12 @@ class Attention(nn.Module):
         bias: bool = True,
         out_bias: bool | None = None,
         qk_norm: str | None = None,
+        positions: bool = True,
+        decay: str = "softplus",
+        convolution: int = 0,
+        convolution_options: Mapping[str, Any] | None = None,
+        out_norm: str | None = None,
+        gate: str | None = None,
         eps: float = 1e-5,
         dropout: float = 0.0,
         residual_dropout: float = 0.0,
@@ -82,7 +100,9 @@ class Attention(nn.Module):
                 "Use 'softmax' or a linear mechanism there."
             )
         sizes = {"q": (H, K), "k": (G, K), "v": (G, V)}
-        self.needs = self.mechanism.needs
+        if self.mechanism.causal_only and not causal:
+            raise OptionError(f"{self.mechanism.name} has no meaning that looks both ways; build it with causal=True")
+        self.needs = self.mechanism.needs.rstrip("ab")  # a and b are made otherwise
         self.heads = [sizes[n][0] for n in self.needs]
         self.widths = [sizes[n][0] * sizes[n][1] for n in self.needs]
         self.project_source: Projection | None = None
@@ -91,8 +111,24 @@ class Attention(nn.Module):
         else:
             self.project = Projection(D, self.widths[0], bias=bias)
             self.project_source = Projection(source, sum(self.widths[1:]), bias=bias)
+        self.gates: Gates | None = None
+        if self.needs != self.mechanism.needs:
+            self.gates = Gates(D, G, K, self.mechanism, decay)
+        if getattr(self.mechanism, "erases", False):
+            qk_norm = qk_norm or "l2"  # longer keys would take out more than there is, and the memory would grow
+            if qk_norm == "l2" and isinstance(mechanism, str) and "checks" not in options:
+                setattr(self.mechanism, "checks", False)  # noqa: B010  # the layer keeps to the ranges
         self.query_norm = _build_norm(qk_norm, K, eps, self.mechanism)
         self.key_norm = _build_norm(qk_norm, K, eps, self.mechanism)
+        self.positions = positions
+        self.convolution = _build_convolution(convolution, sum(self.widths), source, convolution_options or {})
+        self.head_norm: nn.Module | None = None
+        if out_norm is not None:
+            self.head_norm = NORMS.build(out_norm, {"D": V, "eps": eps})
+        self.gate: Projection | None = None
+        if gate is not None:
+            self.gate = Projection(D, H * V, bias=bias)
+            self.gate_activation = ACTIVATIONS.find(gate)
         self.merge = MERGES.build(merge, {}, **(merge_options or {}))
         self.out = Projection(H * V, D, bias=out_bias)
 
@@ -104,9 +140,17 @@ class Attention(nn.Module):
             rules = positions.bias(rules)
         return rules
 
+    @property
+    def reach(self) -> int | None:
+        """Returns how many tokens up to its own one sees at the most; None where it sees all before."""
+        window = self.rules.window
+        if window is None or self.convolution is None:
+            return window
+        return window + self.convolution.width - 1  # the oldest key of the window was made of those before it
+
     def use_positions(self, positions: Positions) -> None:
         """Lets the scores of self-attention have the bias of these positions, where they have one."""
-        if self.source is None:
+        if self.source is None and self.positions:
             self._positions = (positions,)
 
     def forward(
@@ -117,18 +161,26 @@ class Attention(nn.Module):
         source: Float[Tensor, "B S E"] | None = None,
         source_visible: Bool[Tensor, "B S"] | None = None,
         rotation: Rotation | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Tokens:
-        """Returns the outputs of a whole sequence, [B,T,D]; with `source`, of attention to that other sequence."""
+        """Returns the outputs of a whole sequence, [B,T,D]; with `source`, of attention to that other sequence.
+
+        `documents` numbers the documents that are packed into a row: a change of number starts a new one, and nothing
+        is seen across.
+        """
         self._check_source(source is not None)
         x = _zero_hidden(x, visible)
         if source is None:
-            q, k, v = self._project_tokens(x, rotation)
             mask = self.rules.but(causal=self.size.causal, visible=visible)
+            if documents is not None:
+                self.merge.check_documents()
+                mask = mask.but(documents=documents)
+            q, k, v = self._project_tokens(x, rotation, mask)
         else:
             q = self._project_queries(x)
             k, v = self._project_source(source)
             mask = self.rules.but(visible=source_visible)
-        return self._merge_heads(self.mechanism(q, k, v, mask), visible)
+        return self._merge_heads(self.mechanism(q, k, v, mask, **self._make_gates(x)), x, visible)
 
     def empty(
         self, B: int, capacity: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -153,7 +205,10 @@ class Attention(nn.Module):
             dtype=dtype,
             device=device,
         )
-        return self.mechanism.empty(size, self.rules)
+        state = self.mechanism.empty(size, self.rules)
+        if self.convolution is None:
+            return state
+        return ConvolvedState(state, self.convolution.empty(B, dtype, device))
 
     def extend(
         self, x: Tokens, state: State, visible: Seen = None, *, rotation: Rotation | None = None
@@ -163,9 +218,17 @@ class Attention(nn.Module):
         The state handed in is used up.
         """
         self._check_source(False)
-        q, k, v = self._project_tokens(_zero_hidden(x, visible), rotation)
-        out, state = self.mechanism.extend(q, k, v, state, visible)
-        return self._merge_heads(out, visible), state
+        x = _zero_hidden(x, visible)
+        projected = self.project(x)
+        if self.convolution is None:
+            q, k, v = self._split_projected(projected, rotation)
+            out, state = self.mechanism.extend(q, k, v, state, visible, **self._make_gates(x))
+        else:
+            projected, before = self.convolution.extend(projected, state.before, visible)
+            q, k, v = self._split_projected(projected, rotation)
+            out, own = self.mechanism.extend(q, k, v, state.own, visible, **self._make_gates(x))
+            state = ConvolvedState(own, before)
+        return self._merge_heads(out, x, visible), state
 
     def write(self, state: State, source: Float[Tensor, "B S E"], visible: Bool[Tensor, "B S"] | None = None) -> State:
         """Returns the state with another sequence written into it, which `read` then attends to (cross-attention)."""
@@ -175,8 +238,9 @@ class Attention(nn.Module):
     def read(self, x: Tokens, state: State, visible: Seen = None) -> Tokens:
         """Returns the outputs [B,T,D] of tokens that attend to what was written; as often as there are new tokens."""
         self._check_source(True)
-        q = self._project_queries(_zero_hidden(x, visible))
-        return self._merge_heads(self.mechanism.read(q, state), visible)
+        x = _zero_hidden(x, visible)
+        q = self._project_queries(x)
+        return self._merge_heads(self.mechanism.read(q, state), x, visible)
 
     def cost(self, T: int, S: int, face: Face = "parallel", B: int = 1) -> Cost:
         """Returns the declared cost of one call, projections included.
@@ -199,6 +263,9 @@ class Attention(nn.Module):
         cost = self.mechanism.cost(replace(size, causal=size.causal or face == "recurrent"), face)
         if face == "recurrent":  # new keys and values are written, and then read with all others
             cost = replace(cost, bytes=cost.bytes + size.e * B * T * sum(self.widths["q" in self.needs :]))
+            if self.convolution is not None:
+                kept = size.e * B * (self.convolution.width - 1) * sum(self.widths)
+                cost += Cost(0, 0, 0, 2 * kept, kept)  # read and written
         return cost + self._projection_cost(T, S, B)
 
     def gradient_cost(self, T: int, S: int, B: int = 1) -> Cost:
@@ -228,23 +295,49 @@ class Attention(nn.Module):
         if self.project_source is not None and S > 0:
             projections.append((self.project_source, S))
             numbers += S * self.project_source.in_features
+        made = None if self.gates is None else self.gates.project
+        for more in (self.gate, made):
+            if more is not None:
+                projections.append((more, T))
+                numbers += T * more.out_features
         flops = sum(2 * B * tokens * projection.weight.numel() for projection, tokens in projections)
         weights = sum(x.numel() for projection, _ in projections for x in projection.parameters())
+        work = 0
+        if self.convolution is not None:
+            weights += sum(x.numel() for x in self.convolution.parameters())
+            numbers += T * sum(self.widths)
+            work += self.convolution.flops(B * T)
+        # 7 FLOPs a number for a norm, and 9 for the gate: an activation and a product.
+        work += B * T * self.size.H * self.size.V * (7 * (self.head_norm is not None) + 9 * (self.gate is not None))
         e = self.out.weight.dtype.itemsize
-        return Cost(flops, flops, 0, e * (weights + B * numbers), 0)
+        return Cost(flops, flops, work, e * (weights + B * numbers), 0)
 
     def extra_repr(self) -> str:
         s = self.size
         return f"D={self.width}, H={s.H}, G={s.G}, K={s.K}, V={s.V}, causal={s.causal}"
 
-    def _project_tokens(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Returns q [B,H,T,K], k [B,G,T,K] and v [B,G,T,V] of the layer's own tokens; None for what is not needed."""
-        parts = self.project(x).split_with_sizes(self.widths, -1)
+    def _project_tokens(
+        self, x: Tensor, rotation: Rotation | None, mask: Mask = Mask()
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Returns q, k and v of a whole sequence of the layer's own tokens; see `_split_projected`."""
+        projected = self.project(x)
+        if self.convolution is not None:
+            projected = self.convolution(projected, mask.visible, mask.document_ids())
+        return self._split_projected(projected, rotation)
+
+    def _split_projected(
+        self, projected: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Returns q [B,H,T,K], k [B,G,T,K] and v [B,G,T,V] of the layer's own tokens; None for what is not needed.
+
+        `projected` holds them side by side, [B,T,·].
+        """
+        parts = projected.split_with_sizes(self.widths, -1)
         *queries_keys, v = map(_split_heads, parts, self.heads)
         if self.query_norm is not None and self.key_norm is not None:
             norms = (self.query_norm, self.key_norm)
             queries_keys = [norm(x) for norm, x in zip(norms, queries_keys, strict=True)]
-        if rotation is not None:
+        if rotation is not None and self.positions:
             queries_keys = [rotate(x, rotation) for x in queries_keys]
         q, k = [*queries_keys, None, None][:2]
         return q, k, v
@@ -265,8 +358,19 @@ class Attention(nn.Module):
             k = self.key_norm(k)
         return k, v
 
-    def _merge_heads(self, heads: Tensor, visible: Tensor | None) -> Tensor:
-        """Returns the layer's outputs [B,T,D] from those of its heads [B,H,T,V]."""
+    def _make_gates(self, x: Tensor) -> dict[str, Tensor]:
+        """Returns a and b of tokens x [B,T,D], as far as the mechanism needs them, by name."""
+        if self.gates is None:
+            return {}
+        made: dict[str, Tensor] = self.gates(x)
+        return made
+
+    def _merge_heads(self, heads: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
+        """Returns the layer's outputs [B,T,D] from those of its heads [B,H,T,V] and, for the gate, its inputs x."""
+        if self.head_norm is not None:
+            heads = self.head_norm(heads)
+        if self.gate is not None:
+            heads = heads * self.gate_activation(_split_heads(self.gate(x), self.size.H))
         out: Tensor = self.out(self.merge(heads, visible))
         if self.training and self.residual_dropout:
             out = dropout(out, self.residual_dropout)
@@ -296,10 +400,26 @@ def _build_norm(name: str | None, K: int, eps: float, mechanism: Mechanism) -> n
     """Returns the norm of each head's queries or keys, or None where none is asked for."""
     if name is None:
         return None
-    if mechanism.needs != "qkv":
+    if not {"q", "k"} <= set(mechanism.needs):
         raise OptionError(f"{mechanism.name} has no queries and keys of its own, so qk_norm has nothing to act on")
+    if name == "l2":
+        return UnitLength()
     norm: nn.Module = NORMS.build(name, {"D": K, "eps": eps})
     return norm
+
+
+def _build_convolution(
+    width: int, channels: int, source: int | None, options: Mapping[str, Any]
+) -> ShortConvolution | None:
+    """Returns the short convolution of a layer with so many channels of queries, keys and values; None for width 0."""
+    if width == 0:
+        return None
+    if source is not None:
+        raise OptionError("a short convolution belongs to self-attention: it compares a token with those before it")
+    built: ShortConvolution = call_with_options(
+        ShortConvolution, "the short convolution", {"channels": channels, "width": width}, options
+    )
+    return built
 
 
 def _check_heads(D: int, H: int, G: int, K: int | None) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,7 +22,7 @@ from regard.nn.positions import Rotation
 from regard.nn.projection import Projection
 from regard.registry import Registry
 
-MLPS: Registry[Callable[..., nn.Module]] = Registry("MLP")
+MLPS: Registry[Callable[..., nn.Module | None]] = Registry("MLP")
 
 
 class MLP(nn.Module):
@@ -69,6 +69,11 @@ MLPS.update({name: partial(MLP, activation=f) for name, f in _ACTIVATIONS.items(
 MLPS.add("swiglu")(Gated)
 
 
+@MLPS.add("none")
+def no_mlp() -> None:
+    """Returns nothing: a block of attention alone."""
+
+
 class BlockState(NamedTuple):
     """What a block keeps: the state of its own tokens, and that of the sequence it crosses to."""
 
@@ -77,12 +82,12 @@ class BlockState(NamedTuple):
 
 
 class Block(nn.Module):
-    """A layer made of ready parts: attention, perhaps cross-attention to another sequence, and an MLP."""
+    """A layer made of ready parts: attention, perhaps cross-attention to another sequence, and perhaps an MLP."""
 
     def __init__(
         self,
         attention: Attention,
-        mlp: nn.Module,
+        mlp: nn.Module | None,
         cross: Attention | None = None,
         *,
         norm: str = "layer",
@@ -102,7 +107,9 @@ class Block(nn.Module):
         if cross is not None:
             self.cross_norm = NORMS.build(norm, offered)
         self.mlp = mlp
-        self.mlp_norm = NORMS.build(norm, offered)
+        self.mlp_norm = None
+        if mlp is not None:
+            self.mlp_norm = NORMS.build(norm, offered)
 
     def forward(
         self,
@@ -112,14 +119,16 @@ class Block(nn.Module):
         source: Float[Tensor, "B S E"] | None = None,
         source_visible: Bool[Tensor, "B S"] | None = None,
         rotation: Rotation | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Tokens:
         """Returns the outputs of a whole sequence, [B,T,D]."""
-        out = self.attention(self._into(x, self.attention_norm), visible, rotation=rotation)
+        h = self._into(x, self.attention_norm)
+        out = self.attention(h, visible, rotation=rotation, documents=documents)
         x = self._onto(x, out, self.attention_norm)
         if self.cross is not None:
             seen = {"source": source, "source_visible": source_visible}
             x = self._onto(x, self.cross(self._into(x, self.cross_norm), visible, **seen), self.cross_norm)
-        return self._onto(x, self._mlp(self._into(x, self.mlp_norm)), self.mlp_norm)
+        return self._add_mlp(x)
 
     def extend(
         self, x: Tokens, state: BlockState, visible: Seen = None, *, rotation: Rotation | None = None
@@ -134,8 +143,7 @@ class Block(nn.Module):
         if self.cross is not None:
             out = self.cross.read(self._into(x, self.cross_norm), state.other, visible)
             x = self._onto(x, out, self.cross_norm)
-        x = self._onto(x, self._mlp(self._into(x, self.mlp_norm)), self.mlp_norm)
-        return x, BlockState(own, state.other)
+        return self._add_mlp(x), BlockState(own, state.other)
 
     def _into(self, x: Tensor, norm: Any) -> Tensor:
         """Returns what a part is given: the stream, after its norm where norms come before."""
@@ -150,8 +158,11 @@ class Block(nn.Module):
             x = norm(x)
         return x
 
-    def _mlp(self, x: Tensor) -> Tensor:
-        out: Tensor = self.mlp(x)
+    def _add_mlp(self, x: Tensor) -> Tensor:
+        """Returns the stream with the output of the MLP added; without an MLP, the stream."""
+        if self.mlp is None:
+            return x
+        out: Tensor = self.mlp(self._into(x, self.mlp_norm))
         if self.training and self.dropout:
             out = dropout(out, self.dropout)
-        return out
+        return self._onto(x, out, self.mlp_norm)

@@ -48,9 +48,9 @@ def _recurrent_methods(attention: Attention, callback: Callback) -> dict[str, Ca
     """
     extend, write, read = attention.mechanism.extend, attention.mechanism.write, attention.mechanism.read
 
-    def capture_extend(q: Any, k: Any, v: Tensor, state: Any, visible: Any = None) -> Any:
+    def capture_extend(q: Any, k: Any, v: Tensor, state: Any, visible: Any = None, **gates: Tensor) -> Any:
         callback(q, k, v, attention.rules.but(causal=True))
-        return extend(q, k, v, state, visible)
+        return extend(q, k, v, state, visible, **gates)
 
     def capture_write(state: Any, k: Any, v: Tensor, visible: Any = None) -> Any:
         callback(None, k, v, attention.rules)

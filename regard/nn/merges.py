@@ -49,6 +49,11 @@ class Merge(nn.Module):
     def check_state(self) -> None:
         """Raises an error where outputs so far would depend on tokens to come."""
 
+    def check_documents(self) -> None:
+        """Raises an error where documents that are packed into one row would change each other's outputs."""
+        if self.looks_ahead:
+            raise LooksAheadError("a merge that weighs heads over the whole row would mix the documents packed into it")
+
 
 MERGES: Registry[type[Merge]] = Registry("merge")
 MERGES.add("concatenate")(Merge)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.registry import Registry
+from regard.shapes import upcast_half
 
 NORMS: Registry[Callable[..., nn.Module]] = Registry("norm")
 
@@ -28,3 +31,11 @@ class _RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
+
+
+class UnitLength(nn.Module):
+    """x/√(sum of squares + ε), which makes the length of queries and keys 1; it has no weight, and ε = 1e-6."""
+
+    def forward(self, x: Float[Tensor, "*any K"]) -> Float[Tensor, "*any K"]:
+        exact = upcast_half(x)
+        return (exact * torch.rsqrt(exact.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)

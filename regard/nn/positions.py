@@ -6,7 +6,8 @@ scores, and `none` does nothing.
 Sinusoidal:  PE[t, 2i] = sin(t·ωᵢ),  PE[t, 2i+1] = cos(t·ωᵢ),  ωᵢ = 10000^(−2i/d). A pair shares one frequency, so
 moving by one position turns each pair: p_{t+s} = Mˢ p_t with M = diag([[cos ωᵢ, sin ωᵢ], [−sin ωᵢ, cos ωᵢ]]).
 Rotary:  the pairs (xᵢ, x_{i+K/2}) of a query or key at position t are turned by the angle t·ωᵢ, ωᵢ = base^(−2i/K), so
-that q·k depends on the difference of the positions only. For longer texts than it learned from, a model turns more
+that q·k depends on the difference of the positions only. With a `share` of the width, only so many of its first numbers
+are turned, as if the head were that narrow. For longer texts than it learned from, a model turns more
 slowly: each ωᵢ is divided by `factor`, or only those of long waves (see `llama3_frequencies`).
 ALiBi:  −slope_h · |distance| is added to the scores of head h, with slopes 2^(−8/H), 2^(−16/H), … for H heads.
 """
@@ -189,6 +190,7 @@ class Sinusoidal(TabulatedPositions):
 class Rotary(TabulatedPositions):
     """Positions that turn pairs of queries and keys, one number from each half of the width, as Llama does.
 
+    With a `share` below 1, the first K·share numbers are turned and the others left as they are.
     All turn `factor` times as slowly. With `original`, the length that the model learned from, Llama 3's rule says how
     much each frequency slows down, between `low` and `high`.
     """
@@ -201,16 +203,21 @@ class Rotary(TabulatedPositions):
         original: int | None = None,
         low: float = 1.0,
         high: float = 4.0,
+        share: float = 1.0,
     ) -> None:
         super().__init__()
-        if K % 2:
-            raise OptionError(f"rotary positions turn pairs: the key width K = {K} must be even")
+        width = int(K * share)
+        if not 0 < share <= 1 or width % 2 or width == 0:
+            raise OptionError(
+                f"rotary positions turn pairs: the key width K = {K} must be even, and so must {share} of it, which is "
+                f"{width}; expected a share above 0 and at most 1"
+            )
         if base <= 0 or factor <= 0 or low >= high or (original is not None and original < 1):
             raise OptionError(
                 f"rotary positions: base {base}, factor {factor}, low {low}, high {high}, original {original}; "
                 "expected base, factor and original above 0 and low below high"
             )
-        self.width = K
+        self.width = width
         self.base = base
         self.factor = factor
         self.original = original
@@ -262,6 +269,13 @@ class Alibi(Positions):
 
 
 def rotate(x: Float[Tensor, "B N T K"], rotation: Rotation) -> Float[Tensor, "B N T K"]:
-    """Returns x with the pairs (xᵢ, x_{i+K/2}) turned: x·cos + [−x₂, x₁]·sin."""
+    """Returns x with the pairs (xᵢ, x_{i+K/2}) turned: x·cos + [−x₂, x₁]·sin; what the rotation has no angle for stays.
+
+    A rotation narrower than K turns pairs among the first numbers of x.
+    """
+    width = rotation.cos.shape[-1]
+    if width < x.shape[-1]:
+        turned, rest = x.split_with_sizes([width, x.shape[-1] - width], -1)
+        return torch.cat([rotate(turned, rotation), rest], -1)
     first, second = x.chunk(2, -1)
     return x * rotation.cos + torch.cat([-second, first], -1) * rotation.sin

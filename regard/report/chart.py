@@ -57,27 +57,13 @@ def chart(series: Sequence[Series], x: Axis, y: Axis, values: bool = False, heig
 
     A value of zero cannot stand on a logarithmic axis and is left out.
     """
-    if y.log:
-        series = [_keep_positive(line) for line in series]
-    series = [line for line in series if line.points]
+    series = select_drawn(series, y)
     names = [shorten(line.name) for line in series]
     if values:
         names = [f"{name}\n{_format(line.points[-1][1], y)}" for name, line in zip(names, series, strict=True)]
 
     def paint(fig: Figure) -> None:
-        ax = fig.add_subplot()
-        if x.log:
-            ax.set_xscale("log")
-        if y.log:
-            ax.set_yscale("log")
-        for line in series:
-            _draw_series(ax, line)
-        ax.set(xlabel=x.name, ylabel=y.name)
-        # Ticks depend on the limits, and labels at the ends on both: this order matters.
-        ax.set_ylim(*y.span)
-        _format_axes(ax, x, y)
-        ends = [(name, line.points[-1], line.style.colour) for name, line in zip(names, series, strict=True)]
-        label_line_ends(ax, ends)
+        paint_chart(fig, series, names, x, y)
 
     ranges = "; ".join(
         f"{line.name}: {_format(line.points[0][1], y)} at {number(line.points[0][0])}, "
@@ -85,6 +71,31 @@ def chart(series: Sequence[Series], x: Axis, y: Axis, values: bool = False, heig
         for line in series
     )
     return draw(paint, f"{y.name} against {x.name}. {ranges}", height=height)
+
+
+def select_drawn(series: Sequence[Series], y: Axis) -> list[Series]:
+    """Returns the series that have points; on a logarithmic axis only points above zero count."""
+    if y.log:
+        series = [_keep_positive(line) for line in series]
+    return [line for line in series if line.points]
+
+
+def paint_chart(fig: Figure, series: Sequence[Series], names: Sequence[str], x: Axis, y: Axis) -> Axes:
+    """Draws the series on a figure, each with its name at its end, and returns the axes."""
+    ax = fig.add_subplot()
+    if x.log:
+        ax.set_xscale("log")
+    if y.log:
+        ax.set_yscale("log")
+    for line in series:
+        _draw_series(ax, line)
+    ax.set(xlabel=x.name, ylabel=y.name)
+    # Ticks depend on the limits, and labels at the ends on both: this order matters.
+    ax.set_ylim(*y.span)
+    _format_axes(ax, x, y)
+    ends = [(name, line.points[-1], line.style.colour) for name, line in zip(names, series, strict=True)]
+    label_line_ends(ax, ends)
+    return ax
 
 
 def _keep_positive(line: Series) -> Series:

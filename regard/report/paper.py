@@ -20,6 +20,7 @@ from torch import Tensor
 from regard.errors import OptionError, did_you_mean
 from regard.lens.trace.trace import RecordedAttention, Recording
 from regard.nn.positions import Rotary, attend_to_offset, rotate, shift_matrix, sinusoids
+from regard.report.chart import Axis, Series, paint_chart, select_drawn
 from regard.report.markup import shorten
 from regard.report.palette import INK, MUTED, RULE, SERIES, style
 from regard.shapes import Mask
@@ -350,13 +351,30 @@ def _draw_lines(ax: Axes, title: str, xlabel: str, lines: dict[str, Tensor]) -> 
         ax.legend(frameon=False, fontsize=7, handlelength=2.4)
 
 
+def plot_chart(
+    path: str | Path, series: Sequence[Series], x: Axis, y: Axis, size: tuple[float, float] = (5.2, 3.2)
+) -> None:
+    """Writes the chart of some series, as pages have it, with their names at their ends."""
+    series = select_drawn(series, y)
+    with figure_file(path, size) as fig:
+        ax = paint_chart(fig, series, [shorten(line.name) for line in series], x, y)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(True)
+        ax.set_axisbelow(True)
+
+
+def check_figure(path: str | Path) -> None:
+    """Raises an error where no figure can be written under this name. Call it before long work that ends in one."""
+    kind = Path(path).suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise OptionError(f"{path}: the name of a figure ends in .png, .svg or .pdf.{did_you_mean(kind, FORMATS)}")
+
+
 @contextmanager
 def figure_file(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
     """Yields a figure to draw on and writes it to a file at the end; an earlier file stays until this is on disk."""
     path = Path(path)
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
-        raise OptionError(f"{path}: the name of a figure ends in .png, .svg or .pdf.{did_you_mean(kind, FORMATS)}")
+    check_figure(path)
     if not all(1 <= x <= 50 for x in size):
         raise OptionError(f"size = {size[0]:g} × {size[1]:g}: expected 1 to 50 inches each")
     from matplotlib import rc_context
@@ -367,6 +385,7 @@ def figure_file(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]
         fig = Figure(figsize=size, layout="constrained")
         yield fig
         # Without dates the same call writes the same bytes.
+        kind = path.suffix.removeprefix(".").lower()
         dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}}
         with atomic_write(path) as file:
             fig.savefig(file, format=kind, dpi=300, facecolor="white", metadata=dates.get(kind))

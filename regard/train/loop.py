@@ -157,7 +157,7 @@ class Trainer:
         self.model.train()
         stopping = catch_signals(self.process.world_size > 1)
         with stopping as signals, self._private_rng(), self.progress, watch_peers(self.process):
-            while self.state.step < self.total and not self._out_of_patience:
+            while self.state.step < self.total and not self._ends_early:
                 started = time.perf_counter()
                 self._step()
                 step = self.state.step
@@ -168,11 +168,11 @@ class Trainer:
                     self.state.seconds += time.perf_counter() - started
                 if is_last or _is_due(step, evaluate_every):
                     self._evaluate()
-                if is_last or _is_due(step, save_every) or self._out_of_patience:
+                if is_last or _is_due(step, save_every) or self._ends_early:
                     self._save()
                 # Every process asks in every step: a signal that one of them got stops all at the same step.
                 stop = self.process.any_rank(bool(signals))
-                if stop and not is_last and not self._out_of_patience:
+                if stop and not is_last and not self._ends_early:
                     self._save()
                     self.process.barrier()  # torchrun ends all processes soon after the first has ended
                     raise Interrupted(
@@ -199,10 +199,15 @@ class Trainer:
             yield
 
     @property
-    def _out_of_patience(self) -> bool:
-        """Whether as many evaluations in a row as `patience` says were not better than the best."""
+    def _ends_early(self) -> bool:
+        """Whether the target is reached, or as many evaluations in a row as `patience` says were not better."""
         patience = self.config.evaluation.patience
-        return bool(patience) and self.state.stale >= patience
+        target = self.config.evaluation.target
+        best = self.state.best
+        reached = False
+        if target is not None and best is not None:
+            reached = not is_better(target, best, self.task.more_is_better(self.metric))
+        return reached or (bool(patience) and self.state.stale >= patience)
 
     def _step(self) -> None:
         """Trains one step: sets its learning rate and its random seed, draws its batch, updates the weights."""

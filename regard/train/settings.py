@@ -68,14 +68,15 @@ class ScheduleConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Section):
-    """When to evaluate, by which `metric` the best checkpoint is chosen ("" for the task's own), and after how many
-    evaluations without a better one to stop (0: never)."""
+    """When to evaluate, by which `metric` the best checkpoint is chosen ("" for the task's own), after how many
+    evaluations without a better one to stop (0: never), and at which value of the metric (`target`)."""
 
     place = "train.evaluation"
 
     every: float = 0.1
     metric: str = ""
     patience: int = 0
+    target: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,6 +54,18 @@ def test_a_step_that_does_not_run_is_told_and_the_other_laws_are_asked():
     assert told["looks-ahead"].status == "holds"
 
 
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_state_that_is_taken_and_never_used_is_no_state_but_one_that_comes_back_as_it_was_is_wrong(returned):
+    """minGPT's attention has the parameter `layer_past` and ignores it."""
+
+    class Past(NanoAttention):
+        def forward(self, x, layer_past=None):
+            out = super().forward(x)
+            return (out, layer_past) if returned and layer_past is not None else out
+
+    assert recurrent(Past()).status == ("broken" if returned else "does not apply")
+
+
 def test_a_method_that_is_not_there():
     with pytest.raises(regard.errors.PluginError, match="no method 'stepp'"):
         _ = subject(NanoAttention(), step="stepp").state_call

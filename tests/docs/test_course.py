@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"), key=lambda p: int(p.name.partition("-")[0]))
 LIMIT = 180  # seconds of a notebook on two cores …
 ALONE = 1.5  # … of which a test has one: so many times as long
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -73,8 +73,12 @@ def texts(notebook):
 
 
 def test_there_is_a_course():
-    assert [p.name[:2] for p in NOTEBOOKS] == [f"{n}-" for n in range(1, len(NOTEBOOKS) + 1)]
-    assert len(NOTEBOOKS) >= 4
+    numbers = [int(p.name.partition("-")[0]) for p in NOTEBOOKS]
+    assert numbers[:8] == list(range(1, 9)) and len(set(numbers)) == len(numbers)
+    listed = re.findall(r"^\| (\d+) \| \[[^]]+\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text(), re.M)
+    assert listed == [(str(n), p.name) for n, p in zip(numbers, NOTEBOOKS, strict=True)]
+    page = (EXAMPLES.parent / "docs" / "course.md").read_text()
+    assert re.findall(r"^\| \[(\d+) · [^]]+\]\(\.\./examples/([^)]+)\)", page, re.M) == listed
 
 
 @every_notebook

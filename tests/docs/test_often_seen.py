@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 from pathlib import Path
@@ -84,6 +85,17 @@ def test_multi_query_keys_have_no_letter_for_heads():
     assert torch.allclose(softmax.read(q, state)[:, :, 0], by_hand)
 
 
+def test_a_query_read_as_width_by_heads_fails_or_silently_sums_over_heads():
+    draw = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 4, 6, generator=draw), torch.randn(2, 5, 6, generator=draw)  # [b,h,k] and [b,n,k]
+    with pytest.raises(RuntimeError):
+        torch.einsum("bkh,bnk->bhn", q, k)
+    q, k = torch.randn(2, 6, 6, generator=draw), torch.randn(2, 5, 6, generator=draw)  # as many heads as numbers in one
+    misread = torch.einsum("bkh,bnk->bhn", q, k)
+    assert torch.allclose(misread, torch.einsum("bhk,bnk->bhn", q.mT, k))
+    assert (misread - torch.einsum("bhk,bnk->bhn", q, k)).abs().max() > 1
+
+
 @pytest.mark.parametrize("d", [2, 8, 16])
 def test_a_shift_matrix_exists_only_where_sine_and_cosine_share_their_frequency(d):
     t = torch.arange(400, dtype=torch.float64)[:, None]
@@ -143,3 +155,75 @@ def test_minus_infinity_throughout_a_row_is_nan_in_plain_softmax_and_zero_here()
     assert (out[..., 0, :] == 0).all() and out.isfinite().all()
     (gradient,) = torch.autograd.grad(out.sum(), q)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("length", [4.0, 10.0])
+def test_a_token_that_is_a_sum_finds_itself_and_not_what_it_shares_a_part_with(length):
+    a, b, c, d = length * torch.linalg.qr(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))[0].T
+
+    def second(*tokens):
+        """What the second token reads where tokens are their own queries, keys and values."""
+        x = torch.stack(tokens)[None, None]
+        return regard.mechanism("softmax", scale=1.0)(x, x, x)[0, 0, 1]
+
+    assert torch.allclose(second(d + b, a, c + b), a, atol=1e-3)
+    assert torch.allclose(second(d + b, a + d, c + b), a + d, atol=1e-3)
+    assert (second(d + b, a + d, c + b) - b).norm() > length
+    # However much of d there is in it, what is read is never b.
+    for share in (0.5, 2.0, 5.0):
+        read = second(d + b, a + share * d, c + b)
+        assert (read - b).norm() > 0.9 * length
+
+
+def test_performer_is_a_third_worse_than_softmax_on_summaries():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "summarize-h200-2026-11-15.json").read_text())
+    loss = {run["name"]: run["best"]["dev/loss"] for run in measured["runs"]}
+    assert loss["performer"] / loss["softmax"] == pytest.approx(1.34, abs=0.005)
+    text = ENTRIES["Performer on summaries"]
+    assert f"{loss['performer']:.2f} against {loss['softmax']:.2f}" in text and "34%" in text
+    rows = (ROOT / "docs" / "summarize.md").read_text()
+    copied = [re.search(rf"^\| {name}, 4 heads .*\| (\d+%) \|$", rows, re.M)[1] for name in ("performer", "softmax")]
+    assert all(share in text for share in copied)
+
+
+def test_batch_norm_in_evaluation_mode_uses_its_running_statistics():
+    draw = torch.Generator().manual_seed(0)
+    norm = torch.nn.BatchNorm1d(3, eps=1e-12, dtype=torch.float64)
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, 2.0, -1.0]))
+        norm.bias.fill_(0.5)
+    x = 5 + 3 * torch.randn(64, 3, generator=draw, dtype=torch.float64)
+    for _ in range(200):  # until the running statistics have forgotten where they began
+        norm(x)
+    norm.eval()
+    assert torch.allclose(norm.running_mean, x.mean(0)) and torch.allclose(norm.running_var, x.var(0))
+    out = norm(x)
+    assert torch.allclose(out, (x - x.mean(0)) / x.var(0).sqrt() * norm.weight + norm.bias)
+    assert (out - x).abs().max() > 1, "it is not switched off"
+    assert torch.allclose(norm(x[:1]), out[:1]), "and the batch no longer matters"
+    assert torch.equal(torch.nn.Dropout(0.5).eval()(x), x), "dropout is"
+
+
+def test_a_gpt_has_no_weight_above_the_diagonal_and_a_bert_has():
+    gpt = regard.load(regard.lens.shipped())
+    for weights in regard.lens.attention_maps(
+        gpt, torch.tensor([gpt.tokenizer.encode("Nora was born. Nora was born.")])
+    ):
+        assert (weights.triu(1) == 0).all()
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    config = transformers.BertConfig(**sizes, vocab_size=50, initializer_range=0.5, attn_implementation="eager")
+    with torch.no_grad():
+        model = transformers.BertModel(config).eval()
+        maps = model(torch.arange(12)[None], output_attentions=True).attentions
+    for weights in maps:
+        assert (weights.triu(1).amax((2, 3)) > 0.05).all()
+        assert ((weights - weights.mT).abs().amax((2, 3)) > 0.05).all(), "no head is symmetric"
+
+
+def test_symmetric_scores_do_not_make_symmetric_weights():
+    x = torch.randn(1, 1, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.equal(x @ x.mT, (x @ x.mT).mT)
+    weights = regard.mechanism("softmax").weights(x, x)
+    assert (weights - weights.mT).abs().max() > 0.05

@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.errors import DataError, OptionError, UnknownNameError
 from regard.grade import SpecError, grade_objects, load_spec
+from regard.grade.comparing import compare
 from regard.grade.spec import GradeLimits
 from regard.grade.submissions import Submission, convert_notebook, find_submissions
 
@@ -329,3 +331,32 @@ def test_a_fault_of_the_spec_is_not_the_students(own, grader, tmp_path):
 def test_an_unknown_spec_is_answered_with_the_known():
     with pytest.raises(UnknownNameError, match="Did you mean 'attention'"):
         load_spec("atention")
+
+
+# Comparing
+
+
+def test_a_slip_that_gives_nan_is_recognised_and_nan_is_never_right():
+    nan = torch.tensor([float("nan"), float("nan")])
+    assert compare(nan, nan.clone(), 1e-4) is None
+    assert "NaN" in compare(nan, torch.zeros(2), 1e-4).words
+    assert compare(torch.zeros(2), nan, 1e-4) is not None
+
+
+def test_a_spec_may_give_names_and_read_tagged_cells_alone(grader, tmp_path):
+    (tmp_path / "given.py").write_text(
+        "import math\n\n\ndef once(draw):\n    yield (4.0,)\n\n\ndef root(x):\n    return math.sqrt(x)\n"
+    )
+    table = (
+        'title = "Roots"\nsource = "given.py"\ngiven = ["math"]\ncells = "exercise"\n\n[[exports]]\nname = "root"\n\n'
+    )
+    item = '[[items]]\nname = "values"\ncases = "once"\nreference = "root"\n'
+    (tmp_path / "roots.toml").write_text(table + item)
+    spec = load_spec(tmp_path / "roots.toml")
+    book = notebook("raise SystemExit", "def root(x):\n    return math.sqrt(x)", "def root(x):\n    return 0.0")
+    book["cells"][2]["metadata"] = {"tags": ["exercise"]}
+    (tmp_path / "anna.ipynb").write_text(json.dumps(book))
+    assert grader.grade(spec, Submission("anna", tmp_path / "anna.ipynb")).full
+    (tmp_path / "roots.toml").write_text(table.replace('["math"]', '["mathh"]') + item)
+    with pytest.raises(SpecError, match="mathh"):
+        load_spec(tmp_path / "roots.toml")

@@ -391,24 +391,35 @@ def test_a_head_that_follows_syntax_stands_out_and_one_that_looks_ahead_does_not
 
 
 def test_a_head_that_finds_the_antecedent_stands_out():
-    text = "Ann met Bob and Cid , then she saw him and he left"
-    names = {w: (text.index(f"{w} "), text.index(f"{w} ") + len(w)) for w in ("Ann", "Bob", "Cid", "she")}
-    spans = (names["Ann"], names["Bob"], names["Cid"], names["she"])
-    given = [Mentions(text, spans, (0, 1, 2, 0)) for _ in range(12)]
+    text = "Ann met Bob and Cid and Dan , then he saw him and left"
+    spans = tuple((text.index(f"{w} "), text.index(f"{w} ") + len(w)) for w in ("Ann", "Bob", "Cid", "Dan", "he"))
+    given = [Mentions(text, spans, (0, 1, 2, 3, 1)) for _ in range(12)]
 
     def record(text):
         words = text.split()
         starts = [sum(len(w) + 1 for w in words[:i]) for i in range(len(words))]
         tokens = Tokens("text", text, words, None, starts, [s + len(w) for s, w in zip(starts, words, strict=True)])
         finds = torch.zeros(len(words), len(words))
-        finds[:, 0] = 1
+        finds[:, 2] = 1
         nearest = torch.zeros_like(finds)
-        nearest[:, 4] = 1
+        nearest[:, 6] = 1
         return mapped(torch.stack([nearest, toward(finds, 0.4)]), tokens)
 
     found = evaluate_coreference(record, given)
     assert found["head"] == 1 and found["score"] == 1 and found["baseline"] == 0 and found["stands_out"]
     assert evaluate_coreference(record, given[:3]) is None
+    # A head that always looks at the first mention has found nothing where the first is right so often.
+    first = [Mentions(text, spans, (1, 0, 2, 3, 1)) for _ in range(12)]
+    always = evaluate_coreference(lambda text: first_looker(record(text)), first)
+    assert always["score"] == 1 and always["rule"] == "first" and always["baseline"] == 1 and not always["stands_out"]
+
+
+def first_looker(recording):
+    """The same recording with a head that gives all weight to the first token."""
+    T = len(recording.sequences[0])
+    weights = torch.zeros(1, T, T)
+    weights[..., 0] = 1
+    return mapped(weights, recording.sequences[0])
 
 
 CONLLU = """# text = Don't go!

@@ -161,12 +161,15 @@ def test_without_a_target_the_decoder_writes_its_own_and_does_not_read_the_text(
     assert target.steps is not None and target.prompt == 1 and target.ids[1:] != source.ids
 
 
-def test_every_option_of_the_commands_is_in_this_file():
+def test_every_option_of_the_commands_is_tested():
+    """Those of pruning, which takes many passes, have a file of their own."""
     import typer
 
     from regard.cli import heads, serve, view
 
-    here = Path(__file__).read_text("utf-8")
+    here = "".join(
+        Path(__file__).with_name(name).read_text("utf-8") for name in ("test_lens_options.py", "test_pruning.py")
+    )
     for function in (view.view, heads.heads, serve.serve):
         single = typer.Typer(add_completion=False)
         single.command()(function)

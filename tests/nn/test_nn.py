@@ -26,7 +26,7 @@ from regard.nn import (
 )
 from regard.nn.positions import Learned, Sinusoidal
 
-NAMES = sorted(name for name, cls in mechanisms().items() if name != "linear" and not cls.causal_only)
+NAMES = sorted(set(mechanisms()) - {"linear"})
 CROSSING = [n for n in NAMES if mechanisms()[n].crosses]
 
 

@@ -1,5 +1,6 @@
 """The language-model task: exact windows, honest measures, tokens written once, and any text however short."""
 
+import html
 import math
 import shutil
 
@@ -13,6 +14,7 @@ import regard
 from regard.config import ConfigError
 from regard.data import DataError, write_tokens
 from regard.data.batch import IGNORE
+from regard.reporting import write_report
 from regard.train import recipe, resume, train
 from regard.train.run import Run
 from regard.train.tasks import lm
@@ -237,6 +239,13 @@ def test_without_a_text_it_reads_the_documentation_of_python(tmp_path):
     run = train(recipe.load("lm", ["train.steps=1", *TINY]), tmp_path / "run")
     prose = (tmp_path / "run" / "prose.txt").read_text()
     assert len(prose) > 100_000 and "statement" in prose
-    assert (
-        regard.load(run.path).tokenizer.decode(regard.load(run.path).tokenizer.encode("a statement")) == "a statement"
-    )
+    tokenizer = regard.load(run.path).tokenizer
+    assert tokenizer.decode(tokenizer.encode("a statement")) == "a statement"
+
+
+def test_the_report_of_a_language_model_shows_what_it_writes_and_how_it_was_made(text, tmp_path):
+    run = trained(text, tmp_path / "run", "train.steps=1", "train.lr=0.0123")
+    page = html.unescape(write_report([run.path]).read_text())
+    written = regard.generate(regard.load(run.path), "\n", max_tokens=300, temperature=0.8, seed=0, slide=True)
+    assert written.text[-40:] in page
+    assert "train.lr" in page and "0.0123" in page and torch.__version__ in page

@@ -1,8 +1,8 @@
 """The page that compares runs: one table, curves laid over each other, and what differs between their configs.
 
 A run is plain data: name, path, recipe, status, steps, seconds, parameters, mechanism, metrics {name: final value},
-best {name: value}, curve [{step, loss, …}], evaluations [{step, name: value}], config_differences {key: value}. What a
-run lacks is shown as –.
+best {name: value}, curve [{step, loss, …}], evaluations [{step, name: value}], config_differences {key: value},
+settings {key: value}, versions {name: version}, sample (what a language model writes). What a run lacks is shown as –.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from regard.report.learning import (
     train_and_dev,
 )
 from regard.report.markup import Markup, code, count_noun, duration, join, number, percent, strong
-from regard.report.page import Page, ReportError, details, facts, figure, figures, heading, paragraph, table
+from regard.report.page import (
+    Page,
+    ReportError,
+    details,
+    facts,
+    figure,
+    figures,
+    heading,
+    listing,
+    paragraph,
+    table,
+)
 from regard.report.palette import style
 
 Run = Mapping[str, Any]
@@ -46,12 +57,37 @@ def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
     page.add(heading("Curves"))
     page.add(figures(*curves) if curves else paragraph("Left out: no run has logged anything yet.", quiet=True))
     page.add(*_best_steps(runs, names))
+    page.add(*_written(runs, names))
     page.add(heading("The runs"))
     for name, run in zip(names, runs, strict=True):
         shown = {key: run.get(key) for key in ("recipe", "status", "mechanism", "parameters", "steps")}
         where = {"folder": code(run.get("path", "–")), "time": duration(run.get("seconds"))}
         page.add(details(name, facts(where | {key: value for key, value in shown.items() if value is not None})))
+    page.add(*_how_made(runs, names))
     return page
+
+
+def _written(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
+    """Yields what the language models among the runs write, so that a loss can be seen."""
+    texts = [(name, run["sample"]) for name, run in zip(names, runs, strict=True) if run.get("sample")]
+    if not texts:
+        return
+    yield heading("What they write")
+    yield paragraph("Drawn at temperature 0.8 with seed 0; nothing was chosen.", quiet=True)
+    for name, text in texts:
+        yield join(strong(name), listing(text))
+
+
+def _how_made(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
+    """Yields the settings of each run, and the versions that it was trained with."""
+    made = [(name, run) for name, run in zip(names, runs, strict=True) if run.get("settings")]
+    if not made:
+        return
+    yield heading("How it was made")
+    yield paragraph("The same settings and seed on the same machine, with as many threads, give the same numbers.")
+    for name, run in made:
+        settings = {key: number(value) for key, value in run["settings"].items()}
+        yield details(f"{name}: settings", facts(settings | dict(run.get("versions") or {})))
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

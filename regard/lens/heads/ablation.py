@@ -8,7 +8,7 @@ mask token) the cost is the relative change (L2 norm) of the final hidden states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,14 +47,14 @@ def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress
     if not texts:
         raise OptionError("ablation needs at least one text")
     with evaluation_mode(model):
-        runs = [_make_run(recordable, text) for text in texts]
-        layers = _layers(recordable, texts[0])
+        runs = [make_run(recordable, text) for text in texts]
+        layers = self_attention_layers(recordable, texts[0])
         whole = [run() for run in runs]
         costs = []
         for n, (layer, heads) in enumerate(layers):
             for head in range(heads):
-                with _without(model, layer["name"], head):
-                    cost = sum(_cost(run(), before) for run, before in zip(runs, whole, strict=True)) / len(runs)
+                with without_heads(model, {layer["name"]: [head]}):
+                    cost = sum(added_cost(run(), before) for run, before in zip(runs, whole, strict=True)) / len(runs)
                 costs.append({**layer, "head": head, "cost": round(cost, 6)})
             if progress is not None:
                 progress(n + 1, len(layers))
@@ -70,14 +70,14 @@ def add_costs(heads: Sequence[dict[str, Any]], ablation: dict[str, Any]) -> None
         head["cost"] = costs[head["side"], head["layer"], head["head"]]
 
 
-def _cost(now: Tensor, before: Tensor) -> float:
+def added_cost(now: Tensor, before: Tensor) -> float:
     """Returns the increase of a loss, or the relative change (L2 norm) of hidden states."""
     if now.dim() == 0:
         return float(now - before)
     return float((now - before).norm() / before.norm())
 
 
-def _make_run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
+def make_run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
     """Returns a function that runs the model over a sample and returns its loss, or its last hidden states [T,D]."""
     sample = as_sample(text)
     if isinstance(recordable.model, Model):
@@ -86,7 +86,7 @@ def _make_run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
 
 
 def _make_regard_run(recordable: RecordableModel, model: Model[Any], sample: Sample) -> Callable[[], Tensor]:
-    """Returns the function that `_make_run` returns, for one of regard's models."""
+    """Returns the function that `make_run` returns, for one of regard's models."""
     tokens = torch.tensor([recordable.ids(sample)], device=model.device)
     if isinstance(model, Seq2Seq):
         target = torch.tensor([_decoder_ids(recordable, sample)], device=model.device)
@@ -103,7 +103,7 @@ def _make_regard_run(recordable: RecordableModel, model: Model[Any], sample: Sam
 
 
 def _make_hub_run(recordable: RecordableModel, model: Any, sample: Sample) -> Callable[[], Tensor]:
-    """Returns the function that `_make_run` returns, for a Hugging Face model."""
+    """Returns the function that `make_run` returns, for a Hugging Face model."""
     inputs, _ = recordable.inputs(sample)
     if is_masked_model(model):
         if mask_token(recordable.tokenizer) is not None:
@@ -113,7 +113,7 @@ def _make_hub_run(recordable: RecordableModel, model: Any, sample: Sample) -> Ca
         if has_language_head(model):
             labels = next_token_labels(inputs)
             return lambda: model(**inputs, labels=labels).loss.detach()
-        return lambda: model(**inputs).last_hidden_state[0]
+        return lambda: model(**inputs, output_hidden_states=True).hidden_states[-1][0]
     inputs["decoder_input_ids"] = inputs["input_ids"].new_tensor([_decoder_ids(recordable, sample)])
     if not has_language_head(model):
         return lambda: model(**inputs).last_hidden_state[0]
@@ -135,43 +135,46 @@ def _summed(losses: Callable[[], Iterator[Tensor]]) -> Callable[[], Tensor]:
     return lambda: torch.stack(list(losses())).sum()
 
 
-def _layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
+def self_attention_layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
     """Returns ({"layer", "side", "name"}, number of heads) of each self-attention module."""
     attentions = [a for a in recordable.record_one(text).attentions if a.kind == "self"]
     return [({"layer": a.layer, "side": a.side, "name": a.name}, a.heads) for a in attentions]
 
 
 @contextmanager
-def _without(model: Any, name: str, head: int) -> Iterator[None]:
-    """Sets the output of one head to zero while the context lasts.
+def without_heads(model: Any, heads: Mapping[str, Collection[int]]) -> Iterator[None]:
+    """Sets the output of some heads of each attention module that is named to zero while the context lasts.
 
-    A head of a Hugging Face model is removed in transformers' attention interface; raises OptionError at the end if the
-    model did not call it for the module `name`.
+    Heads of a Hugging Face model are removed in transformers' attention interface; raises OptionError at the end if the
+    model did not call it for one of the modules.
     """
     if not isinstance(model, Model):
-        remover = _HeadRemover(name, head)
+        remover = _HeadRemover(heads)
         with recording_attention(model, remover):
             yield
-        if not remover.removed:
+        if remover.removed != set(heads):
             raise OptionError(f"{type(model).__name__} makes its attention itself, so no head of it can be removed")
         return
 
-    def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        return _zero_head(out, 1, head)
+    removed_of: dict[nn.Module, Collection[int]] = {}
+    for name, removed in heads.items():
+        mechanism = model.get_submodule(name).mechanism
+        assert isinstance(mechanism, nn.Module)
+        removed_of[mechanism] = removed
 
-    mechanism = model.get_submodule(name).mechanism
-    assert isinstance(mechanism, nn.Module)
-    with forward_hooks([mechanism], remove):
+    def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        return _zero_heads(out, 1, removed_of[mechanism])
+
+    with forward_hooks(removed_of, remove):
         yield
 
 
 class _HeadRemover:
-    """An `AttentionRecorder` that stores nothing, and sets one head of one module to zero."""
+    """An `AttentionRecorder` that stores nothing, and sets some heads of the modules that `heads` names to zero."""
 
-    def __init__(self, name: str, head: int) -> None:
-        self.name = name
-        self.head = head
-        self.removed = False
+    def __init__(self, heads: Mapping[str, Collection[int]]) -> None:
+        self.heads = heads
+        self.removed: set[str] = set()
 
     def begin(self, call: Call) -> None:
         """Does nothing: the call is not changed."""
@@ -180,12 +183,12 @@ class _HeadRemover:
         """Ignores the weights."""
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        """Returns the output [B,T,H,V]; in the chosen module the head is set to zero."""
-        if call.name != self.name:
+        """Returns the output [B,T,H,V]; in the chosen modules the chosen heads are set to zero."""
+        if call.name not in self.heads:
             return out
-        self.removed = True
-        return _zero_head(out, 2, self.head)
+        self.removed.add(call.name)
+        return _zero_heads(out, 2, self.heads[call.name])
 
 
-def _zero_head(out: Tensor, dim: int, head: int) -> Tensor:
-    return out.index_fill(dim, torch.tensor([head], device=out.device), 0)
+def _zero_heads(out: Tensor, dim: int, heads: Collection[int]) -> Tensor:
+    return out.index_fill(dim, torch.tensor(list(heads), device=out.device), 0)

@@ -3,7 +3,8 @@
 A head's prediction for a word is the other word with the largest weight. The weight from a word is the mean over its
 tokens, and the weight onto a word the sum over its tokens. For coreference, the weight onto a mention is the mean over
 its tokens, and only earlier mentions are candidates. For each relation the best head is compared with the best fixed
-distance; for coreference with the nearest earlier mention. The confidence interval is corrected for picking the best
+distance; for coreference with the nearest earlier mention, the one before it, or the first, whichever is right most
+often. The confidence interval is corrected for picking the best
 head.
 """
 
@@ -25,14 +26,19 @@ from regard.lens.trace.trace import Recording
 
 MIN_PAIRS = 10  # smallest number of pairs for which a result is reported
 MAX_DISTANCE = 6  # the largest fixed distance that is tried
+# Which of the earlier mentions a baseline for coreference chooses.
+RULES = {"nearest": -1, "nearest but one": -2, "first": 0}
+UNSCORED = ("punct",)  # to what punctuation is attached is a convention; it is not evaluated elsewhere either
 Record = Callable[[str], Recording]
 
 
-def evaluate_syntax(record: Record, sentences: Iterable[Parsed]) -> list[dict[str, Any]]:
+def evaluate_syntax(
+    record: Record, sentences: Iterable[Parsed], rare: dict[str, int] | None = None
+) -> list[dict[str, Any]]:
     """Returns for each dependency relation and direction the attention head that is right most often.
 
-    Relations with fewer than MIN_PAIRS pairs are left out. The baseline always predicts the word at one fixed distance,
-    the best one.
+    Relations with fewer than MIN_PAIRS pairs are left out; `rare` is filled with how many pairs each of them has. The
+    baseline always predicts the word at one fixed distance, the best one.
     """
     hits: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
     gaps: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -41,7 +47,7 @@ def evaluate_syntax(record: Record, sentences: Iterable[Parsed]) -> list[dict[st
         recording = record(sentence.text)
         head_ids, weights, allowed = _word_weights(recording, sentence.words)
         for word, (governor, relation) in enumerate(zip(sentence.governors, sentence.relations, strict=True)):
-            if governor < 0:
+            if governor < 0 or relation in UNSCORED:
                 continue
             for a, b, direction in ((word, governor, "to head"), (governor, word, "to dependent")):
                 if allowed[a, b]:
@@ -55,16 +61,28 @@ def evaluate_syntax(record: Record, sentences: Iterable[Parsed]) -> list[dict[st
             best = max(offsets, key=lambda d: int((distances == d).sum()))
             row = _best(head_ids, torch.stack(rows, 1), distances == best)
             found.append({"relation": key[0], "direction": key[1], "distance": best, **row})
+        elif rare is not None:
+            rare[" ".join(key)] = len(rows)
     return found
 
 
-def evaluate_coreference(record: Record, texts: Iterable[Mentions]) -> dict[str, Any] | None:
-    """Returns the head that most often attends to a coreferent earlier mention; the baseline is the nearest mention.
+def is_resolvable(text: Mentions, mention: int) -> bool:
+    """Returns whether a mention has something to find and something to get wrong.
 
-    Returns None if there are fewer than MIN_PAIRS mentions to resolve.
+    Of the mentions before it, that do not overlap it, one is in its cluster and one is not.
+    """
+    before = [n for n in range(mention) if text.spans[n][1] <= text.spans[mention][0]]
+    return len({text.clusters[n] == text.clusters[mention] for n in before}) == 2
+
+
+def evaluate_coreference(record: Record, texts: Iterable[Mentions]) -> dict[str, Any] | None:
+    """Returns the head that most often attends to a coreferent earlier mention.
+
+    The baseline always chooses the mention at one place among those before, the best of RULES. Returns None if there
+    are fewer than MIN_PAIRS mentions to resolve.
     """
     hits = []
-    nearest = []
+    by_rule: dict[str, list[bool]] = {rule: [] for rule in RULES}
     head_ids: list[dict[str, Any]] = []
     for text in texts:
         recording = record(text.text)
@@ -75,10 +93,12 @@ def evaluate_coreference(record: Record, texts: Iterable[Mentions]) -> dict[str,
             if len(before) < 2 or not bool(right.any()) or bool(right.all()):
                 continue  # nothing to find, or nothing to get wrong
             hits.append(right[weights[:, m][:, before].argmax(-1)])
-            nearest.append(bool(right[-1]))
+            for rule, place in RULES.items():
+                by_rule[rule].append(bool(right[place]))
     if len(hits) < MIN_PAIRS:
         return None
-    return _best(head_ids, torch.stack(hits, 1), torch.tensor(nearest))
+    rule = max(RULES, key=lambda name: sum(by_rule[name]))
+    return {"rule": rule, **_best(head_ids, torch.stack(hits, 1), torch.tensor(by_rule[rule]))}
 
 
 def _word_weights(

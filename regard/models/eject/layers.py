@@ -74,6 +74,19 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
+def rotate_part(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Returns queries or keys [B,N,T,K] of which only the first numbers are turned, and the others left as they are."""
+    width = rotation[0].shape[-1]
+    return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], -1)
+
+
+class UnitLength(nn.Module):
+    """x/√(sum of squares + ε): queries and keys of length 1"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
 def reweight(heads: Tensor) -> Tensor:
     """Returns heads [B,H,T,V] weighed by the length of their outputs, at each position for itself."""
     norms: Tensor = heads.norm(dim=-1, keepdim=True)
@@ -100,8 +113,10 @@ class Attention(nn.Module):
         out_bias: bool,
         merge: Callable[[Tensor], Tensor] | None,
         heads: int,
+        turn: Callable[..., Tensor],  # how rotary positions turn queries and keys
     ) -> None:
         super().__init__()
+        self.turn = turn
         self.widths = widths
         self.mechanism = mechanism
         self.merge = merge
@@ -119,7 +134,7 @@ class Attention(nn.Module):
         if self.normed:
             placed = [self.query_norm(placed[0]), self.key_norm(placed[1])]
         if rotation is not None:
-            placed = [rotate(part, rotation) for part in placed]
+            placed = [self.turn(part, rotation) for part in placed]
         q, k = [*placed, None, None][:2]
         out = self.mechanism(q, k, v, rules)
         if self.merge is not None:
@@ -169,6 +184,21 @@ class Block(nn.Module):
             return x + self.mlp(self.mlp_norm(x))
         x = self.attention_norm(x + self.attention(x, rotation, rules))
         return self.mlp_norm(x + self.mlp(x))
+
+
+class AttentionBlock(nn.Module):
+    """Attention without an MLP, added to its input; the norm before it, x + f(norm(x)), or after, norm(x + f(x))"""
+
+    def __init__(self, attention: nn.Module, norm: nn.Module, before: bool) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = norm
+        self.before = before
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, rules: dict[str, Any]) -> Tensor:
+        if self.before:
+            return x + self.attention(self.attention_norm(x), rotation, rules)
+        return self.attention_norm(x + self.attention(x, rotation, rules))
 
 
 class Stack(nn.Module):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from regard.errors import OptionError
-from regard.mechanisms import Mechanism
+from regard.mechanisms import Mechanism, Recurrence
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
 from regard.mechanisms.random_features import Fourier, Performer
@@ -59,6 +59,7 @@ def write_source(model: Model[Any], name: str = "a model") -> str:
             "instead: regard export"
         )
     stack = model.stack
+    _refuse_parts(stack)
     mechanisms = [_build_mechanism(block.attention.mechanism, block.attention) for block in stack.layers]
     positions = _build_positions(stack)
     merge = _merge(stack)
@@ -73,6 +74,33 @@ def write_source(model: Model[Any], name: str = "a model") -> str:
         _write_text(tokenizer, stack.limit),
     ]
     return "\n\n\n".join(pieces) + "\n"
+
+
+def _refuse_parts(stack: Stack) -> None:
+    """Raises where a layer has a part that the file has no plain twin of."""
+    if stack.config.attention.by_mechanism:
+        raise OptionError(
+            "layers whose attention differs (model.attention.by_mechanism) are not written yet; expected one section "
+            "for all"
+        )
+    attention = stack.layers[0].attention
+    parts = {
+        "convolution": attention.convolution is not None,
+        "output.norm": attention.head_norm is not None,
+        "output.gate": attention.gate is not None,
+        "positions": not attention.positions,
+    }
+    unknown = [f"model.attention.{name}" for name, has in parts.items() if has]
+    if unknown:
+        raise OptionError(
+            f"{', '.join(unknown)}: this part of the layer is not written yet; take regard/nn/attention.py into a file "
+            "of your own, or train a model without it"
+        )
+
+
+def _turns_a_part(stack: Stack) -> bool:
+    """Returns whether rotary positions turn a share of each head's width."""
+    return isinstance(stack.positions, Rotary) and stack.positions.width < stack.layers[0].attention.size.K
 
 
 def _head(model: GPT, name: str, stack: Stack) -> str:
@@ -117,6 +145,11 @@ def _build_mechanism(mechanism: Mechanism, attention: Attention) -> str:
         return f"Synthesizer({mechanism.heads}, {mechanism.width}, {mechanism.length})"
     if isinstance(mechanism, RandomSynthesizer):
         return f"RandomSynthesizer({mechanism.heads}, {mechanism.length}, {mechanism.rank})"
+    if isinstance(mechanism, Recurrence):
+        raise OptionError(
+            f"the mechanism '{mechanism.name}' has no plain twin yet; take regard/mechanisms/recurrence.py into a file "
+            "of your own"
+        )
     raise OptionError(
         f"the mechanism '{mechanism.name}' has no plain twin that regard could write: it is your own, or has a "
         "function of yours; take its class into the file by hand"
@@ -162,11 +195,18 @@ def _needed_parts(stack: Stack, mechanisms: list[str], positions: str, merge: st
     if used - by_scores:
         wanted.add("Linear")
     wanted.add("rotate")
+    if _turns_a_part(stack):
+        wanted.add("rotate_part")
+    if stack.config.attention.qk_norm == "l2":
+        wanted.add("UnitLength")
     if isinstance(stack.positions, Alibi):
         wanted.add("alibi_slopes")
     if merge is not None:
         wanted.add(merge)
-    wanted.add("SwiGLU" if isinstance(stack.layers[0].mlp, Gated) else "MLP")
+    if stack.layers[0].mlp is None:
+        wanted = wanted - {"Block"} | {"AttentionBlock"}
+    else:
+        wanted.add("SwiGLU" if isinstance(stack.layers[0].mlp, Gated) else "MLP")
     return [part for module in (plain, layers) for name, part in _parts(module) if name in wanted]
 
 
@@ -177,14 +217,16 @@ def _parts(module: Any) -> Iterable[tuple[str, Any]]:
             yield name, part
 
 
-def _norm(stack: Stack, width: int, eps: float) -> str:
-    """Returns the expression that builds a norm of this width."""
+def _norm(stack: Stack, width: int, eps: float, name: str | None = None) -> str:
+    """Returns the expression that builds a norm of this width, the block's unless another is named."""
     block = stack.config.block
-    if block.norm == "rms":
+    bias = block.bias or name is not None  # norms of queries and keys have one in any case
+    name = name or block.norm
+    if name == "rms":
         return f"nn.RMSNorm({width}, {eps!r})"
-    if block.norm == "layer":
-        return f"nn.LayerNorm({width}, {eps!r}, bias={block.bias})"
-    raise OptionError(f"the norm '{block.norm}' has no plain twin that regard could write")
+    if name == "layer":
+        return f"nn.LayerNorm({width}, {eps!r}, bias={bias})"
+    raise OptionError(f"the norm '{name}' has no plain twin that regard could write")
 
 
 def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str, merge: str | None) -> str:
@@ -201,8 +243,7 @@ def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str
     mechanism = mechanisms[0] if same else "mechanism"
     qk_norms = "[]"
     if attention.query_norm is not None:
-        eps = float(getattr(attention.query_norm, "eps", None) or config.block.eps)
-        qk_norms = f"[{_norm(stack, size.K, eps)} for _ in range(2)]"
+        qk_norms = f"[{_write_qk_norm(stack, attention)} for _ in range(2)]"
     window = config.attention.window
     if window is not None and stack.limit is not None and window >= stack.limit:
         window = None  # it hides nothing that the model can read
@@ -220,10 +261,15 @@ def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str
     lines.append("        attention = Attention(")
     lines.append(f"            {', '.join(arguments)},")
     lines.append(f"            bias={bias}, out_bias={out_bias}, merge={merge}, heads={size.H},")
+    lines.append(f"            turn={'rotate_part' if _turns_a_part(stack) else 'rotate'},")
     lines.append("        )")
-    lines.append(f"        mlp = {_write_mlp(first, config.width, config.block.mlp)}")
-    lines.append(f"        norms = [{_norm(stack, config.width, config.block.eps)} for _ in range(2)]")
-    lines.append(f"        blocks.append(Block(attention, mlp, norms, before={config.block.before}))")
+    block_norm = _norm(stack, config.width, config.block.eps)
+    if first.mlp is None:
+        lines.append(f"        blocks.append(AttentionBlock(attention, {block_norm}, before={config.block.before}))")
+    else:
+        lines.append(f"        mlp = {_write_mlp(first, config.width, config.block.mlp)}")
+        lines.append(f"        norms = [{block_norm} for _ in range(2)]")
+        lines.append(f"        blocks.append(Block(attention, mlp, norms, before={config.block.before}))")
     norms = []
     for norm in (stack.embedding_norm, stack.final_norm):
         norms.append("None" if norm is None else _norm(stack, config.width, config.block.eps))
@@ -233,6 +279,15 @@ def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str
     lines.append(f'    model.load_state_dict(load_file(folder / "{WEIGHTS}"))')
     lines.append("    return model.eval()")
     return "\n".join(lines)
+
+
+def _write_qk_norm(stack: Stack, attention: Attention) -> str:
+    """Returns the expression that builds the norm of queries or keys."""
+    said = stack.config.attention.qk_norm
+    if said == "l2":
+        return "UnitLength()"
+    eps = float(getattr(attention.query_norm, "eps", None) or stack.config.block.eps)
+    return _norm(stack, attention.size.K, eps, said if isinstance(said, str) else stack.config.block.norm)
 
 
 def _write_mlp(block: Block, width: int, name: str) -> str:

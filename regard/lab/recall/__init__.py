@@ -1,0 +1,1 @@
+"""How much a state of fixed size can remember."""

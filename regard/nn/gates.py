@@ -1,0 +1,103 @@
+"""What a layer makes of its input for mechanisms with a memory: decays a ≤ 0 and write strengths b.
+
+softplus     a = −softplus(x A + bias) · e^α        α one number a head; Mamba-2, gated DeltaNet
+logsigmoid   a = logsigmoid(x A + bias) / 16        gated linear attention (GLA)
+constant     a = log(1 − 2^{−5−h})                  what `retention` has, whatever the token
+b            b = range · σ(x B)                     from 0 to the mechanism's `range`
+
+They are computed in float32 or better: a sum of many decays is what counts, and it keeps no digits in half precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.mechanisms import Mechanism
+from regard.nn.projection import Projection
+from regard.registry import Registry
+from regard.shapes import upcast_half
+
+
+class Decay(nn.Module):
+    """A way to make a from x A [B,T,G·W]: one number a head (W = 1), or one a key channel. This one is softplus."""
+
+    learns: ClassVar[bool] = True
+
+    def __init__(self, G: int, W: int) -> None:
+        super().__init__()
+        # Steps from 0.001 to 0.1 and rates from 1 to 16: memories of a token and of a thousand side by side.
+        steps = torch.empty(G * W).uniform_(math.log(0.001), math.log(0.1)).exp()
+        self.bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))  # softplus of it is the step
+        self.rate = nn.Parameter(torch.empty(G).uniform_(1, 16).log())
+
+    def forward(self, x: Float[Tensor, "B T G W"]) -> Float[Tensor, "B T G W"]:
+        step = functional.softplus(x + self.bias.to(x.dtype).view(x.shape[2:]))
+        return -step * self.rate.to(x.dtype).exp()[:, None]
+
+
+class LogSigmoid(Decay):
+    """Decays that begin near 1: e^a is the sixteenth root of a sigmoid."""
+
+    def __init__(self, G: int, W: int) -> None:
+        nn.Module.__init__(self)
+        self.bias = nn.Parameter(torch.zeros(G * W))
+
+    def forward(self, x: Float[Tensor, "B T G W"]) -> Float[Tensor, "B T G W"]:
+        return functional.logsigmoid(x + self.bias.to(x.dtype).view(x.shape[2:])) / 16
+
+
+class Constant(Decay):
+    """Decays that are the same for every token, and are not learned."""
+
+    learns = False
+
+    def __init__(self, G: int, W: int) -> None:
+        nn.Module.__init__(self)
+
+    def forward(self, x: Float[Tensor, "B T G W"]) -> Float[Tensor, "B T G W"]:
+        heads = torch.arange(x.shape[2], dtype=torch.float64, device=x.device)
+        return torch.log1p(-torch.exp2(-5 - heads)).to(x.dtype)[:, None].expand(x.shape)
+
+
+DECAYS: Registry[Callable[[int, int], Decay]] = Registry("decay")
+DECAYS.update({"softplus": Decay, "logsigmoid": LogSigmoid, "constant": Constant})
+
+
+class Gates(nn.Module):
+    """Makes what a mechanism needs of a and b, for G heads with keys of width K, from x [B,T,D]."""
+
+    def __init__(self, D: int, G: int, K: int, mechanism: Mechanism, decay: str = "softplus") -> None:
+        super().__init__()
+        self.heads = G
+        self.width = K if getattr(mechanism, "channels", False) else 1
+        self.range = float(getattr(mechanism, "range", 1.0))
+        self.decay: Decay | None = None
+        if "a" in mechanism.needs:
+            self.decay = DECAYS.find(decay)(G, self.width)
+        learned = G * self.width if self.decay is not None and self.decay.learns else 0
+        self.sizes = [learned, G if "b" in mechanism.needs else 0]
+        self.project: Projection | None = None
+        if any(self.sizes):
+            self.project = Projection(D, sum(self.sizes), bias=False)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> dict[str, Tensor]:
+        """Returns a [B,G,T] or [B,G,T,K] and b [B,G,T], those that the mechanism needs, by their names."""
+        B, T, _ = x.shape
+        a, b = x[..., :0], x[..., :0]
+        if self.project is not None:
+            a, b = upcast_half(self.project(x)).split_with_sizes(self.sizes, -1)
+        gates = {}
+        if self.decay is not None:
+            shape = (B, T, self.heads, self.width)
+            a = self.decay(a.view(shape) if self.decay.learns else upcast_half(x).new_empty(shape))
+            gates["a"] = a.transpose(1, 2).squeeze(3) if self.width == 1 else a.transpose(1, 2)
+        if self.sizes[1]:
+            gates["b"] = self.range * torch.sigmoid(b).transpose(1, 2)
+        return gates

@@ -1,0 +1,256 @@
+"""What may stand around a mechanism: a short convolution, norms and gates, and rotary positions of a part."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from regard.errors import GateError, OptionError
+from regard.mechanisms import fork, mechanisms
+from regard.nn import Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
+
+NAMES = sorted(set(mechanisms()) - {"linear"})
+PARTS: dict[str, Any] = {"convolution": 4, "out_norm": "rms", "gate": "silu"}
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-10) -> None:
+    assert a.shape == b.shape
+    assert float((a - b).detach().abs().max()) <= tolerance * max(1.0, float(b.detach().abs().max()))
+
+
+def layer(**options: Any) -> Attention:
+    torch.manual_seed(0)
+    return Attention(14, 6, K=4, V=3, **options).double().eval()
+
+
+def tokens(T: int, C: int, B: int = 2) -> torch.Tensor:
+    return torch.randn(B, T, C, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("width", [2, 4, 7])
+def test_a_short_convolution_is_torchs_depthwise_one(width: int) -> None:
+    convolution = ShortConvolution(5, width, bias=True).double()
+    assert convolution.bias is not None
+    torch.nn.init.normal_(convolution.bias)
+    x = tokens(6, 5)  # shorter than the widest filter
+    padded = functional.pad(x.mT, (width - 1, 0))
+    want = functional.silu(functional.conv1d(padded, convolution.weight[:, None], convolution.bias, groups=5)).mT
+    close(convolution(x), want)
+
+
+def test_a_short_convolution_sees_visible_tokens_of_its_document_only() -> None:
+    convolution = ShortConvolution(5, 4).double()
+    x = tokens(9, 5, B=1)
+    visible = torch.tensor([[False, True, True, False, True, True, True, False, True]])
+    documents = torch.tensor([[3, 3, 3, 3, 3, 7, 7, 7, 7]])
+    shown = visible[0]
+    close(convolution(x, visible)[:, shown], convolution(x[:, shown]))
+    alone = [convolution(x[:, shown & (documents[0] == n)]) for n in (3, 7)]
+    close(convolution(x, visible, documents)[:, shown], torch.cat(alone, 1))
+    changed = x.clone()
+    changed[:, ~shown] = 1e6
+    clean = convolution(x, visible, documents)[:, shown]
+    assert torch.equal(convolution(changed, visible, documents)[:, shown], clean)
+
+
+def test_a_short_convolution_goes_on_from_its_last_inputs() -> None:
+    convolution = ShortConvolution(5, 4).double()
+    x = tokens(11, 5)
+    visible = torch.rand(2, 11, generator=torch.Generator().manual_seed(2)) > 0.4
+    for seen in (None, visible):
+        before = convolution.empty(2, torch.float64, "cpu")
+        parts = []
+        for at, n in ((0, 1), (1, 1), (2, 5), (7, 0), (7, 1), (8, 3)):
+            shown = None if seen is None else seen[:, at : at + n]
+            out, before = convolution.extend(x[:, at : at + n], before, shown)
+            parts.append(out)
+        shown = slice(None) if seen is None else seen
+        close(torch.cat(parts, 1)[shown], convolution(x, seen)[shown])
+        assert before.shape == (2, 3, 5) and before.is_contiguous()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_part_beside_every_mechanism(name: str) -> None:
+    """A whole pass, pieces, a branched state, padding with NaN and packed documents agree."""
+    qk_norm = "l2" if {"q", "k"} <= set(mechanisms()[name].needs) else None
+    attention = layer(G=2, mechanism=name, length=16, qk_norm=qk_norm, **PARTS)
+    x = tokens(11, 14)
+    whole = attention(x)
+    state, parts = attention.empty(2, 3), []
+    for at, n in ((0, 4), (4, 1), (5, 6)):
+        branch = fork(state)
+        attention.extend(x[:, :1], branch)  # what is done with a branch does not touch the state
+        out, state = attention.extend(x[:, at : at + n], state)
+        parts.append(out)
+    close(torch.cat(parts, 1), whole)
+    visible = torch.ones(2, 14, dtype=torch.bool)
+    visible[:, [0, 5, 13]] = False
+    padded = torch.full((2, 14, 14), math.nan, dtype=torch.float64)
+    padded[visible] = x.flatten(0, 1)
+    got = attention(padded, visible)
+    close(got[visible].view_as(whole), whole)
+    assert bool((got[~visible] == 0).all())
+    got.square().sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in attention.parameters() if p.grad is not None)
+    documents = torch.tensor([0] * 4 + [1] * 2 + [0] * 5).expand(2, -1)
+    alone = [attention(part) for part in x.split([4, 2, 5], 1)]
+    close(attention(x, documents=documents), torch.cat(alone, 1))
+
+
+def test_a_branched_state_changes_the_order_of_its_rows() -> None:
+    attention = layer(**PARTS)
+    x = tokens(6, 14)
+    _, state = attention.extend(x[:, :5], attention.empty(2, 8))
+    swapped = torch.tensor([1, 0, 1])
+    out, _ = attention.extend(x[swapped, 5:], fork(state, swapped))
+    close(out, attention(x)[swapped, 5:])
+    assert mechanism_state(state).tokens.tolist() == [5, 5]
+
+
+def test_the_layer_is_its_formula() -> None:
+    attention = layer(qk_norm="l2", scale=2.0, **PARTS)
+    assert attention.convolution is not None and attention.gate is not None
+    x = tokens(5, 14, B=1)
+    projected = functional.pad(attention.project(x).mT, (3, 0))
+    mixed = functional.silu(functional.conv1d(projected, attention.convolution.weight[:, None], groups=66)).mT
+    q, k, v = (part.view(1, 5, 6, -1).transpose(1, 2) for part in mixed.split([24, 24, 18], -1))
+    q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+    close(q.norm(dim=-1), torch.ones(1, 6, 5, dtype=torch.float64), 1e-2)
+    scores = (2.0 * q @ k.mT).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    heads = scores.softmax(-1) @ v
+    heads = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    merged = heads.transpose(1, 2).reshape(1, 5, 18)
+    close(attention(x), attention.out(merged * functional.silu(attention.gate(x))))
+
+
+def test_a_gate_and_a_norm_of_heads_in_cross_attention() -> None:
+    attention = layer(source=9, out_norm="layer", gate="sigmoid")
+    x, source = tokens(5, 14), tokens(7, 9)
+    state = attention.write(attention.empty(2, 7), source)
+    close(attention.read(x, state), attention(x, source=source))
+    plain = layer(source=9)
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    assert float((attention(x, source=source) - plain(x, source=source)).detach().abs().max()) > 1e-3
+
+
+def test_rotary_positions_of_a_share_leave_the_rest() -> None:
+    rotary, narrow = Rotary(8, share=0.5), Rotary(4)
+    x = tokens(6, 8)[:, None]
+    at = torch.arange(6)[None]
+    turned = rotate(x, rotary.rotation(at, 6, torch.float64))
+    close(turned[..., 4:], x[..., 4:], 0)
+    close(turned[..., :4], rotate(x[..., :4], narrow.rotation(at, 6, torch.float64)), 0)
+    with pytest.raises(OptionError, match=r"0\.4 of it, which is 3"):
+        Rotary(8, share=0.4)
+
+
+def test_layers_that_are_not_turned_keep_queries_and_keys() -> None:
+    rotation = Rotary(4).rotation(torch.arange(5)[None], 5, torch.float64)
+    x = tokens(5, 14)
+    still = layer(positions=False)
+    close(still(x, rotation=rotation), still(x), 0)
+    assert float((layer()(x, rotation=rotation) - still(x)).detach().abs().max()) > 1e-4
+
+
+def test_a_window_reaches_as_much_farther_as_the_convolution_does() -> None:
+    from regard.shapes import Mask
+
+    attention = layer(rules=Mask(window=3), convolution=4)
+    assert attention.reach == 6 and layer(rules=Mask(window=3)).reach == 3 and layer(convolution=4).reach is None
+    x = tokens(10, 14, B=1)
+    changed = x.clone()
+    changed[:, 1] += 1
+    moved = (attention(x) - attention(changed)).detach().abs().amax(-1)[0]
+    assert [n for n in range(10) if moved[n] > 1e-9] == list(range(1, 7))
+
+
+def test_bad_parts_say_why() -> None:
+    with pytest.raises(OptionError, match="width 1: expected 2 to 64"):
+        layer(convolution=1)
+    with pytest.raises(OptionError, match="belongs to self-attention"):
+        layer(convolution=4, source=9)
+    with pytest.raises(OptionError, match="Its options: channels, width, activation, bias"):
+        layer(convolution=4, convolution_options={"activatoin": "silu"})
+    with pytest.raises(Exception, match="Did you mean 'sigmoid'"):
+        layer(gate="sigmod")
+    with pytest.raises(OptionError, match="nothing to act on"):
+        layer(mechanism="synthesizer", length=8, qk_norm="l2")
+    with pytest.raises(LooksAheadError, match="mix the documents"):
+        layer(merge="reweight-sequence")(tokens(4, 14), documents=torch.zeros(2, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_half(dtype: torch.dtype) -> None:
+    attention = layer(qk_norm="l2", **PARTS).to(dtype)
+    x = tokens(6, 14).to(dtype)
+    whole = attention(x)
+    out, state = attention.extend(x, attention.empty(2, 8))
+    assert whole.dtype == out.dtype == state.before.dtype == dtype
+    close(out, whole, 0.05)
+
+
+@pytest.mark.slow
+def test_a_layer_with_every_part_compiles_whole() -> None:
+    attention = layer(qk_norm="l2", **PARTS)
+    x = tokens(6, 14)
+    visible = torch.ones(2, 6, dtype=torch.bool)
+    visible[0, :2] = False
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    close(compiled(x, visible), attention(x, visible))
+
+
+RECURRENCES = [name for name in NAMES if mechanisms()[name].causal_only]
+
+
+@pytest.mark.parametrize("decay", ["softplus", "logsigmoid", "constant"])
+@pytest.mark.parametrize("channels", [False, True])
+def test_gates_are_their_formulas(decay: str, channels: bool) -> None:
+    attention = layer(G=3, mechanism="gated-delta", channels=channels, range=2, decay=decay)
+    assert attention.gates is not None and attention.gates.decay is not None
+    x = tokens(5, 14)
+    made = attention.gates(x)
+    widths = [0 if decay == "constant" else 3 * (4 if channels else 1), 3]
+    projected, strength = (x @ attention.gates.project.weight.mT).split(widths, -1)  # type: ignore[union-attr]
+    own = dict(attention.gates.decay.named_parameters())
+    if decay == "softplus":
+        projected = functional.softplus(projected + own["bias"]).view(2, 5, 3, -1)
+        want = -projected * own["rate"].exp()[:, None]
+    elif decay == "logsigmoid":
+        want = functional.logsigmoid(projected + own["bias"]).view(2, 5, 3, -1) / 16
+    else:
+        rates = torch.tensor([1 - 2.0 ** -(5 + h) for h in range(3)], dtype=torch.float64).log()
+        want = rates[:, None].expand(2, 5, 3, 4 if channels else 1)
+    want = want.transpose(1, 2)
+    close(made["a"], want if channels else want[..., 0])
+    close(made["b"], 2 * torch.sigmoid(strength).transpose(1, 2))
+    assert bool((made["a"] <= 0).all())
+
+
+def test_a_constant_decay_is_retention() -> None:
+    gated = layer(mechanism="gated", decay="constant")
+    retention = layer(mechanism="retention")
+    retention.load_state_dict(gated.state_dict())
+    close(gated(tokens(9, 14)), retention(tokens(9, 14)))
+
+
+@pytest.mark.parametrize("name", ["delta", "gated-delta"])
+def test_a_layer_that_erases_keeps_its_memory_bounded(name: str) -> None:
+    attention = layer(mechanism=name, range=2, bias=False)
+    x = 100 * tokens(400, 14)
+    kept = attention.extend(x, attention.empty(2, 1))[1]
+    values = attention.project(x)[..., -18:].view(2, 400, 6, 3)
+    # No writing makes what any key reads longer by more than the value that is written.
+    bound = 2 * values.norm(dim=-1).sum(1)
+    assert bool((torch.linalg.matrix_norm(kept.memory, 2) <= bound).all())
+    with pytest.raises(GateError, match="expected at most 2"), torch.no_grad():
+        layer(mechanism=name, qk_norm="rms", bias=False)(x)
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_a_memory_has_no_layer_that_looks_both_ways(name: str) -> None:
+    with pytest.raises(OptionError, match="looks both ways"):
+        layer(mechanism=name, causal=False)
+    with pytest.raises(OptionError, match="no cross-attention"):
+        layer(mechanism=name, source=9)
