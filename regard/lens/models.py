@@ -74,7 +74,10 @@ class RecordableModel:
 
     def inputs(self, sample: Sample) -> tuple[dict[str, Any], Places]:
         """Returns the inputs of a Hugging Face model for a sample, without its target, and where its tokens stand."""
-        return model_inputs(self.model, self._as_input(sample.text), self.tokenizer, sample.pair)
+        text = self._as_input(sample.text)
+        if isinstance(text, str) and not callable(self.tokenizer):  # a tokenizer of regard's, which knows no pairs
+            text = self.ids(text)
+        return model_inputs(self.model, text, self.tokenizer, sample.pair)
 
     def ids(self, text: Text | Sample) -> list[int]:
         """Returns the token ids of a text, or of both texts of a pair."""
