@@ -150,8 +150,8 @@ def test_an_encoder_decoder_reads_both_sides_and_does_not_write_on():
     model.tokenizer = Bytes()
     desk = SharedModel(RecordableModel(model, model.tokenizer, regard_card(model, "both")))
     assert not desk.about()["generates"]
-    read = decode(desk.record({"text": TEXT})).recordings[0]
-    wanted = record(model, TEXT, target=TEXT).recordings[0]
+    read = decode(desk.record({"text": TEXT, "target": "the cat"})).recordings[0]
+    wanted = record(model, TEXT, target="the cat").recordings[0]
     assert {(a.side, a.kind) for a in read.attentions} == {
         ("encoder", "self"), ("decoder", "self"), ("decoder", "cross")
     }  # fmt: skip
