@@ -20,8 +20,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 
-demo: .venv/.use ## what does a model know from reading? Trains two, asks them, writes a report (minutes)
-	@$(BIN)/regard run knowledge $(DEMO_FLAGS)
+demo: .venv/.use ## all of regard in one report: a leak caught, a model taught, its head seen, a race (minutes)
+	@$(BIN)/regard run tour $(DEMO_FLAGS)
 
 test: .venv/.dev ## run the tests, except the slow ones
 	$(PYTEST) -m "not slow and not gpu" $(PYTEST_FLAGS)

@@ -21,6 +21,7 @@ from regard.cli.show import align_right, console, print_json, table
 from regard.errors import OptionError
 from regard.lab.base import RESULTS
 from regard.lab.bench import page as pages
+from regard.lab.bench.config import QUICK
 from regard.lab.bench.peers import PEERS
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import PASSES, Race, race
@@ -28,7 +29,6 @@ from regard.storage import atomic_write
 
 PEER_NAMES = [peer.name for peer in PEERS]
 ON_GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768}
-QUICK: dict[str, Any] = {"tokens": (128, 512, 2048), "seconds": 0.05, "patience": 0.5, "draws": 1}
 
 
 def bench(

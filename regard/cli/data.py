@@ -65,8 +65,12 @@ def world(
     places: Annotated[int, typer.Option(help="Places to be born in.")] = DEFAULT.places,
     skew: Annotated[float, typer.Option(help="Exponent of the places' shares; 0: all alike.")] = DEFAULT.skew,
     variety: Annotated[float, typer.Option(help="Share of names of another form.")] = DEFAULT.variety,
-    asked: Annotated[int | None, typer.Option(help="People asked in training; two thirds unless said.")] = None,
-    held_out: Annotated[int | None, typer.Option(help="People asked in dev, as many in test; half the rest.")] = None,
+    asked: Annotated[
+        float | None, typer.Option(help="People asked in training, or below 1 their share; half unless said.")
+    ] = None,
+    held_out: Annotated[
+        float | None, typer.Option(help="People asked in test, or their share, and as many in dev; half the rest.")
+    ] = None,
     unwritten: Annotated[float, typer.Option(help="People never written about, as a share.")] = DEFAULT.unwritten,
     seed: Annotated[int, typer.Option(help="The same seed makes the same world.")] = DEFAULT.seed,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,

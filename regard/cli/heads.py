@@ -18,13 +18,15 @@ from regard.data.files import read_lines
 from regard.data.sentences import Sentence, read_sentences
 from regard.errors import OptionError
 from regard.lens.heads.ablation import ablate as remove
+from regard.lens.heads.ablation import add_costs
 from regard.lens.heads.annotations import Mentions, Parsed
 from regard.lens.heads.examine import examine
+from regard.lens.heads.labels import MIN_TEXTS, RESTS
 from regard.lens.heads.linguistics import MIN_PAIRS, evaluate_coreference, evaluate_syntax
 from regard.lens.heads.measures import encode_default_texts
 from regard.lens.heads.pruning import PRUNING_ORDERS
 from regard.lens.heads.shipped import OWN, read_coreference, read_parsed
-from regard.lens.models import RecordableModel, open_recordable
+from regard.lens.models import RecordableModel, Sample, open_recordable
 from regard.lens.trace.trace import Trace
 from regard.report.paper import check_figure
 
@@ -46,6 +48,12 @@ def heads(
     model: Annotated[str, typer.Argument(help=HELP)],
     texts: Annotated[
         Path | None, typer.Option(help="Texts to read, one a line; without it, a dozen short ones.")
+    ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="The second text of a pair for each of --texts, one a line.")
+    ] = None,
+    targets: Annotated[
+        Path | None, typer.Option(help="What an encoder-decoder writes for each of --texts, one a line.")
     ] = None,
     syntax: Annotated[
         Path | None,
@@ -74,7 +82,7 @@ def heads(
         raise OptionError("--plot and --sentences belong to --prune")
     if plot is not None:
         check_figure(plot)
-    given = _read_files(texts, syntax, coreference, labelled)
+    given = _read_files(_read_samples(texts, pairs, targets), syntax, coreference, labelled)
     subject = open_recordable(model, device or "cpu", seed=seed, download=download)
     with _progress() as report:
         results, recordings = examine(subject, given.texts, seed, report)
@@ -84,6 +92,7 @@ def heads(
             chosen = given.texts or encode_default_texts(subject, ABLATED_TEXTS)
             done = partial(_report_done, report, "removing heads")
             results["ablation"] = remove(subject, chosen[:ABLATED_TEXTS], done)
+            add_costs(results["heads"], results["ablation"])
     if prune is not None:
         pruning = prepare(subject, prune, results["heads"], given.texts, given.labelled, seed)
         print_cost(pruning)
@@ -105,26 +114,24 @@ def heads(
 class Given(NamedTuple):
     """What the files that a user named hold; None where none is named."""
 
-    texts: list[str] | None
+    texts: list[Sample] | None
     parsed: list[Parsed] | None
     mentions: list[Mentions] | None
     labelled: list[Sentence] | None
 
 
-def _read_files(texts: Path | None, syntax: Path | None, coreference: Path | None, labelled: Path | None) -> Given:
+def _read_files(
+    samples: list[Sample] | None, syntax: Path | None, coreference: Path | None, labelled: Path | None
+) -> Given:
     """Returns what all files hold. They are read before the model is, so that a mistake in one is told at once."""
-    lines = parsed = mentions = sentences = None
-    if texts is not None:
-        lines = [line for line in read_lines(texts) if line.strip()]
-        if not lines:
-            raise OptionError(f"{texts} has only empty lines; expected one text a line")
+    parsed = mentions = sentences = None
     if syntax is not None:
         parsed = read_parsed(syntax)
     if coreference is not None:
         mentions = read_coreference(coreference)
     if labelled is not None:
         sentences = read_sentences(labelled)
-    return Given(lines, parsed, mentions, sentences)
+    return Given(samples, parsed, mentions, sentences)
 
 
 def _evaluate_annotated(
@@ -157,6 +164,27 @@ def _report_done(report: Callable[[str, int, int], None], work: str, done: int, 
     report(work, done - 1, total)
 
 
+def _read_samples(texts: Path | None, pairs: Path | None, targets: Path | None) -> list[Sample] | None:
+    """Returns the texts of a file with second texts and targets, without empty lines; None without a file."""
+    if texts is None:
+        if pairs is not None or targets is not None:
+            raise OptionError("--pairs and --targets belong to the texts of --texts, line by line; give them too")
+        return None
+    lines = read_lines(texts)
+    beside: list[Sequence[str | None]] = []
+    for path in (pairs, targets):
+        others: list[str] | None = None
+        if path is not None:
+            others = read_lines(path)
+            if len(others) != len(lines):
+                raise OptionError(f"{path} has {len(others)} lines, {texts} has {len(lines)}; expected one for each")
+        beside.append(others or [None] * len(lines))
+    samples = [Sample(*row) for row in zip(lines, *beside, strict=True) if row[0].strip()]
+    if not samples:
+        raise OptionError(f"{texts} has only empty lines; expected one text a line")
+    return samples
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """Shows a status line, and yields what changes it: the work, and how many of how many parts are done."""
@@ -179,10 +207,11 @@ def _print_results(results: dict[str, Any]) -> None:
         f"{results['texts']} texts, {results['tokens']} tokens\n",
         soft_wrap=True,
     )
-    _print_labels([head for head in results["heads"] if head["label"] != "mixed"])
+    _print_labels(results)
     counts = ", ".join(f"{n} {label}" for label, n in results["counts"].items())
+    resting = sum(head["rests"] is not None for head in results["heads"])
     share = f"{results['specialised']:.0%} of {len(results['heads'])} heads"
-    out.print(f"\n{share} are specialised: {counts}", soft_wrap=True)
+    out.print(f"\n{share} are specialised: {counts}; {resting} rest", soft_wrap=True)
     _print_layers(results["layers"])
     _print_redundant(results["redundant"])
     if "syntax" in results:
@@ -195,16 +224,33 @@ def _print_results(results: dict[str, Any]) -> None:
         print_pruning(results["pruning"])
 
 
-def _print_labels(heads: list[dict[str, Any]]) -> None:
-    """Prints the heads that have a label, the strongest first."""
+def _print_labels(results: dict[str, Any]) -> None:
+    """Prints the heads that have a label, the strongest first, with their costs where they were removed."""
+    if results["texts"] < MIN_TEXTS:
+        console().print(f"a label takes {MIN_TEXTS} texts at least; give more with --texts")
+    heads = [head for head in results["heads"] if head["label"] != "mixed"]
     if not heads:
         console().print("no head stands out from an even spread")
         return
-    made = table("head", "label", "effect", "95% interval", "also")
+    columns = ["head", "label", "effect", "95% interval", "rests on", "also"]
+    ablation = results.get("ablation")
+    if ablation is not None:
+        columns.append("cost")
+    made = table(*columns)
     for head in sorted(heads, key=lambda head: -head["effect"]):
-        interval = f"{head['low']:.2f} to {head['high']:.2f}"
-        made.add_row(_name(head), head["label"], f"{head['effect']:.2f}", interval, ", ".join(head["also"]))
+        rests = head["rests"]
+        cells = [_name(head), head["label"], f"{head['effect']:.2f}", f"{head['low']:.2f} to {head['high']:.2f}"]
+        cells.append("" if rests is None else f"{rests['on']} {rests['effect']:.2f}")
+        cells.append(", ".join(name for name in head["also"] if name not in RESTS))
+        if ablation is not None:
+            cells.append(_cost(head, ablation))
+        made.add_row(*cells)
     console().print(made)
+
+
+def _cost(head: dict[str, Any], ablation: dict[str, Any]) -> str:
+    """Returns the cost of a head: nats of loss, or a share of an encoder's vectors."""
+    return f"{head['cost']:{'+.4f' if ablation['measure'] == 'loss' else '.1%'}}"
 
 
 def _print_layers(rows: list[dict[str, Any]]) -> None:
@@ -283,14 +329,12 @@ def _print_coreference(row: dict[str, Any] | None) -> None:
 def _print_ablation(results: dict[str, Any]) -> None:
     """Prints what removing each head costs, the dearest first: nats of loss, or a share of an encoder's vectors."""
     measure = "change of the last vectors"
-    form = ".1%"
     if results["measure"] == "loss":
         measure = f"rise of the loss ({results['whole']:.4f} nats)"
-        form = "+.4f"
     _print_title(f"Without a head: {measure}")
     made = table("head", "cost")
     for row in sorted(results["heads"], key=lambda row: -row["cost"])[:MAX_ROWS]:
-        made.add_row(_name(row), f"{row['cost']:{form}}")
+        made.add_row(_name(row), _cost(row, results))
     console().print(made)
 
 

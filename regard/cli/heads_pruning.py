@@ -11,7 +11,7 @@ from regard.data.sentences import Sentence
 from regard.errors import OptionError
 from regard.lens.heads.measures import Examples, is_classifier, knows_reviews, split_sentences, split_texts
 from regard.lens.heads.pruning import PRUNING_ORDERS, Pruning, prepare_pruning
-from regard.lens.models import RecordableModel
+from regard.lens.models import RecordableModel, Sample
 from regard.report.chart import Axis, Series
 from regard.report.palette import styles
 from regard.report.paper import plot_chart
@@ -26,7 +26,7 @@ def prepare(
     recordable: RecordableModel,
     order: str,
     labels: Sequence[Mapping[str, Any]],
-    texts: Sequence[str] | None,
+    texts: Sequence[str | Sample] | None,
     sentences: Sequence[Sentence] | None,
     seed: int,
 ) -> Pruning:

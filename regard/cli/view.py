@@ -31,6 +31,9 @@ def view(
     beside: Annotated[
         list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; may be repeated.")
     ] = None,
+    pair: Annotated[
+        str | None, typer.Option(help="The second text of a pair, for a model that reads two at once, such as BERT.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="What an encoder-decoder writes.")] = None,
     generate: Annotated[int | None, typer.Option(help="Let the model go on by so many tokens.")] = None,
     gradient: Annotated[
@@ -59,7 +62,7 @@ def view(
             if text is None:
                 raise OptionError(_explain_missing_text(name))
             subject = open_recordable(name, device or "cpu", seed=seed, download=download)
-            trace = subject.record(text, text_b, target=target, generate=generate, gradient=gradient)
+            trace = subject.record(text, text_b, pair=pair, target=target, generate=generate, gradient=gradient)
             if labels:
                 head_labels = default_labels(subject, seed)
                 for recording in trace.recordings:

@@ -8,11 +8,13 @@ same step, that is missed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -145,6 +147,21 @@ def measured(
         order[longer] = is_faster(longer)
     ranges = _find_ranges(order, is_faster, close)
     return Crossing(*_names(first, second, size), FIRST, max(order), ranges, tuple(sorted(points)))
+
+
+def interpolated(first: str, second: str, points: Sequence[Point]) -> Crossing:
+    """Returns the crossing of two that were timed at some lengths: by straight lines between them, on logarithmic
+    axes."""
+    ordered = sorted(points)
+    lengths = [math.log(point.tokens) for point in ordered]
+    ratios = [math.log(point.first / point.second) for point in ordered]
+
+    def is_faster(tokens: int) -> bool:
+        return bool(np.interp(math.log(tokens), lengths, ratios) < 0)
+
+    order = {point.tokens: is_faster(point.tokens) for point in ordered}
+    ranges = _find_ranges(order, is_faster)
+    return Crossing(first, second, ordered[0].tokens, ordered[-1].tokens, ranges, tuple(ordered))
 
 
 def _find_ranges(

@@ -42,8 +42,10 @@ class WorldConfig(Section):
     places: int = 200
     skew: float = 1.0  # a place of rank r has a share of people proportional to (r + 4)^−skew; 0: all alike
     variety: float = 0.3  # share of names with an initial, a middle name, a particle or a foreign look
-    asked: int | None = None  # people with a training question; none: half
-    held_out: int | None = None  # people with a dev question, and as many with a test question; none: half of the rest
+    asked: float | None = None  # people with a training question, or below 1 their share; none: half
+    # People with a test question, or below 1 their share; none: half of the rest. As many have a dev question, or as
+    # many as are left.
+    held_out: float | None = None
     unwritten: float = 0.1  # people never written about, as a share of those who are
     seed: int = 0
 
@@ -56,11 +58,17 @@ class WorldConfig(Section):
         for name, (least, most) in ranges.items():
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{self.place}.{name} = {getattr(self, name)}: expected {least} to {most}")
-        train, held_out = self.split
-        if min(train, held_out) < 1 or train + 2 * held_out > self.people:
+        for name in ("asked", "held_out"):
+            value = getattr(self, name)
+            if value is not None and not self._is_count(value):
+                raise ConfigError(
+                    f"{self.place}.{name} = {value}: expected a whole number up to {self.people}, or a share below 1"
+                )
+        train, dev, test = self.split
+        if min(train, dev, test) < 1:
             raise ConfigError(
-                f"{self.place}.asked = {self.asked}, held_out = {self.held_out}: {train} people in training and "
-                f"{held_out} each in dev and test; expected at least 1 of each and at most {self.people} in all"
+                f"{self.place}.asked = {self.asked}, held_out = {self.held_out}: {train} people in training, {test} in "
+                f"test and {max(dev, 0)} left for dev; expected at least 1 of each and at most {self.people} in all"
             )
         most = self.biographies
         if self.famous:
@@ -72,15 +80,25 @@ class WorldConfig(Section):
             )
 
     @property
-    def split(self) -> tuple[int, int]:
-        """Returns how many people have a training question, and how many a dev question (as many have a test one)."""
-        train = self.asked
-        if train is None:
-            train = self.people // 2
-        held_out = self.held_out
-        if held_out is None:
-            held_out = (self.people - train) // 2
-        return train, held_out
+    def split(self) -> tuple[int, int, int]:
+        """Returns how many people have a training, a dev and a test question."""
+        train = self.people // 2
+        if self.asked is not None:
+            train = self._count(self.asked)
+        test = (self.people - train) // 2
+        if self.held_out is not None:
+            test = self._count(self.held_out)
+        return train, min(test, self.people - train - test), test
+
+    def _is_count(self, number: float) -> bool:
+        """Returns whether a number can be one of people: a share of them, or a whole number of them at most."""
+        return 0 < number < 1 or (1 <= number <= self.people and number == int(number))
+
+    def _count(self, number: float) -> int:
+        """Returns how many people a number of them is; below 1 it is a share of those who are written about."""
+        if number < 1:
+            number *= self.people
+        return round(number)
 
     @property
     def famous(self) -> int:
@@ -180,8 +198,8 @@ def _draw_people(config: WorldConfig, places: Sequence[str]) -> list[Person]:
     born = [places[i] for i, n in enumerate(apportion(weights, config.people)) for _ in range(n)]
     births.shuffle(born)
     born += [places[births.weighted_index(weights)] for _ in range(strangers)]
-    train, held_out = config.split
-    roles = ["train"] * train + ["dev"] * held_out + ["test"] * held_out
+    train, dev, test = config.split
+    roles = ["train"] * train + ["dev"] * dev + ["test"] * test
     roles += ["unasked"] * (config.people - len(roles))
     Draws(config.seed, "roles").shuffle(roles)
     roles += ["unwritten"] * strangers

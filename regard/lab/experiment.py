@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -182,18 +183,17 @@ MeasureRuns = Callable[[Session, Any, Mapping[str, Run]], Any]
 
 
 @dataclass(frozen=True)
-class TrainingExperiment(Experiment):
-    """An experiment that trains: `plan` says what, `measure` says what comes out.
+class ResumableExperiment(Experiment, ABC):
+    """An experiment of several parts in one folder, which goes on where it was stopped.
 
     `stages` are the names of sections that change one training alone, `files` the keys of the sections `data` and
-    `compare` that name files. `compares` says whether there is a section `compare`.
+    `compare` that name files. `compares` says whether there is a section `compare`; `sections` are further ones.
     """
 
-    plan: Callable[[Session], TrainingPlan] = lambda session: TrainingPlan(())
-    measure: MeasureRuns = lambda session, plan, runs: {}
     stages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     compares: bool = False
+    sections: tuple[str, ...] = ()
 
     def run(self, out: Path, overrides: Sequence[str], options: RunOptions, shown: Shown) -> dict[str, Any]:
         """Runs the experiment into a new folder and returns its results."""
@@ -211,10 +211,26 @@ class TrainingExperiment(Experiment):
         if find_runs(out) and not (out / ASKED).exists():
             raise RunError(f"{out} holds runs already: choose another --out")
         hint = f", or continue it with --resume {out}"
-        # Where no training has begun, the folder is free for another try.
-        with claimed(out, (ASKED, RESULTS), lambda: bool(find_runs(out)), hint):
+
+        def has_started() -> bool:
+            return (out / RESULTS).exists() or bool(find_runs(out))
+
+        # Where nothing has begun, the folder is free for another try.
+        with claimed(out, (ASKED, RESULTS), has_started, hint):
             write_text(out / ASKED, tomli_w.dumps(document))
             return self.carry_out(Session(self.name, out, asked, options.variant, device, shown))
+
+    @abstractmethod
+    def carry_out(self, session: Session) -> dict[str, Any]:
+        """Does what is not done yet, writes results and page, and returns the results."""
+
+
+@dataclass(frozen=True)
+class TrainingExperiment(ResumableExperiment):
+    """An experiment that trains: `plan` says what, `measure` says what comes out."""
+
+    plan: Callable[[Session], TrainingPlan] = lambda session: TrainingPlan(())
+    measure: MeasureRuns = lambda session, plan, runs: {}
 
     def carry_out(self, session: Session) -> dict[str, Any]:
         """Trains what is planned, measures it, and writes results and page; what has been trained is not again."""
@@ -286,7 +302,7 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     document = check_fields(read_toml(path / ASKED, RunError), _REQUEST, str(path / ASKED), RunError)
     plugins.require(document.get(plugins.KEY), path)
     known = find_experiment(document["experiment"])
-    if not isinstance(known, TrainingExperiment):
+    if not isinstance(known, ResumableExperiment):
         raise RunError(f"{path / ASKED}: {known.name} trains nothing, so there is nothing to go on with")
     where = resolve_device(device or document["device"])
     with locked(path):
@@ -329,10 +345,10 @@ def read_log(run: Run) -> TrainingLog:
     return TrainingLog(curve, evaluations, steps, last.get("tokens", 0), last.get("seconds", 0.0))
 
 
-def read_overrides(known: TrainingExperiment, overrides: Sequence[str]) -> dict[str, Any]:
+def read_overrides(known: ResumableExperiment, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns overrides as nested tables, with absolute paths of files; an unknown section or stage is an error."""
     asked = recipes.parse(overrides)
-    allowed = [*SECTIONS, *known.stages]
+    allowed = [*SECTIONS, *known.stages, *known.sections]
     if known.compares:
         allowed.append(COMPARE)
     for key, tables in asked.items():

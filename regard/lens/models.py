@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,22 @@ import torch
 from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.hub.opening import open_model
-from regard.lens.recording.hub_inputs import token_limit
+from regard.lens.recording.hub_inputs import Places, model_inputs, token_limit
 from regard.lens.recording.hub_models import hub_card
+from regard.lens.recording.pairs import joins_pairs
 from regard.lens.recording.record import Text, record
 from regard.lens.recording.regard_models import regard_card
 from regard.lens.trace.trace import Card, Recording, Trace
 from regard.models import Model, Seq2Seq, Stack
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model reads at a time: a text or ids, the second text of a pair, and what a decoder is given to write."""
+
+    text: Text
+    pair: str | None = None
+    target: str | Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,26 +51,46 @@ class RecordableModel:
         stacks = [m for m in self.model.modules() if isinstance(m, Stack)]
         return min((s.limit for s in stacks if s.limit is not None), default=None)
 
+    @property
+    def has_decoder_of_its_own(self) -> bool:
+        """Whether the model is an encoder-decoder: it reads a source, and writes a target."""
+        return isinstance(self.model, Seq2Seq) or bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether the model reads a pair of texts: its tokenizer joins them, or it has a token type for each."""
+        return not isinstance(self.model, Model) and self.reads_text and joins_pairs(self.model, self.tokenizer)
+
     def record(self, text: Text, text_b: Text | None = None, **options: Any) -> Trace:
         """Records the attention of the model while it reads one text, or each of two; see `record` for the options."""
         inputs = [self._as_input(x) for x in (text, text_b)]
+        options["target"] = self._as_input(options.get("target"))
         return record(self.model, *inputs, tokenizer=self.tokenizer, card=self.card, **options)
 
-    def record_one(self, text: Text) -> Recording:
-        """Returns the recording of one text; an encoder-decoder gets the same text as source and as target."""
-        options: dict[str, Any] = {}
-        if isinstance(self.model, Seq2Seq) or getattr(self.model.config, "is_encoder_decoder", False):
-            options["target"] = self._as_input(text)
-        return self.record(text, **options).recordings[0]
+    def record_one(self, text: Text | Sample) -> Recording:
+        """Returns the recording of one text or sample; without a target an encoder-decoder writes its own."""
+        sample = as_sample(text)
+        return self.record(sample.text, pair=sample.pair, target=sample.target).recordings[0]
 
-    def ids(self, text: Text) -> list[int]:
-        """Returns the token ids of a text."""
-        text = self._as_input(text)
-        if isinstance(text, Mapping):
+    def inputs(self, sample: Sample) -> tuple[dict[str, Any], Places]:
+        """Returns the inputs of a Hugging Face model for a sample, without its target, and where its tokens stand."""
+        text = self._as_input(sample.text)
+        if isinstance(text, str) and not callable(self.tokenizer):  # a tokenizer of regard's, which knows no pairs
+            text = self.ids(text)
+        return model_inputs(self.model, text, self.tokenizer, sample.pair)
+
+    def ids(self, text: Text | Sample) -> list[int]:
+        """Returns the token ids of a text, or of both texts of a pair."""
+        sample = as_sample(text)
+        if sample.pair is not None:
+            ids: list[int] = self.inputs(sample)[0]["input_ids"][0].tolist()
+            return ids
+        given: Any = self._as_input(sample.text)
+        if isinstance(given, Mapping):
             raise OptionError("expected a text or token ids, not a dict of inputs")
-        if isinstance(text, str):
-            text = self.tokenizer.encode(text)
-        return [int(i) for i in text]
+        if isinstance(given, str):
+            given = self.tokenizer.encode(given)
+        return [int(i) for i in given]
 
     def _as_input(self, text: Any) -> Any:
         """Returns the text, or its UTF-8 bytes as token ids if the model has random weights and no tokenizer.
@@ -75,6 +105,11 @@ class RecordableModel:
         if self.card.trained is not False:
             raise OptionError(f"{self.card.name} has no tokenizer, so it cannot read text; use regard.record with ids")
         return Bytes().encode(text)
+
+
+def as_sample(text: Text | Sample) -> Sample:
+    """Returns a text as a sample; what is one already is returned as it is."""
+    return text if isinstance(text, Sample) else Sample(text)
 
 
 def open_recordable(

@@ -29,7 +29,7 @@ _ALSO_CALLED = {
     "num_heads": "heads",
     "num_layers": "layers",
     "warmup_steps": "warmup",
-    "weight_decay": "decay",
+    "weight_decay": "optimizer.decay",
 }
 
 

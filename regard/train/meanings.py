@@ -35,6 +35,13 @@ MEANINGS: dict[str, dict[str, str]] = {
         "merges": "ways of merging heads to compare",
         "sentences": "sentences that are measured on their own",
     },
+    "RecallData": {
+        "vocabulary": "tokens, half of them keys and half values",
+        "train": "sizes to learn from: length, pairs, examples",
+        "test": "sizes to be tested on at the end",
+        "dev": "examples of each size by which the best checkpoint is chosen",
+        "empty": "what stands where no query does: zeros or random tokens",
+    },
     "RepeatsData": {
         "again": "share of rows that say a stretch of the text again",
         "random": "share of rows that repeat random tokens",
@@ -139,8 +146,20 @@ MEANINGS: dict[str, dict[str, str]] = {
         "window": "tokens that each token sees, itself included; none: all",
         "bias": "whether queries, keys and values have one; none: as block.bias",
         "out_bias": "whether the output has one; none: as block.bias",
-        "qk_norm": "whether each head's queries and keys are normalised",
+        "qk_norm": "whether each head's queries and keys are normalised, or the norm's name",
+        "positions": "whether rotary positions and ALiBi hold in these layers",
+        "decay": "how decays are made where a mechanism takes them: softplus, logsigmoid or constant",
+        "by_mechanism": "what is different in layers with a mechanism, by its name",
         "dropout": "dropout of the attention weights",
+    },
+    "ConvolutionConfig": {
+        "width": "tokens that a short convolution over queries, keys and values sees; 0: none",
+        "activation": "what follows the convolution, e.g. silu",
+        "bias": "whether the convolution has one",
+    },
+    "OutputConfig": {
+        "norm": "whether each head's output is normalised, or the norm's name",
+        "gate": "activation of a gate on each head's output; none: no gate",
     },
     "BlockConfig": {
         "norm": "layer or rms",
@@ -186,6 +205,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "every": "steps between evaluations; below 1: a share of all",
         "metric": "what the best checkpoint is chosen by; none: the task's own",
         "patience": "stop after so many evaluations without a better one; 0: never",
+        "target": "stop where the metric has reached this; 0: never",
     },
     "SavingConfig": {
         "every": "steps between checkpoints; below 1: a share of all",

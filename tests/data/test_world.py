@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from itertools import pairwise
@@ -189,7 +190,9 @@ def test_there_are_names_for_many_people():
         ({"people": 9}, "data.world.people = 9: expected 10 to"),
         ({"told": 1.1}, "data.world.told"),
         ({"asked": 401}, "asked = 401"),
-        ({"asked": 390, "held_out": 6}, "held_out = 6"),
+        ({"asked": 395, "held_out": 5}, "held_out = 5: 395 people in training, 5 in test and 0 left for dev"),
+        ({"asked": 20.5}, "asked = 20.5: expected a whole number up to 400, or a share below 1"),
+        ({"held_out": math.inf}, "held_out = inf"),
         ({"celebrities": 0.0025, "fame": 900}, "Make fame smaller"),
         ({"places": "many"}, "data.world.places = 'many': expected a whole number"),
     ],
@@ -197,6 +200,15 @@ def test_there_are_names_for_many_people():
 def test_worlds_that_cannot_be(changes, message):
     with pytest.raises(ConfigError, match=message):
         WorldConfig(**changes)
+
+
+def test_a_share_of_people_is_asked():
+    config = WorldConfig(people=200, asked=0.4, held_out=0.5)
+    assert config.split == (80, 20, 100)  # dev gets what is left
+    assert WorldConfig(people=200, asked=80, held_out=100).split == config.split
+    assert WorldConfig(people=200, asked=20, held_out=5).split == (20, 5, 5)  # and never more than test
+    roles = Counter(person.role for person in make_world(config).people)
+    assert (roles["train"], roles["dev"], roles["test"]) == (80, 20, 100)
 
 
 def test_apportioning_and_draws():

@@ -113,3 +113,10 @@ class Window:
 
 def number(text):
     return float(text.replace("−", "-"))
+
+
+def holds(said, value):
+    """Whether a number as the page writes it is right: stored and rounded, it may be off by one of its last digit."""
+    if said.startswith("<"):
+        return abs(value) <= 2 * number(said[1:])
+    return abs(number(said) - value) <= 10.0 ** -len(said.partition(".")[2])

@@ -38,6 +38,14 @@ FAMILIES = {
         "Gemma2Config",
         GROUPED | {"head_dim": 8, "sliding_window": 6, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
     ),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", GROUPED | {"head_dim": 8}),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        BASE
+        | {"global_attn_every_n_layers": 2, "local_attention": 8, "pad_token_id": 0, "bos_token_id": 2}
+        | {"eos_token_id": 2, "cls_token_id": 2, "sep_token_id": 3},
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         "GptOssConfig",
@@ -57,19 +65,29 @@ def stirred(model, size=0.3):
     return model.eval()
 
 
-def words(special=("[PAD]", "[MASK]", "[CLS]")):
-    """A tokenizer of 61 words, the first of them special."""
+def words(special=("[PAD]", "[MASK]", "[CLS]"), pairs=False):
+    """A tokenizer of 61 words, the first of them special; with `pairs` it joins two texts as BERT's does.
+
+    It then needs "[SEP]" among the special tokens.
+    """
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
 
     names = [*special, *(f"w{n}" for n in range(61 - len(special)))]
     made = Tokenizer(WordLevel({name: n for n, name in enumerate(names)}, unk_token=names[-1]))
     made.pre_tokenizer = Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]", unk_token=names[-1]
-    )
+    roles = {"pad_token": "[PAD]", "mask_token": "[MASK]", "cls_token": "[CLS]", "unk_token": names[-1]}
+    if pairs:
+        made.post_processor = TemplateProcessing(
+            "[CLS] $A [SEP]",
+            "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            [("[CLS]", special.index("[CLS]")), ("[SEP]", special.index("[SEP]"))],
+        )
+        roles["sep_token"] = "[SEP]"
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **roles)
 
 
 def tiny(folder, cls="RobertaForSequenceClassification", **changes):

@@ -1,4 +1,4 @@
-"""Every documented option of `regard view` and `regard heads`, on one small model of each family.
+"""Every documented option of `regard view`, `regard heads` and `regard serve`, on one small model of each family.
 
 Each call either does what was asked for or is refused in words; what is refused, and why, stands in `REFUSED`.
 """
@@ -6,6 +6,7 @@ Each call either does what was asked for or is refused in words; what is refused
 import json
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,29 +18,32 @@ from regard.data.tokenizers import Bytes
 from regard.errors import RegardError
 from regard.lens import load
 from regard.lens.models import open_recordable
-from regard.lens.pages.server import SharedModel
+from regard.lens.trace.format import decode
 from regard.models import GPT, Encoder, Seq2Seq
 
 TEXT = "w1 w2 w3 w1 w2"
-MODELS = ("gpt2", "llama", "bert", "t5", "bart", "vit", "minilm", "GPT", "Encoder", "Seq2Seq")
+HUB = ("gpt2", "llama", "qwen3", "gemma2", "bert", "roberta", "modernbert", "minilm", "t5", "bart", "vit")
+MODELS = (*HUB, "GPT", "Encoder", "Seq2Seq")
 CROSS = ("t5", "bart", "Seq2Seq")
-GENERATES = ("gpt2", "llama", "GPT", *CROSS)
+ENCODERS = ("bert", "roberta", "modernbert", "minilm")
+WITHOUT_HEAD = {"minilm": "bert"}  # the encoder of that family alone
 VIEWS = {
-    "plain": (),
+    "labels": ("--labels",),
+    "pair": ("--no-labels", "--pair", "w4 w3"),
     "another text": ("w4 w3",),
     "with": ("--with",),
     "target": ("--target", "w5 w6"),
     "generate": ("--generate", "3"),
     "gradient": ("--gradient",),
     "both": ("--generate", "3", "--gradient"),
-    "device and seed": ("--device", "cpu", "--seed", "1"),
+    "device, seed and download": ("--device", "cpu", "--seed", "1", "--download"),
 }
 IMAGES = "reads no text"
 REFUSED = {
     **{("vit", option): IMAGES for option in VIEWS},
     **{(name, "target"): "has no target" for name in MODELS if name not in (*CROSS, "vit")},
-    **{(name, o): "generate" for name in ("bert", "minilm", "Encoder") for o in ("generate", "both")},
-    ("minilm", "gradient"): "BertModel has no language model head",
+    **{(name, o): "generate" for name in (*ENCODERS, "Encoder") for o in ("generate", "both")},
+    **{(name, "pair"): "reads one text" for name in MODELS if name not in (*ENCODERS, "vit")},
 }
 
 
@@ -56,13 +60,18 @@ def folders(tmp_path_factory):
             model.tokenizer = Bytes(["<mask>"])
             model.save(root / name)
         else:
-            kind, config, sizes = ("BertModel", *FAMILIES["bert"][1:]) if name == "minilm" else FAMILIES[name]
+            kind, config, sizes = FAMILIES[WITHOUT_HEAD.get(name, name)]
+            if name in WITHOUT_HEAD:
+                kind = "BertModel"
+            if name == "roberta":
+                kind = "RobertaForMaskedLM"
             longer = {"max_position_embeddings": 256} if "max_position_embeddings" in sizes else {}
             longer |= {"n_positions": 256} if "n_positions" in sizes else {}
             model = stirred(getattr(transformers, kind)(getattr(transformers, config)(**sizes | longer)), 0.2)
             model.save_pretrained(root / name)
             if name != "vit":
-                words().save_pretrained(root / name)
+                tokenizer = words(("[PAD]", "[MASK]", "[CLS]", "[SEP]"), pairs=True) if name in ENCODERS else words()
+                tokenizer.save_pretrained(root / name)
         found[name] = root / name
     return found
 
@@ -75,12 +84,15 @@ def run(*arguments):
 
 @pytest.mark.parametrize("option", list(VIEWS))
 @pytest.mark.parametrize("name", MODELS)
-def test_view(name, option, folders, tmp_path):
+def test_view(name, option, folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.lens.heads.examine.default_texts", lambda: [TEXT, "w7 w8 w7"])
     out = tmp_path / "page.html"
     given = VIEWS[option]
     if option == "with":
         given = ("--with", f"random:{folders[name]}")
-    result = run("view", folders[name], TEXT, *given, "--no-labels", "-o", out)
+    if "--labels" not in given:
+        given = (*given, "--no-labels")
+    result = run("view", folders[name], TEXT, *given, "--out", out)
     refusal = REFUSED.get((name, option))
     if refusal is None:
         assert result.exception is None, result.exception
@@ -98,11 +110,16 @@ def test_heads(name, folders, tmp_path):
     mention = {"text": "w1 saw w2 and w3 ran", "clusters": [[[0, 2], [14, 16]], [[7, 9]]]}
     (tmp_path / "a.jsonl").write_text((json.dumps(mention) + "\n") * 12)
     options = ["--texts", tmp_path / "texts", "--syntax", tmp_path / "a.conllu", "--coreference", tmp_path / "a.jsonl"]
-    options += ["--ablate", "--save", tmp_path / "x.trace", "--device", "cpu", "--seed", 1, "--json"]
+    options += ["--ablate", "--save", tmp_path / "x.trace", "--device", "cpu", "--seed", 1, "--download", "--json"]
+    (tmp_path / "beside").write_text("w4 w5\nw6\n")
+    if name in ENCODERS:
+        options += ["--pairs", tmp_path / "beside"]
+    if name in CROSS:
+        options += ["--targets", tmp_path / "beside"]
     result = run("heads", folders[name], *options)
     assert result.exception is None, result.exception
     found = json.loads(result.stdout)
-    assert found["ablation"]["measure"] == ("change" if name == "minilm" else "loss")
+    assert found["ablation"]["measure"] == ("change" if name in WITHOUT_HEAD else "loss")
     assert (
         len(found["ablation"]["heads"]) == len(found["heads"]) == len(load(tmp_path / "x.trace").recordings[0].labels)
     )
@@ -114,10 +131,62 @@ def test_heads_of_a_model_of_images_is_refused(folders):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "vit"])
-def test_serve_reads_a_text(name, folders):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert SharedModel(open_recordable(folders[name])).record({"text": TEXT}).startswith(b"REGARD")
+def test_serve(name, folders, monkeypatch):
+    """The command is run up to the socket; what it would serve then reads a text, a pair and a target."""
+    monkeypatch.setattr("regard.lens.heads.examine.default_texts", lambda: [TEXT, "w7 w8 w7"])
+    started = []
+    monkeypatch.setattr("regard.cli.serve.run", lambda server, port, ready: started.append((server, port)))
+    labels = "--labels" if name == "GPT" else "--no-labels"
+    result = run("serve", folders[name], "--port", 0, labels, "--device", "cpu", "--seed", 1, "--download")
+    assert result.exception is None, result.exception
+    [(server, port)] = started
+    assert port == 0 and (server.labels is not None) == (name == "GPT")
+    request = {"text": TEXT}
+    assert server.about()["pairs"] == (name in ENCODERS) and server.about()["target"] == (name in CROSS)
+    if name in ENCODERS:
+        request["pair"] = "w4"
+    if name in CROSS:
+        request["target"] = "w4 w5 w6"
+    trace = decode(server.record(request))
+    if name in CROSS:
+        target = trace.recordings[0].sequences[1]
+        assert target.text.strip().endswith("w4 w5 w6") and target.ids != trace.recordings[0].sequences[0].ids
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_without_a_target_the_decoder_writes_its_own_and_does_not_read_the_text(name, folders):
+    subject = open_recordable(folders[name])
+    with pytest.warns(UserWarning, match="the decoder wrote its own"):
+        source, target = subject.record_one(TEXT).sequences
+    assert target.steps is not None and target.prompt == 1 and target.ids[1:] != source.ids
+
+
+def test_every_option_of_the_commands_is_tested():
+    """Those of pruning, which takes many passes, have a file of their own."""
+    import typer
+
+    from regard.cli import heads, serve, view
+
+    here = "".join(
+        Path(__file__).with_name(name).read_text("utf-8") for name in ("test_lens_options.py", "test_pruning.py")
+    )
+    for function in (view.view, heads.heads, serve.serve):
+        single = typer.Typer(add_completion=False)
+        single.command()(function)
+        for parameter in typer.main.get_command(single).params:
+            names = [name for name in parameter.opts if name.startswith("--")]
+            assert not names or any(f'"{name}"' in here for name in names), (function.__name__, names)
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_removing_a_head_costs_the_loss_of_the_target_and_not_of_the_source(name, folders, tmp_path):
+    (tmp_path / "texts").write_text(TEXT)
+    (tmp_path / "targets").write_text("w9 w8 w7")
+    asked = ("heads", folders[name], "--texts", tmp_path / "texts", "--targets", tmp_path / "targets", "--ablate")
+    found = json.loads(run(*asked, "--json").stdout)["ablation"]
+    subject = open_recordable(folders[name])
+    recording = subject.record(TEXT, target="w9 w8 w7", gradient=True).recordings[0]
+    assert found["whole"] == pytest.approx(recording.loss, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["bert", "Encoder"])
@@ -126,7 +195,7 @@ def test_a_head_is_worth_what_masked_tokens_lose_without_it(name, folders, tmp_p
     result = run("heads", folders[name], "--texts", tmp_path / "texts", "--ablate", "--json")
     subject = open_recordable(folders[name])
     ids = subject.ids(TEXT)
-    places = [n for n, i in enumerate(ids) if i > 2]
+    places = [n for n, i in enumerate(ids) if i > 3]  # none of the special tokens
     copies = torch.tensor([ids]).repeat(len(places), 1)
     rows, at = torch.arange(len(places)), torch.tensor(places)
     copies[rows, at] = 1 if name == "bert" else 256

@@ -377,10 +377,44 @@ def test_an_encoder_of_regards_is_asked_for_each_token_in_turn():
         close(recording.attention(layer).g, g.sum(0), 1e-5)
 
 
+@pytest.mark.parametrize("home", ["transformers", "regard"])
+def test_an_encoder_without_a_head_is_asked_for_the_vector_of_each_token_in_turn(home):
+    """The loss is 1 − cos of the final vector where a token is masked and where it is seen."""
+    if home == "transformers":
+        model, tokenizer, ids, mask = family("roberta"), words(), [2, *range(5, 20)], 1
+        last, start = (lambda copies: model(input_ids=copies).last_hidden_state), 1
+        modules = [layer.attention.self for layer in model.encoder.layer]
+    else:
+        model, tokenizer, ids, mask = (
+            nano(cls=Encoder, vocabulary=257, head="none"),
+            Bytes(["<mask>"]),
+            [*b"a dog"],
+            256,
+        )
+        last, start = model, 0
+        modules = [block.attention.mechanism for block in model.stack.layers]
+    recording = record(model, ids, tokenizer=tokenizer, gradient=True).recordings[0]
+    seen = last(torch.tensor([ids]))[0].detach()
+    copies, rows = torch.tensor([ids]).repeat(len(ids) - start, 1), torch.arange(len(ids) - start)
+    copies[rows, rows + start] = mask
+    outputs = []
+    hooks = [m.register_forward_hook(lambda m, x, out: outputs.append(out)) for m in modules]
+    vectors = last(copies)[rows, rows + start]
+    for hook in hooks:
+        hook.remove()
+    loss = (1 - torch.nn.functional.cosine_similarity(vectors, seen[start:], dim=-1)).mean()
+    assert recording.loss == pytest.approx(float(loss.detach()), rel=1e-4) and recording.loss > 1e-3
+    outputs = [out[0] if isinstance(out, tuple) else out for out in outputs]
+    for layer, g in enumerate(torch.autograd.grad(loss, outputs)):
+        wanted = g.sum(0).view(len(ids), 4, 6).transpose(0, 1) if home == "transformers" else g.sum(0)
+        close(recording.attention(layer).g, wanted, 1e-5)
+
+
 def test_what_has_no_loss_says_what_is_needed():
     for model, tokenizer, match in (
-        (family("roberta"), words(), "RobertaModel has no language model head.*BertForMaskedLM.*gradient=f"),
+        (family("roberta"), None, "no mask token is known"),
         (family("bert"), None, "no mask token is known"),
+        (family("gpt2").transformer, words(), "GPT2Model has no language model head.*BertForMaskedLM.*gradient=f"),
         (family("gpt2"), None, "two tokens"),
     ):
         with pytest.raises(OptionError, match=match):

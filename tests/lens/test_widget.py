@@ -8,11 +8,14 @@ import re
 
 import pytest
 import torch
+from small_models import stirred
 
+from regard.data.tokenizers import Bytes
 from regard.errors import ExtraMissingError, OptionError
-from regard.lens import decode
+from regard.lens import decode, record
 from regard.lens.pages import widget
 from regard.lens.pages.widget import show
+from regard.models import GPT
 
 
 def made():
@@ -47,7 +50,7 @@ def opened(chromium, path):
 def weight_shown(frame, page):
     """Opens layer 1, head 2 in a frame and reads one weight off it."""
     frame.locator(".heads[data-state=done]").wait_for()
-    frame.get_by_role("button", name="Head", exact=True).click()
+    frame.get_by_role("link", name="Head", exact=True).click()
     frame.get_by_label("attention", exact=True).select_option("1")
     frame.get_by_label("head", exact=True).select_option("2")
     frame.locator(".stage canvas[data-state=done]").first.wait_for()
@@ -55,7 +58,7 @@ def weight_shown(frame, page):
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
     said = frame.locator(".readout", has_text="weight").first.inner_text()
-    i, j, value = re.search(r"\((\d+)\) → .*\((\d+)\): weight ([\d.]+)", said).groups()
+    i, j, value = re.search(r"\((\d+)\) → .*\((\d+)\).*: weight ([\d.]+)", said).groups()
     return int(i), int(j), float(value)
 
 
@@ -65,6 +68,36 @@ def test_a_frame_is_one_element_that_cannot_reach_the_notebook(trace):
     assert "allow-same-origin" not in text and 'height="300"' in text
     page = html.unescape(re.search(r'srcdoc="([^"]*)"', text)[1])
     assert page.startswith("<!doctype html>") and "Content-Security-Policy" in page
+
+
+def test_a_model_and_a_text_are_shown_with_the_head_that_is_asked_for():
+    model = stirred(GPT.preset("nano", vocabulary=256, length=64, layers=2))
+    model.tokenizer = Bytes()
+    shown = show(model, "the dog", layer=1, head=2)
+    assert torch.equal(shown.trace.weights(1, 2), record(model, "the dog").weights(1, 2))
+    assert 'app.store.set({"view": "head", "a": 1, "h": 2});' in html.unescape(shown._repr_html_())
+    assert "app.store.set({" not in html.unescape(show(model, "the dog")._repr_html_()).rpartition("mount(document")[2]
+    for wrong, match in (
+        (lambda: show(model), "needs a text"),
+        (lambda: show(shown.trace, "the dog"), "has its text already"),
+        (lambda: show(model, "the dog", head=1), "of which layer"),
+        (lambda: show(model, "the dog", layer=1, head=3), "layer 1 has 3, 0 to 2"),
+        (lambda: show(model, "the dog", layer=2), "no self-attention of layer 2"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            wrong()
+
+
+@pytest.mark.browser
+def test_the_head_that_is_asked_for_is_shown_first(trace, chromium, tmp_path):
+    path = tmp_path / "frame.html"
+    shown = show(trace, layer=1, head=2)._repr_html_()
+    path.write_text(f"<!doctype html><meta charset=utf-8><body>{shown}", "utf-8")
+    page, said = opened(chromium, path)
+    frame = page.frame_locator("iframe")
+    frame.locator(".stage canvas[data-state=done]").first.wait_for()
+    assert frame.get_by_label("attention", exact=True).input_value() == "1"
+    assert frame.get_by_label("head", exact=True).input_value() == "2" and said == []
 
 
 @pytest.mark.browser
@@ -121,7 +154,7 @@ def test_a_linked_widget_tells_what_is_looked_at(trace, chromium, tmp_path):
     )
     page.locator(".heads[data-state=done]").wait_for()
     assert page.evaluate("kept.selected")["head"] == 0
-    page.get_by_role("button", name="Head", exact=True).click()
+    page.get_by_role("link", name="Head", exact=True).click()
     page.get_by_label("attention", exact=True).select_option("1")
     page.get_by_label("head", exact=True).select_option("2")
     found = page.evaluate("kept.selected")

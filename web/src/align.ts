@@ -104,45 +104,69 @@ function specials(a: Sequence, b: Sequence, links: Set<number>[]): void {
   });
 }
 
-/** For each character of x the character of y that it is, or −1: equal words in the longest common order. */
+/** For each character of x the character of y that it is, or −1: equal words in the longest common order. White space is
+ * no word: it goes with the word beside it, or spaces that are everywhere alike would outvote words. */
 function characters(x: string[], y: string[]): Int32Array {
   const partner = new Int32Array(x.length).fill(-1);
   const [u, v] = [pieces(x), pieces(y)];
+  const of = new Int32Array(u.length).fill(-1); // the word of y that each word of x is
   let [start, endU, endV] = [0, u.length, v.length];
   const same = (n: number, m: number) => u[n].text === v[m].text;
-  const match = (n: number, m: number) => {
-    for (let c = 0; c < u[n].size; c++) partner[u[n].at + c] = v[m].at + c;
-  };
+  const match = (n: number, m: number) => (of[n] = m);
   while (start < endU && start < endV && same(start, start)) match(start, start++);
   while (endU > start && endV > start && same(endU - 1, endV - 1)) match(--endU, --endV);
   const [n, m] = [endU - start, endV - start];
-  if (n * m > 25e6 || !n || !m) return partner;
-  const longest = new Uint16Array((n + 1) * (m + 1));
-  for (let i = n - 1; i >= 0; i--) {
-    for (let j = m - 1; j >= 0; j--) {
+  if (n * m <= 25e6 && n && m) {
+    const longest = new Uint16Array((n + 1) * (m + 1));
+    for (let i = n - 1; i >= 0; i--) {
+      for (let j = m - 1; j >= 0; j--) {
+        const at = i * (m + 1) + j;
+        longest[at] = same(start + i, start + j)
+          ? longest[at + m + 2] + 1
+          : Math.max(longest[at + m + 1], longest[at + 1]);
+      }
+    }
+    for (let i = 0, j = 0; i < n && j < m; ) {
       const at = i * (m + 1) + j;
-      longest[at] = same(start + i, start + j)
-        ? longest[at + m + 2] + 1
-        : Math.max(longest[at + m + 1], longest[at + 1]);
+      if (same(start + i, start + j)) match(start + i++, start + j++);
+      else if (longest[at + m + 1] >= longest[at + 1]) i++;
+      else j++;
     }
   }
-  for (let i = 0, j = 0; i < n && j < m; ) {
-    const at = i * (m + 1) + j;
-    if (same(start + i, start + j)) match(start + i++, start + j++);
-    else if (longest[at + m + 1] >= longest[at + 1]) i++;
-    else j++;
-  }
+  of.forEach((w, k) => {
+    if (w >= 0) for (let c = 0; c < u[k].size; c++) partner[u[k].at + c] = v[w].at + c;
+  });
+  spaces(x, y, u, v, of, partner);
   return partner;
 }
 
-/** A text in words, numbers, white space and single signs. */
-function pieces(x: string[]): { text: string; at: number; size: number }[] {
-  const kind = (c: string) => (/\s/.test(c) ? 1 : /[\p{L}\p{N}\p{M}]/u.test(c) ? 2 : 0);
-  const found: { text: string; at: number; size: number }[] = [];
+/** White space before and after words that stand for each other. */
+function spaces(x: string[], y: string[], u: Piece[], v: Piece[], of: Int32Array, partner: Int32Array): void {
+  const taken = new Set<number>();
+  const walk = (c: number, d: number, step: 1 | -1) => {
+    for (; x[c] !== undefined && x[c] === y[d] && SPACE.test(x[c]) && partner[c] < 0 && !taken.has(d); c += step, d += step) {
+      partner[c] = d;
+      taken.add(d);
+    }
+  };
+  of.forEach((w, k) => w >= 0 && walk(u[k].at + u[k].size, v[w].at + v[w].size, 1));
+  of.forEach((w, k) => w >= 0 && walk(u[k].at - 1, v[w].at - 1, -1));
+}
+
+interface Piece {
+  text: string;
+  at: number;
+  size: number;
+}
+
+/** The words, numbers and single signs of a text. */
+function pieces(x: string[]): Piece[] {
+  const word = (c: string) => /[\p{L}\p{N}\p{M}]/u.test(c);
+  const found: Piece[] = [];
   for (let at = 0; at < x.length; ) {
     let end = at + 1;
-    while (kind(x[at]) && end < x.length && kind(x[end]) === kind(x[at])) end++;
-    found.push({ text: x.slice(at, end).join(""), at, size: end - at });
+    while (word(x[at]) && end < x.length && word(x[end])) end++;
+    if (!SPACE.test(x[at])) found.push({ text: x.slice(at, end).join(""), at, size: end - at });
     at = end;
   }
   return found;

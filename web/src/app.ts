@@ -4,9 +4,11 @@ import type { Mode } from "./colour";
 import { button, h, replace, select } from "./dom";
 import { help } from "./help";
 import { names, recordings, type Seen } from "./loader";
+import { reading } from "./reading";
 import { saver } from "./saver";
 import { opened, type Source } from "./source";
 import { Store, VIEWS, written, type State, type Theme, type ViewName } from "./state";
+import { tips } from "./tips";
 import { neighbour, type App, type View } from "./view";
 import { compareView } from "./views/compare";
 import { headView } from "./views/head";
@@ -39,6 +41,18 @@ const NAMES: Record<ViewName, string> = {
   positions: "Positions",
   layers: "Layers",
 };
+/** What each view answers. */
+const ANSWERS: Record<ViewName, string> = {
+  heads: "All heads at a glance",
+  head: "One head: every weight",
+  vectors: "How one weight comes about",
+  compare: "What differs between two texts, models or heads",
+  masks: "Who may look at whom, and why not",
+  positions: "How far heads look",
+  layers: "How heads change over the layers",
+};
+/** What makes another entry of the history, so that Back leads to it. */
+const PLACES = ["view", "r", "a", "h", "r2", "a2", "h2"] as const;
 const THEMES: Theme[] = ["auto", "light", "dark"];
 
 /** Shows a trace inside an element. */
@@ -50,10 +64,12 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   const wrong = h("p", { class: "wrong", role: "alert", hidden: true });
   const bar = h("header", { class: "bar" });
   const main = h("main", { tabindex: -1 });
+  const beside = h("aside", { class: "side", "aria-label": "Text and figures" });
   const over = new AbortController(); // ends all listening
   const { signal } = over;
   let view: View | null = null;
   let waiting = 0; // to write the address
+  let going = false; // to an address that is in the history already
 
   const app: App = {
     store,
@@ -73,7 +89,8 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     },
   };
   const keys = help();
-  const saving = saver(app, () => view!);
+  const saving = saver(app, () => view!, signal);
+  const text = reading(app);
 
   function drawBar(state: State): void {
     const card = app.current().card;
@@ -100,11 +117,23 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
         "nav",
         { "aria-label": "Views" },
         ...VIEWS.map((name, n) =>
-          button(NAMES[name], () => store.set({ view: name }), {
-            class: "tab",
-            "aria-current": state.view === name ? "page" : null,
-            title: `Key ${n + 1}`,
-          }),
+          h(
+            "a",
+            {
+              class: "tab",
+              href: link(name),
+              "data-view": name,
+              "data-k": NAMES[name],
+              "aria-current": state.view === name ? "page" : null,
+              title: `${ANSWERS[name]} (key ${n + 1})`,
+              click(event: MouseEvent) {
+                if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a window of its own
+                event.preventDefault();
+                store.set({ view: name });
+              },
+            },
+            NAMES[name],
+          ),
         ),
       ),
       h(
@@ -120,7 +149,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
           : null,
         button("Open…", () => file.click(), { title: "Add a .trace file, to compare" }),
         file,
-        button("Save…", () => saving.open(), { title: "Save what is shown (e)" }),
+        button("Save…", () => saving.open(), { title: "Save what is shown: SVG, PNG, CSV, PDF, a page (e)" }),
         button({ auto: "Auto", light: "Light", dark: "Dark" }[state.theme], turn, {
           "aria-label": `Colours: ${state.theme}`,
           title: "Light or dark (t)",
@@ -128,6 +157,28 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
         button("?", () => keys.showModal(), { "aria-label": "Keys", title: "Keys (?)" }),
       ),
     );
+  }
+
+  /** On a narrow screen the tab of the view may be out of sight. */
+  function reveal(): void {
+    const tab = bar.querySelector<HTMLElement>("[aria-current]");
+    const nav = tab?.parentElement;
+    if (tab && nav) nav.scrollLeft = tab.offsetLeft - (nav.clientWidth - tab.clientWidth) / 2;
+  }
+
+  function link(name: ViewName): string {
+    return `#${written({ ...store.state, view: name })}`;
+  }
+
+  /** Puts the state into the address: as a new entry of the history where another place is looked at. */
+  function write(state: State, before: State): void {
+    bar.querySelectorAll<HTMLAnchorElement>("a.tab").forEach((a) => a.setAttribute("href", link(a.dataset.view as ViewName)));
+    if (!address || going || written(state) === written(before)) return;
+    clearTimeout(waiting);
+    if (PLACES.some((key) => state[key] !== before[key])) {
+      history.replaceState(null, "", `#${written(before)}`);
+      history.pushState(null, "", `#${written(state)}`);
+    } else waiting = setTimeout(() => history.replaceState(null, "", `#${written(store.state)}`), 120);
   }
 
   function choose(r: number): void {
@@ -173,13 +224,18 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
 
   function update(state: State, before: State | null): void {
     root.dataset.theme = state.theme;
-    if (!before || state.view !== before.view || state.r !== before.r || state.theme !== before.theme) drawBar(state);
+    if (!before || state.view !== before.view || state.r !== before.r || state.theme !== before.theme) {
+      drawBar(state);
+      reveal();
+    }
     if (!view || !before || state.view !== before.view) {
       view?.destroy?.();
       wrong.hidden = true;
       const focused = main.contains(document.activeElement);
       view = MADE[state.view](app);
       main.replaceChildren(view.node);
+      beside.replaceChildren(text.node, ...(view.aside ? [view.aside] : []));
+      root.dataset.view = state.view;
       if (focused) main.focus();
       document.title = address ? `${NAMES[state.view]} · ${app.current().model} · regard` : document.title;
       view.update(state, null);
@@ -187,24 +243,30 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       view.update(state, before);
       if (state.theme !== before.theme) view.redraw();
     }
+    text.update(state, before);
+    if (before && state.theme !== before.theme) text.redraw();
   }
 
   clamp();
   store.listen((state, before) => {
     update(state, before);
-    if (address && written(state) !== written(before)) {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => history.replaceState(null, "", `#${written(store.state)}`), 120);
-    }
+    write(state, before);
   });
   if (address) {
     const went = () => {
+      clearTimeout(waiting);
+      going = true;
       store.go(location.hash);
       clamp();
+      going = false;
     };
     window.addEventListener("hashchange", went, { signal });
   }
-  dark.addEventListener("change", () => view?.redraw(), { signal });
+  const repaint = () => {
+    view?.redraw();
+    text.redraw();
+  };
+  dark.addEventListener("change", repaint, { signal });
   let width = 0;
   const room = new ResizeObserver(() => {
     const now = main.clientWidth;
@@ -214,7 +276,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   room.observe(main);
   signal.addEventListener("abort", () => room.disconnect());
   root.classList.add("lens");
-  root.replaceChildren(bar, wrong, main, keys, saving.node);
+  root.replaceChildren(bar, wrong, h("div", { class: "body" }, main, beside), keys, saving.node, saving.paper, tips(root, signal));
   root.addEventListener("keydown", pressed, { signal });
   const lost = (event: KeyboardEvent) => event.target === document.body && pressed(event);
   document.addEventListener("keydown", lost, { signal });
@@ -237,6 +299,8 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       t: turn,
       w: () => store.set({ words: !state.words, zoom: "" }),
       s: () => store.set({ sinks: !state.sinks }),
+      x: () => text.turn(),
+      "/": () => text.find(),
       c: () => store.set({ scale: ({ head: "row", row: "log", log: "head" } as const)[state.scale] }),
       "[": () => step(-1),
       "]": () => step(1),

@@ -1,188 +1,214 @@
-// Tokens in two columns, queries left and keys right, with a curve for each weight that counts.
+// Tokens in two columns, who looks left and who is looked at right, with a curve for each weight that counts.
 
 import type { HeadCells } from "./cells";
 import { h, s } from "./dom";
 import type { Ramp } from "./colour";
+import type { Window } from "./pooled";
+import type { Way } from "./state";
+
+export interface Focus {
+  I: number;
+  J: number;
+  fixed: boolean;
+  way: Way;
+}
 
 export interface Arcs {
   readonly node: HTMLElement;
-  draw(cells: HeadCells, ramp: Ramp, at: { I: number; J: number; fixed: boolean }, threshold: number): void;
+  draw(cells: HeadCells, ramp: Ramp, at: Focus, threshold: number, window: Window): void;
+}
+
+/** What is heard of a token: which side it is on, and its unit. */
+export interface Heard {
+  over(side: Way, unit: number | null): void;
+  pick(side: Way, unit: number): void;
+}
+
+interface Curve {
+  a: number; // place on the left
+  b: number; // on the right
+  weight: number;
+  strong: boolean; // of the token that is looked at
 }
 
 const ROW = 21;
 const TOP = 30;
-const WIDTH = 430;
-const [LEFT, RIGHT] = [150, 280];
+const WIDTH = 350;
+const [LEFT, RIGHT] = [128, 222];
 const MOST = 96; // tokens of a column; longer texts show those around the cursor and the strongest elsewhere
-const CURVES = 4000;
-const LONG = 4096; // keys of a text whose curves are drawn for the chosen query only
+const EACH = 4; // curves a token, where none is chosen: more would be a thicket
+const THICK = 16; // tokens whose curves have their full width; of more they are thinner
+const LONG = 4096; // keys of a text whose curves are drawn for the chosen token only
 
-export function arcs(heard: { over(I: number | null): void; pick(I: number): void }): Arcs {
+export function arcs(heard: Heard): Arcs {
   const svg = s("svg", { class: "arcs", width: WIDTH });
   const note = h("p", { class: "note" });
   const node = h(
     "div",
-    { class: "arcs-box", role: "group", "aria-label": "Tokens: queries left, keys right" },
+    { class: "arcs-box", role: "group", "aria-label": "Tokens: those that look left, those looked at right" },
     svg,
     note,
   );
-  let left: number[] = [];
-  /** The query at a point, by its place: elements are drawn anew under the mouse. */
-  const at = (event: MouseEvent): number | null => {
+  let [left, right]: [number[], number[]] = [[], []];
+  /** The token at a point, by its place: elements are drawn anew under the mouse. */
+  const at = (event: MouseEvent): [Way, number] | null => {
     const box = svg.getBoundingClientRect();
     const scale = WIDTH / (box.width || WIDTH);
     const n = Math.floor(((event.clientY - box.top) * scale - TOP) / ROW);
-    return (event.clientX - box.left) * scale < LEFT && n >= 0 && n < left.length ? left[n] : null;
+    const x = (event.clientX - box.left) * scale;
+    const side: Way | null = x < LEFT ? "to" : x > RIGHT ? "from" : null;
+    const list = side === "to" ? left : right;
+    return side && n >= 0 && n < list.length ? [side, list[n]] : null;
   };
-  let over: number | null = null;
+  let over = "";
   svg.addEventListener("pointermove", (event) => {
-    const I = at(event);
-    if (I === over) return;
-    over = I;
-    heard.over(I);
+    const found = at(event);
+    if (String(found) === over) return;
+    over = String(found);
+    if (found) heard.over(...found);
+    else heard.over("to", null);
   });
   svg.addEventListener("pointerleave", () => {
-    over = null;
-    heard.over(null);
+    over = "";
+    heard.over("to", null);
   });
   svg.addEventListener("click", (event) => {
-    const I = at(event);
-    if (I !== null) heard.pick(I);
+    const found = at(event);
+    if (found) heard.pick(...found);
   });
 
-  function draw(
-    cells: HeadCells,
-    ramp: Ramp,
-    chosen: { I: number; J: number; fixed: boolean },
-    threshold: number,
-  ): void {
-    const line = new Float32Array(cells.columns.n);
-    const focus = chosen.I >= 0;
-    const centre = focus ? chosen.I : 0;
-    left = around(cells.rows.n, centre);
+  function draw(cells: HeadCells, ramp: Ramp, chosen: Focus, threshold: number, w: Window): void {
+    const to = chosen.way === "to";
+    const centre = to ? chosen.I : chosen.J;
+    const focus = centre >= 0;
+    const line = new Float32Array(to ? cells.columns.n : cells.rows.n);
+    if (focus && to) cells.row(chosen.I, 0, cells.columns.n, line);
+    if (focus && !to) cells.column(chosen.J, 0, cells.rows.n, line);
     const same = cells.head.attention.kind === "self";
-    const near = around(cells.columns.n, same ? centre : Math.max(0, chosen.J));
-    if (focus) cells.row(chosen.I, 0, cells.columns.n, line);
-    const right = focus ? strongest(line, near, threshold) : near;
+    const asks = around(w.i0, w.i1, to || same ? centre : Math.max(0, chosen.I));
+    const asked = around(w.j0, w.j1, !to || same ? centre : Math.max(0, chosen.J));
+    left = focus && !to ? strongest(line, asks, w.i0, w.i1, threshold) : asks;
+    right = focus && to ? strongest(line, asked, w.j0, w.j1, threshold) : asked;
     const height = ROW * Math.max(left.length, right.length) + 34;
     svg.setAttribute("height", String(height));
     svg.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
-    const mid = (n: number) => TOP + ROW * (n + 0.5);
-
-    const curves: { d: string; w: number; fill: string; strong: boolean }[] = [];
-    const long = cells.columns.n > LONG;
-    const one = new Float32Array(near.length);
-    left.forEach((I, n) => {
-      if ((chosen.fixed || long) && I !== chosen.I) return;
-      if (I !== chosen.I) cells.row(I, near[0], near[near.length - 1] + 1, one);
-      right.forEach((J, m) => {
-        const w = I === chosen.I ? line[J] : one[J - near[0]];
-        if (!(Math.abs(w) >= threshold)) return;
-        const [a, b] = [mid(n), mid(m)];
-        curves.push({
-          d: `M${LEFT} ${a}C${LEFT + 55} ${a} ${RIGHT - 55} ${b} ${RIGHT} ${b}`,
-          w: Math.abs(w),
-          fill: w < 0 ? "below" : "above",
-          strong: I === chosen.I,
-        });
-      });
-    });
-    curves.sort((x, y) => y.w - x.w);
+    const long = Math.max(cells.columns.n, cells.rows.n) > LONG;
+    const found = curves(cells, [left, right], chosen, { line, focus, threshold, alone: chosen.fixed || long });
     const most = ramp.most || 1;
-    const dim = focus && !chosen.fixed;
-    const drawn = curves
-      .slice(0, CURVES)
-      .reverse()
-      .map((c) =>
-        s("path", {
-          class: `arc ${c.fill}`,
-          d: c.d,
-          "stroke-opacity": ((c.strong || !dim ? 1 : 0.25) * Math.min(1, 0.08 + 0.92 * (c.w / most))).toFixed(3),
-          "stroke-width": (0.6 + 2.6 * Math.min(1, c.w / most)).toFixed(2),
-        }),
-      );
+    const kept = found.slice(0, focus && chosen.fixed ? found.length : EACH * Math.max(left.length, right.length));
+    const thin = Math.min(1, THICK / Math.max(left.length, right.length));
+    const drawn = kept.reverse().map((c) => curve(c, c.strong && focus ? 1 : thin, most, focus && !chosen.fixed));
     const words = [
-      s("text", { class: "axis", x: LEFT - 8, y: 16, "text-anchor": "end" }, "query"),
-      s("text", { class: "axis", x: RIGHT + 8, y: 16 }, "key"),
+      s("text", { class: "axis", x: LEFT - 8, y: 16, "text-anchor": "end" }, "looks"),
+      s("text", { class: "axis", x: RIGHT + 8, y: 16 }, "is looked at"),
+      s("text", { class: "axis", x: (LEFT + RIGHT) / 2, y: 16, "text-anchor": "middle" }, "wider: more"),
     ];
-    const token = (
-      label: string,
-      x: number,
-      n: number,
-      end: boolean,
-      extra: Record<string, string | number | (() => void)>,
-      strength: number,
-    ) => {
-      const box = s("rect", {
-        class: "token-box",
-        x: end ? 0 : x,
-        y: mid(n) - ROW / 2,
-        width: LEFT,
-        height: ROW,
-        "fill-opacity": strength.toFixed(3),
-      });
-      return s(
-        "g",
-        { class: "token", ...extra },
-        box,
-        s("text", { x: end ? x - 8 : x + 8, y: mid(n), dy: "0.32em", "text-anchor": end ? "end" : "start" }, label),
-      );
-    };
+    const share = (u: number) => (focus ? Math.min(1, (Math.abs(line[u]) || 0) / most) : 0);
     left.forEach((I, n) => {
-      const pick = {
-        tabindex: I === centre ? 0 : -1,
-        role: "button",
-        "aria-pressed": String(chosen.fixed && I === chosen.I),
-        "aria-label": `Query ${I}: ${cells.rows.label(I)}`,
-        "data-I": I,
-        "data-k": `query ${I}`,
-      };
-      words.push(
-        token(
-          gap(left, n, I) + cells.rows.label(I),
-          LEFT,
-          n,
-          true,
-          { ...pick, class: I === chosen.I ? "token on" : "token" },
-          0,
-        ) as never,
-      );
+      const on = I === chosen.I;
+      const mark = { side: "to" as Way, unit: I, first: I === (to ? centre : -1), pressed: chosen.fixed && to && on };
+      words.push(token(gap(left, n, I) + cells.rows.label(I), n, on, mark, to ? 0 : share(I)) as never);
     });
     right.forEach((J, n) => {
-      const w = focus ? Math.abs(line[J]) || 0 : 0;
-      words.push(
-        token(
-          cells.columns.label(J) + gap(right, n, J),
-          RIGHT,
-          n,
-          false,
-          { class: J === chosen.J ? "token on" : "token" },
-          0.5 * Math.min(1, w / most),
-        ) as never,
-      );
+      const on = J === chosen.J;
+      const mark = { side: "from" as Way, unit: J, first: J === (to ? -1 : centre), pressed: chosen.fixed && !to && on };
+      words.push(token(cells.columns.label(J) + gap(right, n, J), n, on, mark, to ? share(J) : 0) as never);
     });
     const had = svg.contains(document.activeElement);
     svg.replaceChildren(...drawn, ...words);
+    if (!svg.querySelector('[tabindex="0"]')) svg.querySelector("g.token")?.setAttribute("tabindex", "0");
     if (had) svg.querySelector<SVGElement>('[tabindex="0"]')?.focus();
+    const part = w.i1 - w.i0 > left.length || w.j1 - w.j0 > right.length;
     note.textContent = [
-      cells.rows.n > left.length || cells.columns.n > right.length
-        ? `${left.length} of ${cells.rows.n} queries around the chosen one${focus ? ", its strongest keys elsewhere included" : ""}.`
-        : "",
-      curves.length > CURVES ? `The ${CURVES} strongest of ${curves.length} curves.` : "",
+      part ? `${left.length} of ${w.i1 - w.i0} tokens${focus ? " around the chosen one, the strongest elsewhere included" : ""}.` : "",
+      kept.length < found.length ? `The ${kept.length} strongest of ${found.length} curves; choose a token to see all of its own.` : "",
     ].join(" ");
   }
 
   svg.addEventListener("keydown", (event) => {
-    const token = (event.target as Element).closest("[data-I]");
+    const token = (event.target as Element).closest("[data-u]");
     if (!token) return;
-    const I = Number(token.getAttribute("data-I"));
-    if (event.key === "Enter" || event.key === " ") heard.pick(I);
-    else if (event.key === "ArrowDown") heard.over(I + 1);
-    else if (event.key === "ArrowUp") heard.over(I - 1);
+    const unit = Number(token.getAttribute("data-u"));
+    const side = token.getAttribute("data-side") as Way;
+    if (event.key === "Enter" || event.key === " ") heard.pick(side, unit);
+    else if (event.key === "ArrowDown") heard.over(side, unit + 1);
+    else if (event.key === "ArrowUp") heard.over(side, unit - 1);
     else return;
     event.preventDefault();
   });
   return { node, draw };
+}
+
+interface Wanted {
+  line: Float32Array; // weights of the chosen token
+  focus: boolean;
+  threshold: number;
+  alone: boolean; // only those of the chosen token
+}
+
+/** The curves between two lists of tokens, largest weight first. */
+function curves(cells: HeadCells, [left, right]: [number[], number[]], chosen: Focus, wanted: Wanted): Curve[] {
+  const { line, focus, threshold, alone } = wanted;
+  const found: Curve[] = [];
+  const put = (a: number, b: number, weight: number, strong: boolean) => {
+    if (Math.abs(weight) >= threshold && weight !== 0) found.push({ a, b, weight, strong });
+  };
+  const to = chosen.way === "to";
+  if (focus && to) right.forEach((J, b) => put(left.indexOf(chosen.I), b, line[J], true));
+  if (focus && !to) left.forEach((I, a) => put(a, right.indexOf(chosen.J), line[I], true));
+  if (!alone) {
+    const row = new Float32Array(cells.columns.n);
+    left.forEach((I, a) => {
+      if (focus && to && I === chosen.I) return;
+      cells.row(I, right[0], right[right.length - 1] + 1, row);
+      right.forEach((J, b) => (!focus || to || J !== chosen.J) && put(a, b, row[J - right[0]], !focus));
+    });
+  }
+  return found.sort((x, y) => Number(y.strong) - Number(x.strong) || Math.abs(y.weight) - Math.abs(x.weight));
+}
+
+function middle(n: number): number {
+  return TOP + ROW * (n + 0.5);
+}
+
+/** One curve: the wider, the more weight. Its colour stays clear of the ground's, so that thin ones can be seen. */
+function curve({ a, b, weight, strong }: Curve, thin: number, most: number, dim: boolean): SVGPathElement {
+  const size = Math.min(1, Math.abs(weight) / most);
+  const [p, q] = [middle(a), middle(b)];
+  return s("path", {
+    class: `arc ${weight < 0 ? "below" : "above"}${dim && !strong ? " dim" : ""}`,
+    d: `M${LEFT} ${p}C${LEFT + 45} ${p} ${RIGHT - 45} ${q} ${RIGHT} ${q}`,
+    "stroke-width": (0.5 + 4 * thin * size ** 1.5).toFixed(2),
+  });
+}
+
+interface Mark {
+  side: Way;
+  unit: number;
+  first: boolean; // the one that the keyboard reaches
+  pressed: boolean;
+}
+
+function token(label: string, n: number, on: boolean, { side, unit, first, pressed }: Mark, strength: number): SVGGElement {
+  const end = side === "to";
+  const y = middle(n) - ROW / 2;
+  const wide = end ? LEFT : WIDTH - RIGHT;
+  const words = { x: end ? LEFT - 8 : RIGHT + 8, y: middle(n), dy: "0.32em", "text-anchor": end ? "end" : "start" };
+  return s(
+    "g",
+    {
+      class: on ? "token on" : "token",
+      tabindex: first ? 0 : -1,
+      role: "button",
+      "aria-pressed": String(pressed),
+      "aria-label": `${end ? "What looks" : "What is looked at"} ${unit}: ${label}`,
+      "data-u": unit,
+      "data-side": side,
+      "data-k": `${side} ${unit}`,
+    },
+    s("rect", { class: "token-box", x: end ? 0 : RIGHT, y, width: wide, height: ROW, "fill-opacity": (0.4 * strength).toFixed(3) }),
+    s("text", words, label),
+  );
 }
 
 /** A text's place where some are left out before it. */
@@ -190,20 +216,19 @@ function gap(list: number[], n: number, u: number): string {
   return n > 0 && list[n - 1] !== u - 1 ? `  ⋯ ${u}` : "";
 }
 
-function around(n: number, centre: number): number[] {
-  const size = Math.min(n, MOST);
-  const start = Math.max(0, Math.min(n - size, centre - Math.floor(size / 2)));
+function around(from: number, to: number, centre: number): number[] {
+  const size = Math.min(to - from, MOST);
+  const start = Math.max(from, Math.min(to - size, centre - Math.floor(size / 2)));
   return Array.from({ length: size }, (_, k) => start + k);
 }
 
-/** Those near, and the twelve strongest elsewhere, in order. */
-function strongest(line: Float32Array, near: number[], threshold: number): number[] {
-  if (near.length === line.length) return near;
+/** Those near, and the twelve strongest elsewhere in the window, in order. */
+function strongest(line: Float32Array, near: number[], from: number, to: number, threshold: number): number[] {
+  if (near.length === to - from) return near;
   const inside = new Set(near);
   const far: number[] = [];
-  line.forEach((w, J) => {
-    if (!inside.has(J) && Math.abs(w) >= Math.max(threshold, 1e-6)) far.push(J);
-  });
+  for (let u = from; u < to; u++)
+    if (!inside.has(u) && Math.abs(line[u]) >= Math.max(threshold, 1e-6)) far.push(u);
   far.sort((x, y) => Math.abs(line[y]) - Math.abs(line[x]));
   return [...near, ...far.slice(0, 12)].sort((x, y) => x - y);
 }

@@ -10,17 +10,23 @@ export interface Bars {
   height?: number;
   order?: number[];
   name?: (n: number) => string;
+  unit?: string; // written above the axis
+  below?: (n: number) => string; // what stands under bars, as far as there is room
 }
 
+const MARK = 9; // letters that a name under bars may have
+const UNDER = 18; // room for names under bars
+
 /** One bar an entry, up and down from zero. */
-export function bars({ label, values, other, width = 640, height = 64, order, name }: Bars): SVGSVGElement {
+export function bars({ label, values, other, width = 640, height = 64, order, name, unit, below }: Bars): SVGSVGElement {
   const n = values.length;
   const all = Array.from(values).concat(other ? Array.from(other) : []);
   const top = Math.max(0, ...all.filter(Number.isFinite));
   const bottom = Math.min(0, ...all.filter(Number.isFinite));
   const span = top - bottom || 1;
   const [left, room] = [52, width - 52];
-  const y = (x: number) => 4 + ((top - x) / span) * (height - 8);
+  const [head, foot] = [unit ? 18 : 4, below ? UNDER : 4];
+  const y = (x: number) => head + ((top - x) / span) * (height - head - foot);
   const w = room / n;
   const svg = s("svg", {
     class: "bars",
@@ -70,7 +76,19 @@ export function bars({ label, values, other, width = 640, height = 64, order, na
       ),
     );
   }
+  if (unit) svg.append(s("text", { class: "axis", x: left - 6, y: 11, "text-anchor": "start" }, unit));
+  if (below) svg.append(...under(n, below, left, w, height));
   return svg;
+}
+
+/** Names under bars: all of them, or as many as there is room for. */
+function under(n: number, below: (n: number) => string, left: number, w: number, height: number): SVGElement[] {
+  const names = Array.from({ length: n }, (_, d) => below(d));
+  const longest = Math.min(MARK, Math.max(...names.map((x) => x.length)));
+  const step = Math.max(1, Math.ceil((longest * 7 + 6) / w));
+  return names.flatMap((text, d) =>
+    d % step ? [] : [s("text", { class: "tick", x: left + (d + 0.5) * w, y: height - 4, "text-anchor": "middle" }, text)],
+  );
 }
 
 export interface Dots {

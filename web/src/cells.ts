@@ -1,7 +1,9 @@
 // The cells of a matrix as they are shown: weights or gradients, of tokens or words, with sinks or without.
 
+import { reach, type Extent } from "./colour";
+import { fixed, number } from "./dom";
 import type { Head } from "./head";
-import type { State } from "./state";
+import type { Scale, State } from "./state";
 import { sinks, tokens, words, type Units } from "./units";
 
 /** Anything that a matrix can be drawn from, a row at a time. */
@@ -11,6 +13,31 @@ export interface Cells {
   readonly signed: boolean;
   /** Row I, columns from … to; NaN where nothing can be. */
   row(I: number, from: number, to: number, out: Float32Array): void;
+  /** A value with the digits that are known to hold. */
+  say?(x: number): string;
+  /** Where its scale ends, where that is known. */
+  extent?(scale: Scale): Extent;
+}
+
+const READ = 256; // rows that a scale is taken from, spread over all
+const WORK = 2e6; // cells of them at most
+
+/** Where the scale of a matrix ends: taken from all of it, so that zooming changes no colour. */
+export function extent(cells: Cells, scale: Scale): Extent {
+  if (cells.extent) return cells.extent(scale);
+  const { rows, columns } = cells;
+  const read = Math.max(1, Math.min(rows.n, READ, Math.ceil(WORK / columns.n)));
+  const line = new Float32Array(columns.n);
+  const tops = Array.from({ length: read }, (_, n) => {
+    cells.row(Math.floor(((n + 0.5) * rows.n) / read), 0, columns.n, line);
+    return line.reduce((top, x) => (Math.abs(x) > top ? Math.abs(x) : top), -1);
+  });
+  return reach(tops, scale, cells.signed, read === rows.n);
+}
+
+/** A value of a matrix in digits that hold. */
+export function told(cells: Cells, x: number): string {
+  return Number.isNaN(x) ? "hidden" : cells.say ? cells.say(x) : number(x, 3);
 }
 
 export class HeadCells implements Cells {
@@ -34,6 +61,29 @@ export class HeadCells implements Cells {
   }
 
   private readonly gradient: boolean;
+
+  /** Gradients have two digits; weights as many decimals as the largest error of the head leaves whole. */
+  say(x: number): string {
+    return this.gradient ? number(x, 2) : fixed(x, this.head.decimals);
+  }
+
+  /** The scale of a head is found once, for all who draw it. */
+  extent(scale: Scale): Extent {
+    const key = [scale, this.rows.n < this.head.T, this.columns.n < this.head.S, this.hidden.length, this.gradient].join();
+    let found = this.head.extents.get(key);
+    if (!found) {
+      const { rows, columns, signed } = this;
+      const row = (I: number, from: number, to: number, out: Float32Array) => this.row(I, from, to, out);
+      found = extent({ rows, columns, signed, row }, scale);
+      this.head.extents.set(key, found);
+    }
+    return found;
+  }
+
+  /** Column J, rows from … to. */
+  column(J: number, from: number, to: number, out: Float32Array): void {
+    for (let I = from; I < to; I++) out[I - from] = this.cell(I, J);
+  }
 
   get isGradient(): boolean {
     return this.gradient;
@@ -62,10 +112,11 @@ export class HeadCells implements Cells {
     }
   }
 
+  private readonly one = new Float32Array(1);
+
   cell(I: number, J: number): number {
-    const one = new Float32Array(1);
-    this.row(I, J, J + 1, one);
-    return one[0];
+    this.row(I, J, J + 1, this.one);
+    return this.one[0];
   }
 
   /** Takes the sinks out of the line and gives what is left in it. */

@@ -1,5 +1,5 @@
-// Colours of weights: one hue that grows darker (on a dark page brighter), blue and orange around zero where weights have
-// signs. Both keep their order for colour-blind readers and in grey.
+// Colours of weights: one hue that grows darker (on a dark page brighter); where weights have signs, blue above zero and
+// orange below. Both keep their order for colour-blind readers and in grey.
 
 import type { Scale } from "./state";
 
@@ -9,14 +9,15 @@ const ONE = {
   light: ["#ffffff", "#d3e3f5", "#86b3e0", "#2f74ba", "#0c3f7c", "#04204a"],
   dark: ["#1b2027", "#1d3a5c", "#2767a8", "#58a5ec", "#a9d5ff", "#f3faff"],
 };
+/** From the most negative to the most positive: blue is above zero in matrices as it is in bars and arcs. */
 const TWO = {
-  light: ["#04305f", "#2f74ba", "#a9cbeb", "#ffffff", "#f6c5a3", "#cf6420", "#6e2800"],
-  dark: ["#cfe8ff", "#58a5ec", "#215182", "#1b2027", "#7c3c14", "#f08a43", "#ffe3cf"],
+  light: ["#6e2800", "#cf6420", "#f6c5a3", "#ffffff", "#a9cbeb", "#2f74ba", "#04305f"],
+  dark: ["#ffe3cf", "#f08a43", "#7c3c14", "#1b2027", "#215182", "#58a5ec", "#cfe8ff"],
 };
 /** Reasons why a cell is hidden, and what is not: visible, padding, later, window, chunk, model. */
 export const REASON_COLOURS = {
-  light: ["#2f74ba", "#b9bfc8", "#e6e9ee", "#f0c9a8", "#bfe0d3", "#dcb8d7"],
-  dark: ["#58a5ec", "#545d69", "#2a313a", "#7a4a22", "#1f5f4b", "#6d3f66"],
+  light: ["#1d5fa6", "#3f464f", "#ffffff", "#d9903f", "#3f9a82", "#b56fae"],
+  dark: ["#6cb2f5", "#c3cad3", "#1b2027", "#c07a34", "#2f8f74", "#b168a8"],
 };
 
 export type Mode = "light" | "dark";
@@ -45,19 +46,50 @@ const tables = {
 
 export const FLOOR = 1e-4; // the least weight that the logarithmic scale tells from nothing
 
-/** The end of a scale. Of one scale for a head: three quarters of the rows have no larger weight, so that the first rows of a
- * causal mask, which see few keys, do not bleach all others. */
-export function reach(values: Float32Array, R: number, C: number, scale: Scale): { most: number; clipped: boolean } {
-  const rows: number[] = [];
-  for (let r = 0; r < R; r++) {
+/** Where a scale ends, and whether some values may lie beyond its end. */
+export interface Extent {
+  most: number;
+  clipped: boolean;
+}
+
+/** The least of 1, 1.2, 1.5 … times a power of ten that is no less than x, so that legends need two digits. */
+export function rounded(x: number): number {
+  const power = 10 ** Math.floor(Math.log10(x) + 1e-9);
+  const found = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9, 10].find((m) => m * power >= x * 0.9999)!;
+  return Number((found * power).toPrecision(2));
+}
+
+/** The end of a scale, from the largest sizes of rows: three quarters of them are no larger, so that the first rows of a
+ * causal mask, which see few keys, do not bleach all others. `all`: no row was left out. */
+export function reach(tops: number[], scale: Scale, signed: boolean, all = true): Extent {
+  const rows = tops.filter((top) => top > 0).sort((x, y) => x - y);
+  if (!rows.length) return { most: 1, clipped: false };
+  const largest = rows[rows.length - 1];
+  // Weights that are not signed are shares of 1: the logarithmic scale is then the same for all heads.
+  if (scale === "log") return { most: signed || largest > 1 ? 10 ** Math.ceil(Math.log10(largest) - 1e-9) : 1, clipped: false };
+  const most = rounded(rows[Math.ceil(0.75 * (rows.length - 1))]);
+  const bounded = !signed && largest <= 1.001 && most >= 1;
+  return { most, clipped: !bounded && (!all || largest > most * 1.001) };
+}
+
+/** The largest size in each row of a small picture. */
+export function tops(values: Float32Array, R: number, C: number): number[] {
+  return Array.from({ length: R }, (_, r) => {
     let top = -1;
     for (let c = 0; c < C; c++) if (Math.abs(values[r * C + c]) > top) top = Math.abs(values[r * C + c]);
-    if (top >= 0) rows.push(top);
-  }
-  rows.sort((x, y) => x - y);
-  const largest = rows.length ? rows[rows.length - 1] : 0;
-  const most = scale === "head" && rows.length ? rows[Math.ceil(0.75 * (rows.length - 1))] : largest;
-  return most > 0 ? { most, clipped: largest > most * 1.001 } : { most: largest || 1, clipped: false };
+    return top;
+  });
+}
+
+/** Luminance as contrast counts it, 0 … 1. */
+function luminance(c: ArrayLike<number>): number {
+  const part = (x: number) => (x <= 10.31475 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * part(c[0]) + 0.7152 * part(c[1]) + 0.0722 * part(c[2]);
+}
+
+/** Black or white, whichever reads better on a colour: one of them always has a contrast of 4.5. */
+export function legible(ground: ArrayLike<number>): string {
+  return luminance(ground) > 0.179 ? "#000000" : "#ffffff";
 }
 
 /** How numbers become colours: `most` is the largest size on the scale, `clipped` whether some are larger. */
@@ -90,17 +122,29 @@ export class Ramp {
     out[at + 3] = 255;
   }
 
-  css(value: number, most = this.most): string {
+  /** The colour of a value, as three numbers. */
+  colour(value: number, most = this.most): RGB {
     const n = 3 * this.place(value, most);
+    return [this.colours[n], this.colours[n + 1], this.colours[n + 2]];
+  }
+
+  css(value: number, most = this.most): string {
+    return `rgb(${this.colour(value, most).join(",")})`;
+  }
+
+  /** The colour at a share of the ramp, 0 … 1. */
+  at(share: number): string {
+    const n = 3 * Math.round(255 * share);
     return `rgb(${this.colours[n]},${this.colours[n + 1]},${this.colours[n + 2]})`;
   }
 
   /** Values at even places of the ramp, for its legend. */
   ticks(): number[] {
+    const { most } = this;
     if (this.scale === "log") {
-      const steps = [FLOOR, 1e-3, 1e-2, 1e-1, 1].map((x) => x * this.most);
-      return this.signed ? [-this.most, 0, this.most] : steps;
+      const middle = most * Math.sqrt(FLOOR);
+      return this.signed ? [-most, -middle, 0, middle, most] : [FLOOR, 1e-3, 1e-2, 1e-1, 1].map((x) => x * most);
     }
-    return this.signed ? [-this.most, 0, this.most] : [0, this.most / 2, this.most];
+    return this.signed ? [-most, -most / 2, 0, most / 2, most] : [0, most / 2, most];
   }
 }

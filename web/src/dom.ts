@@ -108,6 +108,14 @@ export function number(x: number | null | undefined, digits = 4): string {
   return text.replace("-", "−");
 }
 
-export function counted(n: number, noun: string): string {
-  return `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+/** A number with so many decimals, all of which are known to hold; one too small for them is said to be so. */
+export function fixed(x: number, decimals: number): string {
+  if (!Number.isFinite(x)) return number(x);
+  const half = 0.5 * 10 ** -decimals;
+  if (x !== 0 && Math.abs(x) < half) return x < 0 ? `>−${half}` : `<${half}`;
+  return x.toFixed(decimals).replace("-", "−");
+}
+
+export function counted(n: number, noun: string, many = `${noun}s`): string {
+  return `${n.toLocaleString("en")} ${n === 1 ? noun : many}`;
 }

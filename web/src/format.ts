@@ -40,6 +40,7 @@ export interface Sequence {
   positions: number[];
   prompt: number | null;
   steps: number[] | null;
+  segment?: number[]; // of a pair of texts: 0, 1, or −1 for neither
   grid: [number, number] | null;
 }
 
@@ -91,8 +92,9 @@ export interface Attention {
 export interface Score {
   score: number;
   baseline: number;
-  low: number;
-  high: number;
+  effect?: number; // absent in traces of before: score less baseline
+  low: number | null;
+  high: number | null;
 }
 
 export interface Label {
@@ -103,6 +105,12 @@ export interface Label {
   low: number | null; // of its own score; null where it is mixed
   high: number | null;
   scores: Record<string, Score>;
+  rests?: (Score & { on: string }) | null; // where it rests beside what it does
+}
+
+/** A score less what even weights would have, as labels count it. */
+export function effect(score: Score): number {
+  return score.effect ?? score.score - score.baseline;
 }
 
 export interface Recording {

@@ -1,11 +1,10 @@
 // One head: any weight from queries, keys and a normaliser a row. Formulas: docs/trace-format.md.
 
+import type { Extent } from "./colour";
 import { featured, type Features } from "./features";
 import type { Attention, Sequence } from "./format";
 import type { Loader } from "./loader";
-
-export const REASONS = ["visible", "padding", "later", "window", "chunk", "model"] as const;
-export type Reason = (typeof REASONS)[number];
+import { REASONS, Rules, type Reason } from "./rules";
 
 /** All that went into one weight. */
 export interface Explained {
@@ -22,8 +21,8 @@ export interface Explained {
 export class Head {
   readonly T: number;
   readonly S: number;
-  private readonly seen: Uint8Array; // keys that are no padding
-  private readonly places: Int32Array; // positions of keys
+  readonly extents = new Map<string, Extent>(); // of its scales, as far as they were asked for
+  private readonly rules: Rules;
   q: Float32Array | null = null;
   k: Float32Array | null = null;
   K = 0;
@@ -33,7 +32,6 @@ export class Head {
   private choice: Float32Array | null = null;
   private slope = 0;
   private offsets: Float32Array | null = null;
-  private hidden: Float32Array | null = null;
   private tiles: Float32Array[] | null = null;
   private features: Features | null = null;
   private values: Promise<Float32Array | null> | null = null;
@@ -49,8 +47,7 @@ export class Head {
   ) {
     this.T = queries.tokens.length;
     this.S = keys.tokens.length;
-    this.seen = Uint8Array.from(keys.visible);
-    this.places = Int32Array.from(keys.positions);
+    this.rules = new Rules(attention.mask, queries, keys);
   }
 
   get group(): number {
@@ -71,7 +68,7 @@ export class Head {
       return all && all.subarray((all.length / heads) * head, (all.length / heads) * (head + 1));
     };
     const tiles = arrays.tiles ? Promise.all(arrays.tiles[head].map((t) => loader.array(t))) : null;
-    [made.q, made.k, made.n, made.sign, made.choice, made.offsets, made.hidden, made.tiles] = await Promise.all([
+    [made.q, made.k, made.n, made.sign, made.choice, made.offsets, made.rules.hidden, made.tiles] = await Promise.all([
       loader.maybe(arrays.q?.[head]),
       loader.maybe(arrays.k?.[made.group]),
       mine(arrays.n),
@@ -108,14 +105,13 @@ export class Head {
 
   /** Why query i does not see key j: the first reason that applies, 0 where it sees it. */
   reason(i: number, j: number): number {
-    const { mask } = this.attention;
-    if (!this.seen[j]) return 1;
-    const p = this.queries.positions[i];
-    const r = this.places[j];
-    if (mask.causal && (r > p || (r === p && !this.queries.visible[i]))) return 2;
-    if (mask.window !== null && Math.abs(p - r) >= mask.window) return 3;
-    if (mask.chunk !== null && Math.floor(p / mask.chunk) !== Math.floor(r / mask.chunk)) return 4;
-    return this.hidden && this.hidden[i * this.S + j] ? 5 : 0;
+    return this.rules.reason(i, j);
+  }
+
+  /** Decimals of a weight that hold: half a unit of the last is no less than the largest error of the head. */
+  get decimals(): number {
+    const error = this.attention.error[this.head] || 0;
+    return Math.max(1, Math.min(3, Math.floor(-Math.log10(2 * Math.max(error, 1e-9)))));
   }
 
   bias(i: number, j: number): number {
@@ -167,7 +163,7 @@ export class Head {
   row(i: number, from: number, to: number, out: Float32Array): void {
     const empty = this.empty(i);
     const { weights: how, mask, bias } = this.attention;
-    const plain = mask.window === null && mask.chunk === null && !this.hidden && !bias.length && !empty;
+    const plain = mask.window === null && mask.chunk === null && !this.rules.hidden && !bias.length && !empty;
     if (how.kind === "softmax" && how.softcap === null && plain) return this.softmax(i, from, to, how.scale, out);
     for (let j = from; j < to; j++) {
       out[j - from] = this.reason(i, j) ? NaN : empty ? 0 : this.raw(i, j);
@@ -176,7 +172,8 @@ export class Head {
 
   /** The same for the plainest case, without a call a cell: long texts have hundreds of millions. */
   private softmax(i: number, from: number, to: number, scale: number, out: Float32Array): void {
-    const { K, seen, places } = this;
+    const { K } = this;
+    const { seen, places } = this.rules;
     const [q, k, n] = [this.q!, this.k!, this.n![i]];
     const last = this.attention.mask.causal ? this.queries.positions[i] - (this.queries.visible[i] ? 0 : 1) : Infinity;
     for (let j = from; j < to; j++) {

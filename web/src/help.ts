@@ -8,6 +8,8 @@ const KEYS: [string, string][] = [
   ["Enter", "open a head, fix a token"],
   ["[ and ]", "the head before, the next head"],
   ["+, −, 0", "in a matrix: nearer, farther, the whole"],
+  ["x", "what the chosen token looks at, or who looks at it"],
+  ["/", "find a token"],
   ["c", "colours by head, by row, logarithmic"],
   ["w", "words or sub-words"],
   ["s", "hide sinks"],
@@ -30,7 +32,7 @@ export function help(): HTMLDialogElement {
     h(
       "p",
       { class: "quiet" },
-      "In a matrix: drag to move, Ctrl and the wheel or a double click to zoom. The address of the page holds what you see: copy it to come back.",
+      "In a matrix: drag to move, Ctrl and the wheel or a double click to zoom. The address of the page holds what you see: copy it to come back. Every view is a link, and the browser's Back leads to the one before.",
     ),
     button("Close", () => dialog.close(), { class: "primary" }),
   );

@@ -1,9 +1,10 @@
 // A matrix on a canvas with labels, zoom, a cursor, and a sentence about the cell under it.
 
-import type { Cells } from "./cells";
+import { extent, told, type Cells } from "./cells";
 import { Gestures } from "./gestures";
-import { Ramp, reach, rgb, type Mode } from "./colour";
-import { button, colour, h, number, replace, s, select } from "./dom";
+import { legible, Ramp, rgb, type Extent, type Mode } from "./colour";
+import { button, h, number, replace, s, select } from "./dom";
+import { hatching, legend } from "./legend";
 import { pooled, type Grid, type Window } from "./pooled";
 import type { Pool, Scale } from "./state";
 
@@ -13,6 +14,8 @@ export interface Options {
   scale: Scale;
   pool: Pool;
   mode: Mode;
+  what: string; // what a cell is, for the legend
+  extent?: Extent; // of the scale, where several share one
   side?: number; // the longest side in CSS pixels
   zoom?: string;
   palette?: readonly string[]; // cells are numbers of colours
@@ -27,11 +30,14 @@ export interface Options {
 }
 
 /** What there is before anything is shown; `update` brings the cells. */
-const START: Options = { label: "", cells: null as never, scale: "head", pool: "max", mode: "light" };
-const WIDEST = 46; // of one cell
-const LEFT = 118;
+const START: Options = { label: "", what: "", cells: null as never, scale: "head", pool: "max", mode: "light" };
+const WIDEST = 220; // of one cell
+const STRETCH = 1.7; // how much wider than high a cell may be
+const [NARROW, LEFT] = [86, 118]; // room beside for words
+const NUMBERS = 1024; // cells that may have their numbers in them
+const [WRITTEN, HIGH] = [37, 19]; // the room that a number needs
 const TOP = 92; // room for words; numbers need less
-const LOW = 26;
+const LOW = 32;
 const WORD = 11; // pixels that a word needs
 
 export class Matrix {
@@ -44,7 +50,7 @@ export class Matrix {
   readonly stage = h("div", { class: "stage" });
   private readonly readout = h("p", { class: "readout", role: "status", "aria-live": "polite" });
   private readonly note = h("p", { class: "note" });
-  private readonly legend = h("div", { class: "legend" });
+  private readonly legend = h("div", { class: "legends" });
   private readonly gestures: Gestures;
   private readonly tools = h("div", { class: "tools" });
   private stop: () => void = () => undefined;
@@ -53,8 +59,9 @@ export class Matrix {
   private height = 0;
   private drawn = 0;
   private top = TOP;
+  private left = LEFT;
   private angle = 0; // of the words above
-  private hides = false; // some cells have nothing
+  hides = false; // some cells have nothing
 
   options: Options;
 
@@ -78,6 +85,11 @@ export class Matrix {
     this.gestures = new Gestures(this);
   }
 
+  /** Where the cells are in the drawing. */
+  get frame(): { x: number; y: number; width: number; height: number } {
+    return { x: this.left, y: this.top, width: this.width, height: this.height };
+  }
+
   get window(): Window {
     const { rows, columns } = this.options.cells;
     const found = /^(\d+)-(\d+),(\d+)-(\d+)$/.exec(this.options.zoom ?? "");
@@ -99,15 +111,17 @@ export class Matrix {
     const { cells, pool } = this.options;
     const w = this.window;
     const [rows, columns] = [w.i1 - w.i0, w.j1 - w.j0];
-    const room = Math.max(200, (this.node.clientWidth || 640) - LEFT - 8);
-    const side = this.options.side ?? Math.max(360, Math.min(760, innerHeight - 360));
-    const size = Math.min(WIDEST, room / columns, side / rows);
-    this.width = Math.round(Math.min(room, Math.max(columns * size, 160)));
+    this.left = this.beside(w);
+    const room = Math.max(200, (this.node.clientWidth || 640) - this.left - 8);
+    const side = this.options.side ?? Math.max(360, innerHeight - 345);
+    const across = Math.min(WIDEST, room / columns);
+    const size = Math.min(across, side / rows);
+    this.width = Math.round(Math.min(room, Math.max(columns * Math.min(across, STRETCH * size), 160)));
     this.height = Math.round(Math.min(side, Math.max(rows * size, rows === 1 ? size : 100)));
     this.top = this.gutter(w, this.width / columns);
-    this.over.setAttribute("width", String(LEFT + this.width + 8));
+    this.over.setAttribute("width", String(this.left + this.width + 8));
     this.over.setAttribute("height", String(this.top + this.height + 4));
-    this.canvas.style.left = `${LEFT}px`;
+    this.canvas.style.left = `${this.left}px`;
     this.canvas.style.top = `${this.top}px`;
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
@@ -126,7 +140,7 @@ export class Matrix {
     });
   }
 
-  /** Puts the cursor on a cell, or takes it away. */
+  /** Puts the cursor on a cell, takes it away, or on a row or a column alone where the other is −1. */
   cursor(cell: [number, number] | null): void {
     this.at = cell;
     this.over.querySelector(".cursor")?.remove();
@@ -138,27 +152,35 @@ export class Matrix {
     const [I, J] = cell;
     const [x0, x1] = [this.x(Math.max(J, w.j0)), this.x(Math.min(J + 1, w.j1))];
     const [y0, y1] = [this.y(Math.max(I, w.i0)), this.y(Math.min(I + 1, w.i1))];
-    const inside = I >= w.i0 && I < w.i1 && J >= w.j0 && J < w.j1;
-    if (inside) {
-      const group = s(
-        "g",
-        { class: "cursor" },
-        s("rect", { class: "band", x: LEFT, y: y0, width: this.width, height: Math.max(1, y1 - y0) }),
-        s("rect", { class: "band", x: x0, y: this.top, width: Math.max(1, x1 - x0), height: this.height }),
-        s("rect", { class: "cell", x: x0, y: y0, width: Math.max(3, x1 - x0), height: Math.max(3, y1 - y0) }),
-      );
-      this.over.append(group);
-    }
-    this.readout.textContent = this.options.describe?.(I, J) ?? "";
+    const [row, column] = [I >= w.i0 && I < w.i1, J >= w.j0 && J < w.j1];
+    const [high, wide] = [Math.max(1, y1 - y0), Math.max(1, x1 - x0)];
+    const group = s(
+      "g",
+      { class: "cursor" },
+      row && s("rect", { class: "band", x: this.left, y: y0, width: this.width, height: high }),
+      column && s("rect", { class: "band", x: x0, y: this.top, width: wide, height: this.height }),
+      row && column && s("rect", { class: "cell", x: x0, y: y0, width: Math.max(3, wide), height: Math.max(3, high) }),
+    );
+    this.over.append(group);
+    this.readout.textContent = I >= 0 && J >= 0 ? (this.options.describe?.(I, J) ?? "") : "";
   }
 
   destroy(): void {
     this.stop();
   }
 
+  /** Room for the words of the rows. */
+  private beside(w: Window): number {
+    const { rows } = this.options.cells;
+    const step = Math.max(1, Math.floor((w.i1 - w.i0) / 60));
+    let longest = 0;
+    for (let I = w.i0; I < w.i1; I += step) longest = Math.max(longest, rows.label(I).length + (step > 1 ? 4 : 0));
+    return Math.max(NARROW, Math.min(LEFT, 14 + 6.6 * longest));
+  }
+
   private x(J: number): number {
     const w = this.window;
-    return LEFT + ((J - w.j0) / (w.j1 - w.j0)) * this.width;
+    return this.left + ((J - w.j0) / (w.j1 - w.j0)) * this.width;
   }
 
   private y(I: number): number {
@@ -167,63 +189,98 @@ export class Matrix {
   }
 
   private paint(grid: Grid): void {
-    const { scale, mode, palette } = this.options;
-    const { most, clipped } = reach(grid.values, grid.R, grid.C, scale);
-    const ramp = new Ramp(scale, this.options.cells.signed, mode, most, clipped);
+    const { scale, mode, palette, cells } = this.options;
+    const { most, clipped } = this.options.extent ?? (palette ? { most: 1, clipped: false } : extent(cells, scale));
+    const ramp = new Ramp(scale, cells.signed, mode, most, clipped);
+    const ends = scale === "row" && !palette ? this.rowEnds(grid) : null;
     this.ramp = ramp;
     this.hides = false;
     const picture = new ImageData(grid.C, grid.R);
-    const nothing = rgb(colour("page", this.node));
     for (let r = 0; r < grid.R; r++) {
-      let row = 0;
-      if (scale === "row")
-        for (let c = 0; c < grid.C; c++) row = Math.max(row, Math.abs(grid.values[r * grid.C + c]) || 0);
       for (let c = 0; c < grid.C; c++) {
         const at = r * grid.C + c;
         const x = grid.values[at];
-        if (x !== x) {
-          picture.data.set([...nothing, 255], 4 * at);
-          this.hides = true;
-        } else if (palette) picture.data.set([...rgb(palette[x]), 255], 4 * at);
-        else ramp.paint(x, picture.data, 4 * at, scale === "row" ? row || 1 : undefined);
+        if (x !== x) this.hides ||= !this.isAlone(grid, r, c); // and stays transparent: the hatching behind shows
+        else if (palette) picture.data.set([...rgb(palette[x]), 255], 4 * at);
+        else ramp.paint(x, picture.data, 4 * at, ends?.[r]);
       }
     }
     this.picture = picture;
     this.canvas.width = grid.C;
     this.canvas.height = grid.R;
     this.canvas.getContext("2d")!.putImageData(picture, 0, 0);
+    this.write(grid, ramp, ends);
     this.drawLegend();
+  }
+
+  /** Whether a dot has nothing because its row or its column has no partner. */
+  private isAlone(grid: Grid, r: number, c: number): boolean {
+    const { hatched } = this.options;
+    if (!hatched) return false;
+    const I = grid.i0 + Math.floor((r * (grid.i1 - grid.i0)) / grid.R);
+    return hatched.row(I) || hatched.column(grid.j0 + Math.floor((c * (grid.j1 - grid.j0)) / grid.C));
+  }
+
+  /** The largest size in each row of dots, taken from whole rows: zooming into columns changes no colour. */
+  private rowEnds(grid: Grid): Float32Array {
+    const { cells } = this.options;
+    const ends = new Float32Array(grid.R);
+    const line = new Float32Array(cells.columns.n);
+    const zoomed = grid.j1 - grid.j0 < cells.columns.n;
+    for (let r = 0; r < grid.R; r++) {
+      let top = 0;
+      for (let c = 0; c < grid.C; c++) top = Math.max(top, Math.abs(grid.values[r * grid.C + c]) || 0);
+      if (zoomed) {
+        cells.row(grid.i0 + Math.floor((r * (grid.i1 - grid.i0)) / grid.R), 0, cells.columns.n, line);
+        for (const x of line) if (Math.abs(x) > top) top = Math.abs(x);
+      }
+      ends[r] = top || 1;
+    }
+    return ends;
+  }
+
+  /** Numbers into the cells, where there is room for them. */
+  private write(grid: Grid, ramp: Ramp, ends: Float32Array | null): void {
+    this.over.querySelector(".numbers")?.remove();
+    const { palette } = this.options;
+    const [w, t] = [this.width / grid.C, this.height / grid.R];
+    const single = grid.i1 - grid.i0 === grid.R && grid.j1 - grid.j0 === grid.C;
+    if (palette || !single || w < WRITTEN || t < HIGH || grid.R * grid.C > NUMBERS) return;
+    const group = s("g", { class: "numbers" });
+    grid.values.forEach((x, n) => {
+      if (x !== x) return;
+      const [r, c] = [Math.floor(n / grid.C), n % grid.C];
+      const place = { x: this.left + (c + 0.5) * w, y: this.top + (r + 0.5) * t, dy: "0.35em", "text-anchor": "middle" };
+      const fill = legible(ramp.colour(x, ends?.[r]));
+      group.append(s("text", { ...place, fill }, this.short(x)));
+    });
+    this.over.insertBefore(group, this.over.querySelector(".cursor"));
+  }
+
+  /** A number as a cell has room for it: two decimals at most, none that does not hold. */
+  private short(x: number): string {
+    const said = told(this.options.cells, x);
+    if (/^[<>]/.test(said)) return "0.00";
+    return /^−?\d\.\d{3,}$/.test(said) ? x.toFixed(2).replace("-", "−") : said;
   }
 
   /** Room above for the words of the columns: level where they are short, else slanted or upright. */
   private gutter(w: Window, size: number): number {
-    let longest = 0;
-    if (size >= WORD)
-      for (let J = w.j0; J < w.j1; J++)
-        longest = Math.max(longest, Math.min(14, this.options.cells.columns.label(J).length));
-    this.angle = longest * 7 < size ? 0 : size >= 17 ? -45 : -90;
+    const { step, at } = ticks(w.j0, w.j1, size);
+    const longest = at.reduce((most, J) => Math.max(most, Math.min(14, this.name("columns", J, step).length)), 0);
+    this.angle = longest * 7 < size * step ? 0 : size * step >= 17 ? -45 : -90;
     return this.angle === 0 ? LOW : Math.min(TOP, LOW + longest * (this.angle === -45 ? 4.9 : 6.4));
   }
 
   private labels(): void {
-    const { cells, line, axes = ["query", "key"], hatched } = this.options;
+    const { line, axes = ["looks", "is looked at"], hatched } = this.options;
     const w = this.window;
     const parts: Node[] = [];
     const [cw, ch] = [this.width / (w.j1 - w.j0), this.height / (w.i1 - w.i0)];
-    const ticks = (from: number, to: number, size: number) => {
-      const step =
-        size >= WORD
-          ? 1
-          : [1, 2, 5]
-              .flatMap((m) => [1, 10, 100, 1000, 10000].map((p) => m * p))
-              .sort((a, b) => a - b)
-              .find((n) => n * size >= 56)!;
-      return { step, at: Array.from({ length: to - from }, (_, n) => from + n).filter((u) => u % step === 0) };
-    };
     const across = ticks(w.j0, w.j1, cw);
     for (const J of across.at) {
       const x = this.x(J) + cw / 2;
-      const text = across.step === 1 ? cells.columns.label(J) : String(J);
+      const text = this.name("columns", J, across.step);
       const { angle } = this;
       parts.push(
         s(
@@ -242,17 +299,19 @@ export class Matrix {
     }
     const down = ticks(w.i0, w.i1, ch);
     for (const I of down.at) {
-      const text = down.step === 1 ? cells.rows.label(I) : String(I);
+      const text = this.name("rows", I, down.step);
       parts.push(
         s(
           "text",
-          { x: LEFT - 8, y: this.y(I) + ch / 2, dy: "0.32em", class: "tick", "text-anchor": "end" },
+          { x: this.left - 8, y: this.y(I) + ch / 2, dy: "0.32em", class: "tick", "text-anchor": "end" },
           cut(text, 16),
         ),
       );
     }
+    const corner = { class: "axis", x: this.left - 8, "text-anchor": "end" };
     parts.push(
-      s("text", { class: "axis", x: LEFT - 8, y: this.top - 8, "text-anchor": "end" }, `${axes[0]} ↓  ${axes[1]} →`),
+      s("text", { ...corner, y: this.top - 21 }, `${axes[1]} →`),
+      s("text", { ...corner, y: this.top - 7 }, `${axes[0]} ↓`),
     );
     if (line) {
       for (const [u, vertical] of [
@@ -262,7 +321,7 @@ export class Matrix {
         const p = vertical ? this.x(u) : this.y(u);
         const end = vertical
           ? { x1: p, x2: p, y1: this.top, y2: this.top + this.height }
-          : { x1: LEFT, x2: LEFT + this.width, y1: p, y2: p };
+          : { x1: this.left, x2: this.left + this.width, y1: p, y2: p };
         parts.push(s("line", { class: "prompt", ...end }));
       }
     }
@@ -270,7 +329,7 @@ export class Matrix {
     parts.push(
       s("rect", {
         class: "frame",
-        x: LEFT - 0.5,
+        x: this.left - 0.5,
         y: this.top - 0.5,
         width: this.width + 1,
         height: this.height + 1,
@@ -285,57 +344,29 @@ export class Matrix {
     const w = this.window;
     const bars: [number, number, number, number][] = [];
     for (let I = w.i0; I < w.i1; I++)
-      if (hatched.row(I)) bars.push([LEFT, this.y(I), this.width, this.y(I + 1) - this.y(I)]);
+      if (hatched.row(I)) bars.push([this.left, this.y(I), this.width, this.y(I + 1) - this.y(I)]);
     for (let J = w.j0; J < w.j1; J++)
       if (hatched.column(J)) bars.push([this.x(J), this.top, this.x(J + 1) - this.x(J), this.height]);
-    const id = `hatch-${Matrix.count++}`;
     return [
-      s(
-        "defs",
-        {},
-        s(
-          "pattern",
-          { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-          s("line", { class: "hatch", x1: 0, y1: 0, x2: 0, y2: 6 }),
-        ),
-      ),
-      ...bars.map(([x, y, width, height]) => s("rect", { x, y, width, height, fill: `url(#${id})` })),
+      s("defs", {}, hatching("crossed", true)),
+      ...bars.map(([x, y, width, height]) => s("rect", { x, y, width, height, fill: "url(#crossed)" })),
     ];
   }
 
-  private static count = 0;
-
   private drawLegend(): void {
-    const { palette, scale, cells } = this.options;
+    const { palette, scale, cells, hatched, what } = this.options;
     this.legend.hidden = Boolean(palette);
     if (palette || !this.ramp) return;
-    const bar = h("canvas", { width: 256, height: 1, class: "ramp", "aria-hidden": "true" });
-    const picture = new ImageData(256, 1);
-    const { ramp } = this;
-    for (let n = 0; n < 256; n++) {
-      const share = n / 255;
-      const value = cells.signed ? (2 * share - 1) * ramp.most : share * ramp.most;
-      new Ramp("head", cells.signed, ramp.mode, ramp.most).paint(value, picture.data, 4 * n);
-    }
-    bar.getContext("2d")!.putImageData(picture, 0, 0);
-    const ticks =
-      scale === "row"
-        ? cells.signed
-          ? ["−largest of row", "0", "largest of row"]
-          : ["0", "largest of the row"]
-        : ramp.ticks().map((x, n, all) => (ramp.clipped && n === all.length - 1 ? "≥ " : "") + number(x, 2));
-    replace(
-      this.legend,
-      bar,
-      h("span", { class: "ends" }, ...ticks.map((t) => h("span", {}, t))),
-      this.hides &&
-        h(
-          "span",
-          { class: "nothing" },
-          h("i"),
-          this.options.hatched ? "hidden, or without a partner" : "hidden by the mask",
-        ),
-    );
+    const ends = cells.signed ? ["−largest of row", "0", "largest of row"] : ["0", "largest of the row"];
+    const hidden = { masked: this.hides ? "hidden by the mask" : "", alone: "" };
+    if (hatched) hidden.alone = [...Array(cells.rows.n).keys()].some(hatched.row) ? "without a partner" : "";
+    this.legend.replaceChildren(legend(what, this.ramp, hidden, scale === "row" ? ends : null));
+  }
+
+  /** What stands at a tick: the token, and where it is if not every one is named. */
+  private name(side: "rows" | "columns", u: number, step: number): string {
+    const text = this.options.cells[side].label(u);
+    return step === 1 || text === String(u) ? text : `${cut(text, 9)} ${u}`;
   }
 
   private explain(): void {
@@ -394,6 +425,13 @@ export class Matrix {
     }
     replace(this.tools, ...parts);
   }
+}
+
+/** Places along an axis that get a name: each where there is room, else every second, fifth, tenth … */
+function ticks(from: number, to: number, size: number): { step: number; at: number[] } {
+  const steps = [1, 10, 100, 1000, 10000].flatMap((p) => [p, 2 * p, 5 * p]);
+  const step = size >= WORD ? 1 : steps.find((n) => n * size >= 22)!;
+  return { step, at: Array.from({ length: to - from }, (_, n) => from + n).filter((u) => u % step === 0) };
 }
 
 export function cut(text: string, most: number): string {

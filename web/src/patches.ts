@@ -1,7 +1,7 @@
 // Where keys are patches of an image: the weights of one query at their places.
 
 import { Ramp, type Mode } from "./colour";
-import { h } from "./dom";
+import { h, number } from "./dom";
 import type { Head } from "./head";
 
 export function patches(): { node: HTMLElement; draw(head: Head, i: number, mode: Mode): void } {
@@ -26,7 +26,7 @@ export function patches(): { node: HTMLElement; draw(head: Head, i: number, mode
       canvas.height = rows;
       canvas.getContext("2d")!.putImageData(picture, 0, 0);
       canvas.setAttribute("aria-label", `Weights of query ${i} over the ${rows} × ${columns} patches of the image`);
-      note.textContent = `Query ${i} over the image, ${rows} × ${columns} patches, up to ${most.toPrecision(3)}.`;
+      note.textContent = `What token ${i} looks at, over the image: ${rows} × ${columns} patches, up to ${number(most, 3)}.`;
     },
   };
 }

@@ -3,7 +3,8 @@
 import type { Grid } from "./pooled";
 import type { Matrix } from "./matrix";
 import type { Cells } from "./cells";
-import { h, s } from "./dom";
+import { colour, h, s } from "./dom";
+import { hatching } from "./legend";
 import type { Export } from "./view";
 
 const STYLE = [
@@ -38,62 +39,78 @@ export function copied(svg: SVGSVGElement): SVGSVGElement {
     for (const gone of ["class", "aria-hidden", "tabindex", "role", "data-k"]) to[n].removeAttribute(gone);
   });
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  copy.setAttribute("overflow", "visible"); // slanted words reach over the edge
   return copy;
 }
 
 const VECTOR = 20000; // cells that are drawn one by one; more become one picture inside the drawing
 
-/** A matrix with its labels: cells as rectangles, or as an image where they are too many. */
+/** A matrix with its labels and its legend: cells as rectangles, or as an image where they are too many. */
 export function matrixPicture(matrix: Matrix): SVGSVGElement {
   const over = matrix.node.querySelector<SVGSVGElement>("svg.over")!;
-  const canvas = matrix.node.querySelector<HTMLCanvasElement>(".stage canvas")!;
   const copy = copied(over);
-  const frame = canvas.getBoundingClientRect();
-  const all = over.getBoundingClientRect();
-  const [x, y, width, height] = [frame.left - all.left, frame.top - all.top, frame.width, frame.height];
+  const { canvas } = matrix;
   const grid = matrix.grid!;
-  if (grid.R * grid.C > VECTOR) {
+  const place = matrix.frame;
+  if (grid.R * grid.C > VECTOR)
     copy.prepend(
-      s("image", {
-        x,
-        y,
-        width,
-        height,
-        href: canvas.toDataURL("image/png"),
-        preserveAspectRatio: "none",
-        "image-rendering": "pixelated",
-      }),
+      s("image", { ...place, href: canvas.toDataURL("image/png"), preserveAspectRatio: "none", "image-rendering": "pixelated" }),
     );
-    return copy;
-  }
+  else copy.prepend(cellsOf(matrix, place));
+  if (matrix.hides || matrix.options.hatched) copy.prepend(...ground(matrix.node, place));
+  const drawn = matrix.node.querySelector<SVGSVGElement>("svg.legend");
+  return drawn ? stacked([copy, copied(drawn)]) : copy;
+}
+
+type Place = Matrix["frame"];
+
+/** Each cell as a rectangle; hidden ones are left out. */
+function cellsOf(matrix: Matrix, { x, y, width, height }: Place): SVGGElement {
+  const grid = matrix.grid!;
   const pixels = matrix.picture!.data;
   const cells = s("g", { "shape-rendering": "crispEdges" });
   const [w, t] = [width / grid.C, height / grid.R];
   for (let n = 0; n < grid.R * grid.C; n++) {
+    if (!pixels[4 * n + 3]) continue;
     const fill = "#" + [0, 1, 2].map((c) => pixels[4 * n + c].toString(16).padStart(2, "0")).join("");
-    cells.append(
-      s("rect", {
-        x: round(x + (n % grid.C) * w),
-        y: round(y + Math.floor(n / grid.C) * t),
-        width: round(w),
-        height: round(t),
-        fill,
-      }),
-    );
+    const [left, top] = [x + (n % grid.C) * w, y + Math.floor(n / grid.C) * t];
+    cells.append(s("rect", { x: round(left), y: round(top), width: round(w), height: round(t), fill }));
   }
-  copy.prepend(cells);
-  return copy;
+  return cells;
+}
+
+/** The hatching behind the cells, as it shows where the mask hides them. */
+function ground(at: Element, place: Place): SVGElement[] {
+  const pattern = hatching("ground");
+  const [back, line] = [...pattern.children] as SVGElement[];
+  back.setAttribute("fill", colour("hidden", at));
+  line.setAttribute("stroke", colour("hatch", at));
+  return [s("defs", {}, pattern), s("rect", { ...place, fill: "url(#ground)" })];
+}
+
+/** Drawings under each other as one. */
+export function stacked(parts: SVGSVGElement[]): SVGSVGElement {
+  const sizes = parts.map((p) => [Number(p.getAttribute("width")), Number(p.getAttribute("height"))]);
+  const width = Math.max(...sizes.map(([w]) => w));
+  const height = sizes.reduce((sum, [, t]) => sum + t + 8, -8);
+  let y = 0;
+  parts.forEach((part, n) => {
+    part.setAttribute("y", String(y));
+    y += sizes[n][1] + 8;
+  });
+  return s("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` }, ...parts);
 }
 
 function round(x: number): number {
   return Math.round(x * 100) / 100;
 }
 
+const WIDEST = 1700; // of a sheet: what goes beyond stands below
+
 /** One drawing with a title above its parts and a few lines below; `bare`: the parts alone. */
 export function sheet(saved: Export, ink: string, page: string, bare = false): SVGSVGElement {
   const pad = 24;
   const sizes = saved.pictures.map((p) => [Number(p.getAttribute("width")), Number(p.getAttribute("height"))]);
-  const beside = sizes.reduce((sum, [w]) => sum + w + pad, 0) < 1700;
   const out = s("svg", { xmlns: "http://www.w3.org/2000/svg", role: "img" });
   const text = (words: string, y: number, size: number, weight = 400) =>
     s(
@@ -105,12 +122,12 @@ export function sheet(saved: Export, ink: string, page: string, bare = false): S
   let [x, y, right, bottom] = [pad, top, 0, top];
   saved.pictures.forEach((picture, n) => {
     const [w, t] = sizes[n];
+    if (x > pad && x + w > WIDEST) [x, y] = [pad, bottom + pad];
     picture.setAttribute("x", String(x));
     picture.setAttribute("y", String(y));
     right = Math.max(right, x + w);
     bottom = Math.max(bottom, y + t);
-    if (beside) x += w + pad;
-    else y = bottom + pad;
+    x += w + pad;
   });
   const width = Math.max(right + pad, 480);
   const lines = (bare ? [] : saved.lines).flatMap((line) => wrapped(line, Math.floor((width - 2 * pad) / 6.6)));

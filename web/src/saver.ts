@@ -4,7 +4,20 @@ import { button, colour, h } from "./dom";
 import { download, finding, png, sheet, svgText } from "./save";
 import type { App, View } from "./view";
 
-export function saver(app: App, view: () => View): { node: HTMLDialogElement; open(): void } {
+export interface Saver {
+  readonly node: HTMLDialogElement;
+  /** What is printed: empty until something prints. */
+  readonly paper: HTMLElement;
+  open(): void;
+}
+
+/** The drawing of a view, with its words. */
+function sheetFor(view: View, at: Element): SVGSVGElement {
+  const saved = view.saved();
+  return sheet(saved, colour("ink", at), colour("card", at));
+}
+
+export function saver(app: App, view: () => View, signal: AbortSignal): Saver {
   const note = h("textarea", { rows: 4, placeholder: "What did you see? (for a finding)", "aria-label": "Note" });
   const node = h("dialog", { "aria-label": "Save" });
 
@@ -55,6 +68,20 @@ export function saver(app: App, view: () => View): { node: HTMLDialogElement; op
       },
     ],
     [
+      "PDF",
+      "prints the picture on one sheet; choose “Save as PDF”",
+      async () => {
+        node.close();
+        const { theme } = app.store.state;
+        const dark = app.mode() === "dark";
+        // Paper is white: what is shown is drawn in light colours for as long as it prints.
+        if (dark) app.store.set({ theme: "light" });
+        if (dark) await new Promise((drawn) => setTimeout(drawn, 400));
+        print();
+        if (dark) app.store.set({ theme });
+      },
+    ],
+    [
       "Finding",
       "a page with picture, numbers and your note",
       () => {
@@ -76,5 +103,8 @@ export function saver(app: App, view: () => View): { node: HTMLDialogElement; op
     ),
     button("Close", () => node.close()),
   );
-  return { node, open: () => node.showModal() };
+  const paper = h("div", { class: "paper", "aria-hidden": "true" });
+  addEventListener("beforeprint", () => paper.replaceChildren(sheetFor(view(), node)), { signal });
+  addEventListener("afterprint", () => paper.replaceChildren(), { signal });
+  return { node, paper, open: () => node.showModal() };
 }

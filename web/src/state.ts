@@ -5,6 +5,7 @@ export type ViewName = (typeof VIEWS)[number];
 export type Scale = "head" | "row" | "log";
 export type Pool = "max" | "mean";
 export type Show = "weight" | "gradient";
+export type Way = "to" | "from";
 export type Theme = "auto" | "light" | "dark";
 
 export interface State {
@@ -14,7 +15,8 @@ export interface State {
   h: number; // head of that
   i: number; // query
   j: number; // key
-  fixed: boolean; // the query stays while the mouse moves
+  fixed: boolean; // the token stays while the mouse moves
+  way: Way; // what the chosen token looks at (the query i), or who looks at it (the key j)
   scale: Scale;
   pool: Pool; // of cells too small to be seen alone
   show: Show;
@@ -43,6 +45,7 @@ const START: State = {
   i: -1,
   j: -1,
   fixed: false,
+  way: "to",
   scale: "head",
   pool: "max",
   show: "weight",
@@ -81,9 +84,9 @@ export class Store {
     for (const heard of this.heard) heard(after, before);
   }
 
-  /** Another address was entered. */
+  /** Another address was entered, or one of before; it changes light and dark only where it says so. */
   go(hash: string): void {
-    this.set({ ...START, ...parsed(hash) });
+    this.set({ ...START, theme: this.state.theme, ...parsed(hash) });
   }
 
   listen(heard: Heard): void {
@@ -117,6 +120,7 @@ const CHOICES: Record<string, readonly string[]> = {
   view: VIEWS,
   scale: ["head", "row", "log"],
   pool: ["max", "mean"],
+  way: ["to", "from"],
   show: ["weight", "gradient"],
   theme: ["auto", "light", "dark"],
   order: ["index", "size"],

@@ -28,6 +28,8 @@ export interface Export {
 
 export interface View {
   readonly node: HTMLElement;
+  /** What stands beside it, under the text. */
+  readonly aside?: HTMLElement;
   update(state: State, before: State | null): void;
   /** The room has changed, or the colours. */
   redraw(): void;
@@ -39,16 +41,6 @@ export interface View {
 export function changed(state: State, before: State | null, ...keys: (keyof State)[]): boolean {
   return before === null || keys.some((key) => state[key] !== before[key]);
 }
-
-const FIGURES = {
-  entropy: "evenness (entropy)",
-  distance: "mean distance",
-  first: "on the first token",
-  self: "on itself",
-  peak: "largest weight",
-} as const;
-
-export const figureNames = FIGURES;
 
 export function place(seen: Seen, a: number): string {
   const at = seen.attention(a);
@@ -65,6 +57,20 @@ export function place(seen: Seen, a: number): string {
 export function headTitle(seen: Seen, a: number, head: number): string {
   const words = place(seen, a);
   return `${words[0].toUpperCase()}${words.slice(1)}, head ${head}`;
+}
+
+/** The one sentence that a matrix needs. */
+export function howToRead(app: App, gradient = false): string {
+  const more = app.mode() === "dark" ? "brighter" : "darker";
+  if (gradient) return "Each row is a token that looks; blue: more weight on that column's token would raise the loss, orange: lower it.";
+  if (app.current().attention(app.store.state.a).signed)
+    return "Each row is a token that looks; the stronger the colour, the more weight on that column's token, orange where it is negative.";
+  return `Each row is a token that looks; ${more} means more weight on that column's token.`;
+}
+
+/** A distance in words: before is −, after is +, as positions are counted. */
+export function away(d: number): string {
+  return d === 0 ? "itself" : d < 0 ? `${-d} before` : `${d} after`;
 }
 
 /** What a head does, in a few words. */
@@ -107,8 +113,8 @@ export function headPicker(app: App): HTMLElement {
 }
 
 export const SCALES = [
-  ["head", "one scale a head"],
-  ["row", "one scale a row"],
+  ["head", "a scale for the head"],
+  ["row", "a scale for each row"],
   ["log", "logarithmic"],
 ] as const;
 
@@ -117,7 +123,7 @@ export function scalePicker(app: App): HTMLElement {
 }
 
 /** Facts as names and values. */
-export function facts(pairs: [string, string | Node][]): HTMLElement {
+export function facts(pairs: [string | Node, string | Node][]): HTMLElement {
   return h(
     "dl",
     { class: "facts" },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -14,6 +14,8 @@ from regard.shapes import Size
 
 Pass = Literal["forward", "training", "decode"]
 PASSES: tuple[Pass, ...] = ("forward", "training", "decode")
+# Short lengths and few repeats: half a minute for all mechanisms.
+QUICK: dict[str, Any] = {"tokens": (128, 512, 2048), "seconds": 0.05, "patience": 0.5, "draws": 1}
 
 
 @dataclass(frozen=True, kw_only=True)

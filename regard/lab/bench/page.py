@@ -121,10 +121,10 @@ def _times(results: RaceResults) -> Iterable[Markup]:
         "same colour: the floor, the larger of bytes that must be moved over the bandwidth and useful FLOPs over the "
         "peak."
     )
-    yield figures(*(_time_figure(results, passing) for passing in _WHOLE_PASSES if results.of_pass(passing)))
+    yield figures(*(time_figure(results, passing) for passing in _WHOLE_PASSES if results.of_pass(passing)))
 
 
-def _time_figure(results: RaceResults, passing: str, x: str = "tokens") -> Markup:
+def time_figure(results: RaceResults, passing: str, x: str = "tokens") -> Markup:
     """Returns the chart of the times of one pass."""
     svg = chart(_time_series(results, passing), _length_axis(results, x), Axis("ms", log=True), height=_TALL)
     repeats = min(row.repeats for row in results.of_pass(passing))
@@ -142,7 +142,7 @@ def _decoding(results: RaceResults) -> Iterable[Markup]:
     if _on_gpu(results):
         text += " As a CUDA graph, as generating uses it."
     yield paragraph(text)
-    yield _time_figure(results, "decode", "tokens before")
+    yield time_figure(results, "decode", "tokens before")
 
 
 def _memory(results: RaceResults) -> Iterable[Markup]:

@@ -17,6 +17,7 @@ import torch
 
 from regard import cost
 from regard.checking import check
+from regard.cost.crossing import Crossing, Point, interpolated
 from regard.cost.timing import Run, time_interleaved
 from regard.devices import free_memory, resolve_dtype
 from regard.errors import RegardError
@@ -30,7 +31,7 @@ from regard.laws import Subject
 from regard.mechanisms import Cost
 from regard.shapes import Size
 
-__all__ = ["PASSES", "Race", "race"]
+__all__ = ["PASSES", "Race", "crossings", "race"]
 
 EXPERIMENTS.put("bench", Experiment("bench", "A race of mechanisms.", bench_page, command="regard bench"))
 
@@ -86,6 +87,20 @@ def race(
     except KeyboardInterrupt:
         return results(True)
     return results(False)
+
+
+def crossings(results: RaceResults, passing: str, against: str = "softmax") -> list[Crossing]:
+    """Returns at which lengths each entrant takes less time than `against`, as far as both were timed."""
+    medians: dict[str, dict[int, float]] = {name: {} for name in results.entrants}
+    for row in results.of_pass(passing):
+        medians[row.what][row.N] = row.median
+    other = medians.pop(against, {})
+    found = []
+    for name, own in medians.items():
+        points = [Point(N, own[N], other[N]) for N in own if N in other]
+        if points:
+            found.append(interpolated(name, against, points))
+    return found
 
 
 def _describe_device(machine: cost.Device, config: Race) -> RaceDevice:

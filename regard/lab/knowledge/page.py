@@ -103,7 +103,8 @@ def _interval(score: AnswerScore) -> str:
     return f"{100 * score.low:.1f}\u2060–\u2060{percent(score.high)}"  # stays on one line
 
 
-def _accuracy(results: KnowledgeResults) -> Iterable[Markup]:
+def accuracy(results: KnowledgeResults) -> Iterable[Markup]:
+    """Yields the shares of right answers as numbers, in a table and as bars, beside constant answers."""
     models = results.models or []
     baselines = results.baselines or []
     split = results.scored_split
@@ -224,7 +225,7 @@ def _old_command(results: KnowledgeResults) -> str:
 
 
 SECTIONS = (
-    PageSection("models", "Outcome", "the results score no model", _accuracy),
+    PageSection("models", "Outcome", "the results score no model", accuracy),
     PageSection("stages", "Learning", "the results hold no learning curves", _stages),
     PageSection("answers", "Right and wrong answers", "the results hold no single answers", calibration.answers),
     PageSection(

@@ -1,8 +1,9 @@
 """Ablating heads: the model with one head's output set to zero, compared with the whole model.
 
-If the model predicts tokens, the cost of a head is the increase of the mean loss in nats; for a masked language model
-each token is masked in turn. Otherwise (or without a mask token) it is the relative change (L2 norm) of the final
-hidden states.
+If the model predicts tokens, the cost of a head is the increase of the mean loss in nats. No loss is of tokens that the
+model sees: for a masked language model each token is masked in turn, and for an encoder-decoder it is the loss of the
+target, or without one of what the whole model itself would say at each place of what it wrote. Otherwise (or without a
+mask token) the cost is the relative change (L2 norm) of the final hidden states.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from torch import Tensor, nn
 from regard.errors import OptionError
 from regard.hub import recording_attention
 from regard.hub.attention import Call
-from regard.lens.models import RecordableModel
+from regard.lens.models import RecordableModel, Sample, as_sample
+from regard.lens.recording.hub_inputs import is_encoder_decoder
 from regard.lens.recording.losses import (
     has_language_head,
+    hub_masked_losses,
     is_masked_model,
     mask_token,
-    maskable_positions,
-    masked_losses,
-    require_mask_token,
-    special_tokens,
+    next_token_labels,
 )
 from regard.lens.recording.maps import evaluation_mode
+from regard.lens.recording.regard_models import encoder_masked_losses
 from regard.models import Decoder, Encoder, Model, Seq2Seq, token_loss
 from regard.models.encoder import MaskedHead
 from regard.nn.capture import forward_hooks
@@ -43,10 +44,10 @@ def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress
     "heads", with one dict per head: {"layer", "side", "name", "head", "cost"}.
     """
     model = recordable.model
-    runs = [make_run(recordable, text) for text in texts]
-    if not runs:
+    if not texts:
         raise OptionError("ablation needs at least one text")
     with evaluation_mode(model):
+        runs = [make_run(recordable, text) for text in texts]
         layers = self_attention_layers(recordable, texts[0])
         whole = [run() for run in runs]
         costs = []
@@ -62,6 +63,13 @@ def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress
     return {"measure": "loss", "whole": sum(float(x) for x in whole) / len(whole), "heads": costs}
 
 
+def add_costs(heads: Sequence[dict[str, Any]], ablation: dict[str, Any]) -> None:
+    """Adds to each head of `examine` its cost, so that it stands beside its label."""
+    costs = {(row["side"], row["layer"], row["head"]): row["cost"] for row in ablation["heads"]}
+    for head in heads:
+        head["cost"] = costs[head["side"], head["layer"], head["head"]]
+
+
 def added_cost(now: Tensor, before: Tensor) -> float:
     """Returns the increase of a loss, or the relative change (L2 norm) of hidden states."""
     if now.dim() == 0:
@@ -70,44 +78,61 @@ def added_cost(now: Tensor, before: Tensor) -> float:
 
 
 def make_run(recordable: RecordableModel, text: Any) -> Callable[[], Tensor]:
-    """Returns a function that runs the model over a text, and returns its loss or its final hidden states [T,width]."""
-    tokens = torch.tensor([recordable.ids(text)], device=next(recordable.model.parameters()).device)
+    """Returns a function that runs the model over a sample and returns its loss, or its last hidden states [T,D]."""
+    sample = as_sample(text)
     if isinstance(recordable.model, Model):
-        return _make_regard_run(recordable.model, recordable.tokenizer, tokens)
-    return _make_hub_run(recordable.model, recordable.tokenizer, tokens)
+        return _make_regard_run(recordable, recordable.model, sample)
+    return _make_hub_run(recordable, recordable.model, sample)
 
 
-def _make_regard_run(model: Model[Any], tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
-    """Returns the function that `make_run` returns, for one of regard's models and tokens [1,T]."""
+def _make_regard_run(recordable: RecordableModel, model: Model[Any], sample: Sample) -> Callable[[], Tensor]:
+    """Returns the function that `make_run` returns, for one of regard's models."""
+    tokens = torch.tensor([recordable.ids(sample)], device=model.device)
     if isinstance(model, Seq2Seq):
-        start = tokens.new_full((1, 1), model.config.start)
-        return lambda: token_loss(model(tokens, torch.cat([start, tokens[:, :-1]], 1)), tokens)
+        target = torch.tensor([_decoder_ids(recordable, sample)], device=model.device)
+        if sample.target is not None:
+            return lambda: token_loss(model(tokens, target[:, :-1]), target[:, 1:])
+        written = model(tokens, target).argmax(-1)
+        return lambda: token_loss(model(tokens, target), written)
     if isinstance(model, Decoder):
         return lambda: token_loss(model(tokens[:, :-1]), tokens[:, 1:])
     assert isinstance(model, Encoder)
-    if isinstance(model.head, MaskedHead) and mask_token(tokenizer) is not None:
-        return _masked_loss(model, tokenizer, tokens[0])
+    if isinstance(model.head, MaskedHead) and mask_token(recordable.tokenizer) is not None:
+        return _summed(encoder_masked_losses(model, tokens[0], recordable.tokenizer))
     return lambda: model.vectors(tokens)[0]
 
 
-def _make_hub_run(model: Any, tokenizer: Any, tokens: Tensor) -> Callable[[], Tensor]:
-    """Returns the function that `make_run` returns, for a Hugging Face model and tokens [1,T]."""
+def _make_hub_run(recordable: RecordableModel, model: Any, sample: Sample) -> Callable[[], Tensor]:
+    """Returns the function that `make_run` returns, for a Hugging Face model."""
+    inputs, _ = recordable.inputs(sample)
     if is_masked_model(model):
-        if mask_token(tokenizer) is not None:
-            return _masked_loss(lambda copies: model(input_ids=copies).logits, tokenizer, tokens[0])
-        return lambda: model(input_ids=tokens, output_hidden_states=True).hidden_states[-1][0]
-    if has_language_head(model):
-        return lambda: model(input_ids=tokens, labels=tokens).loss.detach()
-    if getattr(model.config, "is_encoder_decoder", False):  # the target is the source, as in record_one
-        return lambda: model(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state[0]
-    return lambda: model(input_ids=tokens, output_hidden_states=True).hidden_states[-1][0]
+        if mask_token(recordable.tokenizer) is not None:
+            return _summed(hub_masked_losses(model, inputs, recordable.tokenizer))
+        return lambda: model(**inputs, output_hidden_states=True).hidden_states[-1][0]
+    if not is_encoder_decoder(model):
+        if has_language_head(model):
+            labels = next_token_labels(inputs)
+            return lambda: model(**inputs, labels=labels).loss.detach()
+        return lambda: model(**inputs, output_hidden_states=True).hidden_states[-1][0]
+    inputs["decoder_input_ids"] = inputs["input_ids"].new_tensor([_decoder_ids(recordable, sample)])
+    if not has_language_head(model):
+        return lambda: model(**inputs).last_hidden_state[0]
+    labels = model(**inputs).logits.argmax(-1)
+    if sample.target is not None:
+        labels = next_token_labels(inputs)
+    return lambda: model(**inputs, labels=labels).loss.detach()
 
 
-def _masked_loss(logits: Callable[[Tensor], Tensor], tokenizer: Any, ids: Tensor) -> Callable[[], Tensor]:
-    """Returns a function that computes the loss of masked tokens, each masked in turn."""
-    mask_id = require_mask_token(tokenizer)
-    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
-    return lambda: torch.stack(list(masked_losses(logits, ids, positions, mask_id))).sum()
+def _decoder_ids(recordable: RecordableModel, sample: Sample) -> list[int]:
+    """Returns what the decoder of an encoder-decoder reads: its start token, then the target or what it writes."""
+    ids = recordable.record_one(sample).sequences[-1].ids
+    assert ids is not None
+    return ids
+
+
+def _summed(losses: Callable[[], Iterator[Tensor]]) -> Callable[[], Tensor]:
+    """Returns a function that computes the sum of the terms of a loss."""
+    return lambda: torch.stack(list(losses())).sum()
 
 
 def self_attention_layers(recordable: RecordableModel, text: Any) -> list[tuple[dict[str, Any], int]]:
@@ -136,6 +161,13 @@ def without_heads(model: Any, heads: Mapping[str, Collection[int]]) -> Iterator[
         mechanism = model.get_submodule(name).mechanism
         assert isinstance(mechanism, nn.Module)
         removed_of[mechanism] = removed
+    with silenced(removed_of):
+        yield
+
+
+@contextmanager
+def silenced(removed_of: Mapping[nn.Module, Collection[int]]) -> Iterator[None]:
+    """Sets the output of heads of our layers, given by their mechanisms, to zero while the context lasts."""
 
     def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         return _zero_heads(out, 1, removed_of[mechanism])

@@ -15,11 +15,11 @@ from regard.data.tokenizers import TextError
 from regard.errors import LengthError, OptionError
 from regard.lens.heads.labels import MIXED, HeadLabel, label_heads
 from regard.lens.heads.redundancy import redundant_pairs
-from regard.lens.models import RecordableModel
+from regard.lens.models import RecordableModel, Sample
 from regard.lens.trace.trace import Recording
 from regard.models import Model
 
-REPEATED_SEQUENCES = 4  # number of random sequences in which every token occurs twice
+REPEATED_SEQUENCES = 8  # number of random sequences in which every token occurs twice
 REPEATED_LENGTH = 24  # length of the part that each of them repeats
 Progress = Callable[[str, int, int], None]  # called with the phase, the index of a text, and the number of texts
 
@@ -45,11 +45,14 @@ def default_labels(recordable: RecordableModel, seed: int = 0) -> list[dict[str,
 
 
 def examine(
-    recordable: RecordableModel, texts: Sequence[str] | None = None, seed: int = 0, progress: Progress | None = None
+    recordable: RecordableModel,
+    texts: Sequence[str | Sample] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Any], list[Recording]]:
     """Returns the results of `summary` (labels, redundant pairs, means per layer), and the recordings of the texts."""
     progress = progress or (lambda what, n, of: None)
-    chosen = default_texts() if texts is None else texts
+    chosen: Sequence[str | Sample] = default_texts() if texts is None else texts
     recordings = []
     for n, text in enumerate(chosen):
         progress("reading", n, len(chosen))
@@ -61,9 +64,9 @@ def examine(
             f"{recordable.card.name} can read none of the texts; give others with --texts, in the letters that it knows"
         )
     repeats = []
-    for n, ids in enumerate(repeated_tokens(recordable, seed)):
+    for n, sample in enumerate(repeated_samples(recordable, seed)):
         progress("repeating", n, REPEATED_SEQUENCES)
-        repeats.append(recordable.record_one(ids))
+        repeats.append(recordable.record_one(sample))
     progress("scoring", 0, 1)
     labels = label_heads(recordings, repeats, seed)
     return summary(recordable, recordings, labels), recordings
@@ -120,6 +123,18 @@ def repeated_tokens(recordable: RecordableModel, seed: int = 0) -> list[list[int
     return [ids + ids for ids in parts]
 
 
+def repeated_samples(recordable: RecordableModel, seed: int = 0) -> list[Sample]:
+    """Returns the sequences of `repeated_tokens`; the decoder of an encoder-decoder is given others than the encoder.
+
+    So what it writes repeats itself, and is not a copy of what the encoder reads.
+    """
+    sources = repeated_tokens(recordable, seed)
+    if not recordable.has_decoder_of_its_own:
+        return [Sample(ids) for ids in sources]
+    targets = repeated_tokens(recordable, seed + 1)
+    return [Sample(ids, target=target) for ids, target in zip(sources, targets, strict=True)]
+
+
 def _vocabulary(recordable: RecordableModel) -> tuple[int, set[int | None]]:
     """Returns the vocabulary size of a model, and the ids of its special tokens."""
     model = recordable.model
@@ -132,7 +147,7 @@ def _vocabulary(recordable: RecordableModel) -> tuple[int, set[int | None]]:
     return min(size, tokenizer.size), {tokenizer.id(name) for name in tokenizer.special}
 
 
-def _record(recordable: RecordableModel, text: str, strict: bool) -> Recording | None:
+def _record(recordable: RecordableModel, text: str | Sample, strict: bool) -> Recording | None:
     """Records a text.
 
     If not `strict`, a text that is too long is cut to the model's limit, if that is known, and None is returned for a

@@ -17,7 +17,7 @@ from regard.data.tokenizers import TextError
 from regard.errors import OptionError
 from regard.lens.heads.ablation import added_cost, make_run
 from regard.lens.heads.examine import default_texts
-from regard.lens.models import RecordableModel
+from regard.lens.models import RecordableModel, Sample
 from regard.lens.recording.maps import evaluation_mode
 
 MAX_TEXTS = 4  # the largest number of texts in each part: the model reads them again for every removal
@@ -80,7 +80,7 @@ def is_classifier(recordable: RecordableModel) -> bool:
     return type(recordable.model).__name__.endswith(_CLASSIFIER)
 
 
-def split_texts(recordable: RecordableModel, texts: Sequence[str] | None) -> tuple[Examples, Examples]:
+def split_texts(recordable: RecordableModel, texts: Sequence[str | Sample] | None) -> tuple[Examples, Examples]:
     """Returns texts to choose an order on, and other texts to measure it on; without any, of the default texts.
 
     They are measured by the loss of a language model, or by how far the last vectors of another model move.

@@ -1,10 +1,12 @@
 """Scores of heads. Most scores are the attention mass on a set of keys, compared with that of uniform attention.
 
     score = mean over queries of Σ_{j ∈ set(i)} w(i, j),      baseline = mean of |set(i) ∩ allowed(i)| / |allowed(i)|
+    effect = (score − baseline) / (1 − baseline)
 
-A query does not count if it is padding, sees fewer than two keys, has only weights of 0 in all heads, or (except
-for "broadcast") may see no key of its set. The score "broad" is an entropy instead (`_add_broad`). Sums are stored per
-block of queries, for a block bootstrap.
+An effect is 0 for uniform attention and 1 if all mass is on the set, however long the text is. A query does not count
+if it is padding, sees fewer than two keys, has only weights of 0 in all heads, or (except for "broadcast") may see no
+key of its set. The score "broad" is an entropy instead (`_add_broad`), and its effect is the plain difference. Sums are
+stored per text, for a bootstrap over texts.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import RecordedAttention, Recording
 
-BLOCK = 16  # number of queries per block of the bootstrap
 NEAR = 3  # largest distance that counts as local
+# A text with fewer different tokens is not measured. A decoder may write one token over and over, and then any liking
+# for its start token looks like a habit.
+MIN_DIFFERENT = 5
 
 SCORE_DESCRIPTIONS = {
     "previous": "the token before",
@@ -40,37 +44,42 @@ SCORE_DESCRIPTIONS = {
     "broadcast": "one token that all others look at",
     "broad": "many keys, more evenly than random scores of the same scale",
 }
-REPEATED_SCORES = ("induction", "same word")  # scores that are also measured on repeated random sequences
+REPEATED_SCORES = ("induction", "same word")  # scores that are measured on repeated random sequences
+# Scores that are measured on these alone: in a text what followed last time is often what the words say anyway.
+ONLY_REPEATED = ("induction",)
 
 
 @dataclass
-class BlockSums:
-    """Per-block sums of scores and baselines [H, blocks], and numbers of queries [blocks]; one list entry per chunk."""
+class TextSums:
+    """Sums of scores, baselines and rooms [H] over the queries of a text, and numbers of queries: one entry per text.
+
+    The room of a query is the largest difference that its score can have from its baseline.
+    """
 
     score: list[Tensor] = field(default_factory=list)
     baseline: list[Tensor] = field(default_factory=list)
-    count: list[Tensor] = field(default_factory=list)
+    room: list[Tensor] = field(default_factory=list)
+    count: list[int] = field(default_factory=list)
+
+    def begin_text(self) -> None:
+        """Starts the sums of another text."""
+        for sums in (self.score, self.baseline, self.room):
+            sums.append(torch.zeros((), dtype=torch.double))
+        self.count.append(0)
 
     def add(
         self,
         score: Float[Tensor, "H R"],
         baseline: Float[Tensor, "#H R"],
         counted: Bool[Tensor, " R"],
-        size: int = BLOCK,
+        room: Float[Tensor, "#H R"] | None = None,
     ) -> None:
-        """Adds the queries of a tile that are `counted`, in blocks of `size` queries."""
-        rows = counted.nonzero()[:, 0]
-        if not len(rows):
-            return
-        block = rows // size
-        blocks = int(block[-1]) + 1
-        per_query = (x.expand(len(score), -1)[:, rows].double() for x in (score, baseline))
-        score, baseline = (x.new_zeros(len(score), blocks).index_add_(1, block, x) for x in per_query)
-        count = torch.bincount(block, minlength=blocks).double()
-        kept = count > 0
-        self.score.append(score[:, kept])
-        self.baseline.append(baseline[:, kept])
-        self.count.append(count[kept])
+        """Adds the `counted` queries of a tile to the sums of the last text; the room is 1 − baseline unless given."""
+        if room is None:
+            room = 1 - baseline
+        for sums, x in ((self.score, score), (self.baseline, baseline), (self.room, room)):
+            sums[-1] = sums[-1] + x.expand(len(score), -1)[:, counted].double().sum(1)
+        self.count[-1] += int(counted.sum())
 
 
 def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
@@ -79,11 +88,18 @@ def word_counts(sequences: Iterable[Tokens]) -> dict[str, int]:
 
 
 def measure(
-    recording: Recording, attended: RecordedAttention, word_frequency: dict[str, int], into: dict[str, BlockSums]
+    recording: Recording, attended: RecordedAttention, word_frequency: dict[str, int], into: dict[str, TextSums]
 ) -> None:
-    """Adds one text to the sums of one attention module, for the scores that `into` names."""
+    """Adds one text to the sums of one attention module, for the scores that `into` names.
+
+    A text with fewer than `MIN_DIFFERENT` different tokens is left out.
+    """
     queries, keys = recording.query_and_key_tokens(attended)
+    if len(set(keys.tokens if keys.ids is None else keys.ids)) < MIN_DIFFERENT:
+        return
     sets = {name: make for name, make in _key_sets(keys, word_frequency).items() if name in into}
+    for sums in into.values():
+        sums.begin_text()
     column = None
     if "broadcast" in into:
         column = _broadcast_columns(recording, attended)
@@ -162,7 +178,7 @@ def _broadcast_columns(recording: Recording, attended: RecordedAttention) -> tup
 
 
 def _add_broadcast(
-    sums: BlockSums, weights: Tensor, allowed: Tensor, rows: Tensor, column: tuple[Tensor, Tensor], counted: Tensor
+    sums: TextSums, weights: Tensor, allowed: Tensor, rows: Tensor, column: tuple[Tensor, Tensor], counted: Tensor
 ) -> None:
     """Adds the weight on the key that the other half of the queries attends to most."""
     even, odd = column
@@ -170,12 +186,11 @@ def _add_broadcast(
     share = weights.gather(2, chosen[..., None])[..., 0]
     visible = allowed[torch.arange(len(rows))[None], chosen]
     baseline = visible / allowed.sum(1).clamp(min=1)
-    # The queries of a text are scored on the same two keys, so they are not independent: all of a tile are one block.
-    sums.add(share, baseline.float(), counted, size=len(rows))
+    sums.add(share, baseline.float(), counted)
 
 
 def _add_broad(
-    sums: BlockSums, attended: RecordedAttention, weights: Tensor, allowed: Tensor, rows: Tensor, counted: Tensor
+    sums: TextSums, attended: RecordedAttention, weights: Tensor, allowed: Tensor, rows: Tensor, counted: Tensor
 ) -> None:
     """Adds the entropy divided by ln(number of visible keys); the baseline is that of random Gaussian scores.
 
@@ -194,7 +209,8 @@ def _add_broad(
     chance = chance.masked_fill(~allowed, float("-inf"))
     chance = chance.masked_fill(~allowed.any(1)[:, None], 0).softmax(-1)
     max_entropy = allowed.sum(1).clamp(min=2).log()
-    sums.add(_entropy(weights) / max_entropy, _entropy(chance) / max_entropy, counted)
+    # Random scores of short vectors are nearly even, so a share of what is left to evenness would be mostly noise.
+    sums.add(_entropy(weights) / max_entropy, _entropy(chance) / max_entropy, counted, torch.ones(1, len(rows)))
 
 
 def _entropy(weights: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from regard.lens.trace.format import Encoded, encode
 from regard.lens.trace.trace import Trace
 from regard.storage import atomic_write
 
-_START = 'regardLens.mount(document.getElementById("lens"),regardLens.embedded(document),{address:true});'
+_START = 'const app=regardLens.mount(document.getElementById("lens"),regardLens.embedded(document),{address:true});'
 # Style of the page around the lens.
 PAGE_CSS = (
     "html{background:#f4f5f7}body{margin:0}#lens{min-height:100vh}"
@@ -26,9 +27,14 @@ PAGE_CSS = (
 )
 
 
-def page(encoded: Encoded, title: str) -> Iterator[str]:
-    """Yields the HTML document in parts, because the page of a long text has hundreds of megabytes."""
+def page(encoded: Encoded, title: str, opened: Mapping[str, str | int] | None = None) -> Iterator[str]:
+    """Yields the HTML document in parts, because the page of a long text has hundreds of megabytes.
+
+    `opened` says what is shown first: the page's view, attention and head, say; all heads unless given.
+    """
     script = _static("lens.js") + _START
+    if opened:
+        script += f"app.store.set({json.dumps(dict(opened))});"
     style = PAGE_CSS + _static("lens.css")
     header, overviews, *blocks = encoded.elements()
     yield (

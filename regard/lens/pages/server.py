@@ -28,7 +28,7 @@ from torch import Tensor
 
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
-from regard.lens.models import RecordableModel
+from regard.lens.models import RecordableModel, Sample
 from regard.lens.pages.connections import Connections, protocol_of
 from regard.lens.pages.gate import MAX_BODY_BYTES, Gate
 from regard.lens.pages.live import Step, context_length, generate_steps, generates, model_detokenizer, vocabulary_size
@@ -94,6 +94,8 @@ class SharedModel:
             "model": self.recordable.card.as_dict(),
             "example": self.example,
             "generates": generates(self.recordable),
+            "pairs": self.recordable.reads_pairs,
+            "target": self.recordable.has_decoder_of_its_own,
             "tokens": self.max_tokens,
             "written": MAX_NEW_TOKENS,
         }
@@ -106,7 +108,8 @@ class SharedModel:
     def record(self, request: dict[str, Any]) -> bytes:
         """Returns the bytes of the trace of request["text"], or of request["ids"].
 
-        Of the ids, the first request["prompt"] are marked as given and the rest as generated.
+        Of the ids, the first request["prompt"] are marked as given and the rest as generated. request["pair"] is the
+        second text of a pair, and request["target"] what the decoder of an encoder-decoder is given.
         """
         prompt = None
         text: str | list[int]
@@ -115,9 +118,10 @@ class SharedModel:
         else:
             prompt = request.get("prompt")
             text = _checked_ids(request["ids"], prompt)
-        self._ids(text)  # raises for an invalid request before waiting for the model
+        sample = Sample(text, _optional_text(request, "pair"), _optional_text(request, "target"))
+        self._ids(sample)  # raises for an invalid request before waiting for the model
         with self.turn():
-            recording = self.recordable.record_one(text)
+            recording = self.recordable.record_one(sample)
         if prompt is not None:
             recording.sequences[0].mark_generated(prompt)
         recording.name = str(request.get("name", "text"))[:80]
@@ -154,7 +158,7 @@ class SharedModel:
                 why = "full"
         yield {"kind": "end", "why": why, "ids": [*ids, *written]}
 
-    def _ids(self, text: str | list[int]) -> list[int]:
+    def _ids(self, text: str | Sample) -> list[int]:
         ids = self.recordable.ids(text)
         if not ids:
             raise OptionError("the text is empty: type something")
@@ -171,6 +175,13 @@ def _text(request: dict[str, Any]) -> str:
     if not isinstance(text, str):
         raise OptionError('expected {"text": "…"}')
     return text
+
+
+def _optional_text(request: dict[str, Any], name: str) -> str | None:
+    text = request.get(name)
+    if text is not None and not isinstance(text, str):
+        raise OptionError(f'expected {{"{name}": "…"}}')
+    return text or None
 
 
 def _checked_ids(ids: Any, prompt: Any) -> list[int]:

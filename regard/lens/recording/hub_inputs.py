@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import LengthError, OptionError
+from regard.lens.recording.pairs import (
+    BETWEEN,
+    check_pair,
+    segments_of,
+    tokenizer_options,
+    warn_about_typed_separator,
+)
 from regard.lens.recording.regard_models import MAX_OWN_TARGET_TOKENS
 from regard.registry import accepted_options, accepts_any_keyword
 
@@ -17,25 +25,58 @@ HubText = str | Sequence[int] | Tensor | Mapping[str, Any]
 CharacterSpans = list[tuple[int, int]]  # character span of each token
 
 
-def model_inputs(model: Any, text: HubText, tokenizer: Any) -> tuple[dict[str, Any], CharacterSpans | None]:
-    """Returns the model's inputs on its device, and the character span of each token (None if not known)."""
+@dataclass(frozen=True)
+class Places:
+    """The text that a model read, the character span of each token, and of a pair which text each token belongs to.
+
+    Each is None where it is not known; `text` holds both texts of a pair, one below the other.
+    """
+
+    text: str | None = None
+    offsets: CharacterSpans | None = None
+    segment: list[int] | None = None
+
+
+def model_inputs(model: Any, text: HubText, tokenizer: Any, pair: str | None = None) -> tuple[dict[str, Any], Places]:
+    """Returns the model's inputs on its device, and where the tokens stand in the text, or in the pair of texts."""
     device = next(model.parameters()).device
+    if pair is not None:
+        check_pair(model, text, pair, tokenizer)
     if isinstance(text, Mapping):
-        return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in text.items()}, None
+        return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in text.items()}, Places()
     if not isinstance(text, str):
         if not isinstance(text, Tensor):
             text = torch.tensor(list(text), dtype=torch.long)
-        return {"input_ids": text.long().reshape(1, -1).to(device)}, None
+        return {"input_ids": text.long().reshape(1, -1).to(device)}, Places()
     if tokenizer is None:
         raise OptionError("text needs a tokenizer: give tokenizer=, or token ids instead of text")
     fast = bool(getattr(tokenizer, "is_fast", False))  # slow tokenizers do not return offsets
-    inputs = dict(tokenizer(text, return_tensors="pt", return_offsets_mapping=fast, verbose=False))
-    offsets = None
-    if fast:
-        offsets = [(int(a), int(b)) for a, b in inputs.pop("offset_mapping")[0].tolist()]
+    options: dict[str, Any] = {"return_tensors": "pt", "return_offsets_mapping": fast, "verbose": False}
+    if pair is None:
+        warn_about_typed_separator(model, text, tokenizer)
+        encoding = tokenizer(text, **options)
+    else:
+        encoding = tokenizer(text, pair, **options, **tokenizer_options(model))
+    inputs = dict(encoding)
+    places = _places(encoding, text, pair, tokenizer)
+    inputs.pop("offset_mapping", None)
     if not accepts_any_keyword(model.forward):
         inputs = accepted_options(model.forward, inputs)
-    return {name: x.to(device) for name, x in inputs.items()}, offsets
+    return {name: x.to(device) for name, x in inputs.items()}, places
+
+
+def _places(encoding: Any, text: str, pair: str | None, tokenizer: Any) -> Places:
+    """Returns where the tokens of a text, or of a pair of texts, stand; the second text stands below the first."""
+    offsets: CharacterSpans | None = None
+    if "offset_mapping" in encoding:  # slow tokenizers do not return them
+        offsets = [(int(a), int(b)) for a, b in encoding["offset_mapping"][0].tolist()]
+    if pair is None:
+        return Places(text, offsets)
+    segment = segments_of(encoding, encoding["input_ids"][0].tolist(), text, tokenizer)
+    if offsets is not None:
+        shift = len(text) + len(BETWEEN)
+        offsets = [(a + shift, b + shift) if s == 1 else (a, b) for (a, b), s in zip(offsets, segment, strict=True)]
+    return Places(text + BETWEEN + pair, offsets, segment)
 
 
 def check_length(model: Any, inputs: Mapping[str, Any]) -> None:

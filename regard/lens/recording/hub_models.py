@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from regard.hub.attention import HubError, recording_attention
 from regard.hub.fetching import display_name
 from regard.lens.recording.capture import GradientTaps, ModelCapture
 from regard.lens.recording.hub_inputs import (
-    CharacterSpans,
     HubText,
+    Places,
     append_generated,
     check_length,
     generate_ids,
@@ -27,13 +28,12 @@ from regard.lens.recording.hub_inputs import (
 )
 from regard.lens.recording.hub_tokens import hub_tokens, image_tokens, numbered_tokens
 from regard.lens.recording.losses import (
+    hub_masked_losses,
+    is_encoder_of_vectors,
     is_masked_model,
-    maskable_positions,
-    masked_losses,
     next_token_labels,
     require_language_head,
     require_mask_token,
-    special_tokens,
 )
 from regard.lens.recording.maps import evaluation_mode
 from regard.lens.recording.overview import add_overview
@@ -52,6 +52,7 @@ def record_hub_model(
     model: Any,
     text: HubText,
     *,
+    pair: str | None = None,
     tokenizer: Any = None,
     target: str | Sequence[int] | None = None,
     generate: Mapping[str, Any] | None = None,
@@ -60,7 +61,7 @@ def record_hub_model(
     card: Card | None = None,
 ) -> Recording:
     """Records one text, token ids, or ready-made inputs with a Hugging Face model; see `record`."""
-    inputs, offsets = model_inputs(model, text, tokenizer)
+    inputs, places = model_inputs(model, text, tokenizer, pair)
     check_length(model, inputs)
     if target is not None:
         inputs["decoder_input_ids"] = target_ids(model, target, tokenizer)
@@ -69,7 +70,7 @@ def record_hub_model(
     prompt = None  # length of the prompt, if tokens are generated
     if generate is not None:
         prompt = _prompt_length(model, inputs)
-    masked = gradient is True and is_masked_model(model)
+    masked = gradient is True and (is_masked_model(model) or is_encoder_of_vectors(model))
     # The masked-language-model loss has passes of its own, over masked copies, so the pass over the text needs no
     # gradient.
     text_gradient: Gradient = False if masked else gradient
@@ -94,11 +95,11 @@ def record_hub_model(
                 raise HubError(_NO_INTERFACE.format(type(model).__name__))
             sequence = None
             if ids:
-                sequence = hub_tokens(tokenizer, ids[0], _plain_text(text), offsets)
+                sequence = hub_tokens(tokenizer, ids[0], places)
             return record_from_output_attentions(model, inputs, sequence, name, card or hub_card(model))
         if masked:
             loss = _masked_gradient(model, inputs, tokenizer, capture)
-    sequences = _sequences(model, inputs, ids, tokenizer, _plain_text(text), offsets, prompt)
+    sequences = _sequences(model, inputs, ids, tokenizer, places, prompt)
     if not sequences:
         length = next(iter(capture.modules.values())).queries
         sequences.append(image_tokens(model, inputs, length))
@@ -136,10 +137,6 @@ def _config_number(config: Any, *names: str) -> int:
     """Returns the first of these attributes of a config that is set and not 0; else 0."""
     numbers = (getattr(config, name, None) for name in names)
     return next((int(number) for number in numbers if number), 0)
-
-
-def _plain_text(text: HubText) -> str | None:
-    return text if isinstance(text, str) else None
 
 
 def _prompt_length(model: Any, inputs: dict[str, Any]) -> int:
@@ -190,30 +187,18 @@ def _labels(model: Any, inputs: dict[str, Any], prompt_length: int) -> Tensor:
 
 
 def _masked_gradient(model: Any, inputs: dict[str, Any], tokenizer: Any, capture: ModelCapture) -> float:
-    """Stores, for each module, the gradient of the masked-language-model loss, and returns the loss.
+    """Stores, for each module, the gradient of the loss of masked tokens, and returns the loss.
 
     The gradient is taken with respect to the heads' outputs, before the output projection. The loss is a mean over the
     masked copies of the text, which run in batches. `GradientTaps` adds zeros to the heads' outputs, and all copies of
     a batch share them, so that their gradient is already the sum over the batch; the batches are added up here.
     """
-    mask_id = require_mask_token(tokenizer)
-    ids = inputs["input_ids"][0]
-    visible = None
-    if "attention_mask" in inputs:
-        visible = inputs["attention_mask"][0].tolist()
-    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer), visible)
-    others = {name: x for name, x in inputs.items() if name != "input_ids"}
-
-    def logits(copies: Tensor) -> Tensor:
-        expanded = {name: x.expand(len(copies), *x.shape[1:]) for name, x in others.items()}
-        out: Tensor = model(input_ids=copies, **expanded).logits
-        return out
-
+    losses = hub_masked_losses(model, inputs, tokenizer)
     taps = GradientTaps()
     totals: dict[str, Tensor] = {}
     loss = 0.0
     with torch.enable_grad(), recording_attention(model, taps):
-        for part in masked_losses(logits, ids, positions, mask_id):
+        for part in losses():
             grads = torch.autograd.grad(part, list(taps.taps.values()), materialize_grads=True)
             for name, g in zip(taps.taps, grads, strict=True):
                 totals[name] = totals[name] + g if name in totals else g
@@ -228,8 +213,7 @@ def _sequences(
     inputs: dict[str, Any],
     ids: list[list[int]],
     tokenizer: Any,
-    text: str | None,
-    offsets: CharacterSpans | None,
+    places: Places,
     prompt: int | None,
 ) -> list[Tokens]:
     """Returns the tokens of each sequence of `ids`: the text, or source and target; none for inputs without ids."""
@@ -238,12 +222,12 @@ def _sequences(
     if is_encoder_decoder(model):
         names = ("source", "target")
     elif prompt is not None:  # the text is only the beginning of the sequence
-        text = offsets = None
+        places = Places(segment=places.segment)
     sequences = []
     for n, sequence_ids in enumerate(ids):
-        tokens = hub_tokens(tokenizer, sequence_ids, text, offsets, names[n])
+        tokens = hub_tokens(tokenizer, sequence_ids, places, names[n])
         sequences.append(_with_padding(tokens, inputs.get(masks[n])))
-        text = offsets = None  # they belong to the first sequence only
+        places = Places()  # they belong to the first sequence only
     if prompt is not None:
         sequences[-1].mark_generated(prompt)
     return sequences
@@ -253,8 +237,8 @@ def _with_padding(tokens: Tokens, mask: Tensor | None) -> Tokens:
     """Returns the tokens, with padding marked where the mask [1,T] is 0; a mask of another shape is ignored."""
     if mask is None or mask.dim() != 2 or mask.shape[1] != len(tokens) or bool(mask.bool().all()):
         return tokens
-    lists = {key: getattr(tokens, key) for key in ("tokens", "ids", "starts", "ends", "words", "special")}
-    return Tokens(tokens.name, tokens.text, visible=mask[0].int().tolist(), **lists)
+    # Positions are left out: they are counted anew, without padding.
+    return replace(tokens, visible=mask[0].int().tolist(), positions=[])
 
 
 def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> list[RecordedAttention]:

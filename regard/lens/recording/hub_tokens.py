@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.data.tokenizers import Pieces
-from regard.lens.recording.hub_inputs import CharacterSpans
+from regard.lens.recording.hub_inputs import CharacterSpans, Places
 from regard.lens.trace.tokens import Tokens
 
+_NO_PLACES = Places()
 
-def hub_tokens(
-    tokenizer: Any,
-    ids: Sequence[int],
-    text: str | None = None,
-    offsets: CharacterSpans | None = None,
-    name: str = "text",
-) -> Tokens:
-    """Returns the tokens of ids with their character spans: from `offsets`, or else by decoding the ids one by one.
 
-    Without a tokenizer, ids are shown as numbers.
+def hub_tokens(tokenizer: Any, ids: Sequence[int], places: Places = _NO_PLACES, name: str = "text") -> Tokens:
+    """Returns the tokens of ids with their character spans: from `places`, or else by decoding the ids one by one.
+
+    Without a tokenizer, ids are shown as numbers. Tokens beyond the segments of `places` were generated.
     """
     ids = list(ids)
+    text = places.text
+    offsets = places.offsets
+    segment = places.segment
     if tokenizer is None:
         return Tokens(name, "", [str(i) for i in ids], ids)
     special = {int(i) for i in tokenizer.all_special_ids} - {
@@ -43,6 +42,7 @@ def hub_tokens(
         [start for start, _ in spans],
         [end for _, end in spans],
         special=[int(i in special) for i in ids],
+        segment=None if segment is None else segment + [-1] * (len(ids) - len(segment)),
     )
 
 

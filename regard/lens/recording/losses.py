@@ -2,7 +2,9 @@
 
 For a causal language model the loss is the next-token cross entropy, computed in one pass. A masked language model
 would see the token that it predicts, so each token is masked in turn, in its own copy of the text; the loss is the mean
-cross entropy at the masked tokens (pseudo-log-likelihood; Salazar et al., 2020, arXiv:1910.14659).
+cross entropy at the masked tokens (pseudo-log-likelihood; Salazar et al., 2020, arXiv:1910.14659). An encoder that
+predicts no tokens has the same loss of its vectors: 1 − cos of the final vector where a token is masked and where it is
+seen.
 """
 
 from __future__ import annotations
@@ -41,6 +43,14 @@ def is_masked_model(model: Any) -> bool:
     if not name.endswith(("CausalLM", "LMHeadModel")) or getattr(model.config, "is_decoder", False):
         return False
     return type(model.config) in import_transformers().MODEL_FOR_MASKED_LM_MAPPING
+
+
+def is_encoder_of_vectors(model: Any) -> bool:
+    """Returns whether a Hugging Face model is an encoder of the BERT kind without a head that predicts tokens."""
+    config = model.config
+    if has_language_head(model) or getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
+        return False
+    return type(config) in import_transformers().MODEL_FOR_MASKED_LM_MAPPING
 
 
 def require_language_head(model: Any) -> None:
@@ -85,10 +95,12 @@ def masked_losses(
     ids: Int[Tensor, " T"],
     positions: Sequence[int],
     mask_id: int,
+    seen: Float[Tensor, "T W"] | None = None,
 ) -> Iterator[Float[Tensor, ""]]:
     """Yields one term per batch of masked copies of the text; the terms add up to the mean loss.
 
-    `logits` runs the model over a batch of copies; `mask_id` is the id of the mask token.
+    `logits` runs the model over a batch of copies; `mask_id` is the id of the mask token. For an encoder without a head
+    `logits` gives its final vectors, and `seen` are those of the text without a mask.
     """
     batch = max(1, MAX_TOKENS_TOGETHER // len(ids))
     for at in torch.tensor(positions, device=ids.device).split(batch):
@@ -96,7 +108,41 @@ def masked_losses(
         copies = ids.repeat(len(at), 1)
         copies[rows, at] = mask_id
         predicted = logits(copies)[rows, at].float()
-        yield functional.cross_entropy(predicted, ids[at], reduction="sum") / len(positions)
+        if seen is None:
+            loss = functional.cross_entropy(predicted, ids[at], reduction="sum")
+        else:
+            loss = (1 - functional.cosine_similarity(predicted, seen[at].float(), dim=-1)).sum()
+        yield loss / len(positions)
+
+
+def hub_masked_losses(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Callable[[], Iterator[Float[Tensor, ""]]]:
+    """Returns a function that yields the terms of the masked loss of a Hugging Face encoder, one per batch of copies.
+
+    What an encoder without a head says of the visible text is computed once, before the function is called.
+    """
+    mask_id = require_mask_token(tokenizer)
+    ids = inputs["input_ids"][0]
+    visible = None
+    if "attention_mask" in inputs:
+        visible = inputs["attention_mask"][0].tolist()
+    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer), visible)
+    others = {name: x for name, x in inputs.items() if name != "input_ids"}
+    predicts = is_masked_model(model)
+
+    def run(copies: Tensor) -> Tensor:
+        expanded = {name: x.expand(len(copies), *x.shape[1:]) for name, x in others.items()}
+        out: Tensor
+        if predicts:
+            out = model(input_ids=copies, **expanded).logits
+        else:
+            out = model(input_ids=copies, **expanded, output_hidden_states=True).hidden_states[-1]
+        return out
+
+    seen = None
+    if not predicts:
+        with torch.no_grad():
+            seen = run(ids[None])[0]
+    return lambda: masked_losses(run, ids, positions, mask_id, seen)
 
 
 def mask_token(tokenizer: Any) -> int | None:

@@ -32,20 +32,20 @@ def add_overview(recording: Recording, attended: RecordedAttention) -> None:
     counts = torch.zeros(H, dtype=torch.long)
     for rows, weights in recording.chunks(attended):
         pooled.index_add_(1, row_of[rows], weights)
-        magnitude = weights.abs() if attended.signed else weights
-        total = magnitude.sum(-1, keepdim=True)
-        p = magnitude / total.masked_fill(total == 0, 1)
+        p = weights.abs() if attended.signed else weights
+        total = p.sum(-1, keepdim=True)
+        p = p / total.masked_fill(total == 0, 1)
         allowed = attended.rules.allowed(queries, keys, rows)
         counted = (total[..., 0] > 0) & queries.not_padding[rows]
         counts += counted.sum(1)
         max_entropy = allowed.sum(-1).clamp(min=2).log()
-        entropy = -(p * p.clamp(min=1e-30).log()).sum(-1) / max_entropy
+        entropy = torch.special.entr(p).sum(-1) / max_entropy
         sums["entropy"] += (entropy * counted).sum(1)
         sums["first"] += (weights[..., first] * counted).sum(1)
         sums["peak"] += (weights.amax(-1) * counted).sum(1)
         if attended.kind == "self":
             distance = (queries.position_tensor[rows][:, None] - keys.position_tensor[None]).abs().float()
-            sums["distance"] += ((p * distance).sum(-1) * counted).sum(1)
+            sums["distance"] += (p.mul_(distance).sum(-1) * counted).sum(1)
             sums["self"] += (weights.gather(2, rows[None, :, None].expand(H, -1, 1))[..., 0] * counted).sum(1)
     rows_pooled = torch.bincount(row_of, minlength=r).clamp(min=1)
     picture = torch.zeros(H, r, c).index_add_(2, column_of, pooled)

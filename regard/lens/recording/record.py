@@ -24,6 +24,7 @@ def record(
     text: Text,
     text_b: Text | None = None,
     *,
+    pair: str | None = None,
     tokenizer: Any = None,
     target: str | Sequence[int] | None = None,
     generate: int | Mapping[str, Any] | None = None,
@@ -34,7 +35,9 @@ def record(
 
     model: one of regard's models, or one of Hugging Face's `transformers`.
     text: a text, token ids, or (for a Hugging Face model) a dict of ready-made inputs, such as an image.
-    text_b: another text to compare with the first. It is recorded separately; it is not the second segment of a pair.
+    text_b: another text to compare with the first. It is recorded separately; it is not the second text of a pair.
+    pair: the second text of a pair, which a Hugging Face model's tokenizer joins to the first, with token types where
+        the model has them. With `text_b`, each of the two texts is paired with it.
     target: the text or ids that the decoder of an encoder-decoder is given; not together with `generate`. If there is
     no `target` and no `generate`,
         the model generates a target greedily, with a warning; if it cannot generate, its decoder gets the start token.
@@ -49,6 +52,8 @@ def record(
         texts.append(("text b", text_b))
     recordings: list[Recording] = []
     if isinstance(model, Model):
+        if pair is not None:
+            raise OptionError(f"a {type(model).__name__} of regard's reads one text: leave out the pair")
         card = card or regard_card(model)
         for name, x in texts:
             recordings.append(_record_regard(model, x, tokenizer, target, generate, gradient, name, card))
@@ -59,6 +64,7 @@ def record(
         )
     settings = {"max_new_tokens": generate} if isinstance(generate, int) else generate
     options: dict[str, Any] = {"tokenizer": tokenizer, "target": target, "generate": settings, "gradient": gradient}
+    options["pair"] = pair
     card = card or hub_card(model)
     for name, x in texts:
         recordings.append(record_hub_model(model, x, name=name, card=card, **options))

@@ -232,7 +232,7 @@ def _run_whole(
     `prompt_length` tokens. For the masked-language-model loss, the model also runs over masked copies of the text.
     """
     target = torch.tensor([decoder_ids], dtype=torch.long, device=model.device)
-    masked = gradient is True and isinstance(model, Encoder) and isinstance(model.head, MaskedHead)
+    masked = gradient is True and isinstance(model, Encoder)
     if masked:
         require_mask_token(tokenizer)
     with ExitStack() as captures:
@@ -256,19 +256,20 @@ def _run_whole(
 
 
 def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture], tokenizer: Tokenizer | None) -> float:
-    """Stores, for each layer, the gradient of the masked-language-model loss, and returns the loss.
+    """Stores, for each layer, the gradient of the loss of masked tokens, and returns the loss.
 
     The gradient is taken with respect to the heads' outputs, before the output projection. The loss is a mean over the
     masked copies of the text, which run in batches. `add_grad_tap` adds zeros to the heads' outputs, and all copies of
     a batch share them, so that their gradient is already the sum over the batch; the batches are added up here.
     """
-    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
+    assert isinstance(model, Encoder)
+    losses = encoder_masked_losses(model, ids, tokenizer)
     totals: list[Tensor] = []
     loss = 0.0
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(forward_hooks([layer.attention.mechanism], layer.add_grad_tap))
-        for part in masked_losses(model, ids, positions, require_mask_token(tokenizer)):
+        for part in losses():
             taps = [layer.grad_tap for layer in layers if layer.grad_tap is not None]
             grads = torch.autograd.grad(part, taps)
             totals = [a + b for a, b in zip(totals, grads, strict=True)] if totals else list(grads)
@@ -276,6 +277,20 @@ def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture],
     for layer, g in zip(layers, totals, strict=True):
         layer.output_grad = g
     return loss
+
+
+def encoder_masked_losses(model: Encoder, ids: Tensor, tokenizer: Tokenizer | None) -> Callable[[], Iterator[Tensor]]:
+    """Returns a function that yields the terms of the masked loss of one of regard's encoders, one per batch of copies.
+
+    What an encoder without a head for tokens says of the visible text is computed once, before the function is called.
+    """
+    positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
+    mask_id = require_mask_token(tokenizer)
+    if isinstance(model.head, MaskedHead):
+        return lambda: masked_losses(model, ids, positions, mask_id)
+    with torch.no_grad():
+        seen = model.vectors(ids[None])[0]
+    return lambda: masked_losses(model.vectors, ids, positions, mask_id, seen)
 
 
 def _next_token_loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt_length: int) -> Tensor:

@@ -44,7 +44,16 @@ class Budget:
 def check_tokens(tokens: Tokens, source: str) -> None:
     """Raises TraceError if a sequence has fields of other types, lists of other lengths, or positions below 0."""
     check_hints(tokens, source, TraceError)
-    lists = (tokens.starts, tokens.ends, tokens.words, tokens.special, tokens.visible, tokens.positions)
+    lists: tuple[list[int], ...] = (
+        tokens.starts,
+        tokens.ends,
+        tokens.words,
+        tokens.special,
+        tokens.visible,
+        tokens.positions,
+    )
+    if tokens.segment is not None:
+        lists = (*lists, tokens.segment)
     if any(len(x) != len(tokens) for x in lists):
         raise TraceError(f"{source}: the lists of sequence {quote(tokens.name)} differ in length; record it again")
     numbers = [n for x in (*lists, tokens.ids or [], tokens.steps or [], tokens.grid or []) for n in x]

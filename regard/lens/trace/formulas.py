@@ -33,10 +33,10 @@ class SoftmaxFormula:
 
     def scores(self, q: Float[Tensor, "H R K"], k: Float[Tensor, "H S K"]) -> Float[Tensor, "H R S"]:
         """Returns the scores before any bias."""
-        scores = q @ k.mT * self.scale
+        scores = (q * self.scale) @ k.mT
         if self.softcap is None:
             return scores
-        return self.softcap * torch.tanh(scores / self.softcap)
+        return scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "scale": self.scale, "softcap": self.softcap}

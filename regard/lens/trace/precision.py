@@ -50,6 +50,13 @@ class StoredVectors(NamedTuple):
     error: list[float]
 
 
+class _QuerySteps(NamedTuple):
+    """The quantisation step of each column of the queries, and how far fitting may move an entry of it."""
+
+    step: Float[Tensor, "H K"]
+    largest_change: Float[Tensor, "H K"]
+
+
 def choose_precision(recording: Recording, attended: RecordedAttention) -> StoredVectors:
     """Quantises q and k of softmax attention as coarsely as LIMIT and `default_steps` allow.
 
@@ -82,6 +89,7 @@ def _fit_softmax(recording: Recording, attended: RecordedAttention) -> StoredVec
     fitted_n = n.clone()
     error = torch.zeros(len(q))
     wrong = eps > 0  # key heads whose error is not known to be within LIMIT
+    largest_change = default_steps(q)
     for _ in range(TRIES):
         heads = wrong[group].nonzero()[:, 0]
         if not len(heads):
@@ -92,7 +100,7 @@ def _fit_softmax(recording: Recording, attended: RecordedAttention) -> StoredVec
         for rows in recording.row_chunks(attended, len(heads)):
             exact = weigh(attended, *recording.query_and_key_tokens(attended), heads.tolist(), rows)[0]
             fitted_n[heads[:, None], rows], moved = _fit(
-                recording, attended, quantised, q_step, heads.tolist(), rows, exact
+                recording, attended, quantised, _QuerySteps(q_step, largest_change), heads.tolist(), rows, exact
             )
             error[heads] = torch.maximum(error[heads], moved)
         worst = _group_max(error, group, len(k))
@@ -125,10 +133,12 @@ def _search(recording: Recording, attended: RecordedAttention) -> Float[Tensor, 
     bad = torch.full((N,), torch.inf)  # the smallest ε beyond the limit so far
     exact = weigh(attended, *recording.query_and_key_tokens(attended), range(len(q)), rows)[0]
     done = torch.zeros(N, dtype=torch.bool)
+    largest_change = default_steps(q)
     for _ in range(TRIES):
         q_step, k_step = _steps(attended, eps)
         quantised = replace(attended, q=q.clone(), k=round_to_steps(k, k_step[:, None]), n=None)
-        worst = _group_max(_fit(recording, attended, quantised, q_step, range(len(q)), rows, exact)[1], group, N)
+        steps = _QuerySteps(q_step, largest_change)
+        worst = _group_max(_fit(recording, attended, quantised, steps, range(len(q)), rows, exact)[1], group, N)
         within_limit = worst <= limit
         good = torch.where(within_limit, good.maximum(eps), good)
         bad = torch.where(within_limit, bad, bad.minimum(eps))
@@ -146,15 +156,15 @@ def _fit(
     recording: Recording,
     attended: RecordedAttention,
     quantised: RecordedAttention,
-    step: Float[Tensor, "H K"],
+    steps: _QuerySteps,
     heads: Sequence[int],
     rows: Int[Tensor, " R"],
     exact: Float[Tensor, "h R s"],
 ) -> tuple[Float[Tensor, "h R"], Float[Tensor, " h"]]:
     """Fits quantised queries to the quantised keys, and writes them into `quantised.q`.
 
-    `step` is the quantisation step of the queries, and `exact` the weights before quantisation. Returns the new
-    log-normalisers of the rows, and the largest change of a weight of each head.
+    `exact` are the weights before quantisation. Returns the new log-normalisers of the rows, and the largest change of
+    a weight of each head.
     """
     assert attended.q is not None and attended.k is not None and quantised.q is not None and quantised.k is not None
     top_weights, top = exact.topk(min(TOP, exact.shape[2]), -1)
@@ -164,13 +174,13 @@ def _fit(
         for x in (quantised.k, attended.k)
     )
     q = attended.q[list(heads)][:, rows, :, None]
-    largest_change = default_steps(attended.q)[list(heads), None, :, None]
+    largest_change = steps.largest_change[list(heads), None, :, None]
     low = q - largest_change
     high = q + largest_change
     wanted = true_k @ q  # the scores that the fitted query should have
     ridge = RIDGE * quantised_k.square().sum(-1).mean(-1, keepdim=True) + 1e-30
     K = q.shape[2]
-    step = step[list(heads), None, :, None]
+    step = steps.step[list(heads), None, :, None]
     # The columns are rounded in three parts; those not yet rounded compensate for the error of those that are.
     # The correction is the smallest change of the columns not yet rounded that gives the wanted scores (ridge
     # regression).
@@ -184,7 +194,7 @@ def _fit(
     quantised.q[torch.tensor(heads)[:, None], rows] = q[..., 0]
     weights, n, _ = weigh(quantised, *recording.query_and_key_tokens(attended), heads, rows)
     total = exact.sum(-1)  # less than 1 if an attention sink takes the rest
-    error = (weights * total[..., None] - exact).abs().amax((1, 2)).nan_to_num(1.0, 1.0)
+    error = weights.mul_(total[..., None]).sub_(exact).abs_().amax((1, 2)).nan_to_num(1.0, 1.0)
     return torch.where(total > 0, n - total.log(), -torch.inf), error
 
 

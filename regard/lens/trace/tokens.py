@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,8 @@ class Tokens:
     prompt: int | None = None  # length of the prompt, if the rest was generated
     steps: list[int] | None = None  # for generated text: number of tokens that each step read
     grid: list[int] | None = None  # for an image: [rows, columns] of patches
+    # For a pair of texts, which of the two each token belongs to: 0, 1, or −1 for neither, such as [SEP].
+    segment: list[int] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -64,13 +66,13 @@ class Tokens:
         return torch.tensor(self.visible, dtype=torch.bool)
 
     def prefix(self, n: int) -> Tokens:
-        """Returns the first n tokens: the lists are cut, the ids dropped, the text is kept whole.
+        """Returns the first n tokens: the lists are cut, the ids and segments dropped, the text is kept whole.
 
         The result is fit only for computing masks and biases.
         """
         if n == len(self):
             return self
-        return replace(self, **{name: getattr(self, name)[:n] for name in _LISTS}, ids=None)
+        return replace(self, **{name: getattr(self, name)[:n] for name in _LISTS}, ids=None, segment=None)
 
     def mark_generated(self, prompt: int) -> None:
         """Marks the tokens after the first `prompt` as generated, one per step."""
@@ -78,8 +80,12 @@ class Tokens:
         self.steps = [prompt] + [1] * (len(self) - prompt)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the tokens as a dict for the header of a trace."""
-        return asdict(self)
+        """Returns the tokens as a dict for the header of a trace; `segment` is left out unless there are two texts."""
+        # Not dataclasses.asdict, which copies every number of every list one by one.
+        entry = {part.name: getattr(self, part.name) for part in fields(self)}
+        if self.segment is None:
+            del entry["segment"]
+        return entry
 
 
 def word_indices(text: str, starts: Sequence[int], ends: Sequence[int]) -> list[int]:

@@ -299,18 +299,21 @@ def weigh(
     """
     keys = keys.prefix(attended.rules.reach(queries, keys, rows))
     a, e = factor_and_exponent(attended, queries, keys, heads, rows)
-    e = e.expand(len(heads), len(rows), len(keys)).masked_fill(~attended.rules.allowed(queries, keys, rows), -torch.inf)
+    # `e` was made for this call, so all that follows is done in place: these are passes over every cell of a trace.
+    e = e.expand(len(heads), len(rows), len(keys)).masked_fill_(
+        attended.rules.reasons(queries, keys, rows) != 0, -torch.inf
+    )
     if attended.n is not None:
         return _weigh_by_normaliser(attended, a, e, heads, rows)
     # The largest exponent is subtracted, so that exp does not overflow; in a fully masked row it would be −inf.
     peak = e.amax(-1, keepdim=True)
     peak = peak.masked_fill(peak == -torch.inf, 0)
-    unnormalised = torch.exp(e - peak)
+    unnormalised = e.sub_(peak).exp_()
     if a is not None:
         unnormalised = a * unnormalised
     total = unnormalised.sum(-1)
     n = (total.abs().log() + peak[..., 0]).float()
-    weights = (unnormalised / total.masked_fill(total == 0, 1)[..., None]).float()
+    weights = unnormalised.div_(total.masked_fill(total == 0, 1)[..., None]).float()
     return weights, n, total.sign().float() if attended.signed else None
 
 
@@ -320,8 +323,9 @@ def _weigh_by_normaliser(
     """Returns the result of `weigh` from the recorded normalisers."""
     assert attended.n is not None
     n = attended.n[list(heads)][:, rows]
-    fully_masked = n[..., None] == -torch.inf
-    weights = torch.exp((e - n[..., None].to(e.dtype)).masked_fill_(fully_masked, -torch.inf))
+    # In a fully masked row n is −inf, and all weights are exp(−inf) = 0.
+    shift = n.masked_fill(n == -torch.inf, torch.inf)
+    weights = e.sub_(shift[..., None].to(e.dtype)).exp_()
     if a is not None:
         weights = a * weights
     if attended.sign is None:

@@ -73,12 +73,13 @@ class Questions(Task):
         is just what greedy decoding writes, so one pass over the right answers finds those that it gets right."""
         sets = {"train": self.train.rows(0, TRAIN_ROWS), "dev": self.dev}
         unknown = special_id(self.tokenizer, UNKNOWN)
-        scores = {name: _score(model, rows, unknown) for name, rows in sets.items() if rows is not None}
+        scores = {name: score_answers(model, rows, unknown) for name, rows in sets.items() if rows is not None}
         return {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
 
 
-def _score(model: Model[Any], rows: Batch, unknown: int) -> dict[str, float]:
-    """Returns the mean loss of all targets, and the share of rows whose targets are all the likeliest tokens."""
+def score_answers(model: Model[Any], rows: Batch, unknown: int) -> dict[str, float]:
+    """Returns the mean `loss` of all targets, and as `accuracy` the share of rows whose targets are all the likeliest
+    tokens; `unknown` is the id that counts as wrong."""
     right = 0
     total = 0.0
     weight = 0

@@ -1,17 +1,22 @@
 // Two heads beside each other: two texts, two models, two heads; their difference where tokens stand for the same.
 
 import { bars } from "../bars";
-import { HeadCells } from "../cells";
-import { Difference } from "../difference";
-import { counted, h, number, replace, select } from "../dom";
+import { extent, HeadCells } from "../cells";
+import type { Extent } from "../colour";
+import { Difference, meanApart } from "../difference";
+import { button, counted, fixed, h, replace, select } from "../dom";
 import { names } from "../loader";
-import { Matrix } from "../matrix";
+import { cut, Matrix } from "../matrix";
 import { copied, matrixCsv, matrixPicture } from "../save";
 import type { State } from "../state";
-import { changed, headTitle, place, scalePicker, type App, type View } from "../view";
+import { term } from "../tips";
+import { changed, headTitle, howToRead, place, scalePicker, type App, type View } from "../view";
 import { sentence } from "./head";
 
 const ROWS = 256; // rows whose divergence is computed
+const [RANKED, READ] = [12, 24]; // heads that are listed, and rows of each that are read for it
+const BITS =
+  "Jensen–Shannon divergence of the two rows over the tokens that both sides have, each divided by its weight there. 0 bits: alike; 1 bit: nothing in common.";
 
 /** The other side: the next recording, or the next head where there is one only. */
 export function otherOf(app: App, state: State): { r: number; a: number; h: number } {
@@ -33,20 +38,20 @@ export function compareView(app: App): View {
   const says = h("p", { class: "note" });
   const titled = [h("h3", {}), h("h3", {})];
   const apart = h("div", {});
+  const reads = h("p", { class: "how" });
+  const ranking = h("div", { class: "card ranking", hidden: true });
   let cells: [HeadCells, HeadCells] | null = null;
   let difference: Difference | null = null;
   let turn = 0;
 
   const side = (n: 0 | 1) =>
     new Matrix({
-      side: 400,
       describe: (I, J) => (cells ? sentence(cells[n], I, J) : ""),
       hovered: (cell) => link(n, cell),
       picked: (I, J) => keep(n, I, J),
     });
   const matrices = [side(0), side(1)];
   const third = new Matrix({
-    side: 560,
     describe: (I, J) => told(I, J),
     hovered: (cell) => point(cell),
     picked: (I, J) => {
@@ -59,12 +64,17 @@ export function compareView(app: App): View {
   });
   const node = h(
     "section",
-    { class: "view", "aria-label": "Compare" },
-    h("div", { class: "title" }, h("h2", {}, "Side by side")),
+    { class: "view compare", "aria-label": "Compare" },
+    h("div", { class: "title" }, h("h2", {}, "What differs"), reads),
     controls,
-    h("div", { class: "pair equal" }, ...matrices.map((m, n) => h("div", { class: "card" }, titled[n], m.node))),
-    h("div", { class: "card" }, h("h3", {}, "Difference: right less left"), says, third.node),
+    h(
+      "div",
+      { class: "three-up" },
+      ...matrices.map((m, n) => h("div", { class: "card" }, titled[n], m.node)),
+      h("div", { class: "card" }, h("h3", {}, "Difference: right less left"), third.node, says),
+    ),
     h("div", { class: "card" }, apart),
+    ranking,
   );
 
   /** The unit of the difference that a token of a side belongs to. */
@@ -108,7 +118,8 @@ export function compareView(app: App): View {
     if (!q.a || !q.b || !k.a || !k.b)
       return `${pair}: only on the ${(q.a ?? q.b) === q.a && (k.a ?? k.b) === k.a ? "left" : "right"}, so there is nothing to compare`;
     const [x, y] = d.both(I);
-    return `${pair}: ${number(x[J] || 0)} left, ${number(y[J] || 0)} right, difference ${number((y[J] || 0) - (x[J] || 0))}; rows ${number(d.divergence(I), 3)} bits apart`;
+    const bits = d.apart(I)!.bits;
+    return `${pair}: ${d.say(x[J] || 0)} left, ${d.say(y[J] || 0)} right, difference ${d.say((y[J] || 0) - (x[J] || 0))}; rows ${fixed(bits, 2)} bits apart`;
   }
 
   function drawControls(state: State): void {
@@ -168,16 +179,22 @@ export function compareView(app: App): View {
     if (mine !== turn) return;
     const plain = { words: false, sinks: false, show: "weight" as const };
     cells = [new HeadCells(left, plain), new HeadCells(right, plain)];
+    const shared = widest(cells.map((c) => extent(c, state.scale)));
+    reads.textContent = `${howToRead(app)} The same colours in all three; in the difference blue is more on the right, orange less.`;
     difference = new Difference(left, right);
     const called = names(app.seen);
     const titles = [{ r: state.r, a: state.a, h: state.h }, other].map(
       (at) => `${headTitle(app.seen[at.r], at.a, at.h)}${app.seen.length > 1 ? ` · ${called[at.r]}` : ""}`,
     );
     matrices.forEach((m, n) => {
-      titled[n].textContent = titles[n];
+      titled[n].textContent = `${n ? "Right" : "Left"}: ${titles[n]}`;
+      titled[n].title = titles[n];
       m.update({
         label: `${n ? "Right" : "Left"}: ${titles[n]}`,
+        what: "weight",
         cells: cells![n],
+        extent: shared,
+        side: Math.max(300, innerHeight - 460),
         scale: state.scale,
         mode: app.mode(),
       });
@@ -186,8 +203,11 @@ export function compareView(app: App): View {
     const alone = (pairs: typeof d.queries) => (u: number) => !pairs[u].a || !pairs[u].b;
     third.update({
       label: "Difference of weights, right less left",
+      what: "weight on the right less weight on the left",
       cells: d,
-      scale: state.scale === "row" ? "row" : state.scale,
+      extent: shared,
+      side: Math.max(300, innerHeight - 460),
+      scale: state.scale,
       pool: state.pool,
       zoom: state.zoom,
       mode: app.mode(),
@@ -195,37 +215,109 @@ export function compareView(app: App): View {
     });
     const matched = d.queries.length - d.unaligned;
     says.textContent = matched
-      ? `${counted(matched, "unit")} ${matched === 1 ? "stands" : "stand"} for the same characters on both sides${d.unaligned ? `; ${d.unaligned} ${d.unaligned === 1 ? "has no partner and is" : "have no partner and are"} hatched` : ""}.`
+      ? `${counted(matched, "word or token", "words or tokens")} ${matched === 1 ? "stands" : "stand"} for the same characters on both sides${d.unaligned ? `; ${d.unaligned} ${d.unaligned === 1 ? "has no partner and is" : "have no partner and are"} hatched` : ""}.`
       : "No token of one side stands for the same characters as one of the other: there is nothing to subtract.";
     drawApart(d);
     point(pinned(state));
+    void rank(state, other.r).catch(app.fail);
+  }
+
+  let ranked = "";
+  /** All heads in the order of how much they differ between the two recordings. */
+  async function rank(state: State, r2: number): Promise<void> {
+    const key = `${state.r} ${r2}`;
+    const [here, there] = [app.seen[state.r], app.seen[r2]];
+    const heads = (seen: typeof here) => seen.recording.attentions.map((at) => at.heads).join();
+    ranking.hidden = state.r === r2 || heads(here) !== heads(there);
+    if (ranking.hidden || key === ranked) return;
+    ranked = key;
+    const found: { a: number; n: number; bits: number; left: number; right: number }[] = [];
+    const all = here.recording.attentions.flatMap((at, a) => Array.from({ length: at.heads }, (_, n) => [a, n]));
+    for (const [a, n] of all) {
+      const [left, right] = await Promise.all([here.head(a, n), there.head(a, n)]);
+      if (ranked !== key || !node.isConnected) return;
+      found.push({ a, n, ...meanApart(new Difference(left, right), READ) });
+      if (found.length % 8 === 0) {
+        drawRanking(found, all.length, here.model === there.model, state.r, r2);
+        await new Promise((go) => setTimeout(go, 0));
+      }
+    }
+    drawRanking(found, all.length, here.model === there.model, state.r, r2);
+    ranking.dataset.state = "done";
+  }
+
+  function drawRanking(found: { a: number; n: number; bits: number; left: number; right: number }[], all: number, same: boolean, r: number, r2: number): void {
+    const top = found.filter((x) => !Number.isNaN(x.bits)).sort((x, y) => y.bits - x.bits).slice(0, RANKED);
+    const most = top[0]?.bits || 1;
+    replace(
+      ranking,
+      h("h3", {}, same ? "Heads that differ most between the two texts" : "Heads that changed most"),
+      h(
+        "p",
+        { class: "note" },
+        "Mean over rows of the ",
+        term("bits", BITS),
+        ` between left and right, same layer and head on both sides${found.length < all ? `; ${found.length} of ${all} heads read so far` : ""}.`,
+      ),
+      h(
+        "ol",
+        { class: "best wide" },
+        ...top.map((x) => {
+          const bar = h("i", {});
+          bar.style.width = `${Math.round((100 * x.bits) / most)}%`;
+          const name = headTitle(app.seen[r], x.a, x.n);
+          const go = () => app.store.set({ r, r2, a: x.a, h: x.n, a2: x.a, h2: x.n, zoom: "" });
+          return h(
+            "li",
+            {},
+            button("", go, { "aria-label": `${name}: ${fixed(x.bits, 2)} bits`, "data-k": `ranked ${x.a}.${x.n}` }),
+            h("span", { class: "name" }, name),
+            h("span", { class: "n" }, fixed(x.bits, 2)),
+            h("span", { class: "track", "aria-hidden": "true" }, bar),
+          );
+        }),
+      ),
+    );
   }
 
   function drawApart(d: Difference): void {
     const step = Math.max(1, Math.ceil(d.queries.length / ROWS));
     const rows = d.queries.map((_, I) => I).filter((I) => I % step === 0);
-    const values = rows.map((I) => d.divergence(I));
-    const known = values.filter((x) => !Number.isNaN(x));
+    const values = rows.map((I) => d.apart(I)?.bits ?? NaN);
+    const mean = meanApart(d, ROWS);
     const most = rows
       .map((I, n) => [I, values[n]] as const)
       .filter(([, x]) => x > 0)
       .sort((x, y) => y[1] - x[1])
       .slice(0, 5);
+    const names = most.map(([I, x]) => `“${d.rows.label(I)}” ${fixed(x, 2)}`).join(", ");
+    const alone = d.keys.some((k) => !k.a || !k.b);
+    const percent = (x: number) => `${Math.round(100 * x)}%`;
     replace(
       apart,
-      h("h3", {}, "How far apart the rows are"),
+      h("h3", {}, "Which tokens look elsewhere"),
       bars({
-        label: "Jensen–Shannon divergence of each row in bits",
+        label: "Jensen–Shannon divergence of each row in bits, over tokens that both sides have",
         values: values.map((x) => x || 0),
         width: Math.max(320, Math.min(1180, node.clientWidth - 48)),
-        height: 110,
+        height: 130,
+        unit: "bits",
+        below: (n) => cut(d.rows.label(rows[n]), 9),
         name: (n) => `“${d.rows.label(rows[n])}” (${rows[n]})`,
       }),
       h(
         "p",
         { class: "note" },
-        `Jensen–Shannon divergence in bits: 0 alike, 1 apart. Mean ${known.length ? number(known.reduce((x, y) => x + y, 0) / known.length, 3) : "–"}${step > 1 ? `, from every ${step}th row` : ""}. ${most.length ? "Most: " + most.map(([I, x]) => `“${d.rows.label(I)}” ${number(x, 2)}`).join(", ") + "." : ""}`,
+        term("Bits", BITS),
+        ` between the two rows of a token, over tokens that both sides have (Jensen–Shannon: 0 alike, 1 apart). Mean ${Number.isNaN(mean.bits) ? "–" : fixed(mean.bits, 3)}${step > 1 ? `, from every ${step}th row` : ""}.${names ? ` Most: ${names}.` : ""}`,
       ),
+      alone && mean.rows
+        ? h(
+            "p",
+            { class: "note" },
+            `Weight on tokens that only one side has, counted apart: ${percent(mean.left)} on the left, ${percent(mean.right)} on the right.`,
+          )
+        : null,
     );
   }
 
@@ -241,10 +333,9 @@ export function compareView(app: App): View {
     saved: () => ({
       title: "Difference of two heads",
       lines: [
-        `Left: ${titled[0].textContent}`,
-        `Right: ${titled[1].textContent}`,
+        ...titled.map((t) => t.textContent!),
         says.textContent!,
-        apart.querySelector("p")!.textContent!,
+        ...[...apart.querySelectorAll("p")].map((p) => p.textContent!),
       ],
       pictures: [
         ...matrices.map(matrixPicture),
@@ -255,4 +346,10 @@ export function compareView(app: App): View {
     }),
     destroy: () => [...matrices, third].forEach((m) => m.destroy()),
   };
+}
+
+/** One scale for several heads: that of the one which needs most. */
+function widest(all: Extent[]): Extent {
+  const most = Math.max(...all.map((x) => x.most));
+  return { most, clipped: most !== 1 && all.some((x) => x.clipped) };
 }

@@ -3,14 +3,17 @@
 import { arcs } from "../arcs";
 import { HeadCells } from "../cells";
 import { Ramp } from "../colour";
-import { counted, h, number, replace, select, toggle } from "../dom";
+import { button, counted, h, number, replace, select, toggle } from "../dom";
 import type { Head } from "../head";
 import { Matrix } from "../matrix";
 import { patches } from "../patches";
 import { copied, matrixCsv, matrixPicture } from "../save";
-import type { State } from "../state";
+import { parts } from "../segments";
+import type { State, Way } from "../state";
 import { table } from "../table";
-import { changed, headPicker, headTitle, labelled, scalePicker, type App, type Export, type View } from "../view";
+import { term } from "../tips";
+import { away, changed, headPicker, headTitle, howToRead, labelled, scalePicker, type App, type Export, type View } from "../view";
+import { labelTip } from "../words";
 
 export const WHY: Record<string, string> = {
   padding: "the key is padding",
@@ -35,7 +38,8 @@ export function headView(app: App): View {
   });
   const sliderValue = h("output", {});
   const threshold = h("label", { class: "field" }, h("span", {}, "arcs from"), slider, sliderValue);
-  const arcsView = arcs({ over: (I) => hover(I), pick: (I) => pick(I) });
+  const arcsView = arcs({ over: (side, u) => hover(side, u), pick: (side, u) => pick(side, u) });
+  const reads = h("p", { class: "how" });
   const numbers = h("details", { class: "card" }, h("summary", {}, "The same as a table"));
   const map = patches();
   let cells: HeadCells | null = null;
@@ -53,15 +57,15 @@ export function headView(app: App): View {
   });
   const node = h(
     "section",
-    { class: "view", "aria-label": "One head" },
-    h("div", { class: "title" }, title, about),
+    { class: "view one-head", "aria-label": "One head" },
+    h("div", { class: "title" }, title, about, reads),
     controls,
     says,
     h(
       "div",
       { class: "pair" },
-      h("div", { class: "card" }, arcsView.node),
       h("div", { class: "card grow" }, matrix.node, map.node),
+      h("div", { class: "card" }, arcsView.node),
     ),
     numbers,
   );
@@ -69,16 +73,22 @@ export function headView(app: App): View {
   slider.addEventListener("input", () => app.store.set({ threshold: Number(slider.value) }));
   numbers.addEventListener("toggle", () => fillTable());
 
-  function hover(I: number | null): void {
+  function hover(side: Way, u: number | null): void {
     if (!cells || app.store.state.fixed) return;
-    if (I !== null && (I < 0 || I >= cells.rows.n)) return;
-    app.store.set({ hover: I === null ? null : { i: cells.rows.from[I], j: app.store.state.j } });
+    const units = side === "to" ? cells.rows : cells.columns;
+    if (u !== null && (u < 0 || u >= units.n)) return;
+    const { i, j, way } = app.store.state;
+    if (u === null) app.store.set({ hover: null });
+    else if (side === "to") app.store.set({ way: "to", hover: { i: units.from[u], j: way === "to" ? j : -1 } });
+    else app.store.set({ way: "from", hover: { i: way === "from" ? i : -1, j: units.from[u] } });
   }
 
-  function pick(I: number): void {
-    const { i, fixed } = app.store.state;
-    const token = cells!.rows.from[I];
-    app.store.set(fixed && i === token ? { fixed: false, i: -1, hover: null } : { i: token, fixed: true, hover: null });
+  function pick(side: Way, u: number): void {
+    const { i, j, fixed, way } = app.store.state;
+    const token = (side === "to" ? cells!.rows : cells!.columns).from[u];
+    const again = fixed && way === side && token === (side === "to" ? i : j);
+    const chosen = side === "to" ? { i: token } : { j: token };
+    app.store.set(again ? { fixed: false, i: -1, j: -1, hover: null } : { ...chosen, way: side, fixed: true, hover: null });
   }
 
   function drawControls(state: State): void {
@@ -89,7 +99,8 @@ export function headView(app: App): View {
     );
     title.textContent = headTitle(seen, state.a, state.h);
     const label = seen.label(state.a, state.h);
-    about.textContent = [labelled(label), at.mechanism, at.name].filter(Boolean).join(" · ");
+    const named = label && term(labelled(label), labelTip(label.label));
+    replace(about, named, `${named ? " · " : ""}${at.mechanism} · ${at.name}`);
     replace(
       controls,
       headPicker(app),
@@ -118,7 +129,21 @@ export function headView(app: App): View {
         "Without special tokens and the first one (s)",
       ),
       threshold,
+      pairs(state),
     );
+  }
+
+  /** From which text of a pair to which. */
+  function pairs(state: State): HTMLElement | null {
+    const found = parts(app.current().queries(state.a), app.current().keys(state.a));
+    if (!found.length) return null;
+    const each = found.map(({ name, zoom }) =>
+      button(name, () => app.store.set({ words: false, zoom: state.zoom === zoom ? "" : zoom }), {
+        "aria-pressed": String(state.zoom === zoom),
+        title: "Show only what tokens of the one text give to those of the other",
+      }),
+    );
+    return h("div", { class: "picker", role: "group", "aria-label": "Texts of the pair" }, ...each);
   }
 
   async function open(state: State): Promise<void> {
@@ -138,6 +163,7 @@ export function headView(app: App): View {
           ? ""
           : `${counted(cells.hidden.length, "key")} hidden: ${names}${cells.hidden.length > 6 ? " …" : ""}. What is left of each row is divided by its sum, so these are not the model's weights.`;
     } else says.textContent = "";
+    reads.textContent = howToRead(app, cells.isGradient);
     const prompt = head.queries.prompt;
     const line =
       prompt === null
@@ -147,6 +173,7 @@ export function headView(app: App): View {
             column: head.attention.kind === "self" ? (cells.columns.of[prompt] ?? cells.columns.n) : 0,
           };
     matrix.update({
+      what: cells.isGradient ? "gradient of the loss" : cells.hidden.length ? "share of what is left" : "weight",
       label: `Weights of ${headTitle(seen, state.a, state.h)}: ${cells.rows.n} queries down, ${cells.columns.n} keys across. Arrow keys move.`,
       cells,
       scale: state.scale,
@@ -164,10 +191,12 @@ export function headView(app: App): View {
     const at = state.hover ?? { i: state.i, j: state.j };
     const I = at.i >= 0 && at.i < cells.head.T ? cells.rows.of[at.i] : -1;
     const J = at.j >= 0 && at.j < cells.head.S ? cells.columns.of[at.j] : -1;
-    matrix.cursor(I >= 0 && J >= 0 ? [I, J] : null);
+    matrix.cursor(I >= 0 || J >= 0 ? [I, J] : null);
     const ramp = matrix.ramp ?? new Ramp(state.scale, cells.signed, app.mode(), 1);
-    const row = state.fixed && state.i >= 0 && state.i < cells.head.T ? cells.rows.of[state.i] : I;
-    arcsView.draw(cells, ramp, { I: row, J, fixed: state.fixed }, state.threshold * ramp.most);
+    const { way, fixed } = state;
+    const row = fixed && way === "to" && state.i >= 0 && state.i < cells.head.T ? cells.rows.of[state.i] : I;
+    const column = fixed && way === "from" && state.j >= 0 && state.j < cells.head.S ? cells.columns.of[state.j] : J;
+    arcsView.draw(cells, ramp, { I: row, J: column, fixed, way }, state.threshold * ramp.most, matrix.window);
     map.draw(cells.head, row < 0 ? -1 : cells.rows.from[row], app.mode());
     slider.value = String(state.threshold);
     sliderValue.textContent = number(state.threshold * ramp.most, 2);
@@ -180,10 +209,10 @@ export function headView(app: App): View {
   return {
     node,
     update(state, before) {
-      if (changed(state, before, "r", "a", "h", "scale", "words", "sinks", "show")) drawControls(state);
+      if (changed(state, before, "r", "a", "h", "scale", "words", "sinks", "show", "zoom")) drawControls(state);
       if (changed(state, before, "r", "a", "h", "scale", "pool", "words", "sinks", "show", "zoom"))
         void open(state).catch(app.fail);
-      else if (changed(state, before, "hover", "i", "j", "fixed", "threshold")) point(state);
+      else if (changed(state, before, "hover", "i", "j", "fixed", "way", "threshold")) point(state);
     },
     redraw: () => void open(app.store.state).catch(app.fail),
     saved: () => saved(app, cells!, matrix, node),
@@ -196,16 +225,16 @@ export function sentence(cells: HeadCells, I: number, J: number): string {
   const { head, rows, columns } = cells;
   const [i, j] = [rows.from[I], columns.from[J]];
   const single = rows.from[I + 1] - i === 1 && columns.from[J + 1] - j === 1;
-  const pair = `“${rows.label(I)}” (${I}) → “${columns.label(J)}” (${J})`;
+  const [near, self] = [head.keys.positions[j] - head.queries.positions[i], head.attention.kind === "self"];
+  const distance = self && single ? `, ${away(near)}` : "";
+  const pair = `“${rows.label(I)}” (${I}) → “${columns.label(J)}” (${J})${distance}`;
   const why = single ? head.explain(i, j).reason : "visible";
   if (why !== "visible") return `${pair}: hidden, ${WHY[why]}`;
   const value = cells.cell(I, J);
   if (Number.isNaN(value)) return `${pair}: hidden`;
   const score = single && !cells.hidden.length ? head.score(i, j) : null;
-  const distance =
-    head.attention.kind === "self" && single ? `, distance ${head.queries.positions[i] - head.keys.positions[j]}` : "";
   const name = cells.isGradient ? "gradient" : cells.hidden.length ? "share of the rest" : "weight";
-  return `${pair}: ${name} ${number(value)}${score === null ? "" : `, score ${number(score)}`}${distance}`;
+  return `${pair}: ${name} ${cells.say(value)}${score === null ? "" : `, score ${number(score, 3)}`}`;
 }
 
 function saved(app: App, cells: HeadCells, matrix: Matrix, node: HTMLElement): Export {

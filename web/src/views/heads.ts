@@ -1,14 +1,19 @@
 // All heads at a glance: one small picture each, from the overviews alone.
 
-import { Ramp, reach } from "../colour";
-import { button, h, number, replace, s, select, toggle } from "../dom";
-import type { FigureName, Label } from "../format";
+import { Ramp, reach, tops } from "../colour";
+import { button, fixed, h, number, replace, s, select, toggle } from "../dom";
+import { effect, type Attention, type FigureName, type Label } from "../format";
+import { legend } from "../legend";
+import { Rules } from "../rules";
 import type { State } from "../state";
+import { suggestions } from "../suggest";
+import { term } from "../tips";
+import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, target } from "../words";
 import {
   changed,
   facts,
-  figureNames,
   headTitle,
+  howToRead,
   labelled,
   place,
   scalePicker,
@@ -16,7 +21,7 @@ import {
   type Export,
   type View,
 } from "../view";
-import { csv } from "../save";
+import { copied, csv, stacked } from "../save";
 
 interface Entry {
   a: number;
@@ -34,22 +39,20 @@ const SIDES: Record<string, string> = {
 export function headsView(app: App): View {
   const controls = h("div", { class: "controls" });
   const grid = h("div", { class: "heads" });
-  const info = h("aside", { class: "info card", "aria-live": "polite" });
-  const node = h(
-    "section",
-    { class: "view", "aria-label": "All heads" },
-    controls,
-    h("div", { class: "split" }, grid, info),
-  );
+  const info = h("div", { class: "info card", "aria-live": "polite" });
+  const intro = h("div", { class: "card intro" });
+  const key = h("div", { class: "legends" });
+  const node = h("section", { class: "view", "aria-label": "All heads" }, intro, controls, grid, key);
   let entries: Entry[] = [];
   let drawn = 0;
+  const hiddenOf = new WeakMap<Attention, Uint8Array>();
 
   function score(e: Entry, key: string): number | null {
     const at = app.current().attention(e.a);
-    if (key in figureNames) return at.figures[key as FigureName]?.[e.h] ?? null;
+    if (key in FIGURES) return at.figures[key as FigureName]?.[e.h] ?? null;
     if (key === "effect") return e.label && e.label.label !== "mixed" ? e.label.effect : null;
     const found = e.label?.scores[key];
-    return found ? found.score - found.baseline : null;
+    return found ? effect(found) : null;
   }
 
   function collect(state: State): Entry[] {
@@ -73,6 +76,56 @@ export function headsView(app: App): View {
     return kept;
   }
 
+  /** What the page shows, and three heads to begin with. */
+  function drawIntro(): void {
+    const seen = app.current();
+    const found = suggestions(seen);
+    const go = (a: number, n: number) => app.store.set({ view: "head", a, h: n, zoom: "" });
+    const small = found.map((x) => {
+      const canvas = thumb(seen.attention(x.a));
+      void seen
+        .overview(x.a)
+        .then((all) => picture(canvas, seen.attention(x.a), x.h, all, app.store.state))
+        .catch(app.fail);
+      return h(
+        "button",
+        {
+          type: "button",
+          class: "suggestion",
+          "data-k": `suggestion ${x.a}.${x.h}`,
+          click: () => go(x.a, x.h),
+          pointerenter: () => show({ a: x.a, h: x.h, label: seen.label(x.a, x.h) }),
+        },
+        canvas,
+        h(
+          "span",
+          {},
+          h("b", {}, headTitle(seen, x.a, x.h)),
+          h("span", {}, x.title),
+          h("small", {}, `${x.reason} (${x.from})`),
+        ),
+      );
+    });
+    const heads = seen.recording.attentions.reduce((sum, at) => sum + at.heads, 0);
+    replace(
+      intro,
+      h(
+        "div",
+        { class: "teach" },
+        h("h2", {}, "What each head looks at"),
+        h("p", { class: "how" }, howToRead(app)),
+        h(
+          "p",
+          { class: "quiet" },
+          `A small picture for each of the ${heads} heads, of this text; a click opens it.`,
+          seen.recording.labels ? " The names under them (labels) come from other texts." : "",
+        ),
+      ),
+      h("h3", {}, "Three heads to begin with"),
+      h("div", { class: "three" }, ...small),
+    );
+  }
+
   function drawControls(state: State): void {
     const seen = app.current();
     const labels = seen.recording.labels;
@@ -81,7 +134,7 @@ export function headsView(app: App): View {
     const sorts = [
       ["place", "layer and head"] as const,
       ...(labels ? [["effect", "strength of label"] as const] : []),
-      ...Object.entries(figureNames).map(([k, v]) => [k, v] as const),
+      ...Object.entries(FIGURES).map(([k, v]) => [k, v.name] as const),
       ...scores.map((k) => [k, `score: ${k}`] as const),
     ];
     const counts = new Map<string, number>();
@@ -92,6 +145,7 @@ export function headsView(app: App): View {
       step: "0.05",
       value: state.least < 0 ? "" : state.least,
       "data-k": "least",
+      "aria-label": "at least",
       placeholder: "any",
       change: (e: Event) => {
         const text = (e.target as HTMLInputElement).value;
@@ -140,17 +194,13 @@ export function headsView(app: App): View {
     };
     const key = state.sort.replace(/^-/, "");
     const across = Math.max(...seen.recording.attentions.map((x) => x.heads));
-    const room = (grid.clientWidth || 900) - 125;
-    grid.style.setProperty("--thumb", `${Math.max(48, Math.min(132, Math.floor(room / across) - 16))}px`);
+    const room = (grid.clientWidth || 900) - 72;
+    grid.style.setProperty("--thumb", `${Math.max(48, Math.min(132, Math.floor(room / across) - 15))}px`);
     entries.forEach((e, n) => {
       const at = seen.attention(e.a);
-      const canvas = h("canvas", {
-        width: at.overview.shape[2],
-        height: at.overview.shape[1],
-        "aria-hidden": "true",
-      });
+      const canvas = thumb(at);
       const value = key === "place" ? null : score(e, key);
-      const chip = value !== null ? number(value, 2) : e.label && e.label.label !== "mixed" ? e.label.label : "";
+      const chip = value !== null ? (Math.abs(value) < 10 ? fixed(value, 2) : number(value, 2)) : e.label && e.label.label !== "mixed" ? e.label.label : "";
       const said = [headTitle(seen, e.a, e.h), labelled(e.label), value !== null ? `${key} ${number(value, 3)}` : ""]
         .filter(Boolean)
         .join(", ");
@@ -160,11 +210,12 @@ export function headsView(app: App): View {
           "button",
           {
             type: "button",
-            class: "thumb",
+            class: e.a === state.a && e.h === state.h ? "thumb on" : "thumb",
             "data-n": n,
             "data-k": `${e.a}.${e.h}`,
             "aria-label": said,
             tabindex: e.a === state.a && e.h === state.h ? 0 : -1,
+            "data-tip": e.label ? `${headTitle(seen, e.a, e.h)}: ${e.label.label === "mixed" ? "no label" : `looks at ${target(e.label.label)}`}` : null,
             click: () => app.store.set({ view: "head", a: e.a, h: e.h, zoom: "" }),
             focus: () => show(e),
             pointerenter: () => show(e),
@@ -191,21 +242,54 @@ export function headsView(app: App): View {
       const at = seen.attention(e.a);
       const all = await seen.overview(e.a);
       if (turn !== drawn) return;
-      const [, r, c] = at.overview.shape;
-      const values = all.subarray(e.h * r * c, (e.h + 1) * r * c);
-      const { most } = reach(values, r, c, state.scale);
-      const ramp = new Ramp(state.scale, at.signed, app.mode(), most);
-      const picture = new ImageData(c, r);
-      for (let i = 0; i < r; i++) {
-        const row =
-          state.scale === "row"
-            ? values.subarray(i * c, (i + 1) * c).reduce((m, x) => Math.max(m, Math.abs(x)), 0) || 1
-            : undefined;
-        for (let j = 0; j < c; j++) ramp.paint(values[i * c + j], picture.data, 4 * (i * c + j), row);
-      }
-      canvas.getContext("2d")!.putImageData(picture, 0, 0);
+      picture(canvas, at, e.h, all, state);
     }
     grid.dataset.state = "done";
+  }
+
+  function thumb(at: Attention): HTMLCanvasElement {
+    return h("canvas", { width: at.overview.shape[2], height: at.overview.shape[1], "aria-hidden": "true" });
+  }
+
+  /** Which cells of the small pictures of an attention are hidden. */
+  function masked(at: Attention): Uint8Array {
+    const [, r, c] = at.overview.shape;
+    const { sequences } = app.current().recording;
+    const [queries, keys] = [sequences[at.queries], sequences[at.keys]];
+    const rules = new Rules(at.mask, queries, keys);
+    const [T, S] = [queries.tokens.length, keys.tokens.length];
+    return Uint8Array.from({ length: r * c }, (_, n) => {
+      const [i, j] = [Math.floor(n / c), n % c];
+      const from = (u: number, all: number, of: number) => Math.ceil((u * all) / of);
+      return Number(rules.hides(from(i, T, r), from(i + 1, T, r), from(j, S, c), from(j + 1, S, c)));
+    });
+  }
+
+  /** Draws the small picture of a head; cells that are hidden stay transparent. */
+  function picture(canvas: HTMLCanvasElement, at: Attention, head: number, all: Float32Array, state: State): void {
+    const [, r, c] = at.overview.shape;
+    const values = all.subarray(head * r * c, (head + 1) * r * c);
+    const rows = tops(values, r, c);
+    const { most } = reach(rows, state.scale, at.signed);
+    const ramp = new Ramp(state.scale, at.signed, app.mode(), most);
+    const hidden = hiddenOf.get(at) ?? masked(at);
+    hiddenOf.set(at, hidden);
+    const drawn = new ImageData(c, r);
+    values.forEach((x, n) => {
+      if (x !== 0 || !hidden[n]) ramp.paint(x, drawn.data, 4 * n, state.scale === "row" ? rows[Math.floor(n / c)] || 1 : undefined);
+    });
+    canvas.getContext("2d")!.putImageData(drawn, 0, 0);
+  }
+
+  /** What colours mean in all the small pictures. */
+  function drawKey(state: State): void {
+    const at = app.current().attention(Math.min(state.a, app.current().recording.attentions.length - 1));
+    const hides = app.current().recording.attentions.some((x) => masked(x).includes(1));
+    const ramp = new Ramp(state.scale, at.signed, app.mode(), 1);
+    const end = state.scale === "row" ? "largest of the row" : "most of that head";
+    const ends = state.scale === "log" ? null : at.signed ? [`−${end}`, "0", end] : ["0", end];
+    const what = state.scale === "log" ? "weight, the same scale in all pictures" : "weight; each picture has a scale of its own";
+    key.replaceChildren(legend(what, ramp, { masked: hides ? "hidden by the mask" : "", alone: "" }, ends));
   }
 
   function show(e: Entry | undefined): void {
@@ -215,35 +299,43 @@ export function headsView(app: App): View {
     }
     const seen = app.current();
     const at = seen.attention(e.a);
-    const figures = (Object.keys(figureNames) as FigureName[]).filter((k) => at.figures[k]?.[e.h] != null);
+    const figures = (Object.keys(FIGURES) as FigureName[]).filter((k) => at.figures[k]?.[e.h] != null);
     const scores = e.label
-      ? Object.entries(e.label.scores).sort((x, y) => y[1].score - y[1].baseline - (x[1].score - x[1].baseline))
+      ? Object.entries(e.label.scores).sort((x, y) => effect(y[1]) - effect(x[1]))
       : [];
+    const label = e.label;
+    const group = at.groups < at.heads ? `, key head ${Math.floor(e.h / (at.heads / at.groups))} of ${at.groups}` : "";
     info.replaceChildren(
-      h("h2", {}, headTitle(seen, e.a, e.h)),
       h(
-        "p",
-        { class: "quiet" },
-        `${at.mechanism}${at.groups < at.heads ? `, key head ${Math.floor(e.h / (at.heads / at.groups))} of ${at.groups}` : ""}`,
+        "div",
+        { class: "top" },
+        h("h3", {}, headTitle(seen, e.a, e.h)),
+        button("Open", () => app.store.set({ view: "head", a: e.a, h: e.h, zoom: "" }), { class: "primary" }),
       ),
-      e.label
+      h("p", { class: "quiet" }, `${at.mechanism}${group}`),
+      h("h4", {}, "In this text"),
+      facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), number(at.figures[k]![e.h], 2)])),
+      label ? h("h4", {}, "In other texts") : "",
+      label
         ? h(
             "p",
             {},
-            h("b", {}, labelled(e.label)),
-            e.label.label === "mixed" ? "" : ` 95% from ${number(e.label.low, 2)} to ${number(e.label.high, 2)}`,
+            term(labelled(label), labelTip(label.label), { class: "term strong" }),
+            label.low === null ? "" : " ",
+            label.low === null ? "" : term(`95%: ${fixed(label.low, 2)} … ${fixed(label.high!, 2)}`, INTERVAL_TIP),
           )
         : "",
-      scores.length ? bars(scores.slice(0, 8).map(([k, x]) => [k, x.score, x.baseline])) : "",
-      facts(figures.map((k) => [figureNames[k], number(at.figures[k]![e.h], 3)])),
-      h("p", { class: "quiet" }, `Largest error of a weight as shown: ${number(at.error[e.h], 2)}.`),
-      button("Open", () => app.store.set({ view: "head", a: e.a, h: e.h, zoom: "" }), { class: "primary" }),
+      label?.rests && label.rests.on !== label.label
+        ? h("p", {}, term("rests", REST_TIP), ` on ${target(label.rests.on).split(",")[0]}: ${fixed(label.rests.score, 2)} of its weight`)
+        : "",
+      scores.length ? bars(scores.slice(0, 6).map(([k, x]) => [k, x.score, x.baseline])) : "",
+      h("p", { class: "quiet" }, term("Largest error", ERROR_TIP), ` of a weight as shown: ${number(at.error[e.h], 1)}.`),
     );
   }
 
   function bars(rows: [string, number, number][]): Element {
     const most = Math.max(...rows.map(([, x, b]) => Math.max(x, b)), 1e-9);
-    const list = h("table", { class: "scores" }, h("caption", {}, "Scores; the mark is what even weights would have"));
+    const list = h("table", { class: "scores" }, h("caption", {}, term("Scores", SCORE_TIP), "; the mark is what even weights would have"));
     for (const [name, x, base] of rows) {
       const bar = s(
         "svg",
@@ -252,7 +344,7 @@ export function headsView(app: App): View {
         s("rect", { class: "mark", x: (100 * base) / most - 0.7, width: 1.4, height: 10 }),
       );
       list.append(
-        h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "n" }, number(x, 2)), h("td", {}, bar)),
+        h("tr", {}, h("th", { scope: "row" }, term(name, `Weight on ${target(name)}. ${SCORE_TIP}`)), h("td", { class: "n" }, fixed(x, 2)), h("td", {}, bar)),
       );
     }
     return list;
@@ -286,19 +378,31 @@ export function headsView(app: App): View {
 
   return {
     node,
+    aside: info,
     update(state, before) {
       if (changed(state, before, "r", "sort", "filter", "least", "side", "scale")) {
+        if (changed(state, before, "r", "scale")) drawIntro();
         drawControls(state);
+        drawKey(state);
         void draw(state).catch(app.fail);
       }
+      if (changed(state, before, "a", "h")) {
+        const key = `${state.a}.${state.h}`;
+        grid.querySelectorAll<HTMLElement>(".thumb").forEach((t) => t.classList.toggle("on", t.dataset.k === key));
+      }
+      if (changed(state, before, "a", "h")) show(entries.find((e) => e.a === state.a && e.h === state.h));
     },
-    redraw: () => void draw(app.store.state).catch(app.fail),
+    redraw() {
+      drawIntro();
+      drawKey(app.store.state);
+      void draw(app.store.state).catch(app.fail);
+    },
     saved: () => saved(),
   };
 
   function saved(): Export {
     const seen = app.current();
-    const keys = Object.keys(figureNames) as FigureName[];
+    const keys = Object.keys(FIGURES) as FigureName[];
     const scores = Object.keys(seen.recording.labels?.[0]?.scores ?? {});
     const table = () =>
       csv([
@@ -313,7 +417,7 @@ export function headsView(app: App): View {
         ]),
       ]);
     const box = grid.getBoundingClientRect();
-    const picture = s("svg", {
+    const drawing = s("svg", {
       width: Math.ceil(box.width),
       height: Math.ceil(grid.scrollHeight),
       "font-family": "system-ui, sans-serif",
@@ -324,7 +428,7 @@ export function headsView(app: App): View {
       const name = canvas.parentElement!.querySelector("b")!.textContent;
       const chip = canvas.parentElement!.querySelector("em")?.textContent ?? "";
       const [x, y] = [b.left - box.left, b.top - box.top];
-      picture.append(
+      drawing.append(
         s("image", {
           x,
           y,
@@ -339,10 +443,11 @@ export function headsView(app: App): View {
     }
     for (const title of grid.querySelectorAll("h3")) {
       const b = title.getBoundingClientRect();
-      picture.append(
+      drawing.append(
         s("text", { x: b.left - box.left, y: b.top - box.top + 14, "font-size": 12, fill: ink }, title.textContent!),
       );
     }
-    return { title: `All heads of ${seen.model}`, lines: [`Text: ${seen.text}`], pictures: [picture], csv: table };
+    const pictures = [stacked([drawing, copied(key.querySelector("svg")!)])];
+    return { title: `All heads of ${seen.model}`, lines: [`Text: ${seen.text}`], pictures, csv: table };
   }
 }

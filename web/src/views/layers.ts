@@ -4,7 +4,8 @@ import { dots } from "../bars";
 import { h, number, replace } from "../dom";
 import type { FigureName } from "../format";
 import { copied, csv } from "../save";
-import { changed, figureNames, headTitle, type App, type View } from "../view";
+import { FIGURES } from "../words";
+import { changed, headTitle, type App, type View } from "../view";
 
 const WORDS: Record<FigureName, string> = {
   entropy: "1: a query looks at all it sees alike; 0: at one key.",
@@ -63,8 +64,8 @@ export function layersView(app: App): View {
       return h(
         "figure",
         { class: "card" },
-        h("h3", {}, figureNames[key]),
-        dots({ title: figureNames[key], groups }),
+        h("h3", {}, FIGURES[key].name),
+        dots({ title: FIGURES[key].name, groups }),
         names,
         h("figcaption", {}, WORDS[key]),
       );
@@ -89,7 +90,7 @@ export function layersView(app: App): View {
       );
       return {
         title: `Over the layers of ${seen.model}`,
-        lines: keys.map((k) => `${figureNames[k]}: ${WORDS[k]}`),
+        lines: keys.map((k) => `${FIGURES[k].name}: ${WORDS[k]}`),
         pictures: [...charts.querySelectorAll("svg")].map(copied),
         csv: () => csv([["attention", "layer", "head", ...keys], ...rows]),
       };

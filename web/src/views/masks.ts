@@ -2,10 +2,12 @@
 
 import type { Cells } from "../cells";
 import { REASON_COLOURS } from "../colour";
-import { h, number, replace } from "../dom";
-import { REASONS, type Head } from "../head";
+import { fixed, h, replace } from "../dom";
+import { kinds } from "../legend";
+import type { Head } from "../head";
+import { REASONS } from "../rules";
 import { Matrix } from "../matrix";
-import { matrixCsv, matrixPicture } from "../save";
+import { copied, matrixCsv, matrixPicture, stacked } from "../save";
 import type { State } from "../state";
 import { tokens } from "../units";
 import { changed, headPicker, headTitle, type App, type View } from "../view";
@@ -30,11 +32,10 @@ export function masksView(app: App): View {
   const title = h("h2", {});
   const rules = h("p", { class: "quiet" });
   const controls = h("div", { class: "controls" });
-  const key = h("ul", { class: "key" });
+  const key = h("div", { class: "key" });
   let head: Head | null = null;
   let cells: MaskCells | null = null;
   const matrix = new Matrix({
-    side: 560,
     describe: (I, J) => {
       const why = REASONS[head!.reason(I, J)];
       return `“${cells!.rows.label(I)}” (${I}) ${why === "visible" ? "sees" : "does not see"} “${cells!.columns.label(J)}” (${J})${why === "visible" ? "" : `: ${WHY[why]}`}`;
@@ -53,7 +54,7 @@ export function masksView(app: App): View {
 
   async function open(state: State): Promise<void> {
     const seen = app.current();
-    title.textContent = `Mask of ${headTitle(seen, state.a, state.h)
+    title.textContent = `Who may look at whom in ${headTitle(seen, state.a, state.h)
       .replace(/, head.*/, "")
       .toLowerCase()}`;
     replace(controls, headPicker(app));
@@ -69,15 +70,11 @@ export function masksView(app: App): View {
     });
     const counts = counted(head);
     rules.textContent = described(head);
-    key.replaceChildren(
-      ...(REASONS.map((reason, n) => {
-        const swatch = h("i");
-        swatch.style.background = palette[n];
-        return counts[n]
-          ? h("li", {}, swatch, n ? `hidden: ${WHY[reason]}` : "seen", h("b", {}, ` ${number(100 * counts[n], 3)}%`))
-          : "";
-      }).filter(Boolean) as HTMLElement[]),
-    );
+    const named = REASONS.flatMap((reason, n): [string, string][] => {
+      const share = `${fixed(100 * counts[n], 1)}%`;
+      return counts[n] ? [[palette[n], n ? `hidden: ${WHY[reason]}, ${share}` : `seen, ${share}`]] : [];
+    });
+    key.replaceChildren(kinds(named));
     point(state);
   }
 
@@ -102,7 +99,7 @@ export function masksView(app: App): View {
             .map((r, n) => `${n + 1} ${WHY[r]}`)
             .join("; "),
       ],
-      pictures: [matrixPicture(matrix)],
+      pictures: [stacked([matrixPicture(matrix), copied(key.querySelector("svg")!)])],
       csv: () => matrixCsv(cells!, matrix.grid!),
     }),
     destroy: () => matrix.destroy(),

@@ -2,21 +2,24 @@
 
 import { bars } from "../bars";
 import { named, Numbers } from "../cells";
-import { h, number, replace } from "../dom";
+import { fixed, h, number, replace, shown } from "../dom";
 import type { Head } from "../head";
 import { Matrix } from "../matrix";
 import { copied, csv, matrixPicture } from "../save";
 import type { State } from "../state";
-import { changed, headPicker, headTitle, scalePicker, type App, type View } from "../view";
+import { away, changed, headPicker, headTitle, scalePicker, type App, type View } from "../view";
 
-const FAR = 48; // positions to either side
 const ROWS = 192; // queries read, spread over the text
 
+/** Distances that are counted together: from … to, negative before the query. */
+interface Bin {
+  from: number;
+  to: number;
+}
+
 interface Profile {
-  far: number;
-  offsets: number[];
-  means: Float32Array; // by offset
-  seen: Float32Array; // queries that see a key there
+  bins: Bin[];
+  means: Float32Array; // of a weight, by bin
   landed: Float32Array; // by key, in at most 256 parts
 }
 
@@ -25,12 +28,14 @@ export function positionsView(app: App): View {
   const controls = h("div", { class: "controls" });
   const one = h("div", { class: "card" });
   const says = h("p", { class: "note" });
+  const reads = h("p", { class: "how" });
   let profiles: Profile[] = [];
   let turn = 0;
   const matrix = new Matrix({
     side: 420,
+    what: "mean weight of a token at that distance",
     axes: ["head", "distance"],
-    describe: (n, d) => `head ${n}, ${away(profiles[n].offsets[d])}: mean weight ${number(profiles[n].means[d])}`,
+    describe: (n, d) => `head ${n}, ${spelled(profiles[n].bins[d])}: mean weight ${say(profiles[n].means[d])}`,
     hovered: (cell) => matrix.cursor(cell),
     picked: (n, d) => {
       matrix.cursor([n, d]);
@@ -40,7 +45,7 @@ export function positionsView(app: App): View {
   const node = h(
     "section",
     { class: "view", "aria-label": "Positions" },
-    h("div", { class: "title" }, title, says),
+    h("div", { class: "title" }, title, reads, says),
     controls,
     one,
     h("div", { class: "card" }, h("h3", {}, "All heads of this attention, by distance"), matrix.node),
@@ -62,6 +67,8 @@ export function positionsView(app: App): View {
     }
     profiles = found;
     const T = chosen!.T;
+    reads.textContent =
+      "How much weight goes how far: − before the token that looks, + after it. Distances beyond 4 are taken together, two steps for each doubling.";
     says.textContent =
       at.kind === "cross"
         ? "Distances between texts mean little: counted by index."
@@ -69,15 +76,15 @@ export function positionsView(app: App): View {
           ? `Means over ${Math.min(T, ROWS)} of ${T} queries, spread over the text.`
           : "";
     const p = profiles[state.h];
-    const values = new Float32Array(at.heads * p.offsets.length);
-    profiles.forEach((q, n) => values.set(q.means, n * p.offsets.length));
+    const values = new Float32Array(at.heads * p.bins.length);
+    profiles.forEach((q, n) => values.set(q.means, n * p.bins.length));
     matrix.update({
-      label: `Mean weight by distance: ${at.heads} heads down, ${p.offsets.length} distances across`,
+      label: `Mean weight by distance: ${at.heads} heads down, ${p.bins.length} distances across`,
       mode: app.mode(),
       scale: state.scale,
       cells: new Numbers(
         named(at.heads, (n) => `head ${n}`),
-        named(p.offsets.length, (d) => signed(p.offsets[d])),
+        named(p.bins.length, (d) => short(p.bins[d])),
         at.signed,
         values,
       ),
@@ -88,48 +95,45 @@ export function positionsView(app: App): View {
   function drawOne(head: Head, p: Profile): void {
     const width = Math.max(320, Math.min(1180, node.clientWidth - 48));
     const parts: (Node | null)[] = [
-      h("h3", {}, "Mean weight by distance from the query"),
+      h("h3", {}, "Mean weight by distance"),
       bars({
         label: "Mean weight by distance",
         values: p.means,
         width,
-        height: 130,
-        name: (d) => away(p.offsets[d]),
+        height: 150,
+        unit: "mean weight of a token at that distance",
+        below: (d) => short(p.bins[d]),
+        name: (d) => spelled(p.bins[d]),
       }),
-      h(
-        "p",
-        { class: "ends" },
-        h("span", {}, away(p.offsets[0])),
-        h("span", {}, away(p.offsets[p.offsets.length - 1])),
-      ),
       h("h3", {}, "Where the weight lands"),
       bars({
         label: "Mean weight by place of the key",
         values: p.landed,
         width,
-        height: 90,
-        name: (n) => `keys from ${Math.floor((n * head.S) / p.landed.length)}`,
+        height: 110,
+        unit: "weight that a token gets, mean over all",
+        below: (n) => (p.landed.length === head.S ? head.keys.tokens[n].trim().slice(0, 9) : String(Math.floor((n * head.S) / p.landed.length))),
+        name: (n) => (p.landed.length === head.S ? `“${shown(head.keys.tokens[n])}” (${n})` : `tokens from ${Math.floor((n * head.S) / p.landed.length)}`),
       }),
-      h("p", { class: "ends" }, h("span", {}, "first key"), h("span", {}, "last key")),
     ];
     if (head.attention.bias.length) {
       const middle = Math.floor(head.T / 2);
-      const reach = Math.min(p.far, middle, head.S - 1 - middle);
-      const offsets = Array.from({ length: 2 * reach + 1 }, (_, n) => n - reach);
+      const far = Math.min(middle, head.S - 1 - middle);
+      const near = p.bins.filter((d) => Math.abs(d.from) <= far && Math.abs(d.to) <= far);
       parts.push(
         h("h3", {}, `What positions add to a score (${head.attention.bias.join(", ")})`),
         bars({
           label: "Bias by distance",
-          values: offsets.map((d) => head.bias(middle, middle + d)),
+          values: near.map((d) => head.bias(middle, middle + (d.from < 0 ? d.to : d.from))),
           width,
-          height: 110,
-          name: (n) => away(offsets[n]),
+          height: 130,
+          unit: "added to the score, at the nearest of those distances",
+          below: (d) => short(near[d]),
+          name: (d) => spelled(near[d]),
         }),
-        h("p", { class: "ends" }, h("span", {}, away(-reach)), h("span", {}, away(reach))),
       );
     }
     replace(one, ...parts);
-    one.querySelectorAll<HTMLElement>("p.ends").forEach((p) => (p.style.maxWidth = `${width}px`));
   }
 
   return {
@@ -141,18 +145,33 @@ export function positionsView(app: App): View {
       lines: [says.textContent!].filter(Boolean),
       pictures: [...[...one.querySelectorAll("svg")].map(copied), matrixPicture(matrix)],
       csv: () =>
-        csv([["head", ...profiles[0].offsets.map(signed)], ...profiles.map((p, n) => [`head ${n}`, ...p.means])]),
+        csv([["head", ...profiles[0].bins.map(short)], ...profiles.map((p, n) => [`head ${n}`, ...p.means])]),
     }),
     destroy: () => matrix.destroy(),
   };
 }
 
+/** All distances from the farthest before to the farthest after: singly up to 4, then two bins for each doubling. */
+function bins(far: number, causal: boolean): Bin[] {
+  const after: Bin[] = [];
+  for (let from = 1; from <= far; ) {
+    // Up to 4 one by one; 5–6, 7–8, 9–12, 13–16, 17–24 …
+    const power = 2 ** Math.floor(Math.log2(Math.max(1, from - 1)));
+    const to = from <= 4 ? from : Math.min(far, from - 1 + power / 2);
+    after.push({ from, to });
+    from = to + 1;
+  }
+  const before = after.map(({ from, to }) => ({ from: -to, to: -from })).reverse();
+  return [...before, { from: 0, to: 0 }, ...(causal ? [] : after)];
+}
+
 function profile(head: Head): Profile {
-  const far = Math.min(FAR, Math.max(head.T, head.S) - 1);
-  const causal = head.attention.mask.causal;
-  const offsets = Array.from({ length: far + 1 + (causal ? 0 : far) }, (_, n) => n - far);
-  const means = new Float32Array(offsets.length);
-  const seen = new Float32Array(offsets.length);
+  const far = Math.max(head.T, head.S) - 1;
+  const all = bins(far, head.attention.mask.causal);
+  const bin = new Int32Array(2 * far + 1).fill(-1); // of each distance
+  all.forEach(({ from, to }, n) => bin.fill(n, from + far, to + far + 1));
+  const means = new Float64Array(all.length);
+  const seen = new Float64Array(all.length);
   const landed = new Float32Array(Math.min(head.S, 256));
   const line = new Float32Array(head.S);
   const step = Math.max(1, head.T / ROWS);
@@ -164,25 +183,29 @@ function profile(head: Head): Profile {
     for (let j = 0; j < head.S; j++) {
       if (line[j] !== line[j]) continue;
       landed[Math.floor((j * landed.length) / head.S)] += line[j];
-      const d = (cross ? j - i : head.keys.positions[j] - head.queries.positions[i]) + far;
-      if (d < 0 || d >= offsets.length) continue;
+      const d = bin[(cross ? j - i : head.keys.positions[j] - head.queries.positions[i]) + far] ?? -1;
+      if (d < 0) continue;
       means[d] += line[j];
       seen[d]++;
     }
   }
   return {
-    far,
-    offsets,
-    means: means.map((x, d) => (seen[d] ? x / seen[d] : 0)),
-    seen,
+    bins: all,
+    means: Float32Array.from(means, (x, d) => (seen[d] ? x / seen[d] : 0)),
     landed: landed.map((x) => x / read),
   };
 }
 
-function signed(d: number): string {
-  return d > 0 ? `+${d}` : d < 0 ? `−${-d}` : "0";
+function say(x: number): string {
+  return Math.abs(x) >= 0.01 ? fixed(x, 3) : number(x, 2);
 }
 
-function away(d: number): string {
-  return d === 0 ? "itself" : d < 0 ? `${-d} before` : `${d} after`;
+function short({ from, to }: Bin): string {
+  const [near, far] = from < 0 ? [-to, -from] : [from, to];
+  return `${from < 0 ? "−" : from > 0 ? "+" : ""}${near === far ? near : `${near}–${far}`}`;
+}
+
+function spelled({ from, to }: Bin): string {
+  if (from === to) return away(from);
+  return from < 0 ? `${-to} to ${-from} before` : `${from} to ${to} after`;
 }

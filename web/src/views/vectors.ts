@@ -1,13 +1,16 @@
 // What is behind one weight: query, key, value, and every number between them.
 
 import { bars } from "../bars";
-import { button, h, number, replace, select, shown } from "../dom";
+import { button, fixed, h, number as digits, replace, select, shown } from "../dom";
 import { norm, type Explained, type Head } from "../head";
 import type { Seen } from "../loader";
 import { copied, csv } from "../save";
 import type { State } from "../state";
 import { changed, facts, headPicker, headTitle, type App, type View } from "../view";
 import { WHY } from "./head";
+
+/** Vectors are stored to about three digits. */
+const number = (x: number | null | undefined, most = 3) => digits(x, most);
 
 const FORMULAS: Record<string, string> = {
   elu: "φ(q)·φ(k) with φ(x) = elu(x) + 1",
@@ -16,6 +19,8 @@ const FORMULAS: Record<string, string> = {
   fourier: "random Fourier features of exp(q·k/√K)",
   stored: "φ(q)·φ(k), features as the model made them",
 };
+
+const BARS = "One bar an entry of the vector: blue above zero, orange below.";
 
 export function vectorsView(app: App): View {
   const title = h("h2", {});
@@ -109,7 +114,7 @@ export function vectorsView(app: App): View {
       rows.push(["q·k/√K", number(x.score)], ["", "the row's largest takes all"]);
     } else rows.push(["", "weights as the model gave them"]);
     rows.push(["mask", x.reason === "visible" ? "lets it through" : `hides it: ${WHY[x.reason]}`]);
-    rows.push([how.kind === "softmax" ? "weight = exp of the sum" : "weight", number(x.weight)]);
+    rows.push([how.kind === "softmax" ? "weight = exp of the sum" : "weight", fixed(x.weight, head.decimals)]);
     if (v) rows.push(["‖v‖", number(norm(v))], ["‖weight·v‖", number(Math.abs(x.weight) * norm(v))]);
     if (output) rows.push(["‖output of the head‖", number(norm(output))]);
     if (x.gradient !== null) rows.push(["gradient of the loss", number(x.gradient)]);
@@ -125,13 +130,13 @@ export function vectorsView(app: App): View {
     const k = head.key(j);
     const v = head.value(j);
     const pair = head.factors(i, j);
-    const parts: (Node | string)[] = [h("h3", {}, "Entry by entry")];
+    const parts: (Node | string)[] = [h("h3", {}, "Entry by entry"), h("p", { class: "note" }, BARS)];
     const row = (name: string, values: ArrayLike<number>, order: number[] | undefined, sum: string) =>
       h(
         "div",
         { class: "vector" },
         h("span", { class: "name" }, name),
-        bars({ label: name, values, ...(order ? { order } : {}) }),
+        bars({ label: name, values, width: room(drawn), ...(order ? { order } : {}) }),
         h("span", { class: "sum" }, sum),
       );
     if (q && k && pair) {
@@ -213,7 +218,7 @@ export function vectorsView(app: App): View {
           "div",
           { class: "vector" },
           h("span", { class: "name" }, name),
-          bars({ label: `${name} here and there`, values: x, other: y }),
+          bars({ label: `${name} here and there`, values: x, other: y, width: room(twice) }),
           h("span", { class: "sum" }, `cosine ${number(cosine, 3)}, ‖difference‖ ${number(difference, 3)}`),
         ),
       );
@@ -245,12 +250,18 @@ export function vectorsView(app: App): View {
       const rows = vectors.flatMap(([name, e]) => (e ? [[name, ...e]] : []));
       return {
         title: title.textContent!,
-        lines: [`Model: ${app.current().model}`, ...lines, `weight ${number(x.weight, 6)}`],
+        lines: [`Model: ${app.current().model}`, ...lines, `weight ${fixed(x.weight, head.decimals)}`, BARS],
         pictures: [...drawn.querySelectorAll("svg")].map(copied),
         csv: () => csv([["vector", ...Array.from({ length: Math.max(head.K, head.V) }, (_, d) => String(d))], ...rows]),
       };
     },
   };
+}
+
+/** The width that bars have inside a card, beside their names and sums. */
+function room(card: HTMLElement): number {
+  const inside = card.clientWidth - 36;
+  return Math.max(220, Math.min(640, innerWidth > 960 ? inside - 256 : inside));
 }
 
 function sameSide(head: Head): boolean {

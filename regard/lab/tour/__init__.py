@@ -1,0 +1,1 @@
+"""All of regard in one report: check, train, see, race."""

@@ -1,0 +1,63 @@
+// Three heads to begin with, each with a reason: by what labels say, or by simple measures of this text.
+
+import { number } from "./dom";
+import type { FigureName } from "./format";
+import type { Seen } from "./loader";
+import { target } from "./words";
+
+export interface Suggestion {
+  a: number;
+  h: number;
+  title: string;
+  reason: string;
+  from: "other texts" | "this text";
+}
+
+const REST = new Set(["first", "separator", "punctuation", "mixed"]); // what tells little of a head
+const COUNT = 3;
+
+export function suggestions(seen: Seen): Suggestion[] {
+  const found = labelled(seen);
+  for (const more of measured(seen)) {
+    if (found.length >= COUNT) break;
+    if (!found.some((x) => x.a === more.a && x.h === more.h)) found.push(more);
+  }
+  return found.slice(0, COUNT);
+}
+
+/** The clearest head of each of three labels. */
+function labelled(seen: Seen): Suggestion[] {
+  const all = (seen.recording.labels ?? []).filter((l) => !REST.has(l.label) && l.attention < seen.recording.attentions.length);
+  const clearest = new Map<string, (typeof all)[number]>();
+  for (const label of [...all].sort((x, y) => y.effect - x.effect)) {
+    if (!clearest.has(label.label)) clearest.set(label.label, label);
+  }
+  return [...clearest.values()].map((label) => {
+    const score = label.scores[label.label];
+    const share = score ? `${percent(score.score)} of its weight; even weights: ${percent(score.baseline)}.` : "";
+    return { a: label.attention, h: label.head, title: `looks at ${target(label.label)}`, reason: share, from: "other texts" };
+  });
+}
+
+/** Heads that stand out by their figures over this text. */
+function measured(seen: Seen): Suggestion[] {
+  const all = seen.recording.attentions.flatMap((at, a) => Array.from({ length: at.heads }, (_, h) => ({ a, h })));
+  const figure = (e: { a: number; h: number }, key: FigureName) => seen.attention(e.a).figures[key]?.[e.h] ?? null;
+  const busy = all.filter((e) => (figure(e, "first") ?? 0) < 0.5);
+  const best = (from: typeof all, key: FigureName, sign: number) =>
+    from.filter((e) => figure(e, key) !== null).sort((x, y) => sign * (figure(y, key)! - figure(x, key)!))[0];
+  const made = (e: { a: number; h: number } | undefined, title: string, reason: (x: typeof all[number]) => string) =>
+    e ? [{ ...e, title, reason: reason(e), from: "this text" as const }] : [];
+  return [
+    ...made(best(busy, "peak", 1), "looks at one token at a time", (e) => `The largest weight of a token is ${number(figure(e, "peak"), 2)} on average.`),
+    ...made(best(busy, "distance", 1), "looks far", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
+    ...made(best(all, "first", 1), "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there.`),
+    ...made(best(all, "entropy", 1), "looks at everything alike", (e) => `Evenness ${number(figure(e, "entropy"), 2)}, where 1 is all alike.`),
+    ...made(all[0], "the first head", () => ""),
+    ...made(all[1], "the second head", () => ""),
+  ];
+}
+
+function percent(x: number): string {
+  return `${Math.round(100 * x)}%`;
+}

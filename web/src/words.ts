@@ -1,0 +1,55 @@
+// What labels, scores and figures mean, in a sentence each: the page's own glossary.
+
+import type { FigureName } from "./format";
+
+export const FIGURES: Record<FigureName, { name: string; tip: string }> = {
+  entropy: {
+    name: "evenness (entropy)",
+    tip: "How evenly a token spreads its weight over the tokens that it sees: 1 is all alike, 0 is one token only. Mean over the tokens of this text.",
+  },
+  distance: {
+    name: "mean distance",
+    tip: "How many tokens away the head looks, weighted. Mean over the tokens of this text.",
+  },
+  first: {
+    name: "on the first token",
+    tip: "Weight on the first token, where heads rest that have nothing to look for. Mean over the tokens of this text.",
+  },
+  self: { name: "on itself", tip: "Weight of a token on itself. Mean over the tokens of this text." },
+  peak: { name: "largest weight", tip: "The largest weight of a token. Mean over the tokens of this text." },
+};
+
+/** What a head looks at that has a label: the end of “looks at …”. */
+const TARGETS: Record<string, string> = {
+  previous: "the token before",
+  next: "the token after",
+  self: "the token itself",
+  first: "the first token, where heads rest that have nothing to look for",
+  separator: "special tokens such as [SEP]",
+  punctuation: "punctuation",
+  "same word": "the same word elsewhere",
+  "rare word": "words that are rare",
+  induction: "what followed the last time this token occurred",
+  local: "tokens at most 3 away",
+  broadcast: "one token that all others look at",
+  broad: "many tokens, more evenly than chance",
+};
+
+export function target(label: string): string {
+  return TARGETS[label] ?? `“${label}”`;
+}
+
+export function labelTip(label: string): string {
+  if (label === "mixed") return "No score of this head stands out from even weights, over the texts it was measured on.";
+  return `Looks at ${target(label)}. Measured over several other texts, not this one.`;
+}
+
+export const SCORE_TIP =
+  "Share of the head's weight that falls on such tokens, as a mean over several other texts. The black mark is the share that even weights would have.";
+export const REST_TIP =
+  "Where the head puts its weight when it finds nothing to look for, over several other texts; what it does otherwise is its label.";
+export const INTERVAL_TIP =
+  "Score less what even weights would have, and its 95% interval from resampling, over several other texts.";
+export const ERROR_TIP =
+  "The page computes weights from stored queries and keys. This is the most by which any weight of this head differs from the model's own; only digits that hold are written.";
+export const WEIGHT_TIP = "A token's weights say how it mixes what the tokens it sees hand on. They sum to 1 over a row.";
