@@ -1,6 +1,6 @@
 """Gated and delta attention as the laws ask it: of q, k and v alone, its decays and write strengths made from the keys.
 
-A layer makes a and b from its tokens, and gives every key the length 1. So does this, by fixed random numbers: the laws
+A layer makes a and b from its tokens, and keeps every key from growing. So does this, by fixed random numbers: the laws
 then change a token, hide it or poison it, and its decay and its write strength go with it.
 """
 
@@ -18,7 +18,7 @@ from regard.shapes import Mask, Size, upcast_half
 
 
 class TokenGated(Mechanism):
-    """A gated or delta mechanism that makes k/‖k‖, a and b from each head's keys."""
+    """A gated or delta mechanism that makes k/√(1+‖k‖²), a and b from each head's keys."""
 
     crosses = False
     causal_only = True
@@ -41,10 +41,11 @@ class TokenGated(Mechanism):
         return registry
 
     def gates(self, k: Tensor, visible: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns keys of length 1, and what the mechanism needs of a and b; of hidden keys, as of zeros."""
+        """Returns keys of length below 1, and what the mechanism needs of a and b; of hidden keys, as of zeros."""
         exact = upcast_half(Mask(visible=visible).zero_hidden(k))
         finite = exact.nan_to_num(0.0, 0.0, 0.0)  # what is no number is told of by its key
-        length = exact.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
+        # Not k/‖k‖ itself: where a key is nearly zero, its gradient would be nothing but magnified rounding.
+        length = (1 + exact.square().sum(-1, keepdim=True)).sqrt()
         made = {}
         if "a" in self.inner.needs:
             wide = 1
