@@ -23,6 +23,8 @@ from regard.data.sentences import write_sentences
 from regard.data.tokenizers import Characters
 from regard.data.tokens import write_tokens
 from regard.lab import EXPERIMENTS
+from regard.lab.experiment import TrainingExperiment
+from regard.lab.tour import run as tour
 from regard.laws import LAWS
 from regard.train import TrainConfig, Trainer, recipe, train
 from regard.train.optimizer import OPTIMIZERS, SCHEDULES
@@ -183,8 +185,10 @@ def test_trainings_shown_are_understood(command, things, here, monkeypatch):
     words = [word for word in typed(command, things) if word not in ("--device", "cuda")]
     monkeypatch.setattr(Trainer, "fit", ends)
     for name, known in EXPERIMENTS.items():
-        if known.is_runnable:
+        if isinstance(known, TrainingExperiment):
             monkeypatch.setitem(EXPERIMENTS, name, replace(known, measure=asks))
+    for chapter in tour.DO:
+        monkeypatch.setitem(tour.DO, chapter, asks)
     if words[1] == "run":
         with pytest.raises(Understood):
             here(words)
@@ -198,7 +202,7 @@ def test_other_commands_shown_can_be_read(command):
     group, words = typer.main.get_command(app), shlex.split(command)[1:]
     while isinstance(group, typer.core.TyperGroup):
         name, *words = words
-        group = group.commands[name]
+        group = group.get_command(typer.Context(group), name)
     group.make_context(name, words)
 
 
