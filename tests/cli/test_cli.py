@@ -55,8 +55,8 @@ def test_check_takes_a_model_folder(folder, tmp_path):
     result = run("check", folder, "--json")
     verdicts = {v["law"]: v["status"] for v in json.loads(result.output)}
     assert result.exit_code == 0
-    asked = dict.fromkeys(["looks-ahead", "cache", "padding", "batch", "prompts"], "holds")
-    assert verdicts == asked | dict.fromkeys(["packed", "window", "long"], "does not apply")
+    asked = dict.fromkeys(["looks-ahead", "cache", "padding", "batch", "prompts", "packed"], "holds")
+    assert verdicts == asked | dict.fromkeys(["window", "long"], "does not apply")
     leaky = regard.GPT(
         vocabulary=9, length=48, width=24, layers=1, attention={"heads": 3, "merge": "reweight-sequence"}
     )

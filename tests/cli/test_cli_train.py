@@ -19,7 +19,18 @@ from regard.lab import EXPERIMENTS
 from regard.train.progress import Progress
 from regard.train.recipe import recipe_names
 
-RUNNABLE = ("approximate", "argmax", "heads", "knowledge", "scale", "sentiment", "summarize", "two-heads")
+RUNNABLE = (
+    "approximate",
+    "argmax",
+    "heads",
+    "knowledge",
+    "recall",
+    "scale",
+    "sentiment",
+    "summarize",
+    "tour",
+    "two-heads",
+)
 TEXT = "to be, or not to be: that is the question. " * 20
 SMALL = ["model.width=16", "model.layers=1", "model.attention.heads=2"]
 LM = ["train", "lm", "data.text=a.txt", "data.block=16", "train.steps=4", "train.batch=4", *SMALL]

@@ -36,7 +36,7 @@ def test_commands_in_tables_can_be_read(page):
         group, words = typer.main.get_command(app), shlex.split(command.replace("…", "x"))[1:]
         while isinstance(group, typer.core.TyperGroup):
             name, *words = words
-            group = group.commands[name]
+            group = group.get_command(typer.Context(group), name)
         needed = [p for p in group.params if p.required and p.param_type_name == "argument"]
         given = [w for w in words if not w.startswith("-")]
         if len(given) < len(needed) and not given:  # a command that is only named

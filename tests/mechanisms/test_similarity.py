@@ -117,7 +117,7 @@ class TestByAFunction:
             (lambda q, k: q.sum() if q.sum() > 0 else k.sum(), "torch.where"),
             (lambda q, k, v: v, "regard.check\\(f\\)"),
             (lambda q: q, "no similarity of a query and a key"),
-            (torch.nn.functional.scaled_dot_product_attention, "could not be computed"),
+            (torch.nn.functional.scaled_dot_product_attention, "is a whole attention and no similarity"),
         ],
     )
     def test_others_are_refused_in_words(self, function, says):
