@@ -19,13 +19,28 @@ from regard.errors import RegardError
 from regard.lab import experiment
 from regard.lab.base import EXPERIMENTS, RunOptions, Shown
 from regard.lab.experiment import Session, TrainingExperiment, plan_trainings, read_overrides
+from regard.lab.recall.run import OWN_KEYS
 from regard.lab.sentiment import run as sentiment
 from regard.train import recipe
 from regard.train.recipe import COMPARE, flatten, load, parse, recipe_names, resolve_model
 from regard.train.tasks.summarize import END, START
 
 # Names, of which one is possible where a text is expected.
-NAMES = ("linear", "elu", "rms", "swiglu", "rotary", "sgd", "bytes", "length", "float32", "off", "shift", "characters")
+NAMES = (
+    "linear",
+    "elu",
+    "rms",
+    "swiglu",
+    "rotary",
+    "sgd",
+    "bytes",
+    "length",
+    "float32",
+    "off",
+    "shift",
+    "characters",
+    "random",
+)
 OTHERS = (0.25, 0.5, 2, 3, 4, 7, 64, 128, 1024, True, "x", [0.2, 0.3], [1, 2], ["shift", "concatenate"])
 OTHERS += (["rotary", "learned"], ["sgd", "adam"])
 
@@ -58,13 +73,16 @@ def others(value):
         return (value / 2, (value + 1) / 2, value + 1, *OTHERS)
     if isinstance(value, str):
         return (*NAMES, *OTHERS)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return ([{**value[0], "examples": value[0]["examples"] + 1}],)
     return OTHERS
 
 
 def change(key, value, resolve):
     """An override of a key, and the value that it asks for; None where no other value is possible."""
     if isinstance(value, Mapping):
-        key, value = f"{key}.own", None
+        own = "softmax.window" if key.endswith(".by_mechanism") else "own"
+        key, value = f"{key}.{own}", None
     for other in others(value):
         if other == value:
             continue
@@ -113,6 +131,7 @@ def planned(tmp_path, monkeypatch, request):
             "data.seeds=2",
             "data.sentences.long=So be it.",
         ],
+        "recall": [],
     }
     monkeypatch.setattr(sentiment, "Classifier", lambda config: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr(sentiment, "Sentiment", lambda *arguments: SimpleNamespace(rows=640))
@@ -136,12 +155,13 @@ def test_what_an_override_of_one_stage_says_is_what_it_trains_with(planned):
     assert options == {"adamw": {}, "adagrad": {}, "sgd": {"momentum": 0.0}}
 
 
-FILES = {"knowledge": "knowledge/pretrain", "summarize": "summarize", "sentiment": "sentiment", "heads": "heads"}
+FILES = {name: name for name in ("summarize", "sentiment", "heads", "recall")} | {"knowledge": "knowledge/pretrain"}
 STAGES = {
     "knowledge": {"scratch": "knowledge/scratch", "pretrain": "knowledge/pretrain", "finetune": "knowledge/finetune"},
     "summarize": {"softmax": "summarize", "performer": "summarize"},
     "sentiment": {"adamw": "sentiment", "adagrad": "sentiment", "sgd": "sentiment"},
     "heads": {},
+    "recall": {},
 }
 SHARED = {  # keys of data that one stage alone cannot have: all of them read the same
     "knowledge": ("data.documents", "data.train", "data.dev", "data.test", "data.world."),
@@ -151,12 +171,14 @@ SHARED = {  # keys of data that one stage alone cannot have: all of them read th
     ),
     "sentiment": (),
     "heads": (),
+    "recall": (),
 }
 COMPARED = {  # what the experiment varies, and which key says how
     "knowledge": {},
     "summarize": {},
     "sentiment": {"train.optimizer.name": "compare.optimizers"},
     "heads": {"model.position": "data.positions", "model.attention.merge": "data.merges"},
+    "recall": OWN_KEYS,
 }
 OF_PERFORMER = ("model.encoder.mechanism", "model.decoder.mechanism", "model.cross")
 FIRST_FILES = {  # files of one's own need each other, and are read: they have tests of their own
@@ -164,6 +186,7 @@ FIRST_FILES = {  # files of one's own need each other, and are read: they have t
     "summarize": ("data.train", "data.dev", "data.test", "data.tokenizer_file"),
     "sentiment": (),
     "heads": ("data.text", "data.tokens"),
+    "recall": (),
 }
 
 
@@ -173,7 +196,7 @@ def exempt(name, stage, key):
         return key.startswith("model.") or key == "train.init"
     if name == "summarize" and stage == "performer":
         return key in OF_PERFORMER
-    return name == "heads" and key == "train.seed"  # the first of the seeds
+    return name in ("heads", "recall") and key == "train.seed"  # the first of the seeds
 
 
 def test_these_are_all_experiments_that_train():
@@ -197,8 +220,9 @@ def test_an_override_of_all_stages_is_what_each_trains_with(name, planned, tmp_p
             continue
         try:
             _, trainings = planned(name, [text], out=None if key.startswith("data.") else tmp_path / "shared")
-        except RegardError as error:  # it was not ignored, but does not fit the data
-            assert key.startswith("data.") and "data." in str(error), (text, error)
+        except RegardError as error:  # it was not ignored, but does not fit the data, or the other models
+            said = key.rpartition(".")[2] if key.endswith(".by_mechanism") else "data."
+            assert said in key and said in str(error), (text, error)
             continue
         for training in trainings:
             if not is_value(leaves(training.recipe).get(changed), value) and not exempt(name, training.stage, key):
