@@ -45,7 +45,8 @@ def documents_do_not_mix(trial: Trial) -> Finding:
         together = trial.run_packed(tokens, lengths)
         for i, (part, found) in enumerate(zip(tokens.split(lengths, 1), together.split(lengths, 1), strict=True)):
             alone = trial.run_whole(part)
-            findings.append(trial.compare(found, alone, f"document {i + 1} of {lengths} tokens, packed and alone"))
+            what = f"document {i + 1} of {lengths} tokens, packed and alone"
+            findings.append(trial.compare(found, alone, what)._replace(limit=trial.limit_for(part)))
     return worst(findings)
 
 

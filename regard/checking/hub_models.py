@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -79,7 +79,7 @@ class HubSubject(Trial):
         """
         error = difference(got, want)
         if error > self.limit:
-            self.limit = max(self.limit, 10 * self.measure_sensitivity())
+            self.limit = max(self.limit, 10 * self.measure_sensitivity(self.tokens))
         return Finding(error, self.limit, what)
 
     def draw_tokens(self, *shape: int, source: bool = False) -> Tensor:
@@ -226,8 +226,8 @@ class HubSubject(Trial):
         return {"position_ids": (visible.long().cumsum(1) - 1).clamp(min=0)}
 
     @torch.no_grad()
-    def compare_layers(self) -> list[tuple[str, Finding, Finding]]:
-        """Returns, for each attention layer, how far its output is from the reference, and its rows' sums from one."""
+    def compare_layers(self) -> list[LayerFindings]:
+        """Returns what is found of each attention layer."""
         recorder = _LayerComparison(self.limit)
         with recording_attention(self.model, recorder):
             self.run_whole(self.tokens)
@@ -236,13 +236,20 @@ class HubSubject(Trial):
         return recorder.found
 
 
+class LayerFindings(NamedTuple):
+    """How far the output of a layer is from the reference, and the sums of its rows from one; None: it has sinks."""
+
+    output: Finding
+    sums: Finding | None
+
+
 class _LayerComparison:
     """A recorder that compares each call with regard's own mechanism on the same q, k and v."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.sums = 0.0
-        self.found: list[tuple[str, Finding, Finding]] = []
+        self.found: list[LayerFindings] = []
 
     def begin(self, call: Call) -> None:
         self.sums = 0.0
@@ -262,20 +269,26 @@ class _LayerComparison:
         except HubError as reason:
             raise DoesNotApply(str(reason)) from None
         apart = Finding(difference(out, want), self.limit, f"{call.name}, its output on its own q, k and v")
-        self.found.append((call.name, apart, Finding(self.sums, self.limit, f"{call.name}, sums of rows")))
+        sums = None
+        if call.kwargs.get("s_aux") is None:
+            sums = Finding(self.sums, self.limit, f"{call.name}, sums of rows")
+        self.found.append(LayerFindings(apart, sums))
         return out
 
 
 def layers_are_the_reference(trial: Trial) -> Finding:
     """each attention layer = regard's reference on the q, k and v that the layer was given"""
     assert isinstance(trial, HubSubject)
-    return worst(found for _, found, _ in trial.compare_layers())
+    return worst(found.output for found in trial.compare_layers())
 
 
 def rows_sum_to_one(trial: Trial) -> Finding:
     """the weights of every query sum to one over the keys"""
     assert isinstance(trial, HubSubject)
-    return worst(found for _, _, found in trial.compare_layers())
+    sums = [found.sums for found in trial.compare_layers() if found.sums is not None]
+    if not sums:
+        raise DoesNotApply("a sink takes a share of every row")
+    return worst(sums)
 
 
 HUB_LAWS: Registry[ModelLaw] = Registry("law")

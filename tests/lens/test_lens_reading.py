@@ -188,7 +188,7 @@ def test_the_text_names_the_ten_largest_weights_in_both_directions(window):
     assert all(holds(value, weights[i, 20].item()) for i, value in listed())
     # Curves and matrix are about the same token.
     assert page.locator(".arcs [data-side=from][aria-pressed=true]").get_attribute("data-u") == "20"
-    assert "way=from" in page.evaluate("location.hash")
+    shown.until("location.hash.includes('way=from')")
     # Looking for a token: Enter goes from one to the next.
     page.keyboard.press("/")
     page.keyboard.type("d")
