@@ -83,8 +83,8 @@ export function reading(app: App): Reading {
     const { way } = app.store.state;
     replace(
       ways,
-      button("what it looks at", () => set("to"), { "aria-pressed": String(way === "to"), title: "Colour the text by the weights of the chosen token (x)" }),
-      button("who looks at it", () => set("from"), { "aria-pressed": String(way === "from"), title: "Colour each token by its weight on the chosen one (x)" }),
+      button("looks at", () => set("to"), { "aria-pressed": String(way === "to"), title: "Colour the text by the weights of the chosen token (x)" }),
+      button("looked at by", () => set("from"), { "aria-pressed": String(way === "from"), title: "Colour each token by its weight on the chosen one (x)" }),
     );
   }
 
