@@ -62,6 +62,11 @@ def label_model(
     progress: Progress | None = None,
 ) -> tuple[list[HeadLabel], list[Recording]]:
     """Returns the labels of all heads of a model on some texts, and the recordings of the texts."""
+    if not recordable.reads_text:
+        raise OptionError(
+            f"{recordable.card.name} reads no text but {recordable.model.main_input_name}, and labels are about texts; "
+            "see its heads with `regard view`"
+        )
     progress = progress or (lambda what, n, of: None)
     chosen: Sequence[str | Sample] = default_texts() if texts is None else texts
     recordings = []
