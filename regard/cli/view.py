@@ -25,8 +25,8 @@ def view(
         str | None,
         typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: a small one that comes with regard."),
     ] = None,
-    text: Annotated[str | None, typer.Argument(help="What the model reads.")] = None,
-    text_b: Annotated[str | None, typer.Argument(help="Another text, to compare.")] = None,
+    text: Annotated[str | None, typer.Argument(help="What the model reads: a text, or the file of an image.")] = None,
+    text_b: Annotated[str | None, typer.Argument(help="Another text or image, to compare.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page here.")] = Path("page.html"),
     beside: Annotated[
         list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; may be repeated.")

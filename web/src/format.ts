@@ -42,6 +42,7 @@ export interface Sequence {
   steps: number[] | null;
   segment?: number[]; // of a pair of texts: 0, 1, or −1 for neither
   grid: [number, number] | null;
+  picture?: string; // of an image: what the model saw, a JPEG as a data: address
 }
 
 export type FeatureMap = "elu" | "quadratic" | "performer" | "fourier" | "stored";
