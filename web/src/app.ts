@@ -9,10 +9,11 @@ import { saver } from "./saver";
 import { opened, type Source } from "./source";
 import { Store, VIEWS, written, type State, type Theme, type ViewName } from "./state";
 import { tips } from "./tips";
-import { neighbour, type App, type View } from "./view";
+import { neighbour, type App, type Asks, type View } from "./view";
 import { compareView } from "./views/compare";
 import { headView } from "./views/head";
 import { headsView } from "./views/heads";
+import { nextView } from "./views/next";
 import { layersView } from "./views/layers";
 import { masksView } from "./views/masks";
 import { positionsView } from "./views/positions";
@@ -21,6 +22,8 @@ import { vectorsView } from "./views/vectors";
 export interface Settings {
   /** Keep the state in the address of the page. */
   address?: boolean;
+  /** The model behind the page. */
+  model?: Asks | null;
 }
 
 const MADE: Record<ViewName, (app: App) => View> = {
@@ -31,6 +34,7 @@ const MADE: Record<ViewName, (app: App) => View> = {
   masks: masksView,
   positions: positionsView,
   layers: layersView,
+  next: nextView,
 };
 const NAMES: Record<ViewName, string> = {
   heads: "All heads",
@@ -40,6 +44,7 @@ const NAMES: Record<ViewName, string> = {
   masks: "Masks",
   positions: "Positions",
   layers: "Layers",
+  next: "Next token",
 };
 /** What each view answers. */
 const ANSWERS: Record<ViewName, string> = {
@@ -50,6 +55,7 @@ const ANSWERS: Record<ViewName, string> = {
   masks: "Who may look at whom, and why not",
   positions: "How far heads look",
   layers: "How heads change over the layers",
+  next: "What the model would say next, at each layer, and which heads say it",
 };
 /** What makes another entry of the history, so that Back leads to it. */
 const PLACES = ["view", "r", "a", "h", "r2", "a2", "h2"] as const;
@@ -74,6 +80,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   const app: App = {
     store,
     seen,
+    model: settings.model ?? null,
     mode: (): Mode => (store.state.theme === "auto" ? (dark.matches ? "dark" : "light") : store.state.theme),
     current: () => seen[store.state.r],
     fail(error) {

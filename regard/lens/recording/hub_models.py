@@ -99,6 +99,7 @@ def record_hub_model(
             return record_from_output_attentions(model, inputs, sequence, name, card or hub_card(model))
         if masked:
             loss = _masked_gradient(model, inputs, tokenizer, capture)
+    capture.keep_projections()
     sequences = _sequences(model, inputs, ids, tokenizer, places, prompt)
     if not sequences:
         length = next(iter(capture.modules.values())).queries
@@ -157,7 +158,7 @@ def _run(
 
     If `gradient` is set, the gradients are stored in the modules of `capture`; otherwise the loss is None.
     """
-    with recording_attention(model, capture):
+    with recording_attention(model, capture), capture.projections.watching(model):
         if generate is not None:
             generated = generate_ids(model, inputs, generate)
             if is_encoder_decoder(model) and "input_ids" in inputs:

@@ -28,6 +28,7 @@ from regard.lens.recording.losses import (
 )
 from regard.lens.recording.maps import evaluation_mode
 from regard.lens.recording.mechanism_formulas import LayerInputs, derive_formula, first_example
+from regard.lens.recording.outputs import regard_head_matrices, value_lengths
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import OneHot
 from regard.lens.trace.rules import MaskRules
@@ -368,4 +369,7 @@ def _build_recorded(layer: LayerCapture, recording: Recording) -> RecordedAttent
     inputs = LayerInputs(layer.concatenated("q"), layer.concatenated("k"), v, mask, cross)
     with torch.no_grad(), without_autocast(v):
         attended.formula = derive_formula(attended, mechanism, inputs)
+    matrices = regard_head_matrices(layer.attention)
+    if matrices is not None and attended.v is not None:
+        attended.vo = value_lengths(attended.v, matrices)
     return attended

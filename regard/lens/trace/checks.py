@@ -21,7 +21,7 @@ LARGEST_POSITION = 1 << 40
 # no recording but made to fill the memory.
 EXPANSION = 64
 FREE_BYTES = 1 << 28
-_TENSORS = ("q", "k", "v", "n", "sign", "choice", "w", "cq", "ck", "slopes", "offsets", "g", "overview")
+_TENSORS = ("q", "k", "v", "n", "sign", "choice", "w", "cq", "ck", "slopes", "offsets", "g", "vo", "overview")
 
 
 class Budget:
@@ -93,6 +93,7 @@ def _check_arrays(attended: RecordedAttention, T: int, S: int, source: str) -> N
         "ck": (G, S),
         "w": (0, 0),
         "slopes": (H,),
+        "vo": (H, S),
         "offsets": (H, T + S - 1),
         "overview": (H, 0, 0),
     }
