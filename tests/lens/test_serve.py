@@ -520,3 +520,44 @@ def test_who_speaks_for_any_token(desk, port):
     assert sum(map(sum, found["heads"])) + sum(found["rest"]) == pytest.approx(logit, abs=1e-4)
     for wrong in ({"position": 99}, {"position": "0"}, {"token": ""}, {"token": 7}, {"ids": []}):
         assert ask(port, "/contributions", {"ids": ids, "position": 6, "token": "q", **wrong})[0] == 400
+
+
+@pytest.mark.browser
+@torch.no_grad()
+def test_heads_are_removed_in_the_browser(port, desk, chromium):
+    """A head is removed in its view, and what the page then says is what the model says without it."""
+    model = desk.recordable.model.eval()
+    said = []
+    page = chromium.new_context().new_page()
+    page.on("console", lambda m: said.append(m.text))
+    page.on("pageerror", lambda e: said.append(str(e)))
+    page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+    page.wait_for_selector(".heads[data-state=done]")
+    page.get_by_role("textbox", name="Text", exact=True).fill(TEXT)
+    page.get_by_role("button", name="Read", exact=True).click()
+    page.locator(".says", has_text="Read in").wait_for()
+    page.get_by_label("tokens", exact=True).fill("5")
+    page.get_by_label("temperature").fill("0")
+    page.keyboard.press("Tab")
+    page.evaluate("location.hash = 'view=head&a=1&h=2&r=1'")
+    page.get_by_role("button", name="Remove this head").click()
+    page.get_by_role("button", name="Put this head back").wait_for()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.locator(".two-up").wait_for()
+    written, loss, p = by_hand(model, list(TEXT.encode()), 1, 2, 5)
+    column = page.get_by_label("Without 1 head")
+    assert f"{loss:.3f}" in column.inner_text()
+    best = float(p.max())
+    assert column.locator(".best .n").first.inner_text() == f"{100 * best:.1f}%" or best < 0.1
+    assert column.locator(".flow").text_content() == bytes(written).decode("utf-8", "replace")
+    whole = generate(model, TEXT, Settings(max_tokens=5)).text
+    assert page.get_by_label("All heads", exact=True).last.locator(".flow").text_content() == whole
+    # Any other token is asked of the model.
+    page.evaluate("location.hash = 'view=next&i=6&fixed=true&r=1'")
+    page.get_by_label("Another token").fill("q")
+    page.get_by_role("button", name="Ask").click()
+    page.locator(".said .on", has_text="q").wait_for()
+    logit = float(model(torch.tensor([list(TEXT.encode())]))[0, 6, ord("q")])
+    assert f"logit {logit:.2f}".replace("-", "−") in page.locator(".grow > .note").inner_text()
+    page.context.close()
+    assert said == []

@@ -8,6 +8,7 @@ import { reading } from "./reading";
 import { saver } from "./saver";
 import { opened, type Source } from "./source";
 import { Store, VIEWS, written, type State, type Theme, type ViewName } from "./state";
+import { suggestions } from "./suggest";
 import { tips } from "./tips";
 import { neighbour, type App, type Asks, type View } from "./view";
 import { compareView } from "./views/compare";
@@ -55,7 +56,7 @@ const ANSWERS: Record<ViewName, string> = {
   masks: "Who may look at whom, and why not",
   positions: "How far heads look",
   layers: "How heads change over the layers",
-  next: "What the model would say next, at each layer, and which heads say it",
+  next: "What the model would say next, at each layer, and which heads make it likely",
 };
 /** What makes another entry of the history, so that Back leads to it. */
 const PLACES = ["view", "r", "a", "h", "r2", "a2", "h2"] as const;
@@ -254,6 +255,10 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     if (before && state.theme !== before.theme) text.redraw();
   }
 
+  if (address && location.hash.length < 2) {
+    const [first] = suggestions(seen[0]); // something to look at before anything was chosen
+    if (first) store.set({ a: first.a, h: first.h });
+  }
   clamp();
   store.listen((state, before) => {
     update(state, before);
@@ -277,7 +282,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   let width = 0;
   const room = new ResizeObserver(() => {
     const now = main.clientWidth;
-    if (width && Math.abs(now - width) > 8) view?.redraw();
+    if (Math.abs(now - width) > 8) view?.redraw();
     width = now;
   });
   room.observe(main);
@@ -319,6 +324,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     does[event.key]();
   }
 
+  width = main.clientWidth; // what the first drawing is made for
   update(store.state, null);
   return app;
 }

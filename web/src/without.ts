@@ -1,8 +1,9 @@
 // A text with all heads and without some: what the model says next, and how it goes on.
 
-import { button, counted, h, number, replace, select, shown } from "./dom";
+import { button, counted, h, replace, select, shown } from "./dom";
 import type { Attention } from "./format";
 import { term } from "./tips";
+import { percent } from "./views/next";
 
 interface Reading {
   next: { id: number; text: string; p: number }[];
@@ -107,7 +108,7 @@ function column(title: string, mine: Reading, other: Reading, from: number, most
       "li",
       { class: before.has(x.id) ? "" : "fresh" },
       h("span", { class: "name" }, shown(x.text, 18)),
-      h("span", { class: "n" }, number(x.p, 2)),
+      h("span", { class: "n" }, percent(x.p)),
       h("span", { class: "track", "aria-hidden": "true" }, bar),
     );
   });

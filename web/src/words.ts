@@ -57,7 +57,7 @@ export const LENGTH_TIP =
   "‖weight · v · Wₒ‖: the length of the vector that a token hands on through this head. A large weight on a token whose value is short changes little.";
 export const GRADIENT_TIP = "How much the loss would change if this weight were a little larger.";
 export const LENS_TIP =
-  "The model's vector after each layer, read as if it were the last one: the last norm, then the table of words (logit lens). The early rows are a guess of ours; the last row is what the model says.";
+  "The model's vector after each layer, read as if it were the last one: the last norm, then the table of words (logit lens). The last row is what the model says; the rows above are a way of reading it.";
 export const DIRECT_TIP =
   "What a part adds to the logit by itself, with the divisor of the last norm kept as it was: embeddings, heads, MLPs and a constant add up to the logit. What a head does through later layers is not in it.";
 export const LOGIT_TIP = "The score of a next token before the softmax: one more in the logit is 2.7 times the odds.";

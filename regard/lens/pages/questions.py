@@ -7,7 +7,7 @@ random numbers, so that what differs is what the heads did.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,6 +27,7 @@ from regard.lens.recording.stream import read_stream
 from regard.models import Model
 
 NEXT = 10  # likeliest next tokens that are listed
+EXPECTED = 'expected {"heads": [[name of a self-attention, number of a head], …]} of this model'
 Guard = Callable[[], AbstractContextManager[Any]]
 
 
@@ -36,15 +37,21 @@ def removed_heads(asked: Any, layers: Mapping[str, int]) -> dict[str, list[int]]
     Raises OptionError for anything but a list of pairs of a name and a number of these.
     """
     heads: dict[str, list[int]] = {}
-    for pair in asked if isinstance(asked, list) else [None]:
-        known = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is int
-        if not known or not 0 <= pair[1] < layers.get(pair[0], 0):
-            raise OptionError('expected {"heads": [[name of a self-attention, number of a head], …]} of this model')
+    for pair in asked if isinstance(asked, list) else ():
+        if not _is_head(pair, layers):
+            raise OptionError(EXPECTED)
         if pair[1] not in heads.setdefault(pair[0], []):
             heads[pair[0]].append(pair[1])
     if not heads:
-        raise OptionError("no head was chosen: choose at least one to remove")
+        raise OptionError(f"no head was chosen: {EXPECTED}")
     return heads
+
+
+def _is_head(pair: Any, layers: Mapping[str, int]) -> bool:
+    """Returns whether this is a pair of the name of an attention module and the number of one of its heads."""
+    if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str) or type(pair[1]) is not int:
+        return False
+    return bool(0 <= pair[1] < layers.get(pair[0], 0))
 
 
 def with_and_without(
@@ -116,7 +123,7 @@ def _reading(
     }
 
 
-def _steps(recordable: RecordableModel, ids: list[int], change: Guard, guard: Guard) -> Iterator[Tensor]:
+def _steps(recordable: RecordableModel, ids: list[int], change: Guard, guard: Guard) -> Generator[Tensor, int, None]:
     """Yields logits [T,N] of the tokens read, first of the whole text; it is sent each further token.
 
     A model of regard's reads everything again at each step: what removes a head acts on whole sequences.

@@ -1,7 +1,7 @@
 // All heads at a glance: one small picture each, from the overviews alone.
 
 import { Ramp, reach, tops } from "../colour";
-import { button, fixed, h, number, replace, s, select, toggle } from "../dom";
+import { button, fixed, h, number, replace, s, select, shown, toggle } from "../dom";
 import { effect, type Attention, type FigureName, type Label } from "../format";
 import { legend } from "../legend";
 import { Rules } from "../rules";
@@ -29,6 +29,7 @@ interface Entry {
   label: Label | null;
 }
 
+const SHORT = 512; // tokens of a text that is searched for an example
 const SIDES: Record<string, string> = {
   "encoder self": "encoder",
   "decoder self": "decoder",
@@ -107,6 +108,8 @@ export function headsView(app: App): View {
       );
     });
     const heads = seen.recording.attentions.reduce((sum, at) => sum + at.heads, 0);
+    const worked = h("p", { class: "worked" });
+    if (found.length) void example(found[0].a, found[0].h).then((words) => replace(worked, ...words)).catch(app.fail);
     replace(
       intro,
       h(
@@ -117,13 +120,40 @@ export function headsView(app: App): View {
         h(
           "p",
           { class: "quiet" },
-          `A small picture for each of the ${heads} heads, of this text; a click opens it.`,
+          `Rows and columns are the tokens in the order of the text. A small picture for each of the ${heads} heads, of this text; a click opens it.`,
           seen.recording.labels ? " The names under them (labels) come from other texts." : "",
         ),
+        worked,
       ),
       h("h3", {}, "Three heads to begin with"),
       h("div", { class: "three" }, ...small),
     );
+  }
+
+  /** The clearest weight between two tokens of a head in words; none of a long text. */
+  async function example(a: number, head: number): Promise<(string | Node)[]> {
+    const seen = app.current();
+    const [queries, keys] = [seen.queries(a), seen.keys(a)];
+    const c = keys.tokens.length;
+    if (queries.tokens.length > SHORT || c > SHORT || seen.attention(a).signed) return [];
+    const opened = await seen.head(a, head);
+    const values = new Float32Array(queries.tokens.length * c);
+    for (let i = 0; i < queries.tokens.length; i++) opened.row(i, 0, c, values.subarray(i * c, (i + 1) * c));
+    const word = (tokens: string[], n: number) => /[\p{L}\p{N}]/u.test(tokens[n]);
+    const plain = (n: number) => {
+      const [i, j] = [Math.floor(n / c), n % c];
+      return values[n] > 0 && i > 0 && j > 0 && i !== j && !queries.special[i] && !keys.special[j] && word(queries.tokens, i) && word(keys.tokens, j);
+    };
+    const best = [...values.keys()].filter(plain).reduce((top, n) => (top < 0 || values[n] > values[top] ? n : top), -1);
+    if (best < 0) return [];
+    const name = (tokens: string[], n: number) => h("b", {}, `“${shown(tokens[n], 16)}”`);
+    return [
+      `Read it so: in ${place(seen, a)}, head ${head}, the row of `,
+      name(queries.tokens, Math.floor(best / c)),
+      " is dark in the column of ",
+      name(keys.tokens, best % c),
+      `: it looks there with ${fixed(values[best], 2)} of its weight.`,
+    ];
   }
 
   function drawControls(state: State): void {
@@ -312,6 +342,7 @@ export function headsView(app: App): View {
         h("h3", {}, headTitle(seen, e.a, e.h)),
         button("Open", () => app.store.set({ view: "head", a: e.a, h: e.h, zoom: "" }), { class: "primary" }),
       ),
+      h("p", { class: "does" }, does(label)),
       h("p", { class: "quiet" }, `${at.mechanism}${group}`),
       h("h4", {}, "In this text"),
       facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), number(at.figures[k]![e.h], 2)])),
@@ -331,6 +362,15 @@ export function headsView(app: App): View {
       scores.length ? bars(scores.slice(0, 6).map(([k, x]) => [k, x.score, x.baseline])) : "",
       h("p", { class: "quiet" }, term("Largest error", ERROR_TIP), ` of a weight as shown: ${number(at.error[e.h], 1)}.`),
     );
+  }
+
+  /** What a head does, in a sentence. */
+  function does(label: Label | null): string {
+    if (!label) return "";
+    if (label.label === "mixed") return "Does nothing in particular: no score stands out from even weights.";
+    const score = label.scores[label.label];
+    const share = score ? `: ${Math.round(100 * score.score)}% of its weight in other texts, where even weights would have ${Math.round(100 * score.baseline)}%` : "";
+    return `Looks at ${target(label.label)}${share}.`;
   }
 
   function bars(rows: [string, number, number][]): Element {

@@ -11,11 +11,18 @@ import { term } from "../tips";
 import { changed, type App, type Export, type View } from "../view";
 import { DIRECT_TIP, LENS_TIP, LOGIT_TIP } from "../words";
 
-const COLUMN = 78; // of a position
-const LEFT = 98; // room for the names of layers
+const [COLUMN, NARROW] = [78, 56]; // of a position
+const LEFT = 112; // room for the names of layers
+const PHONE = 420; // width of a narrow drawing
 const BEST = 12; // parts that are listed
 const MISSING =
   "This trace has no predictions. Decoder-only language models have them, over texts short enough that it takes seconds; for longer ones: regard view MODEL TEXT --contributions.";
+
+/** A probability: 99.8%, 1.5%, 0.02%, < 0.01%. */
+export function percent(p: number): string {
+  const x = 100 * p;
+  return x < 0.01 ? "< 0.01%" : `${x >= 10 ? x.toFixed(1) : Number(x.toPrecision(2))}%`;
+}
 
 export function nextView(app: App): View {
   const about = h("p", { class: "quiet" });
@@ -71,9 +78,10 @@ export function nextView(app: App): View {
   function drawLens(t: number): void {
     const { M, T, ids } = found!;
     const width = Math.max(260, (lens.clientWidth || 800) - 36);
-    const N = Math.max(2, Math.min(T, Math.floor((width - LEFT) / COLUMN)));
+    const least = width < PHONE ? NARROW : COLUMN;
+    const N = Math.max(2, Math.min(T, Math.floor((width - LEFT) / least)));
     const first = Math.max(0, Math.min(T - N, t - (N >> 1)));
-    const size = Math.min(150, Math.max(COLUMN, Math.floor((width - LEFT) / N)));
+    const size = Math.min(150, Math.max(least, Math.floor((width - LEFT) / N)));
     const row = M > 20 ? 19 : 24;
     const top = 24;
     const ramp = new Ramp("head", false, app.mode(), 1);
@@ -95,7 +103,7 @@ export function nextView(app: App): View {
         const best = found!.likeliest(m, at);
         const right = at + 1 < T && best[0].id === ids[at + 1];
         const cell = s("g", { class: "cell-of-lens", click: () => go(at, best[0].id) });
-        const tip = `${m === 0 ? "embeddings" : `after layer ${m - 1}`}, after “${token(at)}”: ${best.map((b) => `${name(b.text)} ${number(b.p, 2)}`).join(", ")}`;
+        const tip = `${m === 0 ? "embeddings" : `after layer ${m - 1}`}, after “${token(at)}”: ${best.map((b) => `${name(b.text)} ${percent(b.p)}`).join(", ")}`;
         cell.append(
           s("rect", { x: x + 0.5, y: top + m * row + 0.5, width: size - 1, height: row - 1, fill: ramp.css(best[0].p) }),
           s("text", { ...middle, y: top + (m + 0.5) * row, dy: "0.34em", fill: legible(ramp.colour(best[0].p)), class: "word" }, cut(`${right ? "✓ " : ""}${shown(best[0].text, 20)}`, fit)),
@@ -110,7 +118,7 @@ export function nextView(app: App): View {
     const step = (by: number) => button(by < 0 ? "‹" : "›", () => go(Math.max(0, Math.min(T - 1, t + by))), { "aria-label": by < 0 ? "The token before" : "The token after", disabled: t + by < 0 || t + by >= T });
     const key = legend("probability of the likeliest next token", ramp, { masked: "", alone: "" });
     const head = h("div", { class: "top" }, h("h3", {}, term("At each layer (logit lens)", LENS_TIP)), h("div", { class: "picker" }, step(-1), h("span", { class: "quiet" }, `after “${token(t)}” (${t})`), step(1)));
-    const note = `Each cell has the likeliest next token by the vectors up to that layer; the darker the likelier${app.mode() === "dark" ? " (here: brighter)" : ""}. ✓: it is what comes.${N < T ? ` Shown: tokens ${first} to ${first + N - 1} of ${T}.` : ""}`;
+    const note = `Each cell has the likeliest next token by the vectors up to that layer; the ${app.mode() === "dark" ? "brighter" : "darker"} the likelier. ✓: it is what comes.${N < T ? ` Shown: tokens ${first} to ${first + N - 1} of ${T}.` : ""}`;
     replace(lens, head, h("p", { class: "note" }, note), h("div", { class: "wide-drawing" }, svg), h("div", { class: "legends" }, key));
   }
 
@@ -124,16 +132,16 @@ export function nextView(app: App): View {
       return h(
         "li",
         { class: x === chosen ? "on" : "" },
-        button("", () => app.store.set({ token: x.id }), { "aria-label": `${shown(x.text)}: ${number(x.p, 2)}`, "aria-pressed": String(x === chosen), "data-k": `next ${x.id}` }),
+        button("", () => app.store.set({ token: x.id }), { "aria-label": `${shown(x.text)}: ${percent(x.p)}`, "aria-pressed": String(x === chosen), "data-k": `next ${x.id}` }),
         h("span", { class: "name" }, shown(x.text, 18), comes),
-        h("span", { class: "n" }, `${number(x.p, 2)} · ${x.logit.toFixed(2).replace("-", "−")}`),
+        h("span", { class: "n" }, `${percent(x.p)} · ${x.logit.toFixed(2).replace("-", "−")}`),
         h("span", { class: "track", "aria-hidden": "true" }, bar),
       );
     });
     replace(
       choice,
       h("h3", {}, `After “${token(t)}” (${t})`),
-      h("p", { class: "quiet" }, "Probability · ", term("logit", LOGIT_TIP), ". ✓: what comes in the text. Click one to see who speaks for it."),
+      h("p", { class: "quiet" }, "Probability · ", term("logit", LOGIT_TIP), ". ✓: what comes in the text. Click one to see which heads make it likely."),
       h("ol", { class: "best one" }, ...rows),
       select(
         "compared with",
@@ -164,7 +172,7 @@ export function nextView(app: App): View {
 
   /** What each head, each MLP, the embeddings and a constant add to the logit. */
   function drawDirect(t: number, chosen: Candidate, against: Candidate | null): void {
-    const title = h("h3", {}, term("Who speaks for it", DIRECT_TIP), ` “${shown(chosen.text, 16)}” after “${token(t)}”${against ? `, rather than “${shown(against.text, 16)}”` : ""}`);
+    const title = h("h3", {}, term("Direct contributions", DIRECT_TIP), ` to “${shown(chosen.text, 16)}” after “${token(t)}”${against ? `, rather than “${shown(against.text, 16)}”` : ""}`);
     if (!chosen.heads.length) {
       replace(direct, title, h("p", { class: "quiet" }, `Heads do not add up to logits in this model: ${found!.about.why}.`));
       return;
