@@ -35,6 +35,21 @@ const TARGETS: Record<string, string> = {
   broad: "many tokens, more evenly than chance",
 };
 
+/** Labels as there is room for them under a small picture. */
+const SHORT: Record<string, string> = {
+  previous: "prev.",
+  separator: "separ.",
+  punctuation: "punct.",
+  "same word": "same",
+  "rare word": "rare",
+  induction: "induct.",
+  broadcast: "bcast.",
+};
+
+export function shortened(label: string): string {
+  return SHORT[label] ?? label;
+}
+
 export function target(label: string): string {
   return TARGETS[label] ?? `“${label}”`;
 }

@@ -17,6 +17,13 @@ from torch import Tensor, nn
 from regard.nn import Attention
 from regard.nn.merges import Merge
 
+MAX_TOKENS = 512  # of texts of which what heads hand on is recorded unless said otherwise
+
+
+def records_contributions(wanted: bool | None, length: int) -> bool:
+    """Returns whether what heads hand on is recorded of a text: as `wanted` says, or None for short texts."""
+    return length <= MAX_TOKENS if wanted is None else wanted
+
 
 class OutputProjections:
     """The output projections of a model's attention modules, by the modules' names, found while it runs."""

@@ -16,28 +16,23 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.lens.recording.losses import has_language_head
+from regard.lens.recording.outputs import records_contributions
 from regard.lens.recording.stream import Stream, StreamError, read_stream
 from regard.lens.trace.predictions import Predictions
 from regard.lens.trace.trace import Recording
 from regard.models import GPT, Model
 
-MAX_TOKENS = 512  # of texts that get lengths and predictions unless said otherwise
 MAX_OPERATIONS = 2e11  # of the logit lens unless said otherwise: some seconds of one core
 TOP = 5  # tokens that are kept for each layer and position
 
 
 def add_predictions(recording: Recording, model: Any, tokenizer: Any, wanted: bool | None) -> None:
-    """Adds predictions to a recording of a language model, and removes the lengths of values where not wanted.
+    """Adds predictions to a recording of a language model.
 
     `wanted`: None for a text short enough that it takes seconds, for which a model without predictions is left
     without them; with True that is an error.
     """
-    length = max(map(len, recording.sequences))
-    if wanted is False or (wanted is None and length > MAX_TOKENS):
-        for attended in recording.attentions:
-            attended.vo = None
-        return
-    if not predicts_next(model):
+    if not records_contributions(wanted, max(map(len, recording.sequences))) or not predicts_next(model):
         return
     sequence = recording.sequences[-1]
     if sequence.ids is None or not all(sequence.visible):

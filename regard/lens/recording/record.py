@@ -61,7 +61,9 @@ def record(
             raise OptionError(f"a {type(model).__name__} of regard's reads one text: leave out the pair")
         card = card or regard_card(model)
         for name, x in texts:
-            recordings.append(_record_regard(model, x, tokenizer, target, generate, gradient, name, card))
+            recordings.append(
+                _record_regard(model, x, tokenizer, target, generate, gradient, contributions, name, card)
+            )
             add_predictions(recordings[-1], model, tokenizer or model.tokenizer, contributions)
         return Trace(recordings)
     if not hasattr(model, "config") or not hasattr(model, "set_attn_implementation"):
@@ -70,7 +72,7 @@ def record(
         )
     settings = {"max_new_tokens": generate} if isinstance(generate, int) else generate
     options: dict[str, Any] = {"tokenizer": tokenizer, "target": target, "generate": settings, "gradient": gradient}
-    options["pair"] = pair
+    options |= {"pair": pair, "contributions": contributions}
     card = card or hub_card(model)
     for name, x in texts:
         recordings.append(record_hub_model(model, x, name=name, card=card, **options))
@@ -85,6 +87,7 @@ def _record_regard(
     target: str | Sequence[int] | None,
     generate: int | Mapping[str, Any] | None,
     gradient: Gradient,
+    contributions: bool | None,
     name: str,
     card: Card,
 ) -> Recording:
@@ -109,6 +112,7 @@ def _record_regard(
         target=target,
         generate=settings,
         gradient=gradient,
+        contributions=contributions,
         name=name,
         card=card,
     )

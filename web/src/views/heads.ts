@@ -8,7 +8,7 @@ import { Rules } from "../rules";
 import type { State } from "../state";
 import { suggestions } from "../suggest";
 import { term } from "../tips";
-import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, target } from "../words";
+import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, shortened, target } from "../words";
 import {
   changed,
   facts,
@@ -23,12 +23,18 @@ import {
 } from "../view";
 import { copied, csv, stacked } from "../save";
 
+/** A figure of a head: two digits, and none that says nothing. */
+function figure(x: number): string {
+  return x !== 0 && Math.abs(x) < 0.005 ? "<0.005" : number(x, 2);
+}
+
 interface Entry {
   a: number;
   h: number;
   label: Label | null;
 }
 
+const ROOMY = 92; // pixels of a small picture under which every label has room
 const SHORT = 512; // tokens of a text that is searched for an example
 const SIDES: Record<string, string> = {
   "encoder self": "encoder",
@@ -225,12 +231,14 @@ export function headsView(app: App): View {
     const key = state.sort.replace(/^-/, "");
     const across = Math.max(...seen.recording.attentions.map((x) => x.heads));
     const room = (grid.clientWidth || 900) - 72;
-    grid.style.setProperty("--thumb", `${Math.max(48, Math.min(132, Math.floor(room / across) - 15))}px`);
+    const small = Math.max(48, Math.min(132, Math.floor(room / across) - 15));
+    grid.style.setProperty("--thumb", `${small}px`);
     entries.forEach((e, n) => {
       const at = seen.attention(e.a);
       const canvas = thumb(at);
       const value = key === "place" ? null : score(e, key);
-      const chip = value !== null ? (Math.abs(value) < 10 ? fixed(value, 2) : number(value, 2)) : e.label && e.label.label !== "mixed" ? e.label.label : "";
+      const named = (label: string) => (small < ROOMY ? shortened(label) : label);
+      const chip = value !== null ? (Math.abs(value) < 10 ? fixed(value, 2) : number(value, 2)) : e.label && e.label.label !== "mixed" ? named(e.label.label) : "";
       const said = [headTitle(seen, e.a, e.h), labelled(e.label), value !== null ? `${key} ${number(value, 3)}` : ""]
         .filter(Boolean)
         .join(", ");
@@ -345,7 +353,7 @@ export function headsView(app: App): View {
       h("p", { class: "does" }, does(label)),
       h("p", { class: "quiet" }, `${at.mechanism}${group}`),
       h("h4", {}, "In this text"),
-      facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), number(at.figures[k]![e.h], 2)])),
+      facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), figure(at.figures[k]![e.h]!)])),
       label ? h("h4", {}, "In other texts") : "",
       label
         ? h(
