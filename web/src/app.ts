@@ -8,11 +8,13 @@ import { reading } from "./reading";
 import { saver } from "./saver";
 import { opened, type Source } from "./source";
 import { Store, VIEWS, written, type State, type Theme, type ViewName } from "./state";
+import { suggestions } from "./suggest";
 import { tips } from "./tips";
-import { neighbour, type App, type View } from "./view";
+import { neighbour, type App, type Asks, type View } from "./view";
 import { compareView } from "./views/compare";
 import { headView } from "./views/head";
 import { headsView } from "./views/heads";
+import { nextView } from "./views/next";
 import { layersView } from "./views/layers";
 import { masksView } from "./views/masks";
 import { positionsView } from "./views/positions";
@@ -21,6 +23,8 @@ import { vectorsView } from "./views/vectors";
 export interface Settings {
   /** Keep the state in the address of the page. */
   address?: boolean;
+  /** The model behind the page. */
+  model?: Asks | null;
 }
 
 const MADE: Record<ViewName, (app: App) => View> = {
@@ -31,6 +35,7 @@ const MADE: Record<ViewName, (app: App) => View> = {
   masks: masksView,
   positions: positionsView,
   layers: layersView,
+  next: nextView,
 };
 const NAMES: Record<ViewName, string> = {
   heads: "All heads",
@@ -40,6 +45,7 @@ const NAMES: Record<ViewName, string> = {
   masks: "Masks",
   positions: "Positions",
   layers: "Layers",
+  next: "Next token",
 };
 /** What each view answers. */
 const ANSWERS: Record<ViewName, string> = {
@@ -50,6 +56,7 @@ const ANSWERS: Record<ViewName, string> = {
   masks: "Who may look at whom, and why not",
   positions: "How far heads look",
   layers: "How heads change over the layers",
+  next: "What the model would say next, at each layer, and which heads make it likely",
 };
 /** What makes another entry of the history, so that Back leads to it. */
 const PLACES = ["view", "r", "a", "h", "r2", "a2", "h2"] as const;
@@ -74,6 +81,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   const app: App = {
     store,
     seen,
+    model: settings.model ?? null,
     mode: (): Mode => (store.state.theme === "auto" ? (dark.matches ? "dark" : "light") : store.state.theme),
     current: () => seen[store.state.r],
     fail(error) {
@@ -247,6 +255,10 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     if (before && state.theme !== before.theme) text.redraw();
   }
 
+  if (address && location.hash.length < 2) {
+    const [first] = suggestions(seen[0]); // something to look at before anything was chosen
+    if (first) store.set({ a: first.a, h: first.h });
+  }
   clamp();
   store.listen((state, before) => {
     update(state, before);
@@ -270,7 +282,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   let width = 0;
   const room = new ResizeObserver(() => {
     const now = main.clientWidth;
-    if (width && Math.abs(now - width) > 8) view?.redraw();
+    if (Math.abs(now - width) > 8) view?.redraw();
     width = now;
   });
   room.observe(main);
@@ -312,6 +324,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     does[event.key]();
   }
 
+  width = main.clientWidth; // what the first drawing is made for
   update(store.state, null);
   return app;
 }

@@ -84,6 +84,7 @@ export interface Attention {
     offsets?: ArrayRef;
     hidden?: ArrayRef;
     g?: ArrayRef[];
+    vo?: ArrayRef; // length of each value after the output projection
   };
   overview: ArrayRef;
   figures: Record<FigureName, (number | null)[] | null>;
@@ -114,6 +115,15 @@ export function effect(score: Score): number {
   return score.effect ?? score.score - score.baseline;
 }
 
+/** What a language model would say next, at each layer, and which parts speak for which token. */
+export interface Predictions {
+  sequence: number;
+  attentions: number[]; // of each block
+  tokens: [number, string][];
+  why: string; // why heads do not add up to logits, or ""
+  arrays: { top: ArrayRef; p: ArrayRef; candidates: ArrayRef; logits: ArrayRef; rest: ArrayRef; heads: ArrayRef[] };
+}
+
 export interface Recording {
   name: string;
   model: number;
@@ -121,6 +131,7 @@ export interface Recording {
   attentions: Attention[];
   loss: number | null;
   labels: Label[] | null;
+  predictions?: Predictions | null; // absent in traces of before
 }
 
 export interface Header {

@@ -25,7 +25,7 @@ FREE_BYTES = 1 << 28
 PICTURE = "data:image/jpeg;base64,"  # how the picture of a sequence begins: nothing else is ever shown
 MAX_PICTURE = 1 << 24  # characters
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
-_TENSORS = ("q", "k", "v", "n", "sign", "choice", "w", "cq", "ck", "slopes", "offsets", "g", "overview")
+_TENSORS = ("q", "k", "v", "n", "sign", "choice", "w", "cq", "ck", "slopes", "offsets", "g", "vo", "overview")
 
 
 class Budget:
@@ -105,6 +105,7 @@ def _check_arrays(attended: RecordedAttention, T: int, S: int, source: str) -> N
         "ck": (G, S),
         "w": (0, 0),
         "slopes": (H,),
+        "vo": (H, S),
         "offsets": (H, T + S - 1),
         "overview": (H, 0, 0),
     }

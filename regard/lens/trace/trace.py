@@ -22,6 +22,7 @@ from torch.nn import functional
 from regard.errors import OptionError
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.formulas import Dense, Formula, KernelFormula, OneHot, SoftmaxFormula
+from regard.lens.trace.predictions import Predictions
 from regard.lens.trace.rules import MAX_ENTRIES, REASONS, MaskRules
 from regard.lens.trace.tokens import Tokens
 
@@ -60,6 +61,7 @@ class RecordedAttention:
     slopes: Float[Tensor, " H"] | None = None  # ALiBi
     offsets: Float[Tensor, "H N"] | None = None  # relative position bias, for j − i = 1 − T … S − 1
     g: Float[Tensor, "H T V"] | None = None  # gradient of the loss with respect to the heads' outputs
+    vo: Float[Tensor, "H S"] | None = None  # length of each value after the output projection, ‖v · W_o‖
     overview: Float[Tensor, "H r c"] | None = None  # thumbnail of at most 32×32 (`add_overview`)
     figures: dict[str, list[float] | None] = field(default_factory=dict)  # summary statistics, one number per head
     # For each head: largest absolute error of its weights in the stored trace (kernel attention: in a sample of rows).
@@ -105,6 +107,7 @@ class Recording:
     attentions: list[RecordedAttention]
     loss: float | None = None
     labels: list[dict[str, Any]] | None = None  # what each head attends to (`HeadLabel.as_dict`)
+    predictions: Predictions | None = None  # of a language model: what it would say next
 
     def attention(self, layer: int, kind: str = "self", side: str | None = None) -> RecordedAttention:
         """Returns the recorded attention of a layer; for an encoder-decoder `side` is "encoder" or "decoder"."""
