@@ -8,11 +8,10 @@ from importlib import import_module
 
 import pytest
 import torch
-from small_models import GROUPED, stirred
+from memory_models import LAYER, mamba, memory_gpt, qwen
 from typer.testing import CliRunner
 
 from regard.cli.app import app
-from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.hub import recording_attention
 from regard.lens import Trace, attention_maps, encode, load, record
@@ -25,7 +24,6 @@ from regard.lens.trace.format import decode, to_bytes
 from regard.lens.trace.formulas import RecurrenceFormula
 from regard.lens.trace.memory import Memory
 from regard.mechanisms import mechanism
-from regard.models import GPT
 from regard.shapes import Mask, Size
 
 MECHANISMS = {
@@ -37,14 +35,6 @@ MECHANISMS = {
     "gated-delta by channel": {"channels": True},
     "gated-delta to two": {"range": 2.0},
 }
-LAYER = {"heads": 4, "convolution": {"width": 3}, "output": {"norm": True}}
-
-
-def memory_gpt(name, options=None, **changes):
-    sizes = {"vocabulary": 256, "width": 24, "layers": 2, "length": 64, "position": "none", "attention": LAYER}
-    model = stirred(GPT.preset("nano", **{**sizes, "mechanism": name, "options": options or {}, **changes}))
-    model.tokenizer = Bytes()
-    return model
 
 
 def worst(attended):
@@ -80,25 +70,6 @@ def test_layers_of_a_pattern_and_steps_of_generating_make_one_matrix():
 
 
 # Models of transformers
-
-
-def qwen():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "head_dim": 8}
-    kinds = ["linear_attention", "linear_attention", "full_attention"]
-    config = transformers.Qwen3NextConfig(
-        **{**GROUPED, **sizes, "linear_value_head_dim": 6, "num_hidden_layers": 3, "layer_types": kinds},
-        mlp_only_layers=[0, 1, 2],
-    )
-    return stirred(transformers.Qwen3NextForCausalLM(config).eval())
-
-
-def mamba():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 6, "n_groups": 2}
-    config = transformers.Mamba2Config(**sizes, state_size=5, chunk_size=8, bos_token_id=1, eos_token_id=None)
-    return stirred(transformers.Mamba2ForCausalLM(config).eval())
-
 
 MADE = {"qwen3_next": qwen, "mamba2": mamba}
 SCANS = {"qwen3_next": ("torch_chunk_gated_delta_rule", "value"), "mamba2": ("mamba2_chunk_scan", "hidden_states")}

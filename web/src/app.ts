@@ -15,6 +15,7 @@ import { headView } from "./views/head";
 import { headsView } from "./views/heads";
 import { layersView } from "./views/layers";
 import { masksView } from "./views/masks";
+import { memoryView } from "./views/memory";
 import { positionsView } from "./views/positions";
 import { vectorsView } from "./views/vectors";
 
@@ -31,6 +32,7 @@ const MADE: Record<ViewName, (app: App) => View> = {
   masks: masksView,
   positions: positionsView,
   layers: layersView,
+  memory: memoryView,
 };
 const NAMES: Record<ViewName, string> = {
   heads: "All heads",
@@ -40,6 +42,7 @@ const NAMES: Record<ViewName, string> = {
   masks: "Masks",
   positions: "Positions",
   layers: "Layers",
+  memory: "Memory",
 };
 /** What each view answers. */
 const ANSWERS: Record<ViewName, string> = {
@@ -50,6 +53,7 @@ const ANSWERS: Record<ViewName, string> = {
   masks: "Who may look at whom, and why not",
   positions: "How far heads look",
   layers: "How heads change over the layers",
+  memory: "What a memory that fades holds, and how long",
 };
 /** What makes another entry of the history, so that Back leads to it. */
 const PLACES = ["view", "r", "a", "h", "r2", "a2", "h2"] as const;
@@ -116,7 +120,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       h(
         "nav",
         { "aria-label": "Views" },
-        ...VIEWS.map((name, n) =>
+        ...views().map((name, n) =>
           h(
             "a",
             {
@@ -157,6 +161,12 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
         button("?", () => keys.showModal(), { "aria-label": "Keys", title: "Keys (?)" }),
       ),
     );
+  }
+
+  /** The views that this recording has: without gated or delta attention there is no memory to look at. */
+  function views(): ViewName[] {
+    const remembers = app.current().recording.attentions.some((at) => at.weights.kind === "recurrence");
+    return VIEWS.filter((name) => name !== "memory" || remembers);
   }
 
   /** On a narrow screen the tab of the view may be out of sight. */
@@ -306,7 +316,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       "]": () => step(1),
       Escape: () => store.set(state.fixed ? { fixed: false, i: -1, j: -1, hover: null } : { view: "heads" }),
     };
-    VIEWS.forEach((name, n) => (does[String(n + 1)] = () => store.set({ view: name })));
+    views().forEach((name, n) => (does[String(n + 1)] = () => store.set({ view: name })));
     if (!does[event.key]) return;
     event.preventDefault();
     does[event.key]();

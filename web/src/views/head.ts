@@ -6,6 +6,7 @@ import { Ramp } from "../colour";
 import { button, counted, h, number, replace, select, toggle } from "../dom";
 import type { Head } from "../head";
 import { Matrix } from "../matrix";
+import { exactness } from "../memory";
 import { patches } from "../patches";
 import { copied, matrixCsv, matrixPicture } from "../save";
 import { parts } from "../segments";
@@ -162,7 +163,7 @@ export function headView(app: App): View {
         state.show === "gradient" && head.hasGradient
           ? ""
           : `${counted(cells.hidden.length, "key")} hidden: ${names}${cells.hidden.length > 6 ? " …" : ""}. What is left of each row is divided by its sum, so these are not the model's weights.`;
-    } else says.textContent = "";
+    } else says.textContent = cells.isGradient ? "" : exactness(head.attention.missed, head.head);
     reads.textContent = howToRead(app, cells.isGradient);
     const prompt = head.queries.prompt;
     const line =
