@@ -22,7 +22,7 @@ from regard.lens.recording.memories import EXACT
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import decode, to_bytes
 from regard.lens.trace.formulas import RecurrenceFormula
-from regard.lens.trace.memory import Memory
+from regard.lens.trace.memory import RecordedMemory
 from regard.mechanisms import mechanism
 from regard.shapes import Mask, Size
 
@@ -215,7 +215,7 @@ def memory_of_keys(keys, values=None, *, a=0.0, b=1.0, erases=True):
     T = k.shape[1]
     v = torch.randn(1, T, 5, dtype=torch.double) if values is None else torch.tensor(values, dtype=torch.double)[None]
     decays, writes = torch.full((1, T, 1), a, dtype=torch.double), torch.full((1, T), b, dtype=torch.double)
-    return Memory(k, k, v, decays, writes, torch.zeros(1, dtype=torch.double), 1.0, erases)
+    return RecordedMemory(k, k, v, decays, writes, torch.zeros(1, dtype=torch.double), 1.0, erases)
 
 
 def test_a_key_is_answered_until_another_value_is_written_to_it():

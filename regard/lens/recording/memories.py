@@ -17,7 +17,7 @@ from regard.hub.memories import MemoryCall
 from regard.lens.recording.mechanism_formulas import first_example
 from regard.lens.trace.attended import RecordedAttention
 from regard.lens.trace.formulas import RecurrenceFormula
-from regard.lens.trace.memory import Memory
+from regard.lens.trace.memory import RecordedMemory
 from regard.lens.trace.rules import MAX_ENTRIES, MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Recording
@@ -187,7 +187,7 @@ def describe_misses(recordings: Iterable[Recording]) -> list[str]:
     return sentences
 
 
-def _measure_head(memory: Memory, out: Float[Tensor, "T V"], erases: bool) -> Tensor:
+def _measure_head(memory: RecordedMemory, out: Float[Tensor, "T V"], erases: bool) -> Tensor:
     """Returns the squared misses of W v and of the usual picture, and how many queries have another largest weight."""
     T = len(out)
     totals = torch.zeros(3, dtype=torch.double)

@@ -31,7 +31,7 @@ class Ends(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Memory:
+class RecordedMemory:
     """The tokens of h heads, each with a memory of its own, in float64."""
 
     q: Float[Tensor, "h T K"]
@@ -60,7 +60,7 @@ class Memory:
         weights[:, at, rows] += self.skip[:, None]
         return weights
 
-    def without_erasing(self) -> Memory:
+    def without_erasing(self) -> RecordedMemory:
         """Returns the memory of the usual picture, which leaves out what a delta rule takes out again."""
         return replace(self, erases=False)
 

@@ -16,7 +16,7 @@ from regard.errors import OptionError
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.attended import RecordedAttention as RecordedAttention
 from regard.lens.trace.formulas import KernelFormula, RecurrenceFormula, SoftmaxFormula
-from regard.lens.trace.memory import Memory
+from regard.lens.trace.memory import RecordedMemory
 from regard.lens.trace.rules import MAX_ENTRIES, REASONS
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.weighing import head_weights, kv_for_heads, memory_of, weigh
@@ -101,7 +101,7 @@ class Recording:
         products = found.g[h][at] @ kv_for_heads(found.v, [h], found.heads)[0].T
         return products * found.rules.allowed(*self.query_and_key_tokens(found), at)
 
-    def memory(self, layer: int, head: int, *, side: str | None = None) -> Memory:
+    def memory(self, layer: int, head: int, *, side: str | None = None) -> RecordedMemory:
         """Returns the memory of one head of gated or delta attention: what it holds at each token, and how long."""
         found = self.attention(layer, "self", side)
         if not isinstance(found.formula, RecurrenceFormula):
@@ -211,7 +211,7 @@ class Trace:
         """
         return self.recordings[recording].gradient(layer, head, rows, kind=kind, side=side)
 
-    def memory(self, layer: int, head: int, *, side: str | None = None, recording: int = 0) -> Memory:
+    def memory(self, layer: int, head: int, *, side: str | None = None, recording: int = 0) -> RecordedMemory:
         """Returns the memory of one head of gated or delta attention: its `answers`, what is `left` of each write."""
         return self.recordings[recording].memory(layer, head, side=side)
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from regard.lens.trace.attended import RecordedAttention
 from regard.lens.trace.formulas import Dense, KernelFormula, OneHot, RecurrenceFormula, SoftmaxFormula
-from regard.lens.trace.memory import Memory
+from regard.lens.trace.memory import RecordedMemory
 from regard.lens.trace.tokens import Tokens
 
 
@@ -151,7 +151,7 @@ def kv_for_heads(x: Tensor, heads: Sequence[int], H: int) -> Tensor:
     return x[[h * G // H for h in heads]]
 
 
-def memory_of(attended: RecordedAttention, heads: Sequence[int]) -> Memory:
+def memory_of(attended: RecordedAttention, heads: Sequence[int]) -> RecordedMemory:
     """Returns the memories of the given heads, in float64."""
     formula = attended.formula
     assert isinstance(formula, RecurrenceFormula) and attended.q is not None
@@ -164,7 +164,7 @@ def memory_of(attended: RecordedAttention, heads: Sequence[int]) -> Memory:
     skip = torch.zeros(len(heads), dtype=torch.double)
     if attended.skip is not None:
         skip = attended.skip[list(heads)].double()
-    return Memory(
+    return RecordedMemory(
         attended.q[list(heads)].double(),
         k,
         kv_for_heads(attended.v, heads, H).double(),
