@@ -13,12 +13,16 @@ from typer.testing import CliRunner
 
 from regard.cli.app import app
 from regard.errors import OptionError
+from regard.generate import Settings
 from regard.hub import recording_attention
 from regard.lens import Trace, attention_maps, encode, load, record
 from regard.lens.heads.ablation import without_heads
+from regard.lens.heads.examine import examine
 from regard.lens.heads.scores import TextSums, measure
 from regard.lens.models import RecordableModel
+from regard.lens.pages.live import generate_steps
 from regard.lens.recording.memories import EXACT
+from regard.lens.recording.regard_models import regard_card
 from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import decode, to_bytes
 from regard.lens.trace.formulas import RecurrenceFormula
@@ -207,6 +211,19 @@ def test_a_head_of_transformers_layers_can_be_removed():
         assert not torch.equal(whole, less) and torch.equal(model(ids).logits, whole)
 
 
+def test_steps_of_a_live_generation_have_the_rows_of_the_whole():
+    model = memory_gpt(("gated-delta", "softmax"))
+    ids = list(b"The dog ran")
+    recordable = RecordableModel(model, model.tokenizer, regard_card(model))
+    steps = list(generate_steps(recordable, ids, Settings(max_tokens=3)))
+    whole = record(model, ids + [step.token for step in steps])
+    for n, step in enumerate(steps):
+        last = len(ids) - 1 + n
+        for layer, rows in enumerate(step.weights):
+            for head in range(4):
+                assert torch.allclose(rows[head], whole.weights(layer, head)[last, : last + 1], atol=1e-5)
+
+
 # What a memory holds
 
 
@@ -339,9 +356,6 @@ def test_labels_are_by_the_size_of_weights():
 
 
 def test_labels_of_a_model_with_memories_are_measured():
-    from regard.lens.heads.examine import examine
-    from regard.lens.recording.regard_models import regard_card
-
     model = memory_gpt("gated-delta", layers=1)
     recordable = RecordableModel(model, model.tokenizer, regard_card(model))
     with warnings.catch_warnings():
