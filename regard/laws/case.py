@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.devices import DTYPES
+from regard.laws.gating import TokenGated
 from regard.mechanisms import Mechanism, mix
 from regard.shapes import Mask, Size
 
@@ -251,8 +252,16 @@ def comparable(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, *tensors:
     return [x[sure] for x in tensors]
 
 
-def cancellation_scale(mechanism: Mechanism, weights: Tensor, v: Tensor) -> Tensor | None:
-    """Returns what rounding is relative to where weights can cancel: Σ|w||v| of each row, [B,H,T,1]; else None."""
+def cancellation_scale(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, v: Tensor) -> Tensor | None:
+    """Returns what rounding is relative to where weights can cancel: Σ|w||v| of each row, [B,H,T,1]; else None.
+
+    A weight that a memory gives is itself a sum that cancels: of it, |w| is how large the sum's terms are.
+    """
+    weights = mechanism.weights(q, k, mask)
     if not mechanism.signed and not bool((weights < 0).any()):
         return None
-    return mix(weights.abs(), v.to(weights.dtype).norm(dim=-1, keepdim=True)).clamp(min=1e-30)
+    sizes = weights.abs()
+    if isinstance(mechanism, TokenGated):
+        sizes = mechanism.weight_bounds(q, k, mask)
+    values = mask.zero_hidden(v).to(sizes.dtype)
+    return mix(sizes, values.norm(dim=-1, keepdim=True)).clamp(min=1e-30)

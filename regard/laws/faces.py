@@ -38,7 +38,7 @@ def mechanism_of(subject: Subject, case: Case) -> Mechanism:
 def _against_forward(mechanism: Mechanism, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Compared:
     """Returns an output beside that of the parallel face, on the rows that rounding does not decide."""
     want = mechanism(q, k, v, mask)
-    scale = cancellation_scale(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v))
+    scale = cancellation_scale(mechanism, q, k, mask, v)
     if scale is None:
         out, want = comparable(mechanism, q, k, mask, out, want)
     return out, want, scale
@@ -63,7 +63,7 @@ def parallel_is_weights(subject: Subject, case: Case) -> Finding:
         values = mask.zero_hidden(v).to(weights.dtype)
         out = mechanism(q, k, v, mask)
         want = mix(weights, values)
-        scale = cancellation_scale(mechanism, weights, values)
+        scale = cancellation_scale(mechanism, q, k, mask, v)
         if scale is None:
             out, want = comparable(mechanism, q, k, mask, out, want)
         return out, want, scale

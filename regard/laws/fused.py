@@ -92,7 +92,7 @@ def _kernel_scale(subject: Subject, case: Case, face: str, start: int) -> Tensor
     mask = exact.mask(case.T, case.T)
     if face == "extend":
         mask = mask.but(causal=True, documents=None)
-    scale = cancellation_scale(mechanism, mechanism.weights(q, k, mask), mask.zero_hidden(v))
+    scale = cancellation_scale(mechanism, q, k, mask, v)
     assert scale is not None
     return scale[:, :, start:]
 

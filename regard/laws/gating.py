@@ -6,6 +6,7 @@ then change a token, hide it or poison it, and its decay and its write strength 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -89,6 +90,21 @@ class TokenGated(Mechanism):
     def weights(self, q: Any, k: Any, mask: Mask = Mask()) -> Tensor:
         k, made = self.gates(k, mask.visible)
         return self.inner.weights(q, k, mask, **made)
+
+    def weight_bounds(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        """Returns how large the terms are whose sum each weight is, [B,H,T,S]: what its rounding is relative to."""
+        k, made = self.gates(k, mask.visible)
+        if not self.inner.erases:
+            return self.inner.weights(q.abs(), k.abs(), mask, **made)
+        # A query that is carried back through erasures turns, but never grows: its product with a key is within both
+        # lengths. Where channels fade apart, all of the length may be in the one that fades least.
+        spread = q.shape[3] ** -0.5
+        if self.inner.channels:
+            spread = 1.0
+        queries, keys = (spread * x.norm(dim=-1, keepdim=True).expand_as(x) for x in (q, k))
+        keeping = copy.copy(self.inner)
+        keeping.erases = False  # type: ignore[misc]
+        return keeping.weights(queries, keys, mask, **made)
 
     def cost(self, size: Size, face: Face = "parallel") -> Cost:
         return self.inner.cost(size, face)

@@ -203,7 +203,7 @@ def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor]) -> F
     got = mechanism(q, k, v, together)
     halves = zip(*(x.split([cut, case.T - cut], 2) for x in inputs), strict=True)
     want = torch.cat([mechanism(*half, apart) for half in halves], 2)
-    scale = cancellation_scale(mechanism, mechanism.weights(q, k, together), v)
+    scale = cancellation_scale(mechanism, q, k, together, v)
     if scale is None:
         got, want = comparable(mechanism, q, k, together, got, want)
     return Finding(difference(got, want, scale), case.tolerance_or(2.0), "two documents packed and apart")

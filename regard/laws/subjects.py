@@ -196,8 +196,7 @@ class MechanismSubject(Subject):
     def cancellation_scale(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
         mechanism = self.mechanism(case)
         q, k, v = inputs
-        weights = mechanism.weights(q, k, self._mask(case, inputs))
-        return cancellation_scale(mechanism, weights, v)
+        return cancellation_scale(mechanism, q, k, self._mask(case, inputs), v)
 
 
 def subject(
