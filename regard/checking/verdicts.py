@@ -24,7 +24,8 @@ class Verdict:
     """What one law says of one subject; where it is broken, a small example and how to see it again.
 
     "noted" is what is worth knowing and no fault. "could not be asked" means that the subject raised an exception, or
-    could not be called: `detail` says how it was called and what came back.
+    could not be called: `detail` says how it was called and what came back. `raised` says it of a case that could not
+    be asked where others could.
     """
 
     subject: str
@@ -37,6 +38,7 @@ class Verdict:
     limit: float | None = None
     case: Case | None = None
     reproducer: str | None = None
+    raised: str | None = None
 
     def __str__(self) -> str:
         if self.status == "broken":
@@ -87,8 +89,9 @@ class Verdicts(Sequence[Verdict]):
 
     @property
     def problems(self) -> list[str]:
-        """What kept laws from being asked, each once."""
-        return list(dict.fromkeys(v.detail for v in self.having("could not be asked")))
+        """What kept laws from being asked, in all cases or in some, each once."""
+        never = [v.detail for v in self.having("could not be asked")]
+        return list(dict.fromkeys([*never, *(f"in some cases: {v.raised}" for v in self if v.raised is not None)]))
 
     def as_json(self) -> list[dict[str, Any]]:
         """Returns plain data; an infinite error (NaN, a wrong shape) is written as the string "inf"."""
