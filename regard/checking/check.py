@@ -137,9 +137,10 @@ def check(
             if draws >= DRAWS:
                 cases.append(draw_long_case(seed, precisions[-1], device))
             verdicts.append(judge(s, name, law, cases))
-    unasked = []
+    raised = [v.raised for v in verdicts if v.raised is not None]
+    unasked = [f"Of cases that raised nothing is said, as this one: {reason}" for reason in raised[:1]]
     if not only:
-        unasked = [sentence for s in subjects if not s.own for sentence in tell_taken(s)]
+        unasked += [sentence for s in subjects if not s.own for sentence in tell_taken(s)]
     if not only and like is None:
         unasked += [sentence for s in subjects if not s.own for sentence in tell_unasked(s)]
     return Verdicts(verdicts, unasked)

@@ -89,9 +89,8 @@ class Verdicts(Sequence[Verdict]):
 
     @property
     def problems(self) -> list[str]:
-        """What kept laws from being asked, in all cases or in some, each once."""
-        never = [v.detail for v in self.having("could not be asked")]
-        return list(dict.fromkeys([*never, *(f"in some cases: {v.raised}" for v in self if v.raised is not None)]))
+        """What kept laws from being asked, each once."""
+        return list(dict.fromkeys(v.detail for v in self.having("could not be asked")))
 
     def as_json(self) -> list[dict[str, Any]]:
         """Returns plain data; an infinite error (NaN, a wrong shape) is written as the string "inf"."""
