@@ -16,11 +16,13 @@ __all__ = ["assert_lawful"]
 def assert_lawful(thing: Any, *, like: Any = None, **options: Any) -> None:
     """Raises an AssertionError where a law is broken or none could be asked; its text has the shrunk reproducer.
 
-    `thing`, `like` and the options are those of `regard.check`.
+    With `like` it raises also where the two could not be compared: nothing would have been tested. `thing`, `like` and
+    the options are those of `regard.check`.
     """
     __tracebackhide__ = True  # pytest then points at the caller's line
     verdicts = check(thing, like=like, **options)
-    if verdicts.ok and verdicts.asked:
+    compared = not any(v.law == "same" and v.status == "could not be asked" for v in verdicts)
+    if verdicts.ok and verdicts.asked and compared:
         return
     lines = [str(verdicts)]
     for verdict in verdicts.broken:

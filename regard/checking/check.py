@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -136,9 +137,12 @@ def check(
             if draws >= DRAWS:
                 cases.append(draw_long_case(seed, precisions[-1], device))
             verdicts.append(judge(s, name, law, cases))
-    unasked = []
-    if like is None and not only:
-        unasked = [sentence for s in subjects if not s.own for sentence in tell_unasked(s)]
+    raised = [v.raised for v in verdicts if v.raised is not None]
+    unasked = [f"Of cases that raised nothing is said, as this one: {reason}" for reason in raised[:1]]
+    if not only:
+        unasked += [sentence for s in subjects if not s.own for sentence in tell_taken(s)]
+    if not only and like is None:
+        unasked += [sentence for s in subjects if not s.own for sentence in tell_unasked(s)]
     return Verdicts(verdicts, unasked)
 
 
@@ -276,6 +280,10 @@ def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
             break
         if closest is None or found.error > closest.error:
             closest = found
+    failed = [u for u in unasked if u.status == "could not be asked"]
+    raised = None
+    if asked and failed:
+        raised = failed[0].reason
     if exceeded:
         # The plainest of what is broken, the last of what is only noted.
         case, found = exceeded[-1]
@@ -288,12 +296,31 @@ def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
             seconds = 1.0
         case, found = shrink(s, law, s.fit(case), found, seconds)
         lines = reproducer(s, name, law, case)
-        return Verdict(s.label, name, claim, status, found.what, asked, found.error, found.limit, case, lines)
+        return Verdict(s.label, name, claim, status, found.what, asked, found.error, found.limit, case, lines, raised)
     if closest is not None:
-        return Verdict(s.label, name, claim, "holds", closest.what, asked, closest.error, closest.limit)
-    failed = [u for u in unasked if u.status == "could not be asked"]
+        error, limit, what = closest[:3]
+        return Verdict(s.label, name, claim, "holds", what, asked, error, limit, raised=raised)
     why = (failed or unasked)[0]
     return Verdict(s.label, name, claim, why.status, why.reason, 0)
+
+
+def tell_taken(s: Subject) -> list[str]:
+    """Returns sentences about what a call was found out to mean, where something else might be meant by it."""
+    try:
+        s.find_out()  # type: ignore[attr-defined]
+    except CouldNotBeAsked:
+        return []
+    sentences = []
+    layout = s.layout.name  # type: ignore[attr-defined]
+    if layout in LAYOUT_WORDS:
+        sentences.append(f"{s.label} was taken for attention over {LAYOUT_WORDS[layout]}, where it runs.")
+    mask = s.key_mask  # type: ignore[attr-defined]
+    if mask is not None and (mask.shape, mask.marks) == ("keys", "added"):
+        sentences.append(
+            f"{s.label} was taken to add {mask.name} [B,S] to its scores: 0 for what may be seen, −∞ for what may not. "
+            "With 1 for what may be seen and 0 for what may not it hides nothing."
+        )
+    return sentences
 
 
 def tell_unasked(s: Subject) -> list[str]:
@@ -306,9 +333,6 @@ def tell_unasked(s: Subject) -> list[str]:
     except CouldNotBeAsked:
         return []
     sentences = []
-    layout = s.layout.name  # type: ignore[attr-defined]
-    if layout in LAYOUT_WORDS:
-        sentences.append(f"{s.label} was taken for attention over {LAYOUT_WORDS[layout]}, where it runs.")
     if not s.causal:
         sentences.append(
             f"Not asked of {s.label}: 'looks-ahead'. It attends in both directions and has no parameter that says "
@@ -337,6 +361,8 @@ def _tell_nearest(s: Subject) -> str:
     if closest is None:
         return ""
     name, error = closest
+    if math.isinf(error):
+        return ""  # outputs of another shape, or none that is a number, are near to nothing
     if error < 1e-4:
         return f"On one case it gives what {name} gives; like={name!r} (--like {name}) asks that everywhere."
     return f"The nearest is {name}, from which it differs by {error:.1e}; like={name!r} (--like {name}) says where."

@@ -24,7 +24,8 @@ class Verdict:
     """What one law says of one subject; where it is broken, a small example and how to see it again.
 
     "noted" is what is worth knowing and no fault. "could not be asked" means that the subject raised an exception, or
-    could not be called: `detail` says how it was called and what came back.
+    could not be called: `detail` says how it was called and what came back. `raised` says it of a case that could not
+    be asked where others could.
     """
 
     subject: str
@@ -37,6 +38,7 @@ class Verdict:
     limit: float | None = None
     case: Case | None = None
     reproducer: str | None = None
+    raised: str | None = None
 
     def __str__(self) -> str:
         if self.status == "broken":

@@ -34,8 +34,8 @@ def measure_roughness(call: Caller, case: Case, step: float) -> float:
 
 
 # Words that say it: CausalSelfAttention, masked_attention, Retention, GPT2Attention; and words that take it back.
-_CAUSAL_WORDS = re.compile(r"causal|masked|autoregressive|retention|gpt")
-_DENIALS = re.compile(r"(non|not|un|a)[_ -]?(causal|masked)|bidirectional|both directions|optional|\b(if|or|may|can)\b")
+_CAUSAL_WORDS = re.compile(r"causal|(?<!un)(?<!not[_ ])masked|autoregressive|retention|gpt")
+_DENIALS = re.compile(r"(non|not|un)[_ -]?causal|\bacausal|bidirectional|both directions|optional|\b(if|or|may|can)\b")
 _TRIANGLE_LEAST = 2  # a matrix of one number is a triangle of every kind
 
 
@@ -61,18 +61,20 @@ def claims_causality(call: Caller, case: Case) -> bool:
 
 
 def _says_causal(call: Caller) -> bool | None:
-    """Returns what somebody's attention says: by an attribute, its names, its docstring or a triangular mask it keeps.
+    """Returns what somebody's attention says: by its name, an attribute, its docstring or a triangular mask it keeps.
 
     None where it says nothing.
     """
     f = call.pristine
-    names = [call.label]
+    if _names_causality(_in_words(call.label)):
+        return True
+    names = []
     if isinstance(f, nn.Module):
         told = [getattr(f, name, None) for name in CAUSAL_NAMES]
         flag = next((x for x in told if isinstance(x, bool)), None)
         if flag is not None:
-            return flag
-        names += [kind.__name__ for kind in type(f).__mro__ if kind.__module__.partition(".")[0] != "torch"]
+            return flag or None  # one that says no may see no later token all the same
+        names = [kind.__name__ for kind in type(f).__mro__ if kind.__module__.partition(".")[0] != "torch"]
     if any(_names_causality(_in_words(name)) for name in names):
         return True
     first_line = (inspect.getdoc(f) or "").partition("\n")[0].lower()
@@ -94,7 +96,7 @@ def _in_words(name: str) -> str:
 
 def _is_triangle(x: Tensor) -> bool:
     """Tells whether a mask [..., n, n] marks what is not later, or what is later, and nothing else."""
-    if x.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] < _TRIANGLE_LEAST:
+    if x.dim() < 2 or not x.numel() or x.shape[-1] != x.shape[-2] or x.shape[-1] < _TRIANGLE_LEAST:
         return False
     marked = x.reshape(-1, *x.shape[-2:])[0] != 0
     full = torch.ones_like(marked)

@@ -54,7 +54,7 @@ class WithoutTheWord(CausalBase):
 
 
 class WithADocstring(NormedOverTime):
-    """Masked multi-head self-attention of a decoder."""
+    """Multi-head self-attention with a causal mask."""
 
 
 class NotCausal(NormedOverTime):

@@ -9,6 +9,7 @@ from torch import nn
 
 import regard
 from regard.laws import LAWS, subject
+from regard.testing import assert_lawful
 
 
 def recurrent(thing, **options):
@@ -176,3 +177,33 @@ def test_a_leak_is_shown_by_ordinary_inputs_where_they_show_it():
     assert "30" not in verdict.detail and verdict.error > 1e-3
     thing = subject(leaks, causal=True)
     assert LAWS["looks-ahead"](thing, verdict.case).error == verdict.error
+
+
+def test_an_exception_in_some_cases_is_told():
+    def not_three(q, k, v, causal=True):
+        if q.shape[0] == 3:
+            raise ValueError("three rows are not supported")
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    verdicts = regard.check(not_three, only=["heads"], draws=8)
+    assert verdicts[0].status == "holds" and verdicts.ok and verdicts.asked
+    assert not verdicts.problems
+    assert "nothing is said" in verdicts.unasked[0] and "three rows are not supported" in verdicts.unasked[0]
+
+
+def test_assert_lawful_fails_where_nothing_could_be_compared():
+    class Turned(nn.Module):
+        """Positions inside: no softmax of the projected queries and keys."""
+
+        def __init__(self):
+            super().__init__()
+            self.width, self.qkv = 12, nn.Linear(12, 36)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            turn = torch.arange(x.shape[1]).to(x)[:, None]
+            return (q * (1 + turn.cos()) @ k.mT).softmax(-1) @ v
+
+    torch.manual_seed(0)
+    with pytest.raises(AssertionError, match="positions, norms or gates"):
+        assert_lawful(Turned(), like="softmax", only=["same"], draws=2)

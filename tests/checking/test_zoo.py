@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zoo import RIGHT, SOFTMAX, WRONG
+from zoo import RIGHT, SOFTMAX, WRONG, scores
 
 import regard
 
@@ -46,6 +46,20 @@ def test_a_verdict_ends_with_what_was_not_asked():
     )
     text = str(regard.check(RIGHT["both_ways_in_a_window"], draws=4))
     assert "Not asked of both_ways_in_a_window: 'looks-ahead'" in text and "The nearest is" in text
+
+
+def adds_its_mask(q, k, v, attention_mask=None):
+    """Right with 0 and −∞; with 1 and 0, as in BERT's masks before they are extended, it hides nothing."""
+    raw = scores(q, k, causal=False)
+    if attention_mask is not None:
+        raw = raw + (attention_mask[:, None, None, :] - 1.0)
+    return raw.softmax(-1) @ v
+
+
+def test_what_a_mask_was_taken_for_is_told_where_it_is_unusual():
+    verdicts = regard.check(adds_its_mask, like="softmax", draws=4)
+    assert verdicts.ok
+    assert "add attention_mask [B,S] to its scores" in str(verdicts)
 
 
 def attend_to_own_keys(q, k, v, causal=True):
