@@ -25,6 +25,7 @@ from regard.grade.outcomes import ItemOutcome, ItemStatus, outcome_of
 from regard.grade.spec import Export, GradeItem, Spec
 
 LAW_DRAWS = 8  # cases a law
+ROUNDING = 100.0  # times the tolerance: how far a slip's numbers may be rounded otherwise, such as large angles
 
 
 class SubmissionError(RegardError, RuntimeError):
@@ -104,11 +105,12 @@ def _caller(export: Export, thing: Any) -> Caller:
 
 
 class Called(NamedTuple):
-    """A call that was made: its case, the function or instance that was called, and what came out."""
+    """A call that was made: its case, the function or instance that was called, what came out, and what should have."""
 
     case: GradeCase
     subject: Any
     output: Any = None
+    want: Any = None
 
 
 class _TakesFirst:
@@ -185,11 +187,15 @@ def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> 
     """Raises where an output is not the reference's, and names the slip that explains it."""
     seen: list[Called] = []
     wrong: tuple[Called, Mismatch] | None = None
-    for called, want in _outputs(spec, item, caller, seed):
-        seen.append(called)
-        found = compare(called.output, want, item.tolerance)
-        if found is not None and wrong is None:
-            wrong = (called, found)
+    try:
+        for called in _outputs(spec, item, caller, seed):
+            seen.append(called)
+            found = compare(called.output, called.want, item.tolerance)
+            if found is not None and wrong is None:
+                wrong = (called, found)
+    except SubmissionError:
+        if wrong is None:
+            raise  # else what came out before tells more than how it ended
     if wrong is None:
         return
     called, mismatch = wrong
@@ -199,18 +205,17 @@ def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> 
 def _judge_shape(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where the type or the shape of an output is not the reference's."""
     seen: list[Called] = []
-    for called, want in _outputs(spec, item, caller, seed):
+    for called in _outputs(spec, item, caller, seed):
         seen.append(called)
-        found = compare_form(called.output, want)
+        found = compare_form(called.output, called.want)
         if found is not None:
             raise _wrong(spec, item, called, found.words, _find_slip(spec, item, seen))
 
 
 def _judge_slip(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where all outputs are those of one of the item's slips."""
-    outputs = list(_outputs(spec, item, caller, seed))
-    seen = [called for called, _ in outputs]
-    if all(compare(called.output, want, item.tolerance) is None for called, want in outputs):
+    seen = list(_outputs(spec, item, caller, seed))
+    if all(compare(called.output, called.want, item.tolerance) is None for called in seen):
         return
     slip = _find_slip(spec, item, seen)
     if slip is not None:
@@ -224,10 +229,18 @@ def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> N
         subject = caller(case)
         said = attempt(lambda *given, subject=subject: function(subject, *given), case.arguments, "It")
         called = Called(case, subject)
-        if said in spec.table.slips:
-            raise _wrong(spec, item, called, "", said)
         if said is not None:
-            raise _wrong(spec, item, called, str(said), None)
+            slip, words = _split_finding(spec, said)
+            raise _wrong(spec, item, called, words, slip)
+
+
+def _split_finding(spec: Spec, said: Any) -> tuple[str | None, str]:
+    """Returns the slip and the words of what a property said: words, the name of a slip, or a pair of both."""
+    if isinstance(said, tuple):
+        return str(said[0]), str(said[1])
+    if said in spec.table.slips:
+        return str(said), ""
+    return None, str(said)
 
 
 def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
@@ -260,15 +273,15 @@ _JUDGES: dict[str, Callable[[Spec, GradeItem, Caller, int], None]] = {
 }
 
 
-def _outputs(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> Iterator[tuple[Called, Any]]:
-    """Yields the call of each case, and what the reference returns."""
+def _outputs(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> Iterator[Called]:
+    """Yields the call of each case, with what the reference returns."""
     export = spec.export_of(item)
     reference = spec.function(item.reference)
     for case in make_cases(spec.function(item.cases), seed):
         subject = caller(case)
         called = f"{export.name}({describe_case(case, _inner(subject))})"
         got = take_first(attempt(subject, case.arguments, called), export.takes_first)
-        yield Called(case, subject, got), _model_output(reference, export, subject, case)
+        yield Called(case, subject, got, _model_output(reference, export, subject, case))
 
 
 def _model_output(function: Callable[..., Any], export: Export, subject: Any, case: GradeCase) -> Any:
@@ -285,7 +298,21 @@ def _model_output(function: Callable[..., Any], export: Export, subject: Any, ca
 
 
 def _find_slip(spec: Spec, item: GradeItem, seen: list[Called]) -> str | None:
-    """Returns the name of the first slip that gives all of the outputs; those of the spec where the item has none."""
+    """Returns the name of the first slip that gives all of the outputs; those of the spec where the item has none.
+
+    Where none gives them to the item's tolerance, an output may differ from a slip's by ROUNDING times as much,
+    if it is ten times further than that from what is right.
+    """
+    exact = _matching_slip(spec, item, seen, item.tolerance)
+    loosely = ROUNDING * item.tolerance
+    is_far = any(compare(called.output, called.want, 10 * loosely) is not None for called in seen)
+    if exact is not None or not is_far:
+        return exact
+    return _matching_slip(spec, item, seen, loosely)
+
+
+def _matching_slip(spec: Spec, item: GradeItem, seen: list[Called], tolerance: float) -> str | None:
+    """Returns the name of the first slip that gives all of the outputs to a tolerance."""
     export = spec.export_of(item)
     for name in item.slips or spec.table.slips:
         function = getattr(spec.module, name, None)
@@ -296,7 +323,7 @@ def _find_slip(spec: Spec, item: GradeItem, seen: list[Called]) -> str | None:
         except Exception:  # sizes that this slip is impossible with, or another export's arguments
             continue
         pairs = zip(seen, made, strict=True)
-        if all(compare(called.output, slipped, item.tolerance) is None for called, slipped in pairs):
+        if all(compare(called.output, slipped, tolerance) is None for called, slipped in pairs):
             return name
     return None
 

@@ -448,6 +448,18 @@ def test_a_decoder_without_a_target_writes_its_own_and_says_so(name):
     close(trace.weights(1, 1, kind="cross"), written.weights(1, 1, kind="cross"), 1e-7)
 
 
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_segments_that_a_tokenizer_adds_are_left_out_where_a_model_has_none(name):
+    """BERT's tokenizer, which Chinese T5s have, adds token_type_ids; `generate` refuses what a model does not name."""
+    model, tokenizer = family(name), words()
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    assert "token_type_ids" in tokenizer("w1 w2")
+    trace = record(model, "w1 w2 w3", tokenizer=tokenizer, generate=4)
+    plain = record(model, torch.tensor(tokenizer("w1 w2 w3")["input_ids"]), generate=4)
+    assert trace.recordings[0].sequences[-1].ids == plain.recordings[0].sequences[-1].ids
+    record(model, "w1 w2 w3", tokenizer=tokenizer, generate=4, gradient=True)
+
+
 def test_a_decoder_that_cannot_write_reads_its_start_token():
     transformers = pytest.importorskip("transformers")
     model = transformers.T5Model(transformers.T5Config(**T5)).eval()

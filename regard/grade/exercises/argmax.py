@@ -17,7 +17,7 @@ Function = Callable[..., Tensor]
 
 def plain(draw: Draw) -> Iterator[GradeCase]:
     """Yields cases in which every query sees every key."""
-    for B, T, S, K, V in ((2, 5, 7, 3, 11), (3, 7, 4, 2, 5), (1, 3, 2, 6, 4)):
+    for B, T, S, K, V in ((2, 5, 7, 3, 11), (3, 7, 4, 2, 5), (1, 3, 2, 6, 4), (2, 5, 5, 3, 4)):
         yield GradeCase((draw.normal(B, T, K), draw.normal(B, S, K), draw.normal(B, S, V), False))
 
 
@@ -63,6 +63,19 @@ def ignores_causal(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return argmax_attention(q, k, v, False)
 
 
+def always_causal(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return argmax_attention(q, k, v, q.shape[-2] == k.shape[-2])
+
+
+def sees_what_is_later(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    assert causal
+    return _pick((q @ k.mT).masked_fill(~causal_mask(q.shape[-2]).mT, float("-inf")).argmax(-1), v)
+
+
+def hidden_by_minus_one(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _pick(_scores(q, k, causal, -1.0).argmax(-1), v)
+
+
 def hidden_by_zero(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return _pick(_scores(q, k, causal, 0.0).argmax(-1), v)
 
@@ -72,6 +85,28 @@ def over_queries(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     scores = _scores(q, k, causal)
     chosen = one_hot(scores.argmax(-2), q.shape[-2]).mT.to(v.dtype)
     return chosen @ v
+
+
+def over_queries_by_number(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns what an argmax along the queries gives where its numbers are used as those of keys, [B,S,V]."""
+    numbers = _scores(q, k, causal).argmax(-2)
+    return v.gather(1, numbers[..., None].expand(-1, -1, v.shape[-1]))
+
+
+def without_itself(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    assert causal
+    return _pick((q @ k.mT).masked_fill(~causal_mask(q.shape[-2]).tril(-1), float("-inf")).argmax(-1), v)
+
+
+def unit_keys(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return argmax_attention(q, k / k.norm(dim=-1, keepdim=True), v, causal)
+
+
+def nearest_key(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    near = -torch.cdist(q, k)
+    if causal:
+        near = near.masked_fill(~causal_mask(q.shape[-2]), float("-inf"))
+    return _pick(near.argmax(-1), v)
 
 
 def smallest(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -84,6 +119,14 @@ def largest_size(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 def returns_indices(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return _scores(q, k, causal).argmax(-1)
+
+
+def returns_weights(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return one_hot(_scores(q, k, causal).argmax(-1), k.shape[-2]).to(v.dtype)
+
+
+def returns_float_indices(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return returns_indices(q, k, v, causal).to(v.dtype)
 
 
 def returns_keys(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

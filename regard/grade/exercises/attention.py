@@ -77,12 +77,48 @@ def divided_by_length(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = Non
     return _hide(q @ k.mT / math.sqrt(k.shape[-2]), mask).softmax(-1) @ v
 
 
+def divided_by_value_width(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _hide(q @ k.mT / math.sqrt(v.shape[-1]), mask).softmax(-1) @ v
+
+
+def multiplied_by_root(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _hide(q @ k.mT * math.sqrt(q.shape[-1]), mask).softmax(-1) @ v
+
+
+def scaled_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return unscaled(q, k, v, mask) / math.sqrt(q.shape[-1])
+
+
+def over_all_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    scores = _hide(_scores(q, k), mask)
+    return scores.flatten(1).softmax(-1).view_as(scores) @ v
+
+
+def log_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _hide(_scores(q, k), mask).log_softmax(-1) @ v
+
+
+def is_transposed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return attention(q, k, v, mask).mT
+
+
 def over_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return _hide(_scores(q, k), mask).softmax(-2).nan_to_num(0.0) @ v
 
 
 def over_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return _hide(_scores(q, k), mask).softmax(0).nan_to_num(0.0) @ v
+
+
+def minus_too_small(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns attention with 10 subtracted from hidden scores, which does not hide a key whose score is large."""
+    assert mask is not None
+    return (_scores(q, k) - 10.0 * ~mask).softmax(-1) @ v
+
+
+def causal_instead(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    assert mask is not None
+    return attention(q, k, v, causal_mask(max(mask.shape[-2:]))[: mask.shape[-2], : mask.shape[-1]])
 
 
 def ignores_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

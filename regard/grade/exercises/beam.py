@@ -53,6 +53,7 @@ def _search(
     keep_stopped: bool = True,
     keep_cut: bool = True,
     first_stop: bool = False,
+    places_taken: bool = False,
 ) -> list[int]:
     """Returns the best list of tokens; the keywords make the slips."""
     alive: list[Hypothesis] = [([], 0.0)]
@@ -61,7 +62,10 @@ def _search(
         grown = [_grow(step, tokens, total, score) for tokens, total in alive]
         if each:  # each list keeps its own best
             grown = [_best(lists, max(1, beams // len(alive))) for lists in grown]
-        chosen = _best([hypothesis for lists in grown for hypothesis in lists], beams)
+        places = beams
+        if places_taken:
+            places = max(1, beams - len(finished))
+        chosen = _best([hypothesis for lists in grown for hypothesis in lists], places)
         ended = [h for h in chosen if h[0][-1] == stop]
         finished += ended
         alive = [h for h in chosen if h[0][-1] != stop]
@@ -123,6 +127,35 @@ def ignores_alpha(step: Step, beams: int, max_length: int, stop: int, alpha: flo
     return _search(step, beams, max_length, stop, _by_length(0.0))
 
 
+def alpha_times_length(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, lambda tokens, total: total / (alpha * len(tokens)))
+
+
+def other_penalty(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, lambda tokens, total: total / ((5 + len(tokens)) / 6) ** alpha)
+
+
+def worst_kept(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    """Returns what a search finds that sorts upwards, so that the least likely lists stay."""
+
+    def turned(tokens: list[int]) -> Tensor:
+        return -step(tokens)
+
+    return _search(turned, beams, max_length, stop, lambda tokens, total: -total / len(tokens) ** alpha)
+
+
+def places_taken(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), places_taken=True)
+
+
+def one_too_long(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return beam_search(step, beams, max_length + 1, stop, alpha)
+
+
+def one_too_short(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return beam_search(step, beams, max_length - 1, stop, alpha)
+
+
 def multiplied_by_length(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
     return _search(step, beams, max_length, stop, _by_length(-alpha))
 
@@ -143,6 +176,8 @@ def well_formed(f: Function, step: Step, beams: int, max_length: int, stop: int,
         result = result.tolist()
     if not isinstance(result, list | tuple) or not all(isinstance(t, int) for t in result):
         return f"a list of tokens (whole numbers) is expected, and {type(result).__name__} was returned"
+    if len(result) == max_length + 1:
+        return "one_too_long", f"the list has {len(result)} tokens, expected 1 … {max_length}"
     if not 1 <= len(result) <= max_length:
         return f"the list has {len(result)} tokens, expected 1 … {max_length}"
     if stop in result[:-1]:
@@ -160,9 +195,10 @@ def finds_better(f: Function, step: Step, beams: int, max_length: int, stop: int
 
 
 # The slips that show in each kind of case; elsewhere they give what is right.
-ANYWHERE = (greedy, last_score_only, probabilities_added, best_of_each)
-WHERE_LISTS_END = (*ANYWHERE, finished_lost, stops_at_first, goes_on_after_stop, without_stop)
-WHERE_LENGTH_COUNTS = (*WHERE_LISTS_END, unfinished_lost, ignores_alpha, multiplied_by_length)
+ANYWHERE = (greedy, last_score_only, probabilities_added, best_of_each, worst_kept, one_too_long, one_too_short)
+WHERE_LISTS_END = (*ANYWHERE, finished_lost, stops_at_first, goes_on_after_stop, without_stop, places_taken)
+BY_LENGTH = (unfinished_lost, ignores_alpha, multiplied_by_length, alpha_times_length, other_penalty)
+WHERE_LENGTH_COUNTS = (*WHERE_LISTS_END, *BY_LENGTH)
 
 
 def one_beam(draw: Draw) -> Iterator[GradeCase]:
@@ -182,7 +218,7 @@ def never_stops(draw: Draw) -> Iterator[GradeCase]:
 
 def with_length(draw: Draw) -> Iterator[GradeCase]:
     """Yields searches whose results are ranked by log p over length."""
-    yield from _telling_cases(draw, (3, 6, STOP, 1.0), 0.5, "alpha 1", WHERE_LENGTH_COUNTS)
+    yield from _telling_cases(draw, (3, 6, STOP, 0.7), 0.5, "alpha .7", WHERE_LENGTH_COUNTS)
 
 
 def _telling_cases(

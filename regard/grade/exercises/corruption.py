@@ -55,7 +55,8 @@ def _read(dataset: Any, i: int) -> tuple[Tensor, Tensor]:
         raise SubmissionError("An item is a pair of tensors: return x, y.", "failed")
     x, y = item
     if x.dtype != torch.long or y.dtype != torch.long:
-        raise SubmissionError(f"Items are of {x.dtype} and {y.dtype}, expected torch.long.", "failed")
+        words = f"Items are of {x.dtype} and {y.dtype}, expected torch.long."
+        raise SubmissionError(words, "failed", "Make tensors with dtype=torch.long: ids are whole numbers.", "not_long")
     return x, y
 
 
@@ -84,7 +85,7 @@ def _all_parts(dataset: Any, count: int) -> list[CorruptedRow]:
 
 
 def lengths(dataset: Any, data: str) -> Any:
-    """Returns what is wrong with the number of items or the lengths of x and y."""
+    """Returns what is wrong with the number of items, their dtype, or the lengths of x and y."""
     count = len(_documents(data))
     if len(dataset) != count:
         return f"there are {len(dataset)} items, expected one a document, {count}"
@@ -94,6 +95,8 @@ def lengths(dataset: Any, data: str) -> Any:
             return f"x has the shape {list(x.shape)} and y {list(y.shape)}"
         if x.shape == (BLOCK,):
             return "whole_block"
+        if x.numel() < BLOCK - 1 and not _text(dataset, x).endswith(PAD):
+            return "not_padded", f"x has the shape {list(x.shape)}, expected [{BLOCK - 1}] for block_size {BLOCK}"
         if x.shape != (BLOCK - 1,):
             return f"x has the shape {list(x.shape)}, expected [{BLOCK - 1}] for block_size {BLOCK}"
     return None
@@ -122,6 +125,8 @@ def marks(dataset: Any, data: str) -> Any:
             return "one_mark"
         if count == 3 and body.endswith(MARK):
             return "third_mark"
+        if count > 3 and body.endswith(MARK * 2):
+            return "padded_with_marks"
         if count != 2:
             return f"a row has {count} marks {MARK}, expected two: {row[:60]!r}"
     return None
@@ -142,8 +147,18 @@ def reconstructable(dataset: Any, data: str) -> Any:
             return "nothing_taken_out"
         if parts.document in document:
             return "cut_at_front"
+        if _is_off_by_one(parts, document):
+            return "off_by_one"
         return f"putting the span back does not give the document: {parts.document[:50]!r} … of {document[:50]!r}"
     return None
+
+
+def _is_off_by_one(parts: CorruptedRow, document: str) -> bool:
+    """Returns whether the suffix begins one character too early or too late."""
+    end = len(parts.prefix + parts.span)
+    if not document.startswith(parts.prefix + parts.span):
+        return False
+    return document[end + 1 :].startswith(parts.suffix) or document[end - 1 :].startswith(parts.suffix)
 
 
 def not_empty(dataset: Any, data: str) -> Any:
@@ -171,12 +186,14 @@ def _trials(dataset: Any, data: str, shortest: int = 0) -> list[CorruptedRow]:
 def share_masked(dataset: Any, data: str) -> Any:
     """Returns what is wrong with the mean share of characters that is taken out, a quarter."""
     rows = _trials(dataset, data, SHARP)
+    if len(set(rows)) == 1:
+        return "not_anew"
     shares = torch.tensor([len(r.span) / len(r.document) for r in rows])
     if float(shares.std()) < 0.02:
         return "fixed_span"
     mean = float(shares.mean())
     if not 0.22 < mean < 0.28:
-        return f"on average {mean:.0%} of a document is taken out, expected 25%"
+        return "another_share", f"on average {mean:.0%} of a document is taken out, expected 25%"
     return None
 
 
@@ -188,11 +205,12 @@ def cuts(dataset: Any, data: str) -> Any:
     if max(found) == min(found):
         return "never_cut"
     if max(found) > most:
-        return f"a document was cut to {max(found)} characters, expected at most 7/8 of the block, {most}"
+        return "cut_too_late", f"a document was cut to {max(found)} characters, expected at most {most}"
     if min(found) < 4:
-        return f"a document was cut to {min(found)} characters, expected at least 4"
+        return "cut_too_short", f"a document was cut to {min(found)} characters, expected at least 4"
     if max(found) < 0.8 * most or min(found) > 30:
-        return f"documents are cut to {min(found)} … {max(found)} characters, expected all of 4 … {most}"
+        words = f"documents are cut to {min(found)} … {max(found)} characters, expected all of 4 … {most}"
+        return "cut_too_narrow", words
     return None
 
 

@@ -106,6 +106,28 @@ def scaled(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, 
     return _attend(x, keys, values, P_q / P_q.shape[-1] ** 0.5, P_o), keys, values
 
 
+def scaled_by_model_width(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return _attend(x, keys, values, P_q / x.shape[-1] ** 0.5, P_o), keys, values
+
+
+def old_values(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return _attend(x, keys, values, P_q, P_o), keys, prev_V
+
+
+def only_the_new(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return _attend(x, keys, values, P_q, P_o), keys[..., -1:, :], values[..., -1:, :]
+
+
+def oldest_lost(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
+    keys, values = _extend(x, prev_K[..., 1:, :], prev_V[..., 1:, :], P_k, P_v)
+    return _attend(x, keys, values, P_q, P_o), keys, values
+
+
 def without_itself(
     x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
 ) -> Step:
@@ -116,6 +138,31 @@ def without_itself(
 def old_state(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _attend(x, keys, values, P_q, P_o), prev_K, prev_V
+
+
+def states_exchanged(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return _attend(x, keys, values, P_q, P_o), values, keys
+
+
+def state_for_each_head(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    """Returns the multi-query step whose states are repeated for all heads."""
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    h = P_q.shape[0]
+    return _attend(x, keys, values, P_q, P_o), _per_head(keys, h), _per_head(values, h)
+
+
+def first_head_only(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    first = torch.zeros_like(P_o)
+    first[0] = P_o[0]
+    return _attend(x, keys, values, P_q, first), keys, values
 
 
 def put_in_front(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:

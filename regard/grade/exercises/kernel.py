@@ -31,7 +31,11 @@ def squares(x: Tensor) -> Tensor:
 
 def both_ways(draw: Draw) -> Iterator[GradeCase]:
     """Yields cases in which every query sees every key."""
-    for phi, (B, T, S, K, V) in ((elu_plus_one, (2, 5, 7, 3, 11)), (squares, (1, 7, 3, 2, 5))):
+    for phi, (B, T, S, K, V) in (
+        (elu_plus_one, (2, 5, 7, 3, 11)),
+        (squares, (1, 7, 3, 2, 5)),
+        (squares, (2, 5, 5, 2, 3)),
+    ):
         yield GradeCase((draw.normal(B, T, K), draw.normal(B, S, K), draw.normal(B, S, V), phi, False))
 
 
@@ -85,6 +89,27 @@ def softmax_of_similarities(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: b
     return weights.softmax(-1) @ v
 
 
+def map_of_scores(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = phi(q @ k.mT)
+    if causal:
+        weights = weights * causal_mask(q.shape[-2])
+    return _divide(weights, v)
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    return kernel_attention(q / q.shape[-1] ** 0.5, k, v, phi, causal)
+
+
+def normalised_over_queries(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = _similarities(q, k, phi, causal)
+    return weights / weights.sum(-2, keepdim=True) @ v
+
+
+def divided_by_keys(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    assert not causal
+    return not_normalised(q, k, v, phi, causal) / phi(k).sum((-2, -1), keepdim=True)
+
+
 def no_map(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
     return kernel_attention(q, k, v, lambda x: x, causal)
 
@@ -94,6 +119,22 @@ def map_of_keys_only(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) ->
     if causal:
         weights = weights * causal_mask(q.shape[-2])
     return _divide(weights, v)
+
+
+def map_of_queries_only(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = phi(q) @ k.mT
+    if causal:
+        weights = weights * causal_mask(q.shape[-2])
+    return _divide(weights, v)
+
+
+def always_causal(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    return kernel_attention(q, k, v, phi, q.shape[-2] == k.shape[-2])
+
+
+def sees_what_is_later(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    assert causal
+    return _divide(_similarities(q, k, phi, False).triu(), v)
 
 
 def normalised_by_all(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:

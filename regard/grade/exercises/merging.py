@@ -100,6 +100,18 @@ def shifted_entries(x: Tensor) -> Tensor:
     return concatenate_heads(x).roll(1, -1)
 
 
+def shifted_within_heads(x: Tensor) -> Tensor:
+    return concatenate_heads(x.roll(1, -1))
+
+
+def shifted_by_two(x: Tensor) -> Tensor:
+    return concatenate_heads(x.roll(2, 1))
+
+
+def heads_reversed(x: Tensor) -> Tensor:
+    return concatenate_heads(x.flip(1))
+
+
 def first_lost(x: Tensor) -> Tensor:
     moved = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
     return concatenate_heads(moved)
@@ -129,6 +141,23 @@ def not_divided(x: Tensor) -> Tensor:
 
 def divided_by_sum(x: Tensor) -> Tensor:
     return concatenate_heads(x * _length(x) / _length(x).sum(1, keepdim=True))
+
+
+def inverted(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x).mean(1, keepdim=True) / _length(x))
+
+
+def sum_of_sizes(x: Tensor) -> Tensor:
+    sizes = x.abs().sum(-1, keepdim=True)
+    return concatenate_heads(x * sizes / sizes.mean(1, keepdim=True))
+
+
+def softmax_of_lengths(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x).softmax(1))
+
+
+def divided_by_largest(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x) / _length(x).amax(1, keepdim=True))
 
 
 def normalised(x: Tensor) -> Tensor:

@@ -132,6 +132,27 @@ def scaled_by_model_width(module: Any, *given: Any) -> Tensor:
     return _run(module, given, _scaled_by(lambda q: q.shape[1] ** -0.5))
 
 
+def divided_by_width(module: Any, *given: Any) -> Tensor:
+    return _run(module, given, _scaled_by(lambda q: q.shape[-1] ** -0.5))
+
+
+def scaled_by_heads(module: Any, *given: Any) -> Tensor:
+    return _run(module, given, _scaled_by(lambda q: math.sqrt(q.shape[-1] / q.shape[1])))
+
+
+def no_softmax(module: Any, *given: Any) -> Tensor:
+    return _run(module, given, lambda q, k, v, mask: q @ k.mT / math.sqrt(q.shape[-1]) @ v)
+
+
+def residual_added(module: Any, *given: Any) -> Tensor:
+    out: Tensor = given[0] + _run(module, given)
+    return out
+
+
+def merged_interleaved(module: Any, *given: Any) -> Tensor:
+    return _project(module, _mixed(module, given).permute(0, 2, 3, 1).flatten(2))
+
+
 def no_output_projection(module: Any, *given: Any) -> Tensor:
     return _merge(_mixed(module, given))
 
@@ -149,10 +170,49 @@ def split_by_view(module: Any, *given: Any) -> Tensor:
     return _project(module, _merge(_attend(parts[0], parts[1], parts[2], _mask(given))))
 
 
-def one_projection(module: Any, *given: Any) -> Tensor:
-    layer = find_layers(module).q
-    parts = [_split(layer(x), _heads(module)) for x in given[:3]]
+def _interleaved(module: Any, given: tuple[Any, ...]) -> Tensor:
+    """Returns the outputs of heads [B,H,T,D/H] that have every H-th column each."""
+    layers = find_layers(module)
+    H = _heads(module)
+    parts = [layer(x).unflatten(-1, (-1, H)).permute(0, 3, 1, 2) for layer, x in zip(layers[:3], given, strict=False)]
+    return _attend(parts[0], parts[1], parts[2], _mask(given))
+
+
+def split_interleaved(module: Any, *given: Any) -> Tensor:
+    return _project(module, _interleaved(module, given).permute(0, 2, 3, 1).flatten(2))
+
+
+def split_interleaved_only(module: Any, *given: Any) -> Tensor:
+    return _project(module, _merge(_interleaved(module, given)))
+
+
+def _by_layers(module: Any, given: tuple[Any, ...], order: str) -> Tensor:
+    """Returns attention whose queries, keys and values are made by the layers that `order` names, "qkv" if right."""
+    layers = find_layers(module)
+    parts = [_split(getattr(layers, name)(x), _heads(module)) for name, x in zip(order, given, strict=False)]
     return _project(module, _merge(_attend(parts[0], parts[1], parts[2], _mask(given))))
+
+
+def layers_exchanged(module: Any, *given: Any) -> Tensor:
+    return _by_layers(module, given, "kqv")
+
+
+def key_layer_for_values(module: Any, *given: Any) -> Tensor:
+    return _by_layers(module, given, "qkk")
+
+
+def query_layer_for_keys(module: Any, *given: Any) -> Tensor:
+    return _by_layers(module, given, "qqv")
+
+
+def values_unprojected(module: Any, *given: Any) -> Tensor:
+    layers = find_layers(module)
+    parts = [_split(x, _heads(module)) for x in (layers.q(given[0]), layers.k(given[1]), given[2])]
+    return _project(module, _merge(_attend(parts[0], parts[1], parts[2], _mask(given))))
+
+
+def one_projection(module: Any, *given: Any) -> Tensor:
+    return _by_layers(module, given, "qqq")
 
 
 def all_from_queries(module: Any, *given: Any) -> Tensor:
@@ -193,6 +253,14 @@ def inverted_mask(module: Any, *given: Any) -> Tensor:
     return _run(module, given, mix)
 
 
+def masked_after(module: Any, *given: Any) -> Tensor:
+    def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return ((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) * mask) @ v
+
+    return _run(module, given, mix)
+
+
 def masked_by_zero(module: Any, *given: Any) -> Tensor:
     def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         assert mask is not None
@@ -226,6 +294,18 @@ def gradients_flow(module: Any, *given: Any) -> Any:
         return "no_gradient"
     out.square().sum().backward()
     for name, parameter in module.named_parameters():
-        if name.endswith("weight") and (parameter.grad is None or not bool(torch.any(parameter.grad != 0))):
-            return f"the weights {name} get no gradient: are they used?"
+        reached = parameter.grad is not None and bool(torch.any(parameter.grad != 0))
+        if name.endswith("weight") and not reached:
+            return _why_unreached(module, given, name, parameter)
     return None
+
+
+def _why_unreached(module: Any, given: tuple[Any, ...], name: str, parameter: Tensor) -> str:
+    """Returns the slip of weights that an output depends on and no gradient reaches, or that they are not used."""
+    before = take_first(module(*given), wanted=True)
+    with torch.no_grad():
+        parameter.copy_(parameter.flip(0))
+    after = take_first(module(*given), wanted=True)
+    if torch.allclose(before, after):
+        return f"the weights {name} get no gradient: are they used?"
+    return "no_gradient"

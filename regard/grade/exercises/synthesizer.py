@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from regard.grade.cases import Draw, GradeCase, causal_mask
 
@@ -70,6 +71,18 @@ def no_second_bias(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v:
     return _mix((_hidden(x, w1, b1) @ w2)[..., : v.shape[-2]], v)
 
 
+def no_first_bias(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return dense_synthesizer(x, w1, torch.zeros_like(b1), w2, b2, v)
+
+
+def dense_tanh(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix(((x @ w1 + b1).tanh() @ w2 + b2)[..., : v.shape[-2]], v)
+
+
+def dense_gelu(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix((gelu(x @ w1 + b1) @ w2 + b2)[..., : v.shape[-2]], v)
+
+
 def last_columns(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
     return _mix((_hidden(x, w1, b1) @ w2 + b2)[..., -v.shape[-2] :], v)
 
@@ -93,6 +106,71 @@ def softmax_before_cut(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
     return (weights * causal_mask(T)) @ v
 
 
+def _dense_scores(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, T: int) -> Tensor:
+    return (_hidden(x, w1, b1) @ w2 + b2)[..., :T]
+
+
+def _hidden_after(scores: Tensor, v: Tensor) -> Tensor:
+    return (scores.softmax(-1) * causal_mask(v.shape[-2])) @ v
+
+
+def _over_queries(scores: Tensor, v: Tensor) -> Tensor:
+    return scores.masked_fill(~causal_mask(v.shape[-2]), NEVER).softmax(-2) @ v
+
+
+def _without_itself(scores: Tensor, v: Tensor) -> Tensor:
+    return scores.masked_fill(~causal_mask(v.shape[-2]).tril(-1), NEVER).softmax(-1) @ v
+
+
+def _inverted(scores: Tensor, v: Tensor) -> Tensor:
+    return scores.masked_fill(~causal_mask(v.shape[-2]).mT, NEVER).softmax(-1) @ v
+
+
+def dense_hidden_after(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _hidden_after(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]), v)
+
+
+def dense_over_queries(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _over_queries(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]), v)
+
+
+def dense_without_itself(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _without_itself(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]), v)
+
+
+def dense_inverted(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _inverted(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]), v)
+
+
+def _random_scores(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return R[:, :T, :T].expand(v.shape[0], -1, -1, -1)
+
+
+def random_hidden_after(R: Tensor, v: Tensor) -> Tensor:
+    return _hidden_after(_random_scores(R, v), v)
+
+
+def random_over_queries(R: Tensor, v: Tensor) -> Tensor:
+    return _over_queries(_random_scores(R, v), v)
+
+
+def random_without_itself(R: Tensor, v: Tensor) -> Tensor:
+    return _without_itself(_random_scores(R, v), v)
+
+
+def random_inverted(R: Tensor, v: Tensor) -> Tensor:
+    return _inverted(_random_scores(R, v), v)
+
+
+def random_transposed(R: Tensor, v: Tensor) -> Tensor:
+    return _mix(_random_scores(R, v).mT, v)
+
+
+def random_scaled(R: Tensor, v: Tensor) -> Tensor:
+    return _mix(_random_scores(R, v) / v.shape[-1] ** 0.5, v)
+
+
 def random_not_causal(R: Tensor, v: Tensor) -> Tensor:
     T = v.shape[-2]
     return R[:, :T, :T].softmax(-1).expand(v.shape[0], -1, -1, -1) @ v
@@ -101,6 +179,15 @@ def random_not_causal(R: Tensor, v: Tensor) -> Tensor:
 def random_softmax_before_cut(R: Tensor, v: Tensor) -> Tensor:
     T = v.shape[-2]
     return (R.softmax(-1)[:, :T, :T] * causal_mask(T)).expand(v.shape[0], -1, -1, -1) @ v
+
+
+def random_other_rows(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return _mix(R[:, -T:, :T], v)
+
+
+def random_no_softmax(R: Tensor, v: Tensor) -> Tensor:
+    return _random_scores(R, v).tril() @ v
 
 
 def random_one_head(R: Tensor, v: Tensor) -> Tensor:
@@ -121,6 +208,6 @@ def dense_looks_back(f: Function, x: Tensor, *rest: Tensor) -> Any:
     for tensor in changed:
         tensor[..., -1, :] += 3.0
     after = f(changed[0], *weights, changed[1])
-    if torch.allclose(before[..., :-1, :], after[..., :-1, :], atol=1e-5):
+    if torch.allclose(before[..., :-1, :], after[..., :-1, :], atol=1e-5, equal_nan=True):
         return None
     return "looks_ahead"

@@ -18,6 +18,7 @@ from regard.errors import OptionError
 from regard.lens.heads.ablation import added_cost, make_run
 from regard.lens.heads.examine import default_texts
 from regard.lens.models import RecordableModel, Sample
+from regard.lens.recording.hub_inputs import taken_inputs
 from regard.lens.recording.maps import evaluation_mode
 
 MAX_TEXTS = 4  # the largest number of texts in each part: the model reads them again for every removal
@@ -155,13 +156,13 @@ def _measure_sentences(recordable: RecordableModel, sentences: Sequence[Sentence
     model = recordable.model
     texts = [sentence.text for sentence in sentences]
     rows = recordable.tokenizer(texts, padding=True, truncation=True, max_length=recordable.limit, return_tensors="pt")
-    rows = rows.to(model.device)
+    inputs = taken_inputs(model, rows.to(model.device))
     labels = torch.tensor([sentence.label for sentence in sentences], device=model.device)
     most = Counter(labels.tolist()).most_common(1)[0][1]
 
     @torch.no_grad()
     def run() -> dict[str, float]:
-        logits = model(**rows).logits.float()
+        logits = model(**inputs).logits.float()
         right = (logits.argmax(-1) == labels).double().mean()
         return {"loss": float(functional.cross_entropy(logits, labels)), "accuracy": float(right)}
 

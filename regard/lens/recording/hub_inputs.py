@@ -60,9 +60,16 @@ def model_inputs(model: Any, text: HubText, tokenizer: Any, pair: str | None = N
     inputs = dict(encoding)
     places = _places(encoding, text, pair, tokenizer)
     inputs.pop("offset_mapping", None)
-    if not accepts_any_keyword(model.forward):
-        inputs = accepted_options(model.forward, inputs)
+    inputs = taken_inputs(model, inputs)
     return {name: x.to(device) for name, x in inputs.items()}, places
+
+
+def taken_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of a tokenizer's outputs that a model's forward names, or all where it names no token ids."""
+    named = accepted_options(model.forward, inputs)
+    if accepts_any_keyword(model.forward) and "input_ids" not in named:
+        return dict(inputs)
+    return named
 
 
 def _places(encoding: Any, text: str, pair: str | None, tokenizer: Any) -> Places:

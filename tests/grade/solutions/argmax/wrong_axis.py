@@ -1,4 +1,4 @@
-# slip: none
+# slip: over_queries_by_number
 import torch
 
 

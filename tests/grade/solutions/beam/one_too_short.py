@@ -1,4 +1,4 @@
-# slip: none
+# slip: one_too_short
 
 
 def beam_search(step, beams, max_length, stop, alpha):

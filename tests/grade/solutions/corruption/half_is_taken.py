@@ -1,4 +1,4 @@
-# slip: none
+# slip: another_share
 import random
 
 import torch

@@ -1,4 +1,4 @@
-# slip: none
+# slip: natural_base
 import math
 
 import torch

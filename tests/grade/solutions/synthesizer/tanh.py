@@ -1,4 +1,4 @@
-# slip: none
+# slip: dense_tanh
 import torch
 
 
