@@ -237,7 +237,10 @@ class HubSubject(Trial):
 
 
 class LayerFindings(NamedTuple):
-    """How far the output of a layer is from the reference, and the sums of its rows from one; None: it has sinks."""
+    """How far the output of a layer is from the reference, and the sums of its rows from one.
+
+    None instead of sums: its rows need not sum to one, because it has sinks or its mechanism divides by no sum.
+    """
 
     output: Finding
     sums: Finding | None
@@ -259,17 +262,20 @@ class _LayerComparison:
         self.sums = max(self.sums, difference(sums, torch.ones_like(sums)))
 
     def end(self, call: Call, out: Tensor) -> Tensor:
+        own = call.replacement
         mechanism: Mechanism = Softmax()
-        if call.replacement is not None:
-            mechanism = copy.deepcopy(call.replacement.mechanism)
-        reference = plain(mechanism)
+        if own is not None:
+            mechanism = copy.deepcopy(own.mechanism)
+        reference = AttentionReplacement(plain(mechanism), call.name, call.cross)
+        if own is not None:
+            reference.made = own.made
         try:
-            want, _ = AttentionReplacement(reference, call.name, call.cross)(call)
+            want, _ = reference(call)
         except HubError as reason:
             raise DoesNotApply(str(reason)) from None
         apart = Finding(difference(out, want), self.limit, f"{call.name}, its output on its own q, k and v")
         sums = None
-        if call.kwargs.get("s_aux") is None:
+        if call.kwargs.get("s_aux") is None and mechanism.normalised:
             sums = Finding(self.sums, self.limit, f"{call.name}, sums of rows")
         self.found.append(LayerFindings(apart, sums))
         return out
@@ -286,7 +292,7 @@ def rows_sum_to_one(trial: Trial) -> Finding:
     assert isinstance(trial, HubSubject)
     sums = [found.sums for found in trial.compare_layers() if found.sums is not None]
     if not sums:
-        raise DoesNotApply("a sink takes a share of every row")
+        raise DoesNotApply("a sink takes a share of every row, or the mechanism divides by no sum")
     return worst(sums)
 
 

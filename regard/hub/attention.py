@@ -30,6 +30,7 @@ from regard.errors import HubError as HubError
 from regard.hub.calls import AttentionReplacement
 from regard.hub.calls import Call as Call
 from regard.hub.masks import LazyMask, boolean_mask, lazy_mask
+from regard.hub.memories import recording_memories
 from regard.hub.recording import AttentionRecorder as AttentionRecorder
 from regard.hub.recording import mask_for_eager, record_call
 from regard.shapes import default_scale
@@ -74,6 +75,8 @@ def import_transformers() -> Any:
 def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[None]:
     """Shows every attention call of the model to the recorder while the context lasts.
 
+    A recorder that is a `MemoryRecorder` is shown those of gated and delta layers too.
+
     No dropout is applied to the attention weights while they are recorded, not even in training mode.
     """
     names = {module: name for name, module in model.named_modules()}
@@ -102,7 +105,8 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
     try:
         for config, _ in before:
             config._attn_implementation_internal = RECORDING
-        yield
+        with recording_memories(model, recorder):
+            yield
     finally:
         for config, implementation in before:
             config._attn_implementation_internal = implementation
