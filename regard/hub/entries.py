@@ -48,9 +48,9 @@ def register(mechanism: str | None = None, **options: Any) -> list[str]:
 def find_reason_against(name: str, options: dict[str, Any]) -> str | None:
     """Returns why a mechanism cannot run without a place in the model, or None where it can."""
     cls = lookup(name)
-    if not set(cls.needs) <= set("qkv"):
-        return "it needs decays or write strengths, which a layer of transformers does not compute"
     use = f'regard.hub.use(model, "{name}") gives each layer its own'
+    if not set(cls.needs) <= set("qkv"):
+        return f"it needs decays or write strengths, which a layer of transformers does not compute; {use}"
     if cls.needs != "qkv":
         return f"its scores are parameters of a layer and do not come from q and k; {use}"
     if any(True for _ in on_meta(name, Size(), **options).parameters()):

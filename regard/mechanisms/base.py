@@ -194,9 +194,10 @@ class Mechanism(nn.Module, ABC):
         """Returns the kernel to run for a call of a face with these arguments, or None for the plain reference."""
         if self.use == "plain":
             return None
+        kernels = type(self).kernels  # not self.kernels, which torch.export of PyTorch 2.6 and 2.7 cannot follow
         if self.use != "auto":
-            self.kernels.find(self.use)
-        for kernel in self.kernels.for_face(face):
+            kernels.find(self.use)
+        for kernel in kernels.for_face(face):
             if self.use not in ("auto", kernel.name):
                 continue
             reason = kernel.refuses(self, *args)

@@ -206,6 +206,13 @@ def test_other_commands_shown_can_be_read(command):
     group.make_context(name, words)
 
 
+def test_the_oldest_torch_that_is_declared_is_the_one_of_make_test_floor():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (declared,) = (need.removeprefix("torch>=") for need in project["dependencies"] if need.startswith("torch>="))
+    held_back = re.search(r"^torch==(\d+\.\d+)\.\d+$", (ROOT / "constraints-floor.txt").read_text(), re.M)
+    assert held_back and held_back[1] == declared
+
+
 @pytest.mark.parametrize("command", [c for c in tagged("run", "gpu", "shown") if c.startswith("make ")])
 def test_make_targets_shown_exist(command):
     target = command.split()[1]
