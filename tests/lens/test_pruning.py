@@ -253,7 +253,8 @@ def test_the_command_draws_the_curve_and_says_the_cost_before(half_dead, tmp_pat
     found = json.loads(CliRunner().invoke(app, [*asked, "label", "--json"], catch_exceptions=False).stdout)["pruning"]
     assert found["order"] == "label" and len(found["removed"]) == 6 and len(found["curve"]) == 7
     for wrong, match in (
-        ([*asked[:-1], "--plot", "x.svg"], "belong to --prune"),
+        ([*asked[:-1], "--plot", "x.svg"], "--plot belongs to --prune or --checkpoints"),
+        ([*asked[:-1], "--sentences", str(tmp_path / "labelled")], "--sentences belong to --prune"),
         ([*asked, "--plot", "x.txt"], "the name of a figure"),
         ([*asked, "--sentences", str(tmp_path / "labelled")], "gives no label"),
     ):
