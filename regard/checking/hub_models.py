@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.checking import edges
 from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, rounding_limit
 from regard.errors import HubError
-from regard.hub.attention import recording_attention, replacement_in
+from regard.hub.attention import recording_attention
 from regard.hub.calls import AttentionReplacement, Call
 from regard.hub.masks import watching_for_documents
 from regard.hub.replacement import places
@@ -262,7 +262,7 @@ class _LayerComparison:
         self.sums = max(self.sums, difference(sums, torch.ones_like(sums)))
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        own = replacement_in(call.module)
+        own = call.replacement
         mechanism: Mechanism = Softmax()
         if own is not None:
             mechanism = copy.deepcopy(own.mechanism)

@@ -16,6 +16,7 @@ from regard.lens import Trace, encode, load
 from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
 from regard.lens.pages.page import write_page
+from regard.lens.recording.memories import describe_misses
 from regard.lens.small_model import shipped, shipped_text
 from regard.reading import check_path
 
@@ -25,8 +26,8 @@ def view(
         str | None,
         typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: a small one that comes with regard."),
     ] = None,
-    text: Annotated[str | None, typer.Argument(help="What the model reads.")] = None,
-    text_b: Annotated[str | None, typer.Argument(help="Another text, to compare.")] = None,
+    text: Annotated[str | None, typer.Argument(help="What the model reads: a text, or the file of an image.")] = None,
+    text_b: Annotated[str | None, typer.Argument(help="Another text or image, to compare.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page here.")] = Path("page.html"),
     beside: Annotated[
         list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; may be repeated.")
@@ -39,6 +40,13 @@ def view(
     gradient: Annotated[
         bool, typer.Option("--gradient", help="Also the gradient of the loss with respect to the weights.")
     ] = False,
+    contributions: Annotated[
+        bool | None,
+        typer.Option(
+            help="Also what heads hand on, what each layer would say next, and which heads speak for which token. "
+            "By default for texts of at most 512 tokens where it takes seconds."
+        ),
+    ] = None,
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Say what each head does; reads a dozen short texts.")
     ] = True,
@@ -62,7 +70,8 @@ def view(
             if text is None:
                 raise OptionError(_explain_missing_text(name))
             subject = open_recordable(name, device or "cpu", seed=seed, download=download)
-            trace = subject.record(text, text_b, pair=pair, target=target, generate=generate, gradient=gradient)
+            options = {"target": target, "generate": generate, "gradient": gradient, "contributions": contributions}
+            trace = subject.record(text, text_b, pair=pair, **options)
             if labels:
                 head_labels = default_labels(subject, seed)
                 for recording in trace.recordings:
@@ -71,7 +80,10 @@ def view(
     # A text beside traces alone would be left unread without a word.
     if text is not None and all(map(_is_trace, (model, *(beside or ())))):
         raise OptionError(f"{model} is a trace and has its text already; leave the text out, or name a model")
-    encoded = encode(Trace.joined(*traces))
+    joined = Trace.joined(*traces)
+    for sentence in describe_misses(joined.recordings):
+        screen.print(sentence, soft_wrap=True)
+    encoded = encode(joined)
     screen.print(f"{_count(traces)}; {encoded.page_size / 1e6:.1f} MB to write", soft_wrap=True)
     write_page(encoded, out)
     console().print(f"{out} shows it: open it in a browser", soft_wrap=True)

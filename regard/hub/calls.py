@@ -42,6 +42,7 @@ class Call:
     scaling: float  # the factor of q·k
     cross: bool  # whether it is cross-attention
     kwargs: dict[str, Any] = field(default_factory=dict)
+    replacement: AttentionReplacement | None = None  # what computes it while it is recorded; None: the model's own
 
     @property
     def allowed(self) -> Tensor | None:
@@ -81,6 +82,7 @@ class AttentionReplacement(nn.Module):
         self.cross = cross
         self.has_own_scale = isinstance(mechanism, Softmax) and mechanism.scale is not None
         self.cache_layer: StateLayer | None = None  # the layer of the cache that the next call extends
+        self.instead = "Use 'softmax' in this layer, or restore(model)"  # what an error advises
         self.was_called = False  # whether it was called since the module's forward began
         self.implementations: frozenset[str] = frozenset()
         self.configs: tuple[Any, ...] = ()
@@ -108,10 +110,7 @@ class AttentionReplacement(nn.Module):
 
     def refusal(self, what: str, why: str) -> HubError:
         """Returns the error for a feature that the mechanism does not support."""
-        return HubError(
-            f"{self.name}: {self.mechanism.name} cannot honour {what}: {why}. "
-            f"Use 'softmax' in this layer, or restore(model)"
-        )
+        return HubError(f"{self.name}: {self.mechanism.name} cannot honour {what}: {why}. {self.instead}")
 
     def forward(self, call: Call, dropout: float = 0.0, causal: bool = False) -> tuple[Tensor, Tensor | None]:
         """Returns out [B,T,H,V], and weights [B,H,T,S] if the call has `output_attentions`, else None.

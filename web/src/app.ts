@@ -8,19 +8,24 @@ import { reading } from "./reading";
 import { saver } from "./saver";
 import { opened, type Source } from "./source";
 import { Store, VIEWS, written, type State, type Theme, type ViewName } from "./state";
+import { suggestions } from "./suggest";
 import { tips } from "./tips";
-import { neighbour, type App, type View } from "./view";
+import { neighbour, type App, type Asks, type View } from "./view";
 import { compareView } from "./views/compare";
 import { headView } from "./views/head";
 import { headsView } from "./views/heads";
+import { nextView } from "./views/next";
 import { layersView } from "./views/layers";
 import { masksView } from "./views/masks";
+import { memoryView } from "./views/memory";
 import { positionsView } from "./views/positions";
 import { vectorsView } from "./views/vectors";
 
 export interface Settings {
   /** Keep the state in the address of the page. */
   address?: boolean;
+  /** The model behind the page. */
+  model?: Asks | null;
 }
 
 const MADE: Record<ViewName, (app: App) => View> = {
@@ -31,6 +36,8 @@ const MADE: Record<ViewName, (app: App) => View> = {
   masks: masksView,
   positions: positionsView,
   layers: layersView,
+  next: nextView,
+  memory: memoryView,
 };
 const NAMES: Record<ViewName, string> = {
   heads: "All heads",
@@ -40,6 +47,8 @@ const NAMES: Record<ViewName, string> = {
   masks: "Masks",
   positions: "Positions",
   layers: "Layers",
+  next: "Next token",
+  memory: "Memory",
 };
 /** What each view answers. */
 const ANSWERS: Record<ViewName, string> = {
@@ -50,6 +59,8 @@ const ANSWERS: Record<ViewName, string> = {
   masks: "Who may look at whom, and why not",
   positions: "How far heads look",
   layers: "How heads change over the layers",
+  next: "What the model would say next, at each layer, and which heads make it likely",
+  memory: "What a memory that fades holds, and how long",
 };
 /** What makes another entry of the history, so that Back leads to it. */
 const PLACES = ["view", "r", "a", "h", "r2", "a2", "h2"] as const;
@@ -74,6 +85,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   const app: App = {
     store,
     seen,
+    model: settings.model ?? null,
     mode: (): Mode => (store.state.theme === "auto" ? (dark.matches ? "dark" : "light") : store.state.theme),
     current: () => seen[store.state.r],
     fail(error) {
@@ -116,7 +128,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       h(
         "nav",
         { "aria-label": "Views" },
-        ...VIEWS.map((name, n) =>
+        ...views().map((name, n) =>
           h(
             "a",
             {
@@ -157,6 +169,12 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
         button("?", () => keys.showModal(), { "aria-label": "Keys", title: "Keys (?)" }),
       ),
     );
+  }
+
+  /** The views that this recording has: without gated or delta attention there is no memory to look at. */
+  function views(): ViewName[] {
+    const remembers = app.current().recording.attentions.some((at) => at.weights.kind === "recurrence");
+    return VIEWS.filter((name) => name !== "memory" || remembers);
   }
 
   /** On a narrow screen the tab of the view may be out of sight. */
@@ -247,6 +265,10 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     if (before && state.theme !== before.theme) text.redraw();
   }
 
+  if (address && location.hash.length < 2) {
+    const [first] = suggestions(seen[0]); // something to look at before anything was chosen
+    if (first) store.set({ a: first.a, h: first.h });
+  }
   clamp();
   store.listen((state, before) => {
     update(state, before);
@@ -270,7 +292,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   let width = 0;
   const room = new ResizeObserver(() => {
     const now = main.clientWidth;
-    if (width && Math.abs(now - width) > 8) view?.redraw();
+    if (Math.abs(now - width) > 8) view?.redraw();
     width = now;
   });
   room.observe(main);
@@ -306,12 +328,13 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       "]": () => step(1),
       Escape: () => store.set(state.fixed ? { fixed: false, i: -1, j: -1, hover: null } : { view: "heads" }),
     };
-    VIEWS.forEach((name, n) => (does[String(n + 1)] = () => store.set({ view: name })));
+    views().forEach((name, n) => (does[String(n + 1)] = () => store.set({ view: name })));
     if (!does[event.key]) return;
     event.preventDefault();
     does[event.key]();
   }
 
+  width = main.clientWidth; // what the first drawing is made for
   update(store.state, null);
   return app;
 }

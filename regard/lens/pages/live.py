@@ -118,7 +118,7 @@ def _generate_steps(
         reader = _RegardReader(recordable.model, len(ids) + settings.max_tokens)
     else:
         reader = _HubReader(recordable.model)
-    ends = _end_tokens(recordable)
+    ends = end_tokens(recordable)
     detokenizer = model_detokenizer(recordable)
     for token in ids:
         detokenizer.push(token)
@@ -141,7 +141,7 @@ def _generate_steps(
         new = [token]
 
 
-def _end_tokens(recordable: RecordableModel) -> set[int]:
+def end_tokens(recordable: RecordableModel) -> set[int]:
     """Returns the ids of the end-of-text tokens."""
     if isinstance(recordable.model, Model):
         if recordable.tokenizer is None:
@@ -184,8 +184,9 @@ class _StepCapture:
         self.tokens = 0
         self.q: Tensor | None = None
         self.k: Tensor | None = None
+        self.gates: dict[str, Tensor] = {}
 
-    def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None) -> None:
+    def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None, **gates: Tensor) -> None:
         """Stores the last query and the new keys of a step; a mechanism may use no queries or no keys."""
         assert v is not None
         self.tokens += v.shape[2]
@@ -193,13 +194,15 @@ class _StepCapture:
             self.q = q[:, :, -1:]
         if k is not None:
             self.k = k if self.k is None else torch.cat([self.k, k], 2)
+        for name, x in gates.items():
+            self.gates[name] = torch.cat([self.gates[name], x], 2) if name in self.gates else x
 
     def last_row(self) -> Float[Tensor, "H S"]:
         """Returns the weights of the last query over all tokens so far."""
         mask = self.attention.rules.but(causal=True, size_override=(1, self.tokens))
         like = self.attention.out.weight if self.q is None else self.q
         with without_autocast(like):
-            weights = self.attention.mechanism.weights(self.q, self.k, mask)
+            weights = self.attention.mechanism.weights(self.q, self.k, mask, **self.gates)
         return weights[0, :, 0].float().cpu()
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.hub.attention import HubError, recording_attention
+from regard.hub.attention import HubError, calls_interface, recording_attention
 from regard.hub.fetching import display_name
+from regard.hub.memories import memory_layers
 from regard.lens.recording.capture import GradientTaps, ModelCapture
 from regard.lens.recording.hub_inputs import (
     HubText,
@@ -36,6 +37,7 @@ from regard.lens.recording.losses import (
     require_mask_token,
 )
 from regard.lens.recording.maps import evaluation_mode
+from regard.lens.recording.outputs import records_contributions
 from regard.lens.recording.overview import add_overview
 from regard.lens.recording.projections import record_from_output_attentions
 from regard.lens.recording.regard_models import Gradient
@@ -57,6 +59,7 @@ def record_hub_model(
     target: str | Sequence[int] | None = None,
     generate: Mapping[str, Any] | None = None,
     gradient: Gradient = False,
+    contributions: bool | None = None,
     name: str = "text",
     card: Card | None = None,
 ) -> Recording:
@@ -99,6 +102,8 @@ def record_hub_model(
             return record_from_output_attentions(model, inputs, sequence, name, card or hub_card(model))
         if masked:
             loss = _masked_gradient(model, inputs, tokenizer, capture)
+    if records_contributions(contributions, max(module.keys for module in capture.modules.values())):
+        capture.keep_projections()
     sequences = _sequences(model, inputs, ids, tokenizer, places, prompt)
     if not sequences:
         length = next(iter(capture.modules.values())).queries
@@ -127,10 +132,19 @@ def hub_card(model: Any, name: str | None = None, trained: bool | None = None, n
         width=width,
         key_width=key_width,
         value_width=key_width,
-        mechanisms=("softmax",),
+        mechanisms=_mechanisms(model),
+        signed=bool(memory_layers(model)),
         trained=trained,
         note=note,
     )
+
+
+def _mechanisms(model: Any) -> tuple[str, ...]:
+    """Returns the mechanisms of a model's layers: those with a memory by name, all others compute a softmax."""
+    memories = memory_layers(model)
+    if not memories or any(calls_interface(module) for module in model.modules()):
+        return ("softmax", *dict.fromkeys(memories.values()))
+    return tuple(dict.fromkeys(memories.values()))
 
 
 def _config_number(config: Any, *names: str) -> int:
@@ -157,7 +171,7 @@ def _run(
 
     If `gradient` is set, the gradients are stored in the modules of `capture`; otherwise the loss is None.
     """
-    with recording_attention(model, capture):
+    with recording_attention(model, capture), capture.projections.watching(model):
         if generate is not None:
             generated = generate_ids(model, inputs, generate)
             if is_encoder_decoder(model) and "input_ids" in inputs:
