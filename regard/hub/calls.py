@@ -88,6 +88,9 @@ class AttentionReplacement(nn.Module):
         self.configs: tuple[Any, ...] = ()
         AttentionReplacement.live.add(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"made": {}}  # what a call that failed has left has gradients, and cannot be copied
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         AttentionReplacement.live.add(self)  # copying and unpickling a model call __setstate__ and not __init__

@@ -1,5 +1,7 @@
 """Mechanisms with a memory in Hugging Face models: where a and b come from, caches, training; and GPT-OSS's sinks."""
 
+import copy
+
 import pytest
 import safetensors.torch
 import torch
@@ -180,6 +182,7 @@ class TestRefused:
         hub.use(model, "gated-delta")
         with pytest.raises(HubError, match=r"14 keys for 1 new tokens.*begin with a new cache"):
             model(ids[:, :1], past_key_values=cache)
+        assert copy.deepcopy(model)(ids).logits.isfinite().all()  # what the failed call made is not in the way
 
     def test_models_without_softmax(self):
         mamba = hf.Mamba2ForCausalLM(

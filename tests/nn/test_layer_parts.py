@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import GateError, OptionError
+from regard.kernels import plain
 from regard.mechanisms import fork, mechanisms
 from regard.nn import NORMS, Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
 
@@ -278,6 +280,18 @@ def test_value_heads_that_share_keys_are_heads_with_equal_keys() -> None:
     out, state = shared.extend(x, shared.empty(2, 4))
     close(out, own(x))
     assert mechanism_state(state).memory.shape == (2, 6, 4, 3)
+
+
+@pytest.mark.parametrize("key_heads", [None, 2])
+def test_products_and_states_of_shared_keys_are_declared(key_heads: int | None) -> None:
+    attention = plain(layer(mechanism="gated", key_heads=key_heads, decay="step", skip=True, joint=True, **PARTS))
+    x = tokens(70, 14)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        attention(x)
+    declared = attention.cost(70, 70, B=2)
+    assert counter.get_total_flops() == declared.matmul
+    state = attention.empty(2, 4)
+    assert attention.cost(1, 70, "recurrent", B=2).state == state.own.memory.nbytes + state.before.nbytes
 
 
 def test_a_step_forgets_and_writes() -> None:
