@@ -10,8 +10,12 @@ import typer
 HELP = "A Python file that registers mechanisms, which is run; may be repeated."
 
 
+_named: list[str] = []  # the files that were named to the command of this process
+
+
 def import_plugins(files: list[str] | None) -> list[str] | None:
     """Imports the files that the user names, before anything else of the command is done."""
+    _named[:] = files or ()
     if files:
         from regard.plugins import import_file  # it needs PyTorch
 
@@ -21,10 +25,8 @@ def import_plugins(files: list[str] | None) -> list[str] | None:
 
 
 def again(command: str) -> str:
-    """Returns a command that goes on with this one's work, with the files that were named here."""
-    from regard.plugins import imported_paths
-
-    words = [word for path in imported_paths() for word in ("--plugin", path)]
+    """Returns a command that goes on with this one's work, with the files that were named to this one."""
+    words = [word for path in _named for word in ("--plugin", path)]
     return " ".join([command, *map(shlex.quote, words)])
 
 

@@ -16,6 +16,7 @@ from regard.lens import Trace, encode, load
 from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
 from regard.lens.pages.page import write_page
+from regard.lens.recording.memories import describe_misses
 from regard.lens.small_model import shipped, shipped_text
 from regard.reading import check_path
 
@@ -25,8 +26,8 @@ def view(
         str | None,
         typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: a small one that comes with regard."),
     ] = None,
-    text: Annotated[str | None, typer.Argument(help="What the model reads.")] = None,
-    text_b: Annotated[str | None, typer.Argument(help="Another text, to compare.")] = None,
+    text: Annotated[str | None, typer.Argument(help="What the model reads: a text, or the file of an image.")] = None,
+    text_b: Annotated[str | None, typer.Argument(help="Another text or image, to compare.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page here.")] = Path("page.html"),
     beside: Annotated[
         list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; may be repeated.")
@@ -79,7 +80,10 @@ def view(
     # A text beside traces alone would be left unread without a word.
     if text is not None and all(map(_is_trace, (model, *(beside or ())))):
         raise OptionError(f"{model} is a trace and has its text already; leave the text out, or name a model")
-    encoded = encode(Trace.joined(*traces))
+    joined = Trace.joined(*traces)
+    for sentence in describe_misses(joined.recordings):
+        screen.print(sentence, soft_wrap=True)
+    encoded = encode(joined)
     screen.print(f"{_count(traces)}; {encoded.page_size / 1e6:.1f} MB to write", soft_wrap=True)
     write_page(encoded, out)
     console().print(f"{out} shows it: open it in a browser", soft_wrap=True)

@@ -12,36 +12,48 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.nn.attention import Attention
-from regard.shapes import Mask
 
-# Called with q [B,H,T,K], k [B,G,S,K], v [B,G,S,V] and the mask; None for what a call does not bring.
-Callback = Callable[[Tensor | None, Tensor | None, Tensor | None, Mask | None], None]
+# Called with q [B,H,T,K], k [B,G,S,K], v [B,G,S,V] and the mask, None for what a call does not bring; and with a and b
+# by name, as far as the mechanism needs them.
+Callback = Callable[..., None]
+# Called with what the mechanism gives, [B,H,T,V].
+OutputCallback = Callable[[Tensor], None]
 
 
 @contextmanager
-def capture_attention(attention: Attention, callback: Callback, *, recurrent: bool = False) -> Iterator[None]:
-    """Calls back with the queries, keys, values and mask of every call of one layer's mechanism, before it runs.
+def capture_attention(
+    attention: Attention, callback: Callback, *, recurrent: bool = False, given: OutputCallback | None = None
+) -> Iterator[None]:
+    """Calls back with the queries, keys, values, mask and gates of every call of one layer's mechanism, before it runs.
 
     Whole sequences are captured unless `recurrent`, and then the steps from a state: `extend` of self-attention brings
-    all three, while cross-attention writes keys and values once and reads with queries.
+    all three, while cross-attention writes keys and values once and reads with queries. `given` is called with the
+    heads' outputs of self-attention, after the mechanism has run.
     """
     mechanism = attention.mechanism
     with ExitStack() as removal:
         if not recurrent:
 
-            def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-                callback(*inputs)
+            def before(_: nn.Module, inputs: tuple[Any, ...], gates: dict[str, Tensor]) -> None:
+                callback(*inputs, **gates)
 
-            removal.callback(mechanism.register_forward_pre_hook(before).remove)
+            def after(_: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
+                if given is not None:
+                    given(out)
+
+            removal.callback(mechanism.register_forward_pre_hook(before, with_kwargs=True).remove)
+            removal.callback(mechanism.register_forward_hook(after).remove)
         else:
-            for name, method in _recurrent_methods(attention, callback).items():
+            for name, method in _recurrent_methods(attention, callback, given).items():
                 # An attribute of the instance hides the method of its class until it is deleted.
                 setattr(mechanism, name, method)
                 removal.callback(delattr, mechanism, name)
         yield
 
 
-def _recurrent_methods(attention: Attention, callback: Callback) -> dict[str, Callable[..., Any]]:
+def _recurrent_methods(
+    attention: Attention, callback: Callback, given: OutputCallback | None
+) -> dict[str, Callable[..., Any]]:
     """Returns methods that call back and then do what the mechanism's own do.
 
     Only the outermost is replaced: `extend` of a linear mechanism writes and reads itself.
@@ -49,8 +61,11 @@ def _recurrent_methods(attention: Attention, callback: Callback) -> dict[str, Ca
     extend, write, read = attention.mechanism.extend, attention.mechanism.write, attention.mechanism.read
 
     def capture_extend(q: Any, k: Any, v: Tensor, state: Any, visible: Any = None, **gates: Tensor) -> Any:
-        callback(q, k, v, attention.rules.but(causal=True))
-        return extend(q, k, v, state, visible, **gates)
+        callback(q, k, v, attention.rules.but(causal=True), **gates)
+        out, state = extend(q, k, v, state, visible, **gates)
+        if given is not None:
+            given(out)
+        return out, state
 
     def capture_write(state: Any, k: Any, v: Tensor, visible: Any = None) -> Any:
         callback(None, k, v, attention.rules)

@@ -157,7 +157,6 @@ def test_an_experiment_stops_and_goes_on_as_an_experiment(regard_, monkeypatch):
 
 MISTAKES = {
     ("train", "lmm"): "Did you mean 'lm'?",
-    ("train", "lm"): "data.text=FILE",
     ("train", "lm", "data.text=none.txt"): "none.txt cannot be read",
     ("train", "lm", "data.txt=a.txt"): "Did you mean 'text'?",
     ("train", "lm", "trian.lr=1"): "Did you mean 'train'?",

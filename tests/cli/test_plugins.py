@@ -12,6 +12,7 @@ import regard
 from regard import plugins
 from regard.cli import app
 from regard.cli.commands import COMMANDS
+from regard.cli.plugins import again, import_plugins
 from regard.errors import PluginError
 from regard.mechanisms.base import MECHANISMS
 from regard.models.folder import load
@@ -173,3 +174,10 @@ def test_a_damaged_record_is_told_and_a_config_never_runs_a_file(regard_):
 def test_models_of_regards_own_mechanisms_record_nothing(tmp_path):
     regard.GPT.preset("nano", vocabulary=5, mechanism="elu").save(tmp_path / "m")
     assert "plugins" not in json.loads((tmp_path / "m/config.json").read_text())
+
+
+def test_a_command_goes_on_with_the_files_that_were_named_to_it_alone(regard_):
+    import_plugins(["mine.py"])
+    assert again("regard run --resume k") == "regard run --resume k --plugin mine.py"
+    import_plugins(None)  # the next command of this process, which knows the mechanism without naming its file
+    assert again("regard run --resume k") == "regard run --resume k"

@@ -70,7 +70,7 @@ class Window:
         view = self.page.locator("main > section").get_attribute("aria-label")
         if view == "All heads":
             self.page.wait_for_selector(".heads[data-state=done]")
-        elif view in ("One head", "Compare", "Masks", "Positions"):
+        elif view in ("One head", "Compare", "Masks", "Positions", "Memory"):
             self.until("[...document.querySelectorAll('.stage canvas')].every(c => c.dataset.state === 'done')")
         elif view == "Vectors":
             self.page.wait_for_selector(".vector")

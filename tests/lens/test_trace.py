@@ -18,7 +18,7 @@ from regard.errors import OptionError
 from regard.lens import Trace, TraceError, decode, encode, load, record
 from regard.lens.recording.overview import OVERVIEW_SIZE, add_overview
 from regard.lens.trace.arrays import pack, pack_steps, unpack
-from regard.lens.trace.format import to_bytes
+from regard.lens.trace.format import VERSION, to_bytes
 from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.rules import MaskRules, infer_rules
 from regard.lens.trace.tokens import Tokens, word_indices
@@ -234,8 +234,8 @@ def test_damaged_files_are_refused_and_nothing_else_happens(tmp_path):
 
 def test_a_newer_version_and_a_bomb_are_refused():
     encoded = encode(record(nano(), list(range(9))))
-    newer = replace(encoded, header={**encoded.header, "version": 2})
-    with pytest.raises(TraceError, match="version 2"):
+    newer = replace(encoded, header={**encoded.header, "version": VERSION + 1})
+    with pytest.raises(TraceError, match=f"version {VERSION + 1}"):
         decode(to_bytes(newer))
     with pytest.raises(TraceError, match="expected 16"):
         unpack(zlib.compress(bytes(1 << 24)), "f32", (4,))

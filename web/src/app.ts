@@ -17,6 +17,7 @@ import { headsView } from "./views/heads";
 import { nextView } from "./views/next";
 import { layersView } from "./views/layers";
 import { masksView } from "./views/masks";
+import { memoryView } from "./views/memory";
 import { positionsView } from "./views/positions";
 import { vectorsView } from "./views/vectors";
 
@@ -36,6 +37,7 @@ const MADE: Record<ViewName, (app: App) => View> = {
   positions: positionsView,
   layers: layersView,
   next: nextView,
+  memory: memoryView,
 };
 const NAMES: Record<ViewName, string> = {
   heads: "All heads",
@@ -46,6 +48,7 @@ const NAMES: Record<ViewName, string> = {
   positions: "Positions",
   layers: "Layers",
   next: "Next token",
+  memory: "Memory",
 };
 /** What each view answers. */
 const ANSWERS: Record<ViewName, string> = {
@@ -57,6 +60,7 @@ const ANSWERS: Record<ViewName, string> = {
   positions: "How far heads look",
   layers: "How heads change over the layers",
   next: "What the model would say next, at each layer, and which heads make it likely",
+  memory: "What a memory that fades holds, and how long",
 };
 /** What makes another entry of the history, so that Back leads to it. */
 const PLACES = ["view", "r", "a", "h", "r2", "a2", "h2"] as const;
@@ -124,7 +128,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       h(
         "nav",
         { "aria-label": "Views" },
-        ...VIEWS.map((name, n) =>
+        ...views().map((name, n) =>
           h(
             "a",
             {
@@ -165,6 +169,12 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
         button("?", () => keys.showModal(), { "aria-label": "Keys", title: "Keys (?)" }),
       ),
     );
+  }
+
+  /** The views that this recording has: without gated or delta attention there is no memory to look at. */
+  function views(): ViewName[] {
+    const remembers = app.current().recording.attentions.some((at) => at.weights.kind === "recurrence");
+    return VIEWS.filter((name) => name !== "memory" || remembers);
   }
 
   /** On a narrow screen the tab of the view may be out of sight. */
@@ -318,7 +328,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
       "]": () => step(1),
       Escape: () => store.set(state.fixed ? { fixed: false, i: -1, j: -1, hover: null } : { view: "heads" }),
     };
-    VIEWS.forEach((name, n) => (does[String(n + 1)] = () => store.set({ view: name })));
+    views().forEach((name, n) => (does[String(n + 1)] = () => store.set({ view: name })));
     if (!does[event.key]) return;
     event.preventDefault();
     does[event.key]();

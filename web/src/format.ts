@@ -42,6 +42,7 @@ export interface Sequence {
   steps: number[] | null;
   segment?: number[]; // of a pair of texts: 0, 1, or −1 for neither
   grid: [number, number] | null;
+  picture?: string; // of an image: what the model saw, a JPEG as a data: address
 }
 
 export type FeatureMap = "elu" | "quadratic" | "performer" | "fourier" | "stored";
@@ -50,7 +51,8 @@ export type Weights =
   | { kind: "softmax"; scale: number; softcap: number | null }
   | { kind: "feature"; map: FeatureMap }
   | { kind: "onehot" }
-  | { kind: "dense"; tile: number };
+  | { kind: "dense"; tile: number }
+  | { kind: "recurrence"; scale: number; erases: boolean };
 
 export type FigureName = "entropy" | "distance" | "first" | "self" | "peak";
 
@@ -82,12 +84,16 @@ export interface Attention {
     slopes?: ArrayRef;
     offsets?: ArrayRef;
     hidden?: ArrayRef;
+    a?: ArrayRef[];
+    b?: ArrayRef;
+    skip?: ArrayRef;
     g?: ArrayRef[];
     vo?: ArrayRef; // length of each value after the output projection
   };
   overview: ArrayRef;
   figures: Record<FigureName, (number | null)[] | null>;
   error: number[];
+  missed?: Record<string, number[]>; // of a memory: what its weights miss of the layer's outputs
 }
 
 export interface Score {
@@ -142,7 +148,7 @@ export interface Header {
   recordings: Recording[];
 }
 
-const VERSION = 1;
+const VERSION = 2;
 
 /** The header, or an error that says what to do. */
 export function checked(header: Header): Header {

@@ -4,6 +4,7 @@ import type { Extent } from "./colour";
 import { featured, type Features } from "./features";
 import type { Attention, Sequence } from "./format";
 import type { Loader } from "./loader";
+import { Memory } from "./memory";
 import { REASONS, Rules, type Reason } from "./rules";
 
 /** All that went into one weight. */
@@ -34,6 +35,7 @@ export class Head {
   private offsets: Float32Array | null = null;
   private tiles: Float32Array[] | null = null;
   private features: Features | null = null;
+  memory: Memory | null = null; // of gated and delta attention
   private values: Promise<Float32Array | null> | null = null;
   private v: Float32Array | null = null;
   private g: Float32Array | null = null;
@@ -82,8 +84,22 @@ export class Head {
     if (made.q) made.K = made.q.length / made.T;
     made.lengths = await mine(arrays.vo);
     made.slope = (await mine(arrays.slopes))?.[0] ?? 0;
+    if (attention.weights.kind === "recurrence") await made.remember(attention.weights);
     if (attention.weights.kind === "feature") made.features = await featured(loader, made, attention.weights.map);
     return made;
+  }
+
+  /** Makes the memory of gated or delta attention: it needs values and gates beside queries and keys. */
+  private async remember(how: { scale: number; erases: boolean }): Promise<void> {
+    const { arrays, groups } = this.attention;
+    const [v, a, b, skip] = await Promise.all([
+      this.loader.array(arrays.v![this.group]),
+      this.loader.array(arrays.a![this.group]),
+      this.loader.maybe(arrays.b),
+      this.loader.maybe(arrays.skip),
+    ]);
+    const mine = b && b.subarray((b.length / groups) * this.group, (b.length / groups) * (this.group + 1));
+    this.memory = new Memory({ T: this.T, q: this.q!, k: this.k!, v, a, b: mine, skip: skip?.[this.head] ?? 0, ...how });
   }
 
   /** Values, and gradients of the head's output where they were recorded; needed for no weight. */
@@ -122,9 +138,18 @@ export class Head {
 
   /** Decimals of a weight that hold: half a unit of the last is no less than the largest error of the head. */
   get decimals(): number {
+    if (this.memory) return this.significant;
     const error = this.attention.error[this.head] || 0;
     return Math.max(1, Math.min(3, Math.floor(-Math.log10(2 * Math.max(error, 1e-9)))));
   }
+
+  /** Weights of a memory are of any size, and stored without loss: three digits of the largest. */
+  private get significant(): number {
+    this.places ??= Math.max(1, Math.min(9, 2 - Math.floor(Math.log10(this.memory!.largest() || 1))));
+    return this.places;
+  }
+
+  private places: number | null = null;
 
   bias(i: number, j: number): number {
     let b = 0;
@@ -143,7 +168,7 @@ export class Head {
     if (how.kind === "feature") return this.features!.similarity(i, j, 0);
     if (!this.q || !this.k) return null;
     if (how.kind === "onehot") return this.product(i, j) / Math.sqrt(this.K);
-    if (how.kind === "dense") return null;
+    if (how.kind === "dense" || how.kind === "recurrence") return null;
     const s = how.scale * this.product(i, j);
     return how.softcap === null ? s : how.softcap * Math.tanh(s / how.softcap);
   }
@@ -158,6 +183,8 @@ export class Head {
         return (this.sign ? this.sign[i] : 1) * this.features!.similarity(i, j, this.n![i]);
       case "onehot":
         return this.choice![i] === j ? 1 : 0;
+      case "recurrence":
+        return this.memory!.weight(i, j);
       case "dense":
         return this.tiles![Math.floor(i / how.tile)][(i % how.tile) * this.S + j];
     }
@@ -239,7 +266,7 @@ export class Head {
     const how = this.attention.weights;
     return {
       product: this.q && this.k ? this.product(i, j) : null,
-      scale: how.kind === "softmax" ? how.scale : how.kind === "onehot" ? 1 / Math.sqrt(this.K) : null,
+      scale: how.kind === "softmax" || how.kind === "recurrence" ? how.scale : how.kind === "onehot" ? 1 / Math.sqrt(this.K) : null,
       score: this.score(i, j),
       bias: this.attention.bias.length ? this.bias(i, j) : 0,
       normaliser: this.n ? this.n[i] : null,

@@ -15,6 +15,7 @@ export interface Options {
   pool: Pool;
   mode: Mode;
   what: string; // what a cell is, for the legend
+  nothing?: string; // what a cell without a number is; unless said, hidden by the mask
   extent?: Extent | undefined; // of the scale, where several share one
   side?: number; // the longest side in CSS pixels
   zoom?: string;
@@ -408,7 +409,7 @@ export class Matrix {
     this.legend.hidden = Boolean(palette);
     if (palette || !this.ramp) return;
     const ends = cells.signed ? ["−largest of row", "0", "largest of row"] : ["0", "largest of the row"];
-    const hidden = { masked: this.hides ? "hidden by the mask" : "", alone: "" };
+    const hidden = { masked: this.hides ? (this.options.nothing ?? "hidden by the mask") : "", alone: "" };
     if (hatched) hidden.alone = [...Array(cells.rows.n).keys()].some(hatched.row) ? "without a partner" : "";
     this.legend.replaceChildren(legend(what, this.ramp, hidden, scale === "row" ? ends : null));
   }

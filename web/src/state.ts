@@ -1,6 +1,6 @@
 // What is looked at, in one place, and the same in the address of the page.
 
-export const VIEWS = ["heads", "head", "vectors", "compare", "masks", "positions", "layers", "next"] as const;
+export const VIEWS = ["heads", "head", "vectors", "compare", "masks", "positions", "layers", "next", "memory"] as const;
 export type ViewName = (typeof VIEWS)[number];
 export type Scale = "head" | "row" | "log";
 export type Pool = "max" | "mean";

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.errors import OptionError
 from regard.hub import recording_attention
 from regard.hub.attention import Call
+from regard.hub.memories import MemoryCall
 from regard.lens.models import RecordableModel, Sample, as_sample
 from regard.lens.recording.hub_inputs import is_encoder_decoder
 from regard.lens.recording.losses import (
@@ -189,7 +190,11 @@ class _HeadRemover:
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
         """Ignores the weights."""
 
-    def end(self, call: Call, out: Tensor) -> Tensor:
+    def memory(self, call: MemoryCall, out: Tensor) -> Tensor:
+        """Returns the output of a layer with a memory, as `end` does."""
+        return self.end(call, out)
+
+    def end(self, call: Call | MemoryCall, out: Tensor) -> Tensor:
         """Returns the output [B,T,H,V]; in the chosen modules the chosen heads are set to zero."""
         if call.name not in self.heads:
             return out

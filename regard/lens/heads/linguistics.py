@@ -23,6 +23,7 @@ from regard.lens.heads.annotations import Mentions, Parsed, Span
 from regard.lens.heads.labels import EFFECT
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Recording
+from regard.lens.trace.weighing import as_shares
 
 MIN_PAIRS = 10  # smallest number of pairs for which a result is reported
 MAX_DISTANCE = 6  # the largest fixed distance that is tried
@@ -122,7 +123,8 @@ def _word_weights(
         if attended.kind != "self" or attended.queries != 0:
             continue
         total = torch.zeros(attended.heads, len(spans), len(spans))
-        for rows, weights in recording.chunks(attended):
+        for rows, signed in recording.chunks(attended):
+            weights = as_shares(attended, signed)
             total += (of_word[:, rows] / size) @ weights @ onto.T
             mask = attended.rules.allowed(*recording.query_and_key_tokens(attended), rows).float()
             allowed |= (of_word[:, rows] @ mask @ of_word.T) > 0

@@ -5,7 +5,8 @@
 
 An effect is 0 for uniform attention and 1 if all mass is on the set, however long the text is. A query does not count
 if it is padding, sees fewer than two keys, has only weights of 0 in all heads, or (except for "broadcast") may see no
-key of its set. The score "broad" is an entropy instead (`_add_broad`), and its effect is the plain difference. Sums are
+key of its set. Weights of a memory (gated and delta attention) are signed and sum to anything: of them |w| / Σ|w|
+counts. The score "broad" is an entropy instead (`_add_broad`), and its effect is the plain difference. Sums are
 stored per text, for a bootstrap over texts.
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from regard.lens.trace.formulas import SoftmaxFormula
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import RecordedAttention, Recording
+from regard.lens.trace.weighing import as_shares
 
 NEAR = 3  # largest distance that counts as local
 # A text with fewer different tokens is not measured. A decoder may write one token over and over, and then any liking
@@ -103,7 +105,8 @@ def measure(
     column = None
     if "broadcast" in into:
         column = _broadcast_columns(recording, attended)
-    for rows, weights in recording.chunks(attended):
+    for rows, signed in recording.chunks(attended):
+        weights = as_shares(attended, signed)
         allowed = attended.rules.allowed(queries, keys, rows)
         counted = queries.not_padding[rows] & allowed.any(1) & (weights.abs().sum(-1) > 0).any(0)
         visible_keys = allowed.sum(1).clamp(min=1)
@@ -171,7 +174,8 @@ def _broadcast_columns(recording: Recording, attended: RecordedAttention) -> tup
     """
     S = len(recording.sequences[attended.keys])
     totals = torch.zeros(2, attended.heads, S)
-    for rows, weights in recording.chunks(attended):
+    for rows, signed in recording.chunks(attended):
+        weights = as_shares(attended, signed)
         for half in (0, 1):
             totals[half] += weights[:, rows % 2 == half].sum(1)
     return totals[0].argmax(-1), totals[1].argmax(-1)

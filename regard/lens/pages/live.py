@@ -184,8 +184,9 @@ class _StepCapture:
         self.tokens = 0
         self.q: Tensor | None = None
         self.k: Tensor | None = None
+        self.gates: dict[str, Tensor] = {}
 
-    def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None) -> None:
+    def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None, **gates: Tensor) -> None:
         """Stores the last query and the new keys of a step; a mechanism may use no queries or no keys."""
         assert v is not None
         self.tokens += v.shape[2]
@@ -193,13 +194,15 @@ class _StepCapture:
             self.q = q[:, :, -1:]
         if k is not None:
             self.k = k if self.k is None else torch.cat([self.k, k], 2)
+        for name, x in gates.items():
+            self.gates[name] = torch.cat([self.gates[name], x], 2) if name in self.gates else x
 
     def last_row(self) -> Float[Tensor, "H S"]:
         """Returns the weights of the last query over all tokens so far."""
         mask = self.attention.rules.but(causal=True, size_override=(1, self.tokens))
         like = self.attention.out.weight if self.q is None else self.q
         with without_autocast(like):
-            weights = self.attention.mechanism.weights(self.q, self.k, mask)
+            weights = self.attention.mechanism.weights(self.q, self.k, mask, **self.gates)
         return weights[0, :, 0].float().cpu()
 
 

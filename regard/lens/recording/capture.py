@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from regard.errors import OptionError
 from regard.hub.attention import Call
+from regard.hub.memories import MemoryCall
 from regard.lens.recording.mechanism_formulas import TILE_ROWS, first_example
+from regard.lens.recording.memories import MemoryCapture, tap_output
 from regard.lens.recording.outputs import OutputProjections, head_matrices, value_lengths
 from regard.lens.trace.arrays import pack
 from regard.lens.trace.formulas import Dense, SoftmaxFormula
@@ -122,10 +124,8 @@ class ModuleCapture:
         If `tap_gradients`, zeros are added to them, and the gradient of these zeros is the gradient of the outputs.
         """
         self.bias = None
-        if not tap_gradients:
-            return out
-        self.grad_tap = torch.zeros_like(out, requires_grad=True)
-        return out + self.grad_tap
+        self.grad_tap, out = tap_output(out, tap_gradients)
+        return out
 
     def to_recorded(self, layer: int, side: str, queries: int, keys: int, sequences: list[Tokens]) -> RecordedAttention:
         """Returns the `RecordedAttention` of this module; `queries` and `keys` are indices into `sequences`."""
@@ -247,29 +247,42 @@ class ModelCapture:
     def __init__(self, tap_gradients: bool = False, dense: dict[str, int] | None = None) -> None:
         self.tap_gradients = tap_gradients
         self.dense = dense or {}
-        self.modules: dict[str, ModuleCapture] = {}
+        self.modules: dict[str, ModuleCapture | MemoryCapture] = {}
         self.projections = OutputProjections()
 
     def begin(self, call: Call) -> None:
         """Stores the inputs of a call."""
         if call.name not in self.modules:
             self.modules[call.name] = ModuleCapture(call, self.dense.get(call.name))
-        self.modules[call.name].begin(call)
+        self._module(call).begin(call)
 
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
         """Passes the weights [H,R,S] of the queries from `start` on to their module, which checks or stores them."""
-        self.modules[call.name].rows(call, start, weights)
+        self._module(call).rows(call, start, weights)
 
     def end(self, call: Call, out: Tensor) -> Tensor:
         """Returns the heads' outputs of the call, with zeros added to them if gradients are tapped."""
-        out = self.modules[call.name].end(out, self.tap_gradients)
+        out = self._module(call).end(out, self.tap_gradients)
         self.projections.expect(call.name, out)
         return out
 
     def keep_projections(self) -> None:
         """Gives each module the output projection that was found for it."""
         for name, projection in self.projections.found.items():
-            self.modules[name].projection = projection
+            module = self.modules[name]
+            assert isinstance(module, ModuleCapture)
+            module.projection = projection
+
+    def memory(self, call: MemoryCall, out: Tensor) -> Tensor:
+        """Stores a call of a layer with a memory; returns its output, with zeros added if gradients are tapped."""
+        module = self.modules.setdefault(call.name, MemoryCapture(call))
+        assert isinstance(module, MemoryCapture)
+        return module.add(call, out, self.tap_gradients)
+
+    def _module(self, call: Call) -> ModuleCapture:
+        module = self.modules[call.name]
+        assert isinstance(module, ModuleCapture)
+        return module
 
     @property
     def unexplained(self) -> dict[str, int]:
@@ -293,7 +306,11 @@ class GradientTaps:
     def rows(self, call: Call, start: int, weights: Tensor) -> None:
         """Ignores the weights."""
 
-    def end(self, call: Call, out: Tensor) -> Tensor:
+    def memory(self, call: MemoryCall, out: Tensor) -> Tensor:
+        """Returns the output of a layer with a memory with zeros [1,T,H,V] added."""
+        return self.end(call, out)
+
+    def end(self, call: Call | MemoryCall, out: Tensor) -> Tensor:
         """Returns the output with zeros [1,T,H,V] added."""
         tap = torch.zeros_like(out[:1], requires_grad=True)
         self.taps[call.name] = tap

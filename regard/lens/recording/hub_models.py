@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.hub.attention import HubError, recording_attention
+from regard.hub.attention import HubError, calls_interface, recording_attention
 from regard.hub.fetching import display_name
+from regard.hub.memories import memory_layers
 from regard.lens.recording.capture import GradientTaps, ModelCapture
 from regard.lens.recording.hub_inputs import (
     HubText,
@@ -131,10 +132,19 @@ def hub_card(model: Any, name: str | None = None, trained: bool | None = None, n
         width=width,
         key_width=key_width,
         value_width=key_width,
-        mechanisms=("softmax",),
+        mechanisms=_mechanisms(model),
+        signed=bool(memory_layers(model)),
         trained=trained,
         note=note,
     )
+
+
+def _mechanisms(model: Any) -> tuple[str, ...]:
+    """Returns the mechanisms of a model's layers: those with a memory by name, all others compute a softmax."""
+    memories = memory_layers(model)
+    if not memories or any(calls_interface(module) for module in model.modules()):
+        return ("softmax", *dict.fromkeys(memories.values()))
+    return tuple(dict.fromkeys(memories.values()))
 
 
 def _config_number(config: Any, *names: str) -> int:

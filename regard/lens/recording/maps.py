@@ -68,7 +68,13 @@ def _describe(model: object) -> str:
 
 
 def _add_weights(
-    maps: list[Tensor], mechanism: Mechanism, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None
+    maps: list[Tensor],
+    mechanism: Mechanism,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+    mask: Mask | None,
+    **gates: Tensor,
 ) -> None:
     """Computes the explicit weights [B,H,T,S] of one call and appends them to `maps`."""
     assert v is not None and mask is not None
@@ -78,7 +84,7 @@ def _add_weights(
     if k is not None:
         k = mask.zero_hidden(k)  # keys of padding tokens may hold anything, even NaN
     with without_autocast(v):
-        weights = mechanism.weights(q, k, mask)
+        weights = mechanism.weights(q, k, mask, **gates)
     maps.append(weights.expand(v.shape[0], -1, -1, -1))
 
 

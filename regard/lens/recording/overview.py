@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.lens.trace.trace import RecordedAttention, Recording
+from regard.lens.trace.weighing import as_shares
 
 OVERVIEW_SIZE = 32  # maximum number of rows and columns of an overview
 _FIGURES = ("entropy", "distance", "first", "self", "peak")
@@ -18,7 +19,8 @@ def add_overview(recording: Recording, attended: RecordedAttention) -> None:
 
     In the overview, weights are averaged over neighbouring queries and summed over neighbouring keys. The figures are
     means over the queries that are not padding and have a weight other than 0: the entropy divided by its maximum, the
-    attention distance, the weight on the first token, the weight on the query's own token, and the largest weight.
+    attention distance, the weight on the first token, the weight on the query's own token, and the largest weight; the
+    weights of a memory, which sum to anything, count as shares |w| / Σ|w|.
     """
     queries, keys = recording.query_and_key_tokens(attended)
     T, S, H = len(queries), len(keys), attended.heads
@@ -35,18 +37,19 @@ def add_overview(recording: Recording, attended: RecordedAttention) -> None:
         p = weights.abs() if attended.signed else weights
         total = p.sum(-1, keepdim=True)
         p = p / total.masked_fill(total == 0, 1)
+        shares = as_shares(attended, weights)
         allowed = attended.rules.allowed(queries, keys, rows)
         counted = (total[..., 0] > 0) & queries.not_padding[rows]
         counts += counted.sum(1)
         max_entropy = allowed.sum(-1).clamp(min=2).log()
         entropy = torch.special.entr(p).sum(-1) / max_entropy
         sums["entropy"] += (entropy * counted).sum(1)
-        sums["first"] += (weights[..., first] * counted).sum(1)
-        sums["peak"] += (weights.amax(-1) * counted).sum(1)
+        sums["first"] += (shares[..., first] * counted).sum(1)
+        sums["peak"] += (shares.amax(-1) * counted).sum(1)
         if attended.kind == "self":
             distance = (queries.position_tensor[rows][:, None] - keys.position_tensor[None]).abs().float()
             sums["distance"] += (p.mul_(distance).sum(-1) * counted).sum(1)
-            sums["self"] += (weights.gather(2, rows[None, :, None].expand(H, -1, 1))[..., 0] * counted).sum(1)
+            sums["self"] += (shares.gather(2, rows[None, :, None].expand(H, -1, 1))[..., 0] * counted).sum(1)
     rows_pooled = torch.bincount(row_of, minlength=r).clamp(min=1)
     picture = torch.zeros(H, r, c).index_add_(2, column_of, pooled)
     attended.overview = picture / rows_pooled[None, :, None]

@@ -28,6 +28,7 @@ from regard.lens.recording.losses import (
 )
 from regard.lens.recording.maps import evaluation_mode
 from regard.lens.recording.mechanism_formulas import LayerInputs, derive_formula, first_example
+from regard.lens.recording.memories import describe_memory
 from regard.lens.recording.outputs import records_contributions, regard_head_matrices, value_lengths
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import OneHot
@@ -35,6 +36,7 @@ from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import tokens_of
 from regard.lens.trace.trace import Card, RecordedAttention, Recording
 from regard.mechanisms.base import without_autocast
+from regard.mechanisms.recurrence import Recurrence
 from regard.models import Decoder, Encoder, Model, Seq2Seq, Stack, token_loss
 from regard.models.encoder import MaskedHead
 from regard.nn import Attention
@@ -58,21 +60,26 @@ class LayerCapture:
         self.kind = kind
         self.name = name
         self.attention = attention
-        self.parts: dict[str, list[Tensor]] = {"q": [], "k": [], "v": []}
+        self.parts: dict[str, list[Tensor]] = {name: [] for name in ("q", "k", "v", "a", "b", "out")}
         self.mask = Mask()
         self.grad_tap: Tensor | None = None  # zeros added to the heads' outputs; they receive the gradient
         self.output_grad: Tensor | None = None
 
-    def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None) -> None:
+    def add(self, q: Tensor | None, k: Tensor | None, v: Tensor | None, mask: Mask | None, **gates: Tensor) -> None:
         """Stores the inputs of one call."""
-        for name, x in (("q", q), ("k", k), ("v", v)):
+        for name, x in (("q", q), ("k", k), ("v", v), *gates.items()):
             if x is not None:
                 self.parts[name].append(x[:1].detach())
         if mask is not None:
             self.mask = mask
 
+    def add_output(self, out: Tensor) -> None:
+        """Stores what a memory gives, by which its weights are checked."""
+        if isinstance(self.attention.mechanism, Recurrence):
+            self.parts["out"].append(out[:1].detach())
+
     def concatenated(self, name: str) -> Tensor | None:
-        """Returns "q", "k" or "v" of all calls, [1,heads,tokens,width]; None if the mechanism does not use it."""
+        """Returns "q", "k", "v", "a", "b" or "out" of all calls, [1,heads,tokens,…]; None if there is none."""
         parts = self.parts[name]
         return torch.cat(parts, 2) if parts else None
 
@@ -241,7 +248,7 @@ def _run_whole(
         require_mask_token(tokenizer)
     with ExitStack() as captures:
         for layer in layers:
-            captures.enter_context(capture_attention(layer.attention, layer.add))
+            captures.enter_context(capture_attention(layer.attention, layer.add, given=layer.add_output))
             if gradient:
                 captures.enter_context(forward_hooks([layer.attention.mechanism], layer.add_grad_tap))
         out = model(tokens, target) if isinstance(model, Seq2Seq) else model(tokens)
@@ -335,7 +342,8 @@ def _run_steps(model: Model[Any], tokens: Tensor, new: list[int], layers: list[L
         for layer in layers:
             # The encoder runs once over the source; only the decoder runs step by step.
             recurrent = layer.side == "decoder"
-            captures.enter_context(capture_attention(layer.attention, layer.add, recurrent=recurrent))
+            captured = capture_attention(layer.attention, layer.add, recurrent=recurrent, given=layer.add_output)
+            captures.enter_context(captured)
         _, state = model.prefill(tokens, None, len(new) + 1)
         for token in new:
             _, state = model.extend(tokens.new_tensor([[token]]), state, last=True)
@@ -369,6 +377,9 @@ def _build_recorded(layer: LayerCapture, recording: Recording) -> RecordedAttent
         g=first_example(layer.output_grad),
     )
     mask = layer.mask.but(visible=None, size_override=(len(recording.sequences[queries]), v.shape[2]))
+    if isinstance(mechanism, Recurrence):
+        describe_memory(attended, mechanism, {name: layer.concatenated(name) for name in layer.parts})
+        return attended
     inputs = LayerInputs(layer.concatenated("q"), layer.concatenated("k"), v, mask, cross)
     with torch.no_grad(), without_autocast(v):
         attended.formula = derive_formula(attended, mechanism, inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from regard.errors import quote
 from regard.lens.trace.arrays import TraceError
-from regard.lens.trace.formulas import Dense, KernelFormula, OneHot, SoftmaxFormula
+from regard.lens.trace.attended import RecordedAttention
+from regard.lens.trace.formulas import Dense, KernelFormula, OneHot, RecurrenceFormula, SoftmaxFormula
 from regard.lens.trace.tokens import Tokens
-from regard.lens.trace.trace import RecordedAttention
 from regard.reading import check_hints
 
 MAX_HEADS = 1 << 12
@@ -21,7 +22,28 @@ LARGEST_POSITION = 1 << 40
 # no recording but made to fill the memory.
 EXPANSION = 64
 FREE_BYTES = 1 << 28
-_TENSORS = ("q", "k", "v", "n", "sign", "choice", "w", "cq", "ck", "slopes", "offsets", "g", "vo", "overview")
+PICTURE = "data:image/jpeg;base64,"  # how the picture of a sequence begins: nothing else is ever shown
+MAX_PICTURE = 1 << 24  # characters
+_BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
+_TENSORS = (
+    "q",
+    "k",
+    "v",
+    "n",
+    "sign",
+    "choice",
+    "w",
+    "cq",
+    "ck",
+    "slopes",
+    "offsets",
+    "a",
+    "b",
+    "skip",
+    "g",
+    "vo",
+    "overview",
+)
 
 
 class Budget:
@@ -56,9 +78,17 @@ def check_tokens(tokens: Tokens, source: str) -> None:
         lists = (*lists, tokens.segment)
     if any(len(x) != len(tokens) for x in lists):
         raise TraceError(f"{source}: the lists of sequence {quote(tokens.name)} differ in length; record it again")
+    if tokens.picture is not None and not _is_picture(tokens.picture):
+        raise TraceError(f"{source}: the picture of sequence {quote(tokens.name)} is no JPEG; record it again")
     numbers = [n for x in (*lists, tokens.ids or [], tokens.steps or [], tokens.grid or []) for n in x]
     if any(abs(n) > LARGEST_POSITION for n in numbers) or min(tokens.positions, default=0) < 0:
         raise TraceError(f"{source}: a number of sequence {quote(tokens.name)} is out of range; record it again")
+
+
+def _is_picture(address: str) -> bool:
+    """Returns whether an address holds a JPEG itself: one that names a place would make a reader ask for it."""
+    letters = address.removeprefix(PICTURE)
+    return letters != address and len(address) <= MAX_PICTURE and _BASE64.fullmatch(letters) is not None
 
 
 def check_attended(attended: RecordedAttention, sequences: Sequence[Tokens], source: str) -> None:
@@ -92,6 +122,9 @@ def _check_arrays(attended: RecordedAttention, T: int, S: int, source: str) -> N
         "cq": (H, T),
         "ck": (G, S),
         "w": (0, 0),
+        "a": (G, S, 0),
+        "b": (G, S),
+        "skip": (H,),
         "slopes": (H,),
         "vo": (H, S),
         "offsets": (H, T + S - 1),
@@ -126,9 +159,24 @@ def _check_formula(attended: RecordedAttention, T: int, S: int, source: str) -> 
             raise TraceError(f"{source}: the chosen keys are missing, or not among the {S} keys; record it again")
     if isinstance(formula, SoftmaxFormula | KernelFormula) and (attended.q is None or attended.k is None):
         raise TraceError(f"{source}: the queries or keys are missing; record it again")
+    if isinstance(formula, RecurrenceFormula):
+        _check_memory(attended, source)
     if isinstance(formula, SoftmaxFormula) and formula.softcap == 0:
         raise TraceError(f"{source}: a softcap of 0; record it again")
     if isinstance(formula, KernelFormula) and formula.feature_map == "performer":
         width = attended.w.shape[-1] if attended.w is not None else -1
         if attended.q is None or width != attended.q.shape[-1] or not len(attended.w if attended.w is not None else ()):
             raise TraceError(f"{source}: the random projection is missing or does not fit; record it again")
+
+
+def _check_memory(attended: RecordedAttention, source: str) -> None:
+    """Raises TraceError if what a memory is computed from is missing or does not fit, or if it would grow."""
+    q, k, v, a = attended.q, attended.k, attended.v, attended.a
+    if q is None or k is None or v is None or a is None or len(v) != len(k):
+        raise TraceError(f"{source}: queries, keys, values or decays of a memory are missing; record it again")
+    if attended.queries != attended.keys:
+        raise TraceError(f"{source}: a memory of another sequence than that of its queries; record it again")
+    if a.shape[-1] not in (1, k.shape[-1]) or q.shape[1] != k.shape[1]:
+        raise TraceError(f"{source}: the decays {list(a.shape)} do not fit the keys {list(k.shape)}; record it again")
+    if not bool((a <= 0).all()):
+        raise TraceError(f"{source}: a decay that lets the memory grow; record it again")

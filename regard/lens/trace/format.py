@@ -17,7 +17,7 @@ from regard.errors import quote
 from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
 from regard.lens.trace.base91 import ALIGN, encode_base91, encoded_length
 from regard.lens.trace.checks import Budget, check_attended, check_tokens
-from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, SoftmaxFormula
+from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, RecurrenceFormula, SoftmaxFormula
 from regard.lens.trace.precision import choose_precision
 from regard.lens.trace.predictions import decode_predictions, encode_predictions
 from regard.lens.trace.rules import MaskRules
@@ -28,12 +28,13 @@ from regard.storage import atomic_write
 from regard.version import __version__
 
 MAGIC = b"REGARD\x01\n"
-VERSION = 1
+VERSION = 2  # what is read; a trace without memories is written as version 1, so that older readers can read it
 MAX_TRACE_BYTES = 1 << 32
 LARGEST_HALF = 6e4  # below the largest finite float16, 65504
-# Storage types of arrays that are packed whole; q, k, v and g are packed head by head.
+# Storage types of arrays that are packed whole; those of `_ARRAYS_BY_HEAD` are packed head by head.
 _WHOLE_ARRAYS = {"n": "f32", "sign": "f32", "choice": "i32", "w": "f32", "cq": "f32", "ck": "f32", "slopes": "f32"}
-_WHOLE_ARRAYS |= {"offsets": "f32", "vo": "f32"}
+_WHOLE_ARRAYS |= {"offsets": "f32", "vo": "f32", "b": "f32", "skip": "f32"}
+_ARRAYS_BY_HEAD = ("q", "k", "v", "g", "a")
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -123,13 +124,18 @@ def encode(trace: Trace) -> Encoded:
         )
     header = {
         "format": "regard-trace",
-        "version": VERSION,
+        "version": VERSION if _holds_memories(trace) else 1,
         "made_by": f"regard {__version__}",
         "blocks": [len(block) for block in blocks],
         "models": [card.as_dict() for card in cards],
         "recordings": recordings,
     }
     return Encoded(header | {"check": _checksum(header)}, [bytes(block) for block in blocks])
+
+
+def _holds_memories(trace: Trace) -> bool:
+    attentions = (attended for recording in trace.recordings for attended in recording.attentions)
+    return any(isinstance(attended.formula, RecurrenceFormula) for attended in attentions)
 
 
 def _header_to_bytes(header: dict[str, Any]) -> bytes:
@@ -228,9 +234,12 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
     for name, kind in _WHOLE_ARRAYS.items():
         if (x := getattr(attended, name)) is not None:
             arrays[name] = put(x, kind)
+    exact = isinstance(attended.formula, RecurrenceFormula)  # W v is the output only if v is that of the layer
     for name in ("v", "g"):
         if (x := getattr(attended, name)) is not None:
-            arrays[name] = [put(y, "step" if bool(y.isfinite().all()) else "f32") for y in x]
+            arrays[name] = [put(y, "f32" if exact or not bool(y.isfinite().all()) else "step") for y in x]
+    if attended.a is not None:
+        arrays["a"] = [put(y, "f32") for y in attended.a]
     if attended.rules.hidden is not None:
         arrays["hidden"] = put(attended.rules.hidden, "bit")
     if isinstance(attended.formula, Dense):
@@ -252,6 +261,7 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
         "arrays": arrays,
         "overview": _put(blocks, 0, pack(overview, overview_type), overview_type, shape),
         "error": error,
+        **({"missed": attended.missed} if attended.missed else {}),
     }
 
 
@@ -325,7 +335,7 @@ def _decode_attended(
     read = partial(_read_array, blocks, budget, source)
 
     tensors: dict[str, Tensor] = {name: read(arrays[name], name) for name in _WHOLE_ARRAYS if name in arrays}
-    for name in ("q", "k", "v", "g"):
+    for name in _ARRAYS_BY_HEAD:
         if name in arrays:
             tensors[name] = torch.stack([read(x, name) for x in arrays[name]]).float()
     if "choice" in tensors:
@@ -341,6 +351,7 @@ def _decode_attended(
         rules=MaskRules(**mask),
         overview=read(entry["overview"], "overview").float(),
         error=entry["error"],
+        missed=entry.get("missed", {}),
     )
     for name, x in tensors.items():
         setattr(attended, name, x)
@@ -359,4 +370,6 @@ def _decode_formula(weights: dict[str, Any], tiles: list[list[bytes]], source: s
         return Dense(weights["tile"], tiles)
     if kind == "onehot":
         return OneHot()
+    if kind == "recurrence":
+        return RecurrenceFormula(weights["scale"], weights["erases"])
     raise TraceError(f"{source}: weights of kind {quote(kind)} are unknown to this regard; update it")

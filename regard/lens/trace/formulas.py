@@ -4,6 +4,7 @@ softmax   exp(scale·q·k + bias − n)          n = log Σ exp(…) of the row;
 feature   sign · φ(q)·φ(k) · exp(−n)         n = log |Σ φ(q)·φ(k)| of the row
 onehot    1 at the chosen key, else 0
 dense     the weights themselves, stored in tiles of rows
+recurrence  what a memory that fades gives, from q, k, a and b (see `memory.py`)
 """
 
 from __future__ import annotations
@@ -93,7 +94,19 @@ class Dense:
         return {"kind": self.kind, "tile": self.tile}
 
 
-Formula = SoftmaxFormula | KernelFormula | OneHot | Dense
+@dataclass(frozen=True)
+class RecurrenceFormula:
+    """Gated and delta attention: a memory that fades, which a delta rule also erases before it writes."""
+
+    kind: ClassVar[str] = "recurrence"
+    scale: float
+    erases: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "scale": self.scale, "erases": self.erases}
+
+
+Formula = SoftmaxFormula | KernelFormula | OneHot | Dense | RecurrenceFormula
 
 
 def _elu(q: Tensor, k: Tensor, w: Tensor | None) -> KernelTerms:

@@ -21,8 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.lens.trace.arrays import MAX_CODE, default_steps, round_down_steps, round_to_steps
-from regard.lens.trace.formulas import KernelFormula, SoftmaxFormula
-from regard.lens.trace.trace import RecordedAttention, Recording, kv_for_heads, weigh
+from regard.lens.trace.formulas import KernelFormula, RecurrenceFormula, SoftmaxFormula
+from regard.lens.trace.trace import RecordedAttention, Recording
+from regard.lens.trace.weighing import kv_for_heads, weigh
 
 LIMIT = 1e-3  # largest allowed change of a weight
 ROWS = 128  # number of rows, spread over the text, in the sample that ε is searched on (see `_sample_rows`)
@@ -60,8 +61,8 @@ class _QuerySteps(NamedTuple):
 def choose_precision(recording: Recording, attended: RecordedAttention) -> StoredVectors:
     """Quantises q and k of softmax attention as coarsely as LIMIT and `default_steps` allow.
 
-    The q and k of kernel attention are stored as floats. In other attention no weight is computed from q and k, so they
-    are quantised with `default_steps`.
+    The q and k of kernel attention are stored as floats, and those of a memory as they are. In other attention no
+    weight is computed from q and k, so they are quantised with `default_steps`.
     """
     q = attended.q
     k = attended.k
@@ -70,6 +71,9 @@ def choose_precision(recording: Recording, attended: RecordedAttention) -> Store
         return _fit_softmax(recording, attended)
     if isinstance(attended.formula, KernelFormula):
         return _choose_float_types(recording, attended)
+    if isinstance(attended.formula, RecurrenceFormula):
+        whole: list[Storage] = [("f32", None)]
+        return StoredVectors(q, k, None, whole * len(q), whole * len(k), [0.0] * attended.heads)
     return StoredVectors(
         q, k, attended.n, _storage(q, default_steps(q)), _storage(k, default_steps(k)), [0.0] * attended.heads
     )

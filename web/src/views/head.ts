@@ -7,6 +7,7 @@ import { button, counted, h, number, replace, select, toggle } from "../dom";
 import type { Head } from "../head";
 import { Matrix, type Layer } from "../matrix";
 import { laid, overlay } from "../overlay";
+import { exactness } from "../memory";
 import { patches } from "../patches";
 import { copied, matrixCsv, matrixPicture } from "../save";
 import { parts } from "../segments";
@@ -174,7 +175,7 @@ export function headView(app: App): View {
         state.show === "gradient" && head.hasGradient
           ? ""
           : `${counted(cells.hidden.length, "key")} hidden: ${names}${cells.hidden.length > 6 ? " …" : ""}. What is left of each row is divided by its sum, so these are not the model's weights.`;
-    } else says.textContent = "";
+    } else says.textContent = cells.isGradient ? "" : exactness(head.attention.missed, head.head);
     reads.textContent = layers.length
       ? "Each row is a token that looks; each head has a hue, and the stronger it is the more weight on that column's token."
       : howToRead(app, cells.isGradient, cells.word === "length handed on");

@@ -112,6 +112,14 @@ export function vectorsView(app: App): View {
       );
     } else if (how.kind === "onehot") {
       rows.push(["q·k/√K", number(x.score)], ["", "the row's largest takes all"]);
+    } else if (how.kind === "recurrence") {
+      const memory = head.memory!;
+      const usual = j <= i ? memory.usual(i, j) : 0;
+      const skip = i === j ? memory.parts.skip : 0;
+      rows.push(["q·k", number(x.product)], [`× scale ${number(x.scale)}`, number(x.product! * x.scale!)]);
+      rows.push([`× what decays since left, × b = ${number(memory.strength(j), 3)}`, number(usual)]);
+      if (how.erases) rows.push(["+ what the delta rule erased in between", number(x.weight - usual - skip)]);
+      if (skip) rows.push(["+ past the memory (D)", number(skip)]);
     } else rows.push(["", "weights as the model gave them"]);
     rows.push(["mask", x.reason === "visible" ? "lets it through" : `hides it: ${WHY[x.reason]}`]);
     rows.push([how.kind === "softmax" ? "weight = exp of the sum" : "weight", fixed(x.weight, head.decimals)]);

@@ -1,0 +1,208 @@
+"""Where gated and delta layers of transformers are caught: they bypass its attention interface.
+
+Such a layer calls one of a few functions of its modeling file, by name: `torch_chunk_gated_delta_rule` over a whole
+text and `torch_recurrent_gated_delta_rule` for one more token (Qwen3-Next and its kin), `mamba2_chunk_scan` and
+`mamba2_selective_state_update` (Mamba-2 and its kin). `recording_memories` puts a function of the same name in their
+place while it lasts. That calls the one before, and shows its arguments, as q, k, v, a and b, and its result.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.shapes import default_scale
+
+
+@dataclass(frozen=True)
+class MemoryCall:
+    """One call of a layer with a memory, in the words of `regard.mechanisms.recurrence`."""
+
+    module: nn.Module
+    name: str  # of the module in its model
+    mechanism: str  # "gated" or "gated-delta"
+    q: Float[Tensor, "B H T K"]
+    k: Float[Tensor, "B H T K"]
+    v: Float[Tensor, "B H T V"]
+    a: Float[Tensor, "B H T"]  # logarithm of the decay
+    b: Float[Tensor, "B H T"]  # strength of the write
+    scale: float
+    skip: Float[Tensor, " H"] | None = None  # out has skip · v beside what the memory gives
+    cross: ClassVar[bool] = False
+
+
+@runtime_checkable
+class MemoryRecorder(Protocol):
+    """A recorder that also receives the calls of layers with a memory.
+
+    `memory` gets a call and its output [B,T,H,V], and returns the output that the model continues with.
+    """
+
+    def memory(self, call: MemoryCall, out: Tensor) -> Tensor: ...
+
+
+# What a function is called with, by the names of its parameters, becomes a MemoryCall's fields.
+Reader = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def _read_delta_rule(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a call of transformers' gated delta rule, whose tensors are [B,T,H,·] and [B,T,H]."""
+    q, k, v = (given[name].transpose(1, 2) for name in ("query", "key", "value"))
+    if given.get("use_qk_l2norm_in_kernel"):
+        q, k = _unit_length(q), _unit_length(k)
+    a = given["g"].transpose(1, 2).float()
+    b = given["beta"].transpose(1, 2)
+    return {"mechanism": "gated-delta", "q": q, "k": k, "v": v, "a": a, "b": b, "scale": default_scale(q.shape[-1])}
+
+
+def _unit_length(x: Tensor) -> Tensor:
+    """Returns what transformers' functions make of a query or a key: it has length 1 but for 1e-6 beside its square."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _read_scan(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a call of Mamba-2's scan: x [B,T,H,V] is v, B and C [B,T,G,K] are k and q, Δ is b."""
+    low, high = given.get("dt_limit") or (0.0, float("inf"))
+    step = _make_step(given, given["dt"], given.get("dt_bias")).clamp(low, high)
+    return _scan_fields(given["hidden_states"], step, given["A"], given["B"], given["C"], given.get("D"))
+
+
+def _read_scan_step(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of one more token of Mamba-2: its numbers a head are repeated over V and K."""
+    bias = given.get("dt_bias")
+    step = _make_step(given, given["dt"][..., 0], None if bias is None else bias[:, 0])
+    skip = given.get("D")
+    return _scan_fields(
+        given["hidden_states"][:, None],
+        step[:, None],
+        given["A"][:, 0, 0],
+        given["B"][:, None],
+        given["C"][:, None],
+        None if skip is None else skip[:, 0],
+    )
+
+
+def _make_step(given: Mapping[str, Any], step: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns Δ of each token and head, as transformers makes it of its projection."""
+    if bias is not None:
+        step = step + bias.to(step.dtype)
+    return functional.softplus(step) if given.get("dt_softplus") else step
+
+
+def _scan_fields(x: Tensor, step: Tensor, rate: Tensor, B: Tensor, C: Tensor, skip: Tensor | None) -> dict[str, Any]:
+    heads = x.shape[2]
+    k, q = (y.transpose(1, 2).repeat_interleave(heads // y.shape[2], 1).float() for y in (B, C))
+    b = step.transpose(1, 2).float()
+    a = b * rate.float()[:, None]
+    return {
+        "mechanism": "gated",
+        "q": q,
+        "k": k,
+        "v": x.transpose(1, 2),
+        "a": a,
+        "b": b,
+        "scale": 1.0,
+        "skip": skip,
+    }
+
+
+READERS: dict[str, Reader] = {
+    "torch_chunk_gated_delta_rule": _read_delta_rule,
+    "torch_recurrent_gated_delta_rule": _read_delta_rule,
+    "mamba2_chunk_scan": _read_scan,
+    "mamba2_selective_state_update": _read_scan_step,
+}
+_MECHANISMS = {"torch_chunk_gated_delta_rule": "gated-delta", "mamba2_chunk_scan": "gated"}
+
+
+def memory_layers(model: nn.Module) -> dict[str, str]:
+    """Returns the mechanism of each module of a model that calls one of `READERS`, by the module's name."""
+    found = {}
+    for name, module in model.named_modules():
+        for function in _functions_called(module):
+            if function in _MECHANISMS:
+                found[name] = _MECHANISMS[function]
+    return found
+
+
+@contextmanager
+def recording_memories(model: nn.Module, recorder: Any) -> Iterator[None]:
+    """Shows every call of a layer with a memory to the recorder while the context lasts, if it is a `MemoryRecorder`.
+
+    Calls of other models, and those that no layer of this model makes, are not shown.
+    """
+    if not isinstance(recorder, MemoryRecorder):
+        yield
+        return
+    running: list[tuple[nn.Module, str]] = []  # the layers that are computing now, the innermost last
+    with ExitStack() as removal:
+        files: set[ModuleType] = set()
+        for name, module in model.named_modules():
+            if _functions_called(module):
+                files.add(sys.modules[type(module).__module__])
+                _watch(module, name, running, removal)
+        for file in files:
+            for name, reader in READERS.items():
+                function = getattr(file, name, None)
+                if function is not None:
+                    setattr(file, name, _showing(function, reader, recorder, running))
+                    removal.callback(setattr, file, name, function)
+        yield
+
+
+def _watch(module: nn.Module, name: str, running: list[tuple[nn.Module, str]], removal: ExitStack) -> None:
+    """Keeps a layer in `running` while it computes."""
+
+    def begin(module: nn.Module, inputs: Any) -> None:
+        running.append((module, name))
+
+    def end(module: nn.Module, inputs: Any, out: Any) -> None:
+        running.pop()
+
+    removal.callback(module.register_forward_pre_hook(begin).remove)
+    removal.callback(module.register_forward_hook(end, always_call=True).remove)
+
+
+def _showing(
+    function: Callable[..., Any], reader: Reader, recorder: MemoryRecorder, running: list[tuple[nn.Module, str]]
+) -> Callable[..., Any]:
+    """Returns a function that does what `function` does, and shows the recorder what it was called with and gave."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        if not running:
+            return function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        module, name = running[-1]
+        call = MemoryCall(module, name, **reader(bound.arguments))
+        given = function(*args, **kwargs)
+        out = given[0] if isinstance(given, tuple) else given
+        # One more token of Mamba-2 is [B,H,V], with no dimension of tokens.
+        changed = recorder.memory(call, out.view(call.v.transpose(1, 2).shape)).view(out.shape)
+        return (changed, *given[1:]) if isinstance(given, tuple) else changed
+
+    return shown
+
+
+def _functions_called(module: nn.Module) -> list[str]:
+    """Returns the names among `READERS` that the methods of a module's class use."""
+    used: set[str] = set()
+    for value in vars(type(module)).values():
+        plain = inspect.unwrap(value) if callable(value) else value
+        if isinstance(plain, FunctionType):
+            used.update(plain.__code__.co_names)
+    return [name for name in READERS if name in used]

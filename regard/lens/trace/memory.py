@@ -1,0 +1,121 @@
+"""Attention by a memory S [K,V] that fades, is written to and is read: its weights, and what it holds when.
+
+    S ← e^{a_t} S,    S ← S + b_t k_t (v_t − [erases] Sᵀ k_t)ᵀ,    out_t = scale · Sᵀ q_t + skip · v_t
+
+Here everything is computed from q, k, v, a and b alone, token by token and in float64. A query that is carried back
+through the tokens meets in each of them what the memory has made of it since, so a row of weights costs as much as a
+row of q·k, and no exponential can overflow:
+
+    r ← scale · q_i;   for j = i, i − 1, …:   W_ij = b_j k_j·r,   r ← e^{a_j} (r − [erases] W_ij k_j)
+
+The usual picture of such a layer, scale · q_i·k_j · b_j · e^{c_i − c_j}, leaves the erasing out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+HALF = 0.5  # a write is gone when less than this share of it is left
+
+
+class Ends(NamedTuple):
+    """When half of what each token wrote was gone, [h,S]: the token at which, −1 for never; and the decay's share."""
+
+    token: Int[Tensor, "h S"]
+    by_decay: Float[Tensor, "h S"]  # of all that was lost by then: the rest was overwritten
+
+
+@dataclass(frozen=True)
+class RecordedMemory:
+    """The tokens of h heads, each with a memory of its own, in float64."""
+
+    q: Float[Tensor, "h T K"]
+    k: Float[Tensor, "h T K"]
+    v: Float[Tensor, "h T V"]
+    a: Float[Tensor, "h T X"]  # X is 1, or K for a decay of each key channel
+    b: Float[Tensor, "h T"]
+    skip: Float[Tensor, " h"]
+    scale: float
+    erases: bool
+
+    def weights(self, rows: Int[Tensor, " R"]) -> Float[Tensor, "h R T"]:
+        """Returns the exact weights of some rows: weights @ v is the output of the head."""
+        h, T, K = self.k.shape
+        weights = self.k.new_zeros(h, len(rows), T)
+        carried = self.k.new_zeros(h, len(rows), K)
+        for j in range(int(rows.max()) if len(rows) else -1, -1, -1):
+            starts = rows == j
+            carried[:, starts] = self.scale * self.q[:, j, None]
+            # [h,R,K] @ [h,K,1]
+            weights[:, :, j] = (carried @ self.k[:, j, :, None])[..., 0] * self.b[:, j, None]
+            if self.erases:
+                carried -= weights[:, :, j, None] * self.k[:, j, None]
+            carried *= self.a[:, j, None].exp()
+        at = torch.arange(len(rows))
+        weights[:, at, rows] += self.skip[:, None]
+        return weights
+
+    def without_erasing(self) -> RecordedMemory:
+        """Returns the memory of the usual picture, which leaves out what a delta rule takes out again."""
+        return replace(self, erases=False)
+
+    def answers(self) -> Float[Tensor, "h T T"]:
+        """Returns k_jᵀ S_t v_j / (‖k_j‖² ‖v_j‖²): how much of v_j the memory answers to key j, once t has been written.
+
+        1 where it answers v_j and nothing else along v_j; 0 for keys that come later than t.
+        """
+        h, T, K = self.k.shape
+        state = self.k.new_zeros(h, K, self.v.shape[2])
+        sizes = self.k.square().sum(-1) * self.v.square().sum(-1)
+        answers = self.k.new_zeros(h, T, T)
+        for t in range(T):
+            state = state * self.a[:, t, :, None].exp()
+            new = self.v[:, t, None]
+            if self.erases:
+                new = new - self.k[:, t, None] @ state
+            state = state + self.b[:, t, None, None] * self.k[:, t, :, None] * new
+            read = ((self.k[:, : t + 1] @ state) * self.v[:, : t + 1]).sum(-1)
+            answers[:, t, : t + 1] = read / sizes[:, : t + 1].clamp(min=1e-300)
+        return answers
+
+    def left(self) -> Float[Tensor, "h T T"]:
+        """Returns what is left at token t of what token j wrote, where its own key reads: 1 when it is written."""
+        return self._follow()[0]
+
+    def ends(self) -> Ends:
+        """Returns when half of what each token wrote was gone, and how much of that the decay had taken."""
+        left, decayed = self._follow()
+        T = left.shape[1]
+        later = torch.ones(T, T, dtype=torch.bool).tril()
+        gone = (left.abs() <= HALF) & later
+        token = torch.where(gone.any(1), gone.int().argmax(1), -1)
+        at = token.clamp(min=0)[:, None]
+        lost = 1 - left.gather(1, at)[:, 0]
+        share = decayed.gather(1, at)[:, 0] / lost.masked_fill(lost == 0, 1)
+        return Ends(token, share.clamp(0, 1).masked_fill(token < 0, 0))
+
+    def _follow(self) -> tuple[Float[Tensor, "h T T"], Float[Tensor, "h T T"]]:
+        """Returns what is left of each write at each token, and how much of it decays have taken until then."""
+        h, T, K = self.k.shape
+        written = self.k.new_zeros(h, T, K)  # row j: what is left of k_j as it was written
+        left = self.k.new_zeros(h, T, T)
+        decayed = self.k.new_zeros(h, T, T)
+        taken = self.k.new_zeros(h, T)
+        sizes = self.k.square().sum(-1).clamp(min=1e-300)
+        before = self.k.new_zeros(h, T)
+        for t in range(T):
+            written = written * self.a[:, t, None].exp()
+            taken = taken + before - (written * self.k).sum(-1) / sizes
+            if self.erases:
+                found = (written @ self.k[:, t, :, None]) * self.b[:, t, None, None]
+                written = written - found * self.k[:, t, None]
+            written[:, t] = self.k[:, t]
+            before = (written * self.k).sum(-1) / sizes
+            left[:, t] = before
+            decayed[:, t] = taken
+        return left, decayed

@@ -1,0 +1,137 @@
+"""The page of gated and delta layers: weights, gates and memory are what torch computes, and signs have one colour."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from lens_window import number
+from memory_models import mamba, memory_gpt, qwen
+
+from regard.lens import Trace, record
+
+LARGE = 0.1  # of the largest weight: from here on the sign has to be seen
+TEXT = list(b"The dog ran to the red dog.")
+PIXELS = """() => {
+  const c = document.querySelector(".stage canvas");
+  return [c.width, c.height, [...c.getContext("2d").getImageData(0, 0, c.width, c.height).data]];
+}"""
+
+
+@pytest.fixture(scope="module")
+def trace():
+    models = (memory_gpt("gated-delta", {"channels": True}), mamba(), qwen(), memory_gpt("retention"))
+    return Trace.joined(
+        *(record(model, TEXT if model.__module__[:6] == "regard" else range(2, 29)) for model in models)
+    )
+
+
+def relative(got, want):
+    return float((got.nan_to_num(0) - want).norm() / want.norm())
+
+
+@pytest.mark.browser
+def test_weights_are_torchs_and_hidden_cells_are_not_zero(window, trace):
+    shown = window(trace)
+    for r, recording in enumerate(trace.recordings):
+        for a in (0, 1):
+            head = recording.attentions[a].heads - 1
+            values, _, _ = shown.show(f"view=head&r={r}&a={a}&h={head}").cells()
+            wanted = trace.weights(a, head, recording=r)
+            assert values.isnan().equal(torch.ones_like(wanted).triu(1).bool())
+            assert relative(values, wanted) < 1e-5
+            assert recording.attentions[a].missed["output"][head] < 1e-6
+            said = shown.page.locator(".one-head > .note").first.inner_text()
+            assert re.search(r"Weights @ v is what this head gave, to \de−0?[78] of its length", said)
+            assert ("usual picture" in said) == recording.attentions[a].formula.erases
+    assert float(values.nan_to_num(0).min()) < 0 or r == 3
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_above_zero_is_blue_below_orange_and_zero_is_neither(window, trace, theme):
+    a, h = next((a, h) for a in (0, 1) for h in range(4) if _has_both_signs(trace.weights(a, h)))
+    shown = window(trace, f"view=head&a={a}&h={h}&theme={theme}")
+    values, _, _ = shown.cells()
+    width, height, data = shown.page.evaluate(PIXELS)
+    assert (height, width) == values.shape
+    red, _, blue, opaque = torch.tensor(data).view(height, width, 4).unbind(-1)
+    assert (opaque > 0).equal(~values.isnan())
+    large = values.abs() > LARGE * values.nan_to_num(0).abs().max()
+    assert (blue > red)[large & (values > 0)].all() and (red > blue)[large & (values < 0)].all()
+
+
+def _has_both_signs(weights):
+    return min(weights.max(), -weights.min()) > 2 * LARGE * weights.abs().max()
+
+
+@pytest.mark.browser
+def test_the_memory_view_shows_what_is_held_and_until_when(window, trace):
+    shown = window(trace)
+    for r, a, h in ((0, 1, 2), (1, 0, 5), (2, 0, 3)):
+        memory = trace.memory(a, h, recording=r)
+        values, rows, _ = shown.show(f"view=memory&r={r}&a={a}&h={h}").cells()
+        T = memory.k.shape[1]
+        later = torch.ones(T, T).triu(1).bool()
+        assert values.isnan().equal(later) and len(rows) == T
+        assert relative(values, memory.answers()[0]) < 1e-5
+        shown.page.get_by_label("shown").select_option("left")
+        shown.settle()
+        values, _, _ = shown.cells()
+        assert values.isnan().equal(later) and relative(values, memory.left()[0]) < 1e-5
+        ends = memory.ends()
+        gone = ends.token[0] >= 0
+        by_decay = int((ends.by_decay[0][gone] >= 0.5).sum())
+        said = shown.page.locator(".memory > .note").first.inner_text()
+        assert f"So it went with {int(gone.sum())} of {T} tokens" in said
+        assert (
+            f"({by_decay} mostly by decay, {int(gone.sum()) - by_decay} mostly overwritten)" in said or not gone.any()
+        )
+        assert shown.page.locator(".over .end").count() == int(gone.sum())
+
+
+@pytest.mark.browser
+def test_gates_stand_above_their_columns(window, trace):
+    shown = window(trace, "view=memory&a=1&h=2")
+    attended = trace.recordings[0].attentions[1]
+    titles = shown.page.locator(".gates rect title").all_text_contents()
+    said = torch.tensor([number(title.rsplit(" ", 1)[1]) for title in titles]).view(2, len(TEXT))
+    assert torch.allclose(
+        said[0], attended.a[2].exp().mean(-1), rtol=6e-3, atol=1e-6
+    )  # one decay a channel: their mean
+    assert torch.allclose(said[1], attended.b[2], rtol=6e-3)
+    bars = shown.page.locator(".gates rect").evaluate_all("all => all.map(x => x.getBoundingClientRect().x)")
+    canvas = shown.page.locator(".stage canvas").bounding_box()
+    wanted = canvas["x"] + torch.arange(len(TEXT)) * canvas["width"] / len(TEXT)
+    assert (torch.tensor(bars[: len(TEXT)]) - wanted).abs().max() < 3
+    # A cell in words.
+    shown.show("view=memory&a=1&h=2&i=20&j=7")
+    answer, left = (float(x[0, 20, 7]) for x in (trace.memory(1, 2).answers(), trace.memory(1, 2).left()))
+    said = shown.page.locator(".readout").inner_text()
+    for value in (answer, left):
+        assert f"{value:.2f}".replace("-", "−") in said or abs(value) < 0.005
+    shown.show("view=memory&a=1&h=2&i=3&j=7")
+    assert "has not met" in shown.page.locator(".readout").inner_text()
+
+
+@pytest.mark.browser
+def test_how_a_weight_comes_about_is_the_usual_picture_and_what_was_erased(window, trace):
+    shown = window(trace, "view=vectors&a=0&h=1&i=20&j=15")
+    memory = trace.memory(0, 1)
+    row = torch.tensor([20])
+    usual, exact = (float(m.weights(row)[0, 0, 15]) for m in (memory.without_erasing(), memory))
+    assert number(shown.fact("+ what the delta rule erased in between")) == pytest.approx(exact - usual, rel=1e-3)
+    strips = shown.page.locator("dl > div", has_text="× what decays since left").first.locator("dd").inner_text()
+    assert number(strips) == pytest.approx(usual, rel=1e-3)
+
+
+@pytest.mark.browser
+def test_only_recordings_with_a_memory_have_the_view(window):
+    softmax = record(memory_gpt("softmax"), TEXT)
+    shown = window(softmax)
+    assert shown.page.locator("nav .tab").all_text_contents()[-2:] == ["Layers", "Next token"]
+    shown.page.goto(f"{shown.uri}#view=memory")
+    assert "it keeps keys and values and no memory that fades" in shown.page.locator(".memory .how").inner_text()
+    both = window(Trace.joined(softmax, record(memory_gpt(("gated", "softmax")), TEXT)), "view=memory&r=1&a=0")
+    assert both.page.locator("nav .tab").all_text_contents()[-1] == "Memory"
