@@ -544,7 +544,7 @@ def test_the_policy_allows_one_script_and_one_style_and_nothing_else():
 
 def test_the_bundle_is_small_and_makes_no_markup_of_text():
     script, style = ((STATIC / name).read_text("utf-8") for name in ("lens.js", "lens.css"))
-    assert len(script.encode()) <= 120 * 1024
+    assert len(script.encode()) <= 152 * 1024
     assert "</script" not in script and "</style" not in style
     words = "innerHTML outerHTML= insertAdjacentHTML document.write eval( WebAssembly XMLHttpRequest WebSocket"
     for word in [*words.split(), "new Function", "sendBeacon", "localStorage", "import("]:

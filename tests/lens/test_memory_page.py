@@ -130,8 +130,8 @@ def test_how_a_weight_comes_about_is_the_usual_picture_and_what_was_erased(windo
 def test_only_recordings_with_a_memory_have_the_view(window):
     softmax = record(memory_gpt("softmax"), TEXT)
     shown = window(softmax)
-    assert shown.page.locator("nav .tab").all_text_contents()[-1] == "Layers"
+    assert shown.page.locator("nav .tab").all_text_contents()[-2:] == ["Layers", "Next token"]
     shown.page.goto(f"{shown.uri}#view=memory")
-    assert "it keeps keys and values and no memory that fades" in shown.page.locator(".memory .how").inner_text()
+    shown.page.wait_for_selector(".memory .how:has-text('it keeps keys and values and no memory that fades')")
     both = window(Trace.joined(softmax, record(memory_gpt(("gated", "softmax")), TEXT)), "view=memory&r=1&a=0")
     assert both.page.locator("nav .tab").all_text_contents()[-1] == "Memory"

@@ -173,6 +173,14 @@ def test_what_does_not_add_up_is_not_shown():
         found.contributions(0, int(found.candidates[0, 0]))
 
 
+def test_layers_between_those_with_attention_are_noticed():
+    """Rows of the logit lens would be called wrongly, and what was added would be called an MLP's."""
+    model = of_family("llama")
+    model.model.layers[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 0.5, *inputs[1:]))
+    with pytest.raises(StreamError, match="between them"):
+        record(model, IDS, contributions=True)
+
+
 def test_round_trip():
     trace = record(own(), "The dog ran")
     again = decode(to_bytes(encode(trace)))

@@ -3,7 +3,7 @@
 import { button, h } from "./dom";
 
 const KEYS: [string, string][] = [
-  ["1 … 8", "the views"],
+  ["1 … 9", "the views"],
   ["arrows", "walk over heads, or over the cells of a matrix"],
   ["Enter", "open a head, fix a token"],
   ["[ and ]", "the head before, the next head"],

@@ -39,7 +39,7 @@ export function overlay(app: App): HTMLElement | null {
     chip.append(dot, ` ${name} ×`);
     return chip;
   });
-  if (there.length === HUES.light.length - 1) return h("div", { class: "picker" }, ...chips);
+  if (there.length === HUES.light.length - 1) return h("div", { class: "picker laid" }, ...chips);
   const box = h("select", {
     "data-k": "overlay",
     "aria-label": "Lay another head over this one",
@@ -59,5 +59,5 @@ export function overlay(app: App): HTMLElement | null {
     }
     box.append(group);
   });
-  return h("div", { class: "picker" }, ...chips, h("label", { class: "field" }, h("span", {}, "overlay"), box));
+  return h("div", { class: "picker laid" }, ...chips, h("label", { class: "field" }, h("span", {}, "overlay"), box));
 }

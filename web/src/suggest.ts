@@ -54,6 +54,8 @@ function measured(seen: Seen): Suggestion[] {
     ...made(best(busy, "distance", 1), "looks far", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
     ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there.`),
     ...made(best(all, "entropy", 1), "looks at everything alike", (e) => `Evenness ${number(figure(e, "entropy"), 2)}, where 1 is all alike.`),
+    ...made(best(all, "self", 1), "looks at itself", (e) => `${percent(figure(e, "self")!)} of a token's weight is on itself.`),
+    ...made(best(busy, "distance", -1), "looks near", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
     ...made(all[0], "the first head", () => ""),
     ...made(all[1], "the second head", () => ""),
   ];

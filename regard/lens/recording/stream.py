@@ -96,10 +96,13 @@ class _Watch:
     broken: str = ""
 
     def before_block(self, block: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keeps what the first block is given."""
+        """Keeps what the first block is given, and refuses a stream that something else has changed since the last."""
         self.others = []
+        given = _first(inputs if inputs else kwargs.get("hidden_states"))
         if not self.residuals:
-            self.residuals.append(_first(inputs if inputs else kwargs.get("hidden_states")))
+            self.residuals.append(given)
+        elif not torch.equal(given, self.residuals[-1]):
+            raise StreamError("something other than the layers with attention adds to the stream between them")
 
     def after_block(self, block: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
         """Keeps the stream, and checks that it is the sum of what was there, the attention and one more part."""
@@ -143,7 +146,7 @@ def read_stream(model: Any, ids: list[int]) -> Stream:
             if isinstance(model, Model):
                 logits = model(tokens)
             else:
-                logits = model(input_ids=tokens, use_cache=False).logits
+                logits = model(input_ids=tokens).logits
     if len(watch.residuals) != len(blocks) + 1 or len(watch.given) != len(blocks):
         raise StreamError("its blocks do not run once each over the whole text")
     head: Any = model.logits if isinstance(model, Decoder) else model.get_output_embeddings()
@@ -170,7 +173,7 @@ def _projections(model: Any, tokens: Tensor) -> tuple[dict[str, nn.Module], list
         return {name: attention.out for name, attention in layers}, [attention.size.H for _, attention in layers]
     finder = _HubFinder()
     with recording_attention(model, finder), finder.projections.watching(model):
-        model(input_ids=tokens[:, :2], use_cache=False)
+        model(input_ids=tokens[:, :2])
     found = finder.projections.found
     if not finder.heads or set(found) != set(finder.heads):
         raise StreamError(f"{type(model).__name__} has attention whose output projection is not known")

@@ -16,7 +16,8 @@ const LEFT = 112; // room for the names of layers
 const PHONE = 420; // width of a narrow drawing
 const BEST = 12; // parts that are listed
 const MISSING =
-  "This trace has no predictions. Decoder-only language models have them, over texts short enough that it takes seconds; for longer ones: regard view MODEL TEXT --contributions.";
+  "This page has no predictions: of a long text, or of a model that caps or scales its logits, they are recorded only where they are asked for, and if they cannot be, why is said: regard view MODEL TEXT --contributions.";
+const ENCODER = "This model reads in both directions: it does not say what comes next. The view is for language models such as GPT-2 or Llama.";
 
 /** A probability: 99.8%, 1.5%, 0.02%, < 0.01%. */
 export function percent(p: number): string {
@@ -47,9 +48,13 @@ export function nextView(app: App): View {
     if (mine !== turn) return;
     found = opened;
     for (const card of [lens, choice, direct]) card.hidden = !found;
-    if (!found) about.textContent = MISSING;
+    if (!found) about.textContent = missing();
     else replace(about, "After each token a language model gives every token of its vocabulary a probability to come next. Click a cell to ask for what comes after its token.");
     draw();
+  }
+
+  function missing(): string {
+    return app.current().recording.attentions.some((x) => x.side === "encoder") ? ENCODER : MISSING;
   }
 
   /** The token after which is asked. */
@@ -243,7 +248,7 @@ export function nextView(app: App): View {
 
   function saved(): Export {
     const seen = app.current();
-    if (!found) return { title: "What would come next", lines: [MISSING], pictures: [], csv: null };
+    if (!found) return { title: "What would come next", lines: [missing()], pictures: [], csv: null };
     const { state } = app.store;
     const t = position(state);
     const all = [...found.at(t), ...(more.get(t) ?? [])];
