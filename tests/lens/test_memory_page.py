@@ -111,6 +111,8 @@ def test_gates_stand_above_their_columns(window, trace):
         assert f"{value:.2f}".replace("-", "−") in said or abs(value) < 0.005
     shown.show("view=memory&a=1&h=2&i=3&j=7")
     assert "has not met" in shown.page.locator(".readout").inner_text()
+    shown.page.set_viewport_size({"width": 390, "height": 844})
+    shown.until("document.documentElement.scrollWidth <= 390")
 
 
 @pytest.mark.browser
