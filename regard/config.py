@@ -27,6 +27,7 @@ SIZE_LIMITS = {
     "target_vocabulary": 1 << 24,
     "heads": 1 << 12,
     "groups": 1 << 12,
+    "key_heads": 1 << 12,
     "key_width": 1 << 14,
     "value_width": 1 << 14,
     "hidden": 1 << 18,

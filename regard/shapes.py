@@ -309,6 +309,8 @@ def check_sizes(
     for name, x, shape in (("q", q, "[B,H,T,K]"), ("k", k, "[B,G,S,K]"), ("v", v, "[B,G,S,V]")):
         if x is not None and x.dim() != 4:
             raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {shape}. {_describe_shapes(q, k, v)}")
+        if x is not None and not x.is_floating_point():
+            raise ShapeError(f"{name} is {x.dtype}, expected floating-point numbers {shape}, as in {name}.float()")
     size = Size.of(q, k, v, mask.causal)
     if q is None and heads is not None:
         size = replace(size, H=heads)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.checking import edges
 from regard.checking.models import MODEL_LAWS, ModelLaw, Trial, rounding_limit
 from regard.errors import HubError
-from regard.hub.attention import recording_attention, replacement_in
+from regard.hub.attention import recording_attention
 from regard.hub.calls import AttentionReplacement, Call
 from regard.hub.masks import watching_for_documents
 from regard.hub.replacement import places
@@ -237,7 +237,10 @@ class HubSubject(Trial):
 
 
 class LayerFindings(NamedTuple):
-    """How far the output of a layer is from the reference, and the sums of its rows from one; None: it has sinks."""
+    """How far the output of a layer is from the reference, and the sums of its rows from one.
+
+    None instead of sums: its rows need not sum to one, because it has sinks or its mechanism divides by no sum.
+    """
 
     output: Finding
     sums: Finding | None
@@ -259,18 +262,20 @@ class _LayerComparison:
         self.sums = max(self.sums, difference(sums, torch.ones_like(sums)))
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        own = replacement_in(call.module)
+        own = call.replacement
         mechanism: Mechanism = Softmax()
         if own is not None:
             mechanism = copy.deepcopy(own.mechanism)
-        reference = plain(mechanism)
+        reference = AttentionReplacement(plain(mechanism), call.name, call.cross)
+        if own is not None:
+            reference.made = own.made
         try:
-            want, _ = AttentionReplacement(reference, call.name, call.cross)(call)
+            want, _ = reference(call)
         except HubError as reason:
             raise DoesNotApply(str(reason)) from None
         apart = Finding(difference(out, want), self.limit, f"{call.name}, its output on its own q, k and v")
         sums = None
-        if call.kwargs.get("s_aux") is None:
+        if call.kwargs.get("s_aux") is None and mechanism.normalised:
             sums = Finding(self.sums, self.limit, f"{call.name}, sums of rows")
         self.found.append(LayerFindings(apart, sums))
         return out
@@ -287,7 +292,7 @@ def rows_sum_to_one(trial: Trial) -> Finding:
     assert isinstance(trial, HubSubject)
     sums = [found.sums for found in trial.compare_layers() if found.sums is not None]
     if not sums:
-        raise DoesNotApply("a sink takes a share of every row")
+        raise DoesNotApply("a sink takes a share of every row, or the mechanism divides by no sum")
     return worst(sums)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import typer
 
+from regard.cli.heads_checkpoints import examine_run, plot_run, print_run
 from regard.cli.heads_pruning import PRUNE_HELP, plot_pruning, prepare, print_cost, print_pruning
 from regard.cli.models import HELP
 from regard.cli.optional import OptionalValueCommand
@@ -28,6 +29,7 @@ from regard.lens.heads.pruning import PRUNING_ORDERS
 from regard.lens.heads.shipped import OWN, read_coreference, read_parsed
 from regard.lens.models import RecordableModel, Sample, open_recordable
 from regard.lens.trace.trace import Trace
+from regard.report.head_curves import head_name
 from regard.report.paper import check_figure
 
 MAX_ROWS = 12  # of redundant pairs, and of removed heads
@@ -67,7 +69,12 @@ def heads(
     labelled: Annotated[
         Path | None, typer.Option("--sentences", help="Sentence, tab, 0 or 1: what a classifier is pruned on.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the curve of --prune here: .svg, .png or .pdf.")] = None,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="How the heads came about: at each checkpoint that a run has kept.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the curves of --prune or --checkpoints here: .svg, .png or .pdf.")
+    ] = None,
     ablate: Annotated[bool, typer.Option("--ablate", help="Also measure what removing each head costs.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write a .trace of the first text with the labels here.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
@@ -78,10 +85,23 @@ def heads(
     """Say what each head of a model does: labels with intervals, redundant heads, change over the layers."""
     if prune is not None:
         PRUNING_ORDERS.find(prune)
-    elif plot is not None or labelled is not None:
-        raise OptionError("--plot and --sentences belong to --prune")
+    elif labelled is not None:
+        raise OptionError("--sentences belong to --prune")
+    elif plot is not None and not checkpoints:
+        raise OptionError("--plot belongs to --prune or --checkpoints")
     if plot is not None:
         check_figure(plot)
+    if checkpoints:
+        _refuse_beside_checkpoints(prune=prune, syntax=syntax, coreference=coreference, save=save, ablate=ablate)
+        with _progress() as report:
+            over_steps = examine_run(model, _read_samples(texts, pairs, targets), seed, device or "cpu", report)
+        if json:
+            print_json(over_steps)
+        else:
+            print_run(over_steps)
+        if plot is not None:
+            plot_run(over_steps, plot)
+        return
     given = _read_files(_read_samples(texts, pairs, targets), syntax, coreference, labelled)
     subject = open_recordable(model, device or "cpu", seed=seed, download=download)
     with _progress() as report:
@@ -109,6 +129,13 @@ def heads(
     if plot is not None:
         plot_pruning(results["pruning"], plot)
         console(stderr=True).print(f"{plot}: {plot.stat().st_size:,} bytes", soft_wrap=True)
+
+
+def _refuse_beside_checkpoints(**given: object) -> None:
+    """Raises OptionError where an option was given that is about one model and not about its checkpoints."""
+    wrong = next((name for name, value in given.items() if value), None)
+    if wrong is not None:
+        raise OptionError(f"--{wrong} is about one model: leave it out, or name one checkpoint without --checkpoints")
 
 
 class Given(NamedTuple):
@@ -239,7 +266,7 @@ def _print_labels(results: dict[str, Any]) -> None:
     made = table(*columns)
     for head in sorted(heads, key=lambda head: -head["effect"]):
         rests = head["rests"]
-        cells = [_name(head), head["label"], f"{head['effect']:.2f}", f"{head['low']:.2f} to {head['high']:.2f}"]
+        cells = [head_name(head), head["label"], f"{head['effect']:.2f}", f"{head['low']:.2f} to {head['high']:.2f}"]
         cells.append("" if rests is None else f"{rests['on']} {rests['effect']:.2f}")
         cells.append(", ".join(name for name in head["also"] if name not in RESTS))
         if ablation is not None:
@@ -271,7 +298,7 @@ def _print_redundant(pairs: list[dict[str, Any]]) -> None:
     _print_title(f"{len(pairs)} pairs of heads do nearly the same")
     made = table("heads", "divergence", "of that from even")
     for pair in pairs[:MAX_ROWS]:
-        names = " and ".join(_name(head) for head in pair["heads"])
+        names = " and ".join(head_name(head) for head in pair["heads"])
         made.add_row(names, f"{pair['divergence']:.4f}", f"{pair['divergence'] / pair['from_even']:.0%}")
     console().print(made)
 
@@ -286,7 +313,7 @@ def _print_syntax(rows: list[dict[str, Any]], rare: Mapping[str, int]) -> None:
             fixed = f"{row['baseline']:.0%} at {row['distance']:+d}"
             gain = f"{row['low']:+.2f} to {row['high']:+.2f}{_tick(row)}"
             name = f"{row['relation']} {_short(row['direction'])}"
-            made.add_row(name, _name(row), f"{row['score']:.0%}", str(row["pairs"]), fixed, gain)
+            made.add_row(name, head_name(row), f"{row['score']:.0%}", str(row["pairs"]), fixed, gain)
         out.print(made)
     if rare:
         out.print(f"Left out, since a relation needs {MIN_PAIRS} pairs: {_describe_rare(rows, rare)}.", soft_wrap=True)
@@ -319,7 +346,8 @@ def _print_coreference(row: dict[str, Any] | None) -> None:
         )
         return
     console().print(
-        f"\nCoreference: {_name(row)} finds an earlier mention of the same in {row['score']:.0%} of {row['pairs']}, "
+        f"\nCoreference: {head_name(row)} finds an earlier mention of the same in {row['score']:.0%} of "
+        f"{row['pairs']}, "
         f"the {row['rule']} mention is right in {row['baseline']:.0%} (more by {row['low']:+.2f} to {row['high']:+.2f})"
         f"{_tick(row)}",
         soft_wrap=True,
@@ -334,7 +362,7 @@ def _print_ablation(results: dict[str, Any]) -> None:
     _print_title(f"Without a head: {measure}")
     made = table("head", "cost")
     for row in sorted(results["heads"], key=lambda row: -row["cost"])[:MAX_ROWS]:
-        made.add_row(_name(row), _cost(row, results))
+        made.add_row(head_name(row), _cost(row, results))
     console().print(made)
 
 
@@ -348,8 +376,3 @@ def _tick(row: dict[str, Any]) -> str:
     if row["stands_out"]:
         return " ✓"
     return ""
-
-
-def _name(head: dict[str, Any]) -> str:
-    """Returns the name of a head, such as 3.5; of an encoder-decoder with its side: decoder 3.5."""
-    return f"{head['side']} {head['layer']}.{head['head']}".strip()

@@ -49,7 +49,7 @@ def positions(
 @plot.command()
 def weights(
     model: Annotated[str, typer.Argument(help=HELP)],
-    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    text: Annotated[str, typer.Argument(help="What the model reads: a text, or the file of an image.")],
     out: Out = Path("weights.pdf"),
     size: Inches = None,
     layer: Annotated[list[int] | None, typer.Option(help="Only this layer; may be repeated.")] = None,

@@ -26,8 +26,8 @@ def view(
         str | None,
         typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: a small one that comes with regard."),
     ] = None,
-    text: Annotated[str | None, typer.Argument(help="What the model reads.")] = None,
-    text_b: Annotated[str | None, typer.Argument(help="Another text, to compare.")] = None,
+    text: Annotated[str | None, typer.Argument(help="What the model reads: a text, or the file of an image.")] = None,
+    text_b: Annotated[str | None, typer.Argument(help="Another text or image, to compare.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Write the page here.")] = Path("page.html"),
     beside: Annotated[
         list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; may be repeated.")
@@ -40,6 +40,13 @@ def view(
     gradient: Annotated[
         bool, typer.Option("--gradient", help="Also the gradient of the loss with respect to the weights.")
     ] = False,
+    contributions: Annotated[
+        bool | None,
+        typer.Option(
+            help="Also what heads hand on, what each layer would say next, and which heads speak for which token. "
+            "By default for texts of at most 512 tokens where it takes seconds."
+        ),
+    ] = None,
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Say what each head does; reads a dozen short texts.")
     ] = True,
@@ -63,7 +70,8 @@ def view(
             if text is None:
                 raise OptionError(_explain_missing_text(name))
             subject = open_recordable(name, device or "cpu", seed=seed, download=download)
-            trace = subject.record(text, text_b, pair=pair, target=target, generate=generate, gradient=gradient)
+            options = {"target": target, "generate": generate, "gradient": gradient, "contributions": contributions}
+            trace = subject.record(text, text_b, pair=pair, **options)
             if labels:
                 head_labels = default_labels(subject, seed)
                 for recording in trace.recordings:

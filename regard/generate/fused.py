@@ -80,8 +80,9 @@ def _refuse_block(block: Block) -> str | None:
         return "it knows layer norm and RMS norm"
     attention = block.attention
     mechanism = attention.mechanism
-    if attention.convolution is not None or attention.head_norm is not None or attention.gate is not None:
-        return "it takes attention without a convolution, an output norm or an output gate"
+    more = (attention.convolution, attention.head_norm, attention.gate, attention.skip)
+    if any(part is not None for part in more):
+        return "it takes attention without a convolution, an output norm, an output gate or a skip"
     if type(attention) is not Attention or type(attention.merge) is not Merge or attention.query_norm is not None:
         return "it takes attention whose heads are concatenated, without norms of queries and keys"
     if type(mechanism) is not Softmax or mechanism.use != "auto" or "extend" in vars(mechanism):

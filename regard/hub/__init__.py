@@ -3,14 +3,15 @@
 To read in this order:
 
 - files: `safety` and `gate` (what is refused), `weights`, `fetching` (transformers' models), `opening` (any model);
-- attention: `masks`, `calls`, `cache`, `attention` (the entries in transformers' tables: recording, and calling
-  replacements), `replacement` (`use` and `restore`);
+- attention: `masks`, `calls`, `cache`, `recording` (weights in chunks), `attention` (the entries in transformers'
+  tables: recording, and calling replacements), `replacement` (`use` and `restore`), `entries` (`register`);
 - converting weights between transformers' models and regard's: `keys`, `families`, `loading`, `exporting`,
   `tokenizer_files`;
 - on top of these: `classifier` (fine-tunes an encoder), `costs`.
 """
 
 from regard.hub.attention import AttentionRecorder, Call, HubError, recording_attention
+from regard.hub.entries import register
 from regard.hub.exporting import Exported, NoEquivalentError, export
 from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, save_pretrained, untrained
 from regard.hub.loading import load
@@ -37,6 +38,7 @@ __all__ = [
     "open_model",
     "places",
     "recording_attention",
+    "register",
     "restore",
     "save_pretrained",
     "untrained",

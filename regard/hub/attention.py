@@ -16,15 +16,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.errors import ExtraMissingError
 from regard.errors import HubError as HubError
@@ -32,26 +31,35 @@ from regard.hub.calls import AttentionReplacement
 from regard.hub.calls import Call as Call
 from regard.hub.masks import LazyMask, boolean_mask, lazy_mask
 from regard.hub.memories import recording_memories
+from regard.hub.recording import AttentionRecorder as AttentionRecorder
+from regard.hub.recording import mask_for_eager, record_call
 from regard.shapes import default_scale
 
 RECORDING = "regard_recording"
 # "regard_over_sdpa" is the entry of a model whose layers without a replacement use sdpa.
 PREFIX = "regard_over_"
 SUBMODULE = "regard"  # the name of a replacement in its attention module, and so in the model's state dict
-MAX_WEIGHTS = 1 << 22  # attention weights computed at once while recording
 
 
-@runtime_checkable
-class AttentionRecorder(Protocol):
-    """Receives every attention call: first `begin`, then `rows` for each chunk of R queries, then `end`.
+class MechanismEntry(ABC):
+    """An entry of transformers' tables that runs a mechanism in every layer of a model that names it."""
 
-    `rows` gets the weights [H,R,S] of the batch's first example, for the queries start, …, start + R − 1. `end` gets
-    the output [B,T,H,V] and returns the output that the model continues with.
-    """
+    @abstractmethod
+    def replacement(self, module: nn.Module, q: Tensor) -> AttentionReplacement:
+        """Returns what computes the attention of a module, for queries like q [B,H,T,K]."""
 
-    def begin(self, call: Call) -> None: ...
-    def rows(self, call: Call, start: int, weights: Tensor) -> None: ...
-    def end(self, call: Call, out: Tensor) -> Tensor: ...
+    @abstractmethod
+    def mask(self, **arguments: Any) -> Tensor:
+        """Returns the mask of a forward pass, as transformers' mask functions do."""
+
+
+MECHANISM_ENTRIES: dict[str, MechanismEntry] = {}  # by the values of attn_implementation
+
+
+def add_entry(name: str, entry: MechanismEntry) -> None:
+    """Adds an entry to transformers' tables, or replaces the one of that name."""
+    MECHANISM_ENTRIES[name] = entry
+    _register(name, partial(_attention_forward, original=name), entry.mask)
 
 
 def import_transformers() -> Any:
@@ -72,6 +80,9 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
     No dropout is applied to the attention weights while they are recorded, not even in training mode.
     """
     names = {module: name for name, module in model.named_modules()}
+    # The private field: the public setter would also overwrite the implementation in the sub-configs.
+    before = [(config, config._attn_implementation_internal) for config in _configs(model)]
+    originals = {id(config): name for config, name in before}
 
     def record(
         module: nn.Module,
@@ -84,11 +95,11 @@ def recording_attention(model: Any, recorder: AttentionRecorder) -> Iterator[Non
     ) -> tuple[Tensor, None]:
         name = names.get(module, "")
         cross = is_cross_attention(module, name)
-        call = Call(module, name, query, key, value, attention_mask, _scale(module, query, scaling), cross, kwargs)
-        return _record_call(call, recorder, _recorded_function(module)), None
+        own = _find_replacement(module, query, originals.get(id(getattr(module, "config", None))))
+        scale = _scale(module, query, scaling)
+        call = Call(module, name, query, key, value, attention_mask, scale, cross, kwargs, own)
+        return record_call(call, recorder, _recorded_function(module, own)), None
 
-    # The private field: the public setter would also overwrite the implementation in the sub-configs.
-    before = [(config, config._attn_implementation_internal) for config in _configs(model)]
     # Booleans and not a LazyMask: a recorder reads the mask of every call anyway.
     _register(RECORDING, record, boolean_mask)
     try:
@@ -173,6 +184,15 @@ def replacement_in(module: nn.Module) -> AttentionReplacement | None:
     return submodule if isinstance(submodule, AttentionReplacement) else None
 
 
+def _find_replacement(module: nn.Module, q: Tensor, implementation: str | None) -> AttentionReplacement | None:
+    """Returns the replacement in an attention module, or that of the entry which its config names, or None."""
+    own = replacement_in(module)
+    entry = MECHANISM_ENTRIES.get((implementation or "").removeprefix(PREFIX))
+    if own is not None or entry is None:
+        return own
+    return entry.replacement(module, q)
+
+
 def calls_interface(module: nn.Module) -> bool:
     """Tells whether a module looks its attention function up in transformers' table: its forward names the table."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -201,7 +221,7 @@ def _attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns out [B,T,H,V], and weights or None, from the layer's replacement, or else from the entry `original`."""
-    replacement = replacement_in(module)
+    replacement = _find_replacement(module, query, original)
     kwargs["output_attentions"] = kwargs.get("output_attentions") or _model_collects_weights()
     if replacement is None:
         if is_causal is not None:
@@ -230,7 +250,7 @@ def _call_original(
     if isinstance(mask, LazyMask):
         mask = mask.for_implementation(name)
     elif mask is not None and mask.dtype == torch.bool and name == "eager":
-        mask = _mask_for_eager(mask, q.dtype)
+        mask = mask_for_eager(mask, q.dtype)
     if name == "eager":
         function = _eager_function(module)
         kwargs["scaling"] = _scale(module, q, kwargs["scaling"])
@@ -251,9 +271,8 @@ def _model_collects_weights() -> bool:
     return any(name.endswith("attentions") for name in collector.get() or ())
 
 
-def _recorded_function(module: nn.Module) -> Callable[..., Any]:
+def _recorded_function(module: nn.Module, replacement: AttentionReplacement | None) -> Callable[..., Any]:
     """Returns the function that computes a layer's output and weights: its replacement, or else its eager function."""
-    replacement = replacement_in(module)
     if replacement is None:
         return _eager_function(module)
 
@@ -264,79 +283,6 @@ def _recorded_function(module: nn.Module) -> Callable[..., Any]:
         return replacement(Call(module, replacement.name, q, k, v, mask, scaling, replacement.cross, kwargs))
 
     return attend
-
-
-def _record_call(call: Call, recorder: AttentionRecorder, function: Callable[..., Any]) -> Tensor:
-    """Returns the output [B,T,H,V] that the recorder gives back for a call, after passing it the call's weights.
-
-    Weights are computed for one chunk of queries at a time. A chunk has as many queries as MAX_WEIGHTS weights allow,
-    and at least one. Queries do not depend on each other, so the chunks give the same result.
-    """
-    B, H, T, _ = call.q.shape
-    S = call.k.shape[2]
-    step = max(1, MAX_WEIGHTS // max(1, B * H * S))
-    recorder.begin(call)
-    outputs = []
-    for start in range(0, T, step):
-        queries = slice(start, min(T, start + step))
-        attend = _cut_to_queries(call, queries, function)
-        q = call.q[:, :, queries]
-        if torch.is_grad_enabled():  # the backward pass recomputes the weights, so that they are not kept
-            out, weights = checkpoint(attend, q, call.k, call.v, use_reentrant=False)
-        else:
-            out, weights = attend(q, call.k, call.v)
-        recorder.rows(call, start, weights[0].detach())
-        outputs.append(out)
-    return recorder.end(call, outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1))
-
-
-@dataclass(frozen=True)
-class _AttentionForQueries:
-    """An attention function for a chunk of R queries of a call, with the mask and the keywords of these queries."""
-
-    call: Call
-    function: Callable[..., Any]
-    mask: Tensor | None
-    kwargs: dict[str, Any]
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns out [B,R,H,V] and weights [B,H,R,S] of the queries q [B,H,R,K]."""
-        call = self.call
-        out, weights = self.function(call.module, q, k, v, self.mask, scaling=call.scaling, dropout=0.0, **self.kwargs)
-        if weights is None:
-            raise HubError(f"{call.name}: the model's own attention function gives no weights")
-        return out, weights
-
-
-def _cut_to_queries(call: Call, queries: slice, function: Callable[..., Any]) -> _AttentionForQueries:
-    """Returns the attention function for some queries of a call; cuts the mask and the keywords to these queries."""
-    kwargs = {name: _slice_queries(x, queries, call) for name, x in call.kwargs.items() if name != "dropout"}
-    mask = call.mask
-    if mask is not None:
-        if mask.shape[-2] > 1:
-            mask = mask[:, :, queries]
-        mask = mask[..., : call.k.shape[2]]
-        if mask.dtype == torch.bool:
-            mask = _mask_for_eager(mask, call.q.dtype)
-    return _AttentionForQueries(call, function, mask, kwargs)
-
-
-def _slice_queries(value: Any, queries: slice, call: Call) -> Any:
-    """Cuts a keyword's value [B,H,T,S], such as a position bias, to some queries; returns any other value unchanged."""
-    T = call.q.shape[2]
-    S = call.k.shape[2]
-    if isinstance(value, Tensor) and value.dim() == 4 and value.shape[-2] == T and value.shape[-1] >= S:
-        return value[..., queries, :]
-    return value
-
-
-def _mask_for_eager(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turns a boolean mask into an additive one, as transformers' eager functions expect it.
-
-    Hidden keys get the lowest finite number and not −∞, so that a query that sees no key yields no NaN.
-    """
-    zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    return zeros.masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:

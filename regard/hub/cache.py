@@ -7,6 +7,8 @@ state by them. This module is imported only when it is needed, because it import
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,15 +94,17 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         v: Float[Tensor, "B G T V"],
         visible: Bool[Tensor, "B T"] | None,
         window: int | None = None,
+        gates: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Float[Tensor, "B H T V"]:
         """Extends the state by the next T tokens, and returns their causal attention within the window.
 
-        With a window the state is a ring of as many keys and values, whatever the mechanism.
+        With a window the state is a ring of as many keys and values, whatever the mechanism. `gates` are the decays and
+        write strengths of these tokens, by name.
         """
         if self.state is None:
             self.state = mechanism.empty(Size.of(q, k, v), Mask(window=window))
         keys = k if "k" in mechanism.needs else None
-        out, self.state = mechanism.extend(q, keys, v, self.state, visible)
+        out, self.state = mechanism.extend(q, keys, v, self.state, visible, **gates)
         self.length += q.shape[2]
         return out
 

@@ -8,7 +8,7 @@ call, and no dropout is applied while attention is recorded.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
@@ -18,7 +18,9 @@ from torch.nn import functional
 
 from regard.errors import HubError
 from regard.hub.masks import LazyMask, as_additive, recognise_structure
-from regard.mechanisms import Linear, Mechanism, Pairwise, Softmax
+from regard.mechanisms import Linear, Mechanism, Pairwise, Recurrence, Softmax
+from regard.nn.gates import Gates
+from regard.nn.norms import UnitLength
 from regard.shapes import Mask
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Call:
     scaling: float  # the factor of q·k
     cross: bool  # whether it is cross-attention
     kwargs: dict[str, Any] = field(default_factory=dict)
+    replacement: AttentionReplacement | None = None  # what computes it while it is recorded; None: the model's own
 
     @property
     def allowed(self) -> Tensor | None:
@@ -67,13 +70,19 @@ class AttentionReplacement(nn.Module):
     # All replacements that exist: from them `attention.uninstall` finds the entries that are still needed.
     live: ClassVar[WeakSet[AttentionReplacement]] = WeakSet()
 
-    def __init__(self, mechanism: Mechanism, name: str, cross: bool) -> None:
+    def __init__(self, mechanism: Mechanism, name: str, cross: bool, gates: Gates | None = None) -> None:
         super().__init__()
         self.mechanism = mechanism
+        self.gates = gates  # what makes decays and write strengths from the module's input
+        self.made: dict[str, Tensor] = {}  # those of the module's current input, by name
+        self.unit_length: UnitLength | None = None
+        if getattr(mechanism, "erases", False):
+            self.unit_length = UnitLength()  # longer keys would take out more than there is
         self.name = name
         self.cross = cross
         self.has_own_scale = isinstance(mechanism, Softmax) and mechanism.scale is not None
         self.cache_layer: StateLayer | None = None  # the layer of the cache that the next call extends
+        self.instead = "Use 'softmax' in this layer, or restore(model)"  # what an error advises
         self.was_called = False  # whether it was called since the module's forward began
         self.implementations: frozenset[str] = frozenset()
         self.configs: tuple[Any, ...] = ()
@@ -89,7 +98,7 @@ class AttentionReplacement(nn.Module):
     @property
     def keeps_state(self) -> bool:
         """Whether generation keeps a state that is smaller than all past keys and values."""
-        return isinstance(self.mechanism, Linear) or self.mechanism.needs != "qkv"
+        return isinstance(self.mechanism, Linear | Recurrence) or self.mechanism.needs != "qkv"
 
     @property
     def has_scores(self) -> bool:
@@ -98,10 +107,7 @@ class AttentionReplacement(nn.Module):
 
     def refusal(self, what: str, why: str) -> HubError:
         """Returns the error for a feature that the mechanism does not support."""
-        return HubError(
-            f"{self.name}: {self.mechanism.name} cannot honour {what}: {why}. "
-            f"Use 'softmax' in this layer, or restore(model)"
-        )
+        return HubError(f"{self.name}: {self.mechanism.name} cannot honour {what}: {why}. {self.instead}")
 
     def forward(self, call: Call, dropout: float = 0.0, causal: bool = False) -> tuple[Tensor, Tensor | None]:
         """Returns out [B,T,H,V], and weights [B,H,T,S] if the call has `output_attentions`, else None.
@@ -112,18 +118,34 @@ class AttentionReplacement(nn.Module):
         layer = self.cache_layer
         self.cache_layer = None
         mechanism.dropout = dropout
+        if self.unit_length is not None:
+            call = replace(call, q=self.unit_length(call.q), k=self.unit_length(call.k))
+        self._check_gates(call, layer is not None)
         q = _scale_queries(self, call)
         _check_keywords(self, call)
         if layer is not None:
             return _attend_by_state(self, call, q, layer).transpose(1, 2).contiguous(), None
         mask = _build_mask(self, call, causal)
         k = call.k if "k" in mechanism.needs else None
-        out = mechanism(q, k, call.v, mask).transpose(1, 2).contiguous()
+        out = mechanism(q, k, call.v, mask, **self.made).transpose(1, 2).contiguous()
         if not call.kwargs.get("output_attentions"):
             return out, None
         if k is None:  # then the mechanism does not get k, and cannot read the number of keys from it
             mask = mask.but(size_override=(q.shape[2], call.k.shape[2]))
-        return out, mechanism.weights(q, k, mask).to(call.q.dtype)
+        return out, mechanism.weights(q, k, mask, **self.made).to(call.q.dtype)
+
+    def _check_gates(self, call: Call, has_state: bool) -> None:
+        """Raises an error if decays and write strengths are not those of the keys of a call."""
+        for x in self.made.values():
+            if x.shape[1] != call.k.shape[1]:
+                raise self.refusal(
+                    f"{call.k.shape[1]} heads of keys and values", f"the model's config says {x.shape[1]}"
+                )
+            if x.shape[2] != call.k.shape[2] and not has_state:
+                raise self.refusal(
+                    f"{call.k.shape[2]} keys for {x.shape[2]} new tokens",
+                    "decays and write strengths of earlier tokens are not kept; begin with a new cache",
+                )
 
 
 # Keywords that `_check_keywords` accepts with any value. Some do not concern attention, such as `labels`. The others
@@ -178,8 +200,8 @@ def _attend_by_state(replacement: AttentionReplacement, call: Call, q: Tensor, l
         window = layer.window or call.kwargs.get("sliding_window")
         visible = _visible_new_tokens(replacement, call, layer.length, T, window)
         _check_documents(replacement, call, visible)
-        out = layer.extend(mechanism, q, call.k, call.v, visible, window)
-    if isinstance(mechanism, Linear):  # its recurrent form does not apply dropout
+        out = layer.extend(mechanism, q, call.k, call.v, visible, window, replacement.made)
+    if isinstance(mechanism, Linear | Recurrence):  # its recurrent form does not apply dropout
         out = functional.dropout(out, mechanism.dropout, mechanism.training)
     return out
 

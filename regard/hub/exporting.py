@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from regard.hub.families import FAMILIES, Family, TensorMap, output_head_of
 from regard.hub.keys import Keys
 from regard.hub.safety import CONFIG, HASHES, WEIGHTS
 from regard.hub.tokenizer_files import token_ids, tokenizer_files
-from regard.models import GPT, Encoder, Model, StackConfig
-from regard.nn import POSITIONS
+from regard.mechanisms import lookup
+from regard.models import GPT, AttentionConfig, Encoder, Model, StackConfig
+from regard.nn import MERGES, POSITIONS
 from regard.registry import parameters_of
 from regard.storage import staged_folder, write_manifest, write_tensors
 
@@ -33,7 +34,6 @@ _AUTO_CLASSES = {
     "masked": "AutoModelForMaskedLM",
     "classes": "AutoModelForSequenceClassification",
 }
-_ONLY_IN_TRAINING = {"model.dropout", "model.attention.dropout"}
 _BIASES = {"model.block.bias", "model.attention.bias", "model.attention.out_bias"}
 
 
@@ -103,29 +103,12 @@ def _canonical_config(model: GPT | Encoder) -> Any:
 
     So a comparison with the config that a family reads back shows only differences that matter.
     """
-    config = model.config
-    size = model.stack.layers[0].attention.size
-    mechanism = config.mechanism
-    if len(set(config.per_layer)) == 1:
-        mechanism = config.per_layer[0]
+    config = _canonical_attention(model.config)
     parameters = parameters_of(POSITIONS.find(config.position))
     options = {n: x for n, x in config.position_options.items() if n not in parameters or x != parameters[n].default}
-    merge = config.attention.merge
-    if merge == "shift":  # `_unshift_heads` changes the output projection instead
-        merge = "concatenate"
     config = config.but(
         checkpoint=False,
-        mechanism=mechanism,
         position_options=options,
-        attention={
-            "groups": size.G,
-            "key_width": size.K,
-            "value_width": size.V,
-            "bias": _value_or_default(config.attention.bias, config.block.bias),
-            "out_bias": _value_or_default(config.attention.out_bias, config.block.bias),
-            "qk_norm": config.attention.qk_norm in (True, config.block.norm) or config.attention.qk_norm,
-            "merge": merge,
-        },
         block={
             "final_norm": _value_or_default(config.block.final_norm, config.block.before),
             "hidden": _hidden_width(model),
@@ -140,6 +123,49 @@ def _canonical_config(model: GPT | Encoder) -> Any:
     if model.config.head != "masked":
         changes["tied"] = True
     return config.but(**changes)
+
+
+def _canonical_attention(config: Any) -> Any:
+    """Returns a config whose attention says everything, in one section, or in one for each mechanism that there is."""
+    names = list(dict.fromkeys(config.per_layer))
+    sections = {name: _canonical_section(config, name) for name in names}
+    if len(names) == 1:
+        return replace(config, mechanism=names[0], attention=sections[names[0]])
+    by_mechanism = {}
+    for name, section in sections.items():
+        keys = section.as_dict()
+        del keys["by_mechanism"]
+        by_mechanism[name] = keys
+    return replace(config, mechanism=config.per_layer, attention=AttentionConfig(by_mechanism=by_mechanism))
+
+
+def _canonical_section(config: Any, name: str) -> AttentionConfig:
+    """Returns the section of the layers with a mechanism: defaults filled in, and what has no effect there reset."""
+    section = config.attention.for_mechanism(name)
+    mechanism = lookup(name)
+    key_width = section.key_width or config.width // section.heads
+    groups = section.groups or section.heads
+    qk_norm = section.qk_norm in (True, config.block.norm) or section.qk_norm
+    if not qk_norm and getattr(mechanism, "erases", False):
+        qk_norm = "l2"
+    changes: dict[str, Any] = {
+        "groups": groups,
+        "key_heads": None if section.key_heads == groups else section.key_heads,
+        "key_width": key_width,
+        "value_width": section.value_width or key_width,
+        "bias": _value_or_default(section.bias, config.block.bias),
+        "out_bias": _value_or_default(section.out_bias, config.block.bias),
+        "qk_norm": qk_norm,
+        "output": {"norm": section.output.norm in (True, config.block.norm) or section.output.norm},
+    }
+    if section.merge == "shift" and not section.output.joint:
+        changes["merge"] = "concatenate"  # `_unshift_heads` changes the output projection instead
+    if "a" not in mechanism.needs:
+        changes |= {"decay": "softplus", "decay_options": {}}
+    if config.position not in ("rotary", "alibi"):
+        changes["positions"] = True
+    full: AttentionConfig = section.but(**changes)
+    return full
 
 
 def _hidden_width(model: GPT | Encoder) -> int | None:
@@ -159,16 +185,20 @@ def _find_family(config: StackConfig, model: GPT | Encoder) -> tuple[Family, dic
     If there is no such family, the error names the nearest family and the settings that it has no place for.
     """
     nearest: tuple[Family, list[str]] | None = None
-    # The nearest family is the one with the fewest unsupported settings; among equals, the first.
+    smallest = (True, 0)
+    # The nearest family is the one with the fewest unsupported settings; among equals, the first. One that cannot read
+    # what it wrote cannot be compared, and comes last.
     for family in FAMILIES.values():
         if family.model is not type(model):
             continue
         hf_config = family.write(config)
-        unsupported = list(_unsupported_settings(family, config, hf_config))
+        readable, unsupported = _unsupported_settings(family, config, hf_config)
         if not unsupported:
             return family, hf_config
-        if nearest is None or len(unsupported) < len(nearest[1]):
+        distance = (not readable, len(unsupported))
+        if nearest is None or distance < smallest:
             nearest = (family, unsupported)
+            smallest = distance
     assert nearest is not None
     family, unsupported = nearest
     raise NoEquivalentError(
@@ -180,24 +210,30 @@ def _find_family(config: StackConfig, model: GPT | Encoder) -> tuple[Family, dic
 def _training_only_differences(family: Family, config: Any, hf_config: Mapping[str, Any]) -> Iterator[str]:
     """Yields the settings, used only in training, that the family's config does not keep."""
     back = family.read(Keys(Path(CONFIG), hf_config, family.default), output_head_of(config))
-    for name, value, _ in _differences(config, back):
-        if name in _ONLY_IN_TRAINING:
+    for name, value, _ in _differences(config, _canonical_attention(back)):
+        if _only_in_training(name):
             yield f"{name} = {value!r}"
 
 
-def _unsupported_settings(family: Family, config: Any, hf_config: Mapping[str, Any]) -> Iterator[str]:
-    """Yields, in words, the settings of a config that a family cannot represent."""
+def _only_in_training(name: str) -> bool:
+    """Tells whether a setting, by its full name, matters only in training."""
+    return name.endswith(".dropout")
+
+
+def _unsupported_settings(family: Family, config: Any, hf_config: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """Returns whether a family can read what it wrote of a config, and the settings, in words, that it cannot hold."""
     keys = Keys(Path(CONFIG), hf_config, family.default)
     try:
         back = family.read(keys, output_head_of(config))
         keys.finish()
     except RegardError as error:
-        yield str(error)
-        return
-    for name, value, value_back in _differences(config, back):
+        return False, [str(error)]
+    found = []
+    for name, value, value_back in _differences(config, _canonical_attention(back)):
         written_as_zeros = family.zero_bias and name in _BIASES and not value
-        if not written_as_zeros and name not in _ONLY_IN_TRAINING:
-            yield f"{name} = {value!r} (it has {value_back!r})"
+        if not written_as_zeros and not _only_in_training(name):
+            found.append(f"{name} = {value!r} (it has {value_back!r})")
+    return True, found
 
 
 def _differences(config: Section, back: Section) -> Iterator[tuple[str, Any, Any]]:
@@ -207,6 +243,12 @@ def _differences(config: Section, back: Section) -> Iterator[tuple[str, Any, Any
         after = getattr(back, name)
         if isinstance(before, Section):
             yield from _differences(before, after)
+        elif name == "by_mechanism" and set(before) == set(after) and before:
+            for mechanism, section in before.items():
+                own, other = (AttentionConfig().but(**keys) for keys in (section, after[mechanism]))
+                for place, mine, theirs in _differences(own, other):
+                    inside = place.removeprefix(f"{own.place}.")
+                    yield f"{config.place}.by_mechanism.{mechanism}.{inside}", mine, theirs
         elif before != after:
             yield f"{config.place}.{name}", value, after
 
@@ -217,6 +259,7 @@ def _convert_tensors(
     """Yields the full name and the value of each tensor of theirs, made from our tensors."""
     ours = model.state_dict()
     like = model.embedding.weight
+    shared: dict[str, Tensor] = {}  # tensors of theirs whose rows several of ours hold
     with torch.no_grad():
         for tensor_map in family.tensor_maps(config, hf_config):
             if tensor_map.ours in ours:
@@ -224,15 +267,29 @@ def _convert_tensors(
             else:
                 x = torch.zeros(_missing_shape(tensor_map, ours, config), dtype=like.dtype, device=like.device)
             pieces = x.split(tensor_map.sizes) if tensor_map.sizes else (x,)
-            for name, piece in zip(tensor_map.theirs, pieces, strict=True):
+            for (name, _, rows), piece in zip(tensor_map.pieces(x.shape[0]), pieces, strict=True):
+                if tensor_map.filters:
+                    piece = piece[:, None]
+                if rows is not None:
+                    if name not in shared:
+                        shared[name] = piece.new_full((rows.total, *piece.shape[1:]), float("nan"))
+                    rows.put(piece, shared[name])
+                    continue
                 if tensor_map.skip:  # RoBERTa's rows before the first position: no token but padding reads them
                     piece = torch.cat([piece.new_zeros(tensor_map.skip, *piece.shape[1:]), piece])
                 if tensor_map.transposed:
                     piece = piece.T
-                if not name.startswith(("lm_head", "cls.", "classifier")):
-                    name = family.prefix + name
                 # A copy: the pieces of one tensor share its memory, which safetensors refuses.
-                yield name, piece.clone().contiguous()
+                yield _full_name(family, name), piece.clone().contiguous()
+    for name, x in shared.items():
+        yield _full_name(family, name), x
+
+
+def _full_name(family: Family, name: str) -> str:
+    """Returns the name of a tensor of theirs in a file of a model with an output head."""
+    if name.startswith(("lm_head", "cls.", "classifier")):
+        return name
+    return family.prefix + name
 
 
 def _unshift_heads(tensor_map: TensorMap, x: Tensor, model: Any) -> Tensor:
@@ -241,10 +298,12 @@ def _unshift_heads(tensor_map: TensorMap, x: Tensor, model: Any) -> Tensor:
     That merge puts head h in the place of head h + 1. Here the columns of the weight are rolled back by one head, so
     that plain concatenation gives the same output. Any other tensor is returned unchanged.
     """
-    if model.config.attention.merge != "shift" or not tensor_map.ours.endswith("attention.out.weight"):
+    if not tensor_map.ours.endswith("attention.out.weight"):
         return x
-    H = model.config.attention.heads
-    return x.view(x.shape[0], H, -1).roll(-1, 1).reshape(x.shape)
+    layer = model.get_submodule(tensor_map.ours.removesuffix(".out.weight"))
+    if type(layer.merge) is not MERGES["shift"]:
+        return x
+    return x.view(x.shape[0], layer.size.H, -1).roll(-1, 1).reshape(x.shape)
 
 
 def _missing_shape(tensor_map: TensorMap, ours: Mapping[str, Tensor], config: Any) -> tuple[int, ...]:

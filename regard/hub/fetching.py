@@ -18,8 +18,16 @@ import torch
 from regard.devices import free_memory
 from regard.errors import RegardError
 from regard.hub.attention import HubError, import_transformers
-from regard.hub.gate import build_model, load_config, load_model, load_tokenizer, model_class, quiet
-from regard.hub.safety import CONFIG, check_hashes, find_folder, read_config
+from regard.hub.gate import (
+    build_model,
+    load_config,
+    load_image_processor,
+    load_model,
+    load_tokenizer,
+    model_class,
+    quiet,
+)
+from regard.hub.safety import CONFIG, IMAGES, check_hashes, find_folder, read_config
 from regard.hub.tiny import TINY, shrink_config
 from regard.hub.weights import Weights
 from regard.reading import ReadingError, check_path, read_json
@@ -29,12 +37,16 @@ _TOKENIZER_FILES = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.sp
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode, its tokenizer or None, the name to show, and whether its weights are trained."""
+    """A model in evaluation mode, its tokenizer or None, the name to show, and whether its weights are trained.
+
+    `images` is the image processor of a model that reads images, where its folder has the settings of one.
+    """
 
     model: Any
     tokenizer: Any
     name: str
     trained: bool
+    images: Any = None
 
 
 def is_hub_folder(folder: str | Path) -> bool:
@@ -93,7 +105,8 @@ def fetch(
         warnings.warn(
             f"{name}: {missing[0]} and {len(missing) - 1} more are not in the file, so they are random", stacklevel=2
         )
-    return LoadedModel(model.to(device).eval(), _find_tokenizer(folder), display_name(name), trained=True)
+    images = _find_image_processor(folder, model)
+    return LoadedModel(model.to(device).eval(), _find_tokenizer(folder), display_name(name), True, images)
 
 
 def untrained(
@@ -109,7 +122,8 @@ def untrained(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build_model(model_class(config), config)
-    return LoadedModel(model.to(device).eval(), tokenizer, f"random:{display_name(name)}", trained=False)
+    images = None if folder is None else _find_image_processor(folder, model)
+    return LoadedModel(model.to(device).eval(), tokenizer, f"random:{display_name(name)}", False, images)
 
 
 def model_on_meta(name: str | Path, download: bool = False) -> Any:
@@ -173,14 +187,27 @@ def _find_tokenizer(folder: Path) -> Any:
     """Returns the tokenizer of a folder; None if it has no tokenizer files, as with models that read images."""
     if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         return None
-    try:
+    with _explain_part(f"the tokenizer of {folder}"):
         return load_tokenizer(folder)
+
+
+def _find_image_processor(folder: Path, model: Any) -> Any:
+    """Returns the image processor of a folder; None if the model reads no images, or the folder has no settings."""
+    if getattr(model, "main_input_name", None) != "pixel_values" or not (folder / IMAGES).is_file():
+        return None
+    with _explain_part(f"{folder / IMAGES}"):
+        return load_image_processor(folder)
+
+
+@contextmanager
+def _explain_part(name: str) -> Iterator[None]:
+    """Re-raises what goes wrong while a part of a folder is read as a HubError that names the part."""
+    try:
+        yield
     except RegardError:
         raise
     except Exception as error:  # a damaged file or a missing library: each library has errors of its own
-        raise HubError(
-            f"the tokenizer of {folder} cannot be read: {type(error).__name__}: {_first_line(error)}"
-        ) from error
+        raise HubError(f"{name} cannot be read: {type(error).__name__}: {_first_line(error)}") from error
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 
 from regard.errors import HubError
 from regard.hub.attention import import_transformers
-from regard.hub.safety import CONFIG, check_adapter, check_settings, read_config, read_field
+from regard.hub.safety import CONFIG, IMAGES, check_adapter, check_settings, read_config, read_field
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _LOCK = threading.RLock()  # `no_remote_code` patches transformers for every thread
@@ -52,6 +52,14 @@ def load_tokenizer(folder: Path) -> Any:
     with no_remote_code() as library:
         _check_tokenizer_class(library, folder)
         return library.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+
+
+def load_image_processor(folder: Path) -> Any:
+    """Returns the image processor of a folder: what makes pixel values of an image."""
+    check_settings(folder)
+    with no_remote_code() as library:
+        _check_image_processor_class(library, folder)
+        return library.AutoImageProcessor.from_pretrained(folder, **_LOCAL)
 
 
 def build_model(cls: Any, config: Any) -> Any:
@@ -185,6 +193,23 @@ def _check_tokenizer_class(library: Any, folder: Path) -> None:
             if not name.endswith("Fast"):
                 break
             name = name.removesuffix("Fast")  # transformers removes the suffix and tries again; it may occur twice
+
+
+def _check_image_processor_class(library: Any, folder: Path) -> None:
+    """Refuses the name of an image processor that transformers does not list: it would call any class of that name."""
+    listed = library.models.auto.image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES
+    known = {name for backends in listed.values() for name in backends.values()}
+    for path in (folder / IMAGES, folder / CONFIG):
+        for key in ("image_processor_type", "feature_extractor_type"):
+            name = read_field(path, key)
+            if name is None:
+                continue
+            asked = str(name).replace("FeatureExtractor", "ImageProcessor")
+            if not isinstance(name, str) or not {asked, asked.removesuffix("Fast")} & known:
+                raise HubError(
+                    f"{path}: {key} names {name!s:.80}, which is no image processor of transformers; expected one such "
+                    f"as 'ViTImageProcessor', or take the key '{key}' out"
+                )
 
 
 def _is_subclass(thing: Any, base: type) -> bool:

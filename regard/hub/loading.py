@@ -1,4 +1,5 @@
-"""Loads the weights of Hugging Face's GPT-2-, Llama- and BERT-like models into models of regard.
+"""Loads the weights of Hugging Face's GPT-2-, Llama- and BERT-like models, of Qwen3-Next and of Mamba-2 into models of
+regard.
 
 Only JSON files and safetensors are read. Transformers is not used, and need not be installed. The shapes of a model
 are compared with the headers of its files before any memory is allocated.
@@ -146,13 +147,18 @@ def _can_be_ignored(name: str, family: Family, config: Any) -> bool:
 
 def _check_shapes(weights: Weights, tensor_map: TensorMap, want: list[int]) -> None:
     """Raises an error if a tensor of theirs is missing, or has a shape or a dtype that our tensor cannot take."""
-    for name, size in zip(tensor_map.theirs, tensor_map.sizes or (want[0] + tensor_map.skip,), strict=True):
+    for name, size, rows in tensor_map.pieces(want[0]):
         if name not in weights.names:
             raise HubError(
                 f"{weights.folder} lacks {name}, which {CONFIG} asks for: the file is incomplete, or of another model"
             )
         shape = weights.shape(name)
-        expected = [size, *want[1:]]
+        expected = [size + tensor_map.skip, *want[1:]]
+        if rows is not None:
+            assert rows.count == size, tensor_map.ours
+            expected[0] = rows.total
+        if tensor_map.filters:
+            expected.insert(1, 1)
         if tensor_map.transposed:
             expected.reverse()
         if shape != expected:
@@ -162,10 +168,15 @@ def _check_shapes(weights: Weights, tensor_map: TensorMap, want: list[int]) -> N
 
 def _assemble(weights: Weights, tensor_map: TensorMap) -> Tensor:
     """Returns a tensor of ours, concatenated from theirs."""
-    tensors = [weights.get(name) for name in tensor_map.theirs]
-    if tensor_map.transposed:
-        tensors = [x.T for x in tensors]
-    return torch.cat([x[tensor_map.skip :] for x in tensors])  # a copy, as the file will be closed
+    tensors = []
+    for name, _, rows in tensor_map.pieces(0):
+        x = weights.get(name)
+        if tensor_map.transposed:
+            x = x.T
+        if tensor_map.filters:
+            x = x.squeeze(1)
+        tensors.append(x[tensor_map.skip :] if rows is None else rows.take(x))
+    return torch.cat(tensors)  # a copy, as the file will be closed
 
 
 def _load_tokenizer(folder: Path, hf_config: Mapping[str, Any], vocabulary: int) -> Tokenizer | None:

@@ -27,6 +27,7 @@ from regard.hub.attention import (
 from regard.hub.calls import AttentionReplacement
 from regard.mechanisms import Mechanism, lookup
 from regard.mechanisms import mechanism as build_mechanism
+from regard.nn.gates import Gates
 from regard.registry import accepted_options, parameters_of
 
 Part = Literal["encoder", "decoder", "cross"]
@@ -65,16 +66,18 @@ def use(
     layers: Sequence[int] | None = None,
     *,
     parts: Sequence[Part] | None = None,
+    decay: str = "softplus",
     **options: Any,
 ) -> M:
     """Replaces the attention of a Hugging Face model by a mechanism of regard, in some layers or in all.
 
     `mechanism` is a name with its `options` (features=256), or a Mechanism, of which each layer gets a copy. `parts`
     selects kinds of attention in an encoder-decoder: "encoder", "decoder", "cross". The model is changed in place and
-    returned. Forward, backward and `generate()` work as before; linear mechanisms keep a state of constant size in the
-    cache, instead of keys and values. The mechanism's parameters and buffers become part of the model. The
-    forward pass raises a HubError if a layer uses a feature that the mechanism does not support. Calls for different
-    layers add up; `restore` undoes them all.
+    returned. Forward, backward and `generate()` work as before; linear mechanisms and those with a memory keep a state
+    of constant size in the cache, instead of keys and values. The mechanism's parameters and buffers become part of the
+    model. Mechanisms that take decays and write strengths get a projection of the layer's input that makes them;
+    `decay` says how (see `regard.nn.gates`). The forward pass raises an error if a layer uses a feature that the
+    mechanism does not support. Calls for different layers add up; `restore` undoes them all.
     """
     if callable(mechanism) and not isinstance(mechanism, type | Mechanism):
         mechanism = build_mechanism(mechanism, **options)  # a similarity of a query and a key; else an error says so
@@ -83,7 +86,7 @@ def use(
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already")
     chosen = _choose_places(model, layers, parts)
     # All replacements are built before anything changes, so that an error leaves the model as it was.
-    replacements = [_build_replacement(mechanism, place, model, options) for place in chosen]
+    replacements = [_build_replacement(mechanism, place, model, options, decay) for place in chosen]
     for place, replacement in zip(chosen, replacements, strict=True):
         _remove_replacement(place.module)
         place.module.add_module(SUBMODULE, replacement)
@@ -127,7 +130,7 @@ def _choose_places(model: nn.Module, layers: Sequence[int] | None, parts: Sequen
 
 
 def _build_replacement(
-    mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any]
+    mechanism: str | Mechanism, place: Place, model: nn.Module, options: Mapping[str, Any], decay: str
 ) -> AttentionReplacement:
     """Returns the replacement for an attention module, on the device and in the dtype of that module's parameters."""
     if isinstance(mechanism, Mechanism):
@@ -139,28 +142,49 @@ def _build_replacement(
             f"{place.name}: {built.name} has no cross-attention, as its scores belong to positions of one sequence. "
             'Leave these layers out: parts=["encoder", "decoder"]'
         )
+    if place.part == "encoder" and built.causal_only:
+        raise OptionError(
+            f"{place.name}: {built.name} is causal, and an encoder looks both ways. Use 'softmax' or a linear mechanism"
+        )
+    gates = _build_gates(built, place, model, decay)
+    if gates is not None and isinstance(mechanism, str) and "checks" not in options:
+        setattr(built, "checks", False)  # noqa: B010  # the gates keep to the ranges
+    replacement = AttentionReplacement(built, place.name, place.part == "cross", gates)
     like = next((p for p in place.module.parameters() if p.is_floating_point()), None)
     if like is not None:
-        built.to(like.device)
+        replacement.to(like.device)
         # Buffers, such as the random projections of random features, keep their dtype.
-        for p in built.parameters():
+        for p in replacement.parameters():
             p.data = p.data.to(like.dtype)
-    return AttentionReplacement(built, place.name, place.part == "cross").train(place.module.training)
+    return replacement.train(place.module.training)
+
+
+def _build_gates(mechanism: Mechanism, place: Place, model: nn.Module, decay: str) -> Gates | None:
+    """Returns what makes a and b from an attention module's input, drawn as regard's models draw them.
+
+    None if the mechanism takes neither.
+    """
+    if not {"a", "b"} & set(mechanism.needs):
+        return None
+    config = _config_of(place.module, model)
+    heads, width, head_dim = _find_sizes(place.module, config)
+    groups = _find_number(place.module, config, "num_key_value_heads") or heads
+    if groups is None or head_dim is None or width is None:
+        raise OptionError(
+            f"{place.name}: its heads and width are not in the model's config, so that {mechanism.name} could not be "
+            "given decays and write strengths"
+        )
+    gates = Gates(width, groups, head_dim, mechanism, decay)
+    if gates.project is not None:
+        nn.init.normal_(gates.project.weight, std=0.02)
+    return gates
 
 
 def _build_for_place(name: str, place: Place, model: nn.Module, options: Mapping[str, Any]) -> Mechanism:
     """Builds a mechanism by its name; the sizes that its constructor needs are read from the module or its config."""
     module = place.module
-    config: Any = getattr(module, "config", None) or model.config
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    heads = _find_number(module, config, "num_heads", "num_attention_heads", "n_heads")
-    hidden_size = _find_number(module, config, "hidden_size", "d_model", "embed_dim")
-    head_dim = _find_number(
-        module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "d_kv"
-    )
-    if head_dim is None and heads and hidden_size:
-        head_dim = hidden_size // heads
+    config = _config_of(module, model)
+    heads, _, head_dim = _find_sizes(module, config)
     length = _find_number(module, config, "max_position_embeddings", "n_positions", "max_source_positions")
     # The option `width` of a mechanism is the width of one head, not the hidden size.
     sizes = {"heads": heads, "width": head_dim, "length": length}
@@ -170,6 +194,26 @@ def _build_for_place(name: str, place: Place, model: nn.Module, options: Mapping
             raise OptionError(f"{place.name}: its {key} is not in the model's config; give {key}= to use '{name}'")
     known = {key: size for key, size in sizes.items() if size is not None}
     return build_mechanism(name, **accepted_options(lookup(name), known) | dict(options))
+
+
+def _config_of(module: nn.Module, model: Any) -> Any:
+    """Returns the config that says how an attention module is built."""
+    config: Any = getattr(module, "config", None) or model.config
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    return config
+
+
+def _find_sizes(module: nn.Module, config: Any) -> tuple[int | None, int | None, int | None]:
+    """Returns an attention module's query heads, its input's width, and the width of a head, where they are known."""
+    heads = _find_number(module, config, "num_heads", "num_attention_heads", "n_heads")
+    width = _find_number(module, config, "hidden_size", "d_model", "embed_dim")
+    head_dim = _find_number(
+        module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "d_kv"
+    )
+    if head_dim is None and heads and width:
+        head_dim = width // heads
+    return heads, width, head_dim
 
 
 def _find_number(module: nn.Module, config: Any, *names: str) -> int | None:
@@ -212,10 +256,15 @@ def _remove_replacement(module: nn.Module) -> None:
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Puts a `StateLayer` into the cache before the module writes to the cache, if the mechanism keeps a state.
 
-    Also resets `was_called`, which `_after_forward` reads.
+    Before that it makes decays and write strengths from the module's input, if the mechanism takes them. Also resets
+    `was_called`, which `_after_forward` reads.
     """
     replacement = replacement_in(module)
-    if replacement is None or not is_installed(module):
+    if replacement is None:
+        return
+    if replacement.gates is not None:
+        replacement.made = replacement.gates(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+    if not is_installed(module):
         return
     replacement.was_called = False
     replacement.cache_layer = None
@@ -228,6 +277,8 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Raises an error if the module did not call its replacement, which would then have no effect."""
     replacement = replacement_in(module)
+    if replacement is not None:
+        replacement.made = {}
     if replacement is not None and is_installed(module) and not replacement.was_called:
         raise HubError(
             f"{replacement.name}: {type(module).__name__} did not call transformers' attention interface, so "

@@ -20,6 +20,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
+IMAGES = "preprocessor_config.json"
 # The files that transformers reads settings from; `check_settings` adds config.*.json, configs for single versions of
 # transformers. Vocabulary files are not checked: they hold tokens, no settings.
 SETTINGS = (
@@ -27,7 +28,7 @@ SETTINGS = (
     "tokenizer_config.json",
     "generation_config.json",
     "processor_config.json",
-    "preprocessor_config.json",
+    IMAGES,
     "video_preprocessor_config.json",
     "audio_tokenizer_config.json",
     "special_tokens_map.json",

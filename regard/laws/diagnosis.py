@@ -96,10 +96,24 @@ def _describe_scores(got: Tensor, want: Tensor) -> str:
             return ""
         return f"its scores are {slope:.3g} times as large"
     gap = ours - theirs
+    parts = _parts_of_rows(gap, seen)
+    if parts:
+        return parts
     by_row = gap.masked_fill(~seen, 0)
     if difference(by_row[:, :1].expand_as(by_row), by_row) < 1e-3:
         return "something is added to its scores that does not depend on q and k: a bias, or positions?"
     return ""
+
+
+def _parts_of_rows(gap: Tensor, seen: Tensor) -> str:
+    """Returns words where keys fall into parts within which weights are right to one another, and not between them."""
+    S = gap.shape[-1]
+    same = ((gap[..., 1:] - gap[..., :-1]).abs() < 1e-4) | ~(seen[..., 1:] & seen[..., :-1])
+    cuts = [n + 1 for n in range(S - 1) if not bool(same[..., n].all())]
+    if not cuts or len(cuts) > S // 3:
+        return ""
+    told = " and ".join(f"{cut - 1} | {cut}" for cut in cuts)
+    return f"weights are right within parts of the keys, cut at {told}, and not between them: how are parts merged?"
 
 
 def _centred(weights: Tensor, seen: Tensor) -> Tensor:

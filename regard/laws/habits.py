@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.laws.calling import Caller
-from regard.laws.case import Case
+from regard.laws.case import Case, difference
 from regard.laws.layouts import CROSS
+from regard.laws.signatures import CAUSAL_NAMES
 
 
 def measure_roughness(call: Caller, case: Case, step: float) -> float:
@@ -31,16 +33,22 @@ def measure_roughness(call: Caller, case: Case, step: float) -> float:
     return sorted(bends)[-3]
 
 
+# Words that say it: CausalSelfAttention, masked_attention, Retention, GPT2Attention; and words that take it back.
+_CAUSAL_WORDS = re.compile(r"causal|masked|autoregressive|retention|gpt")
+_DENIALS = re.compile(r"(non|not|un|a)[_ -]?(causal|masked)|bidirectional|both directions|optional|\b(if|or|may|can)\b")
+_TRIANGLE_LEAST = 2  # a matrix of one number is a triangle of every kind
+
+
 def claims_causality(call: Caller, case: Case) -> bool:
-    """Returns whether attention that cannot be told to be causal claims it: by its name, or by what it sees.
+    """Returns whether attention that cannot be told to be causal claims it: by what it says, or by what it sees.
 
     What sees as far ahead as back is meant to; what sees some later tokens, or sees them faintly, is not.
     """
     if call.layout is CROSS:
         return False
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", call.label).lower()
-    if re.search(r"(?<!non)(?<!non_)(?<!not_)(?<!un)(causal|masked)", name):
-        return True
+    said = _says_causal(call)
+    if said is not None:
+        return said
     influence = _influence(call, case)
     others = influence[~torch.eye(len(influence), dtype=torch.bool)]
     moving = others[others > 0]
@@ -50,6 +58,47 @@ def claims_causality(call: Caller, case: Case) -> bool:
     sees = influence > least
     looks_both_ways = bool(sees.triu(1).any()) and bool((sees == sees.mT).all())
     return not looks_both_ways
+
+
+def _says_causal(call: Caller) -> bool | None:
+    """Returns what somebody's attention says: by an attribute, its names, its docstring or a triangular mask it keeps.
+
+    None where it says nothing.
+    """
+    f = call.pristine
+    names = [call.label]
+    if isinstance(f, nn.Module):
+        told = [getattr(f, name, None) for name in CAUSAL_NAMES]
+        flag = next((x for x in told if isinstance(x, bool)), None)
+        if flag is not None:
+            return flag
+        names += [kind.__name__ for kind in type(f).__mro__ if kind.__module__.partition(".")[0] != "torch"]
+    if any(_names_causality(_in_words(name)) for name in names):
+        return True
+    first_line = (inspect.getdoc(f) or "").partition("\n")[0].lower()
+    if "attention" in first_line and re.search(r"\b(causal|masked)", first_line) and _names_causality(first_line):
+        return True
+    if isinstance(f, nn.Module) and any(_is_triangle(x) for x in f.buffers()):
+        return True
+    return None
+
+
+def _names_causality(words: str) -> bool:
+    return bool(_CAUSAL_WORDS.search(words)) and not _DENIALS.search(words)
+
+
+def _in_words(name: str) -> str:
+    """Returns a name in lower case with words apart: CausalAttention, causal_attention."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _is_triangle(x: Tensor) -> bool:
+    """Tells whether a mask [..., n, n] marks what is not later, or what is later, and nothing else."""
+    if x.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] < _TRIANGLE_LEAST:
+        return False
+    marked = x.reshape(-1, *x.shape[-2:])[0] != 0
+    full = torch.ones_like(marked)
+    return torch.equal(marked, full.tril()) or torch.equal(marked, full.triu(1))
 
 
 def _influence(call: Caller, case: Case) -> Tensor:
@@ -70,3 +119,15 @@ def _influence(call: Caller, case: Case) -> Tensor:
             moved = (call.call(case, changed) - before).abs().movedim(axis, 0).flatten(1)
             rows.append(moved.amax(1))
     return torch.stack(rows, 1)
+
+
+def knows_positions(call: Caller, case: Case) -> bool:
+    """Returns whether the order of tokens matters beyond causality: the last token sees the others in another order."""
+    inputs = call.draw_inputs(case)
+    axis = call.layout.token_axis
+    T = inputs[0].shape[axis]
+    order = torch.tensor([*range(1, T - 1), 0, T - 1], device=case.device)  # the last one stays where it is
+    with torch.no_grad():
+        before = call.call(case, inputs).select(axis, T - 1)
+        after = call.call(case, [x.index_select(axis, order) for x in inputs]).select(axis, T - 1)
+    return difference(after, before) > case.tolerance_or(4.0)

@@ -1,15 +1,17 @@
 """What a module with projections hands to its attention, and what its attention hands on.
 
 The outputs of the Linear layers that make queries, keys and values are recorded in a call, and the input of the one
-that comes after attention. How heads are laid out in them is not known, so every usual way is returned. Where the
-weights are parameters of the module itself, as in nn.MultiheadAttention, queries, keys and values are made from them
-again, and the module's own outputs are what is compared.
+that comes after attention. Layers whose names do not say what they make, as in a list, are told by what they are given.
+How heads are laid out in them is not known, so every usual way is returned. Where the weights are parameters of the
+module itself, as in nn.MultiheadAttention, queries, keys and values are made from them again, and the module's own
+outputs are what is compared.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
@@ -63,15 +65,18 @@ def look_inside(subject: Subject, case: Case) -> list[Inside]:
             handles.append(layer.register_forward_hook(_recorder(calls, _part(name))))
         elif _has_own_weights(layer):
             handles.append(layer.register_forward_hook(_weights_recorder(whole), with_kwargs=True))
+    inputs = subject.inputs(case)
     try:
         with torch.no_grad():
-            result = subject.run(case, subject.inputs(case))
+            result = subject.run(case, inputs)
     finally:
         for handle in handles:
             handle.remove()
     if whole:
         return whole
-    return list(_readings(calls, result, find_heads(module), getattr(module, "batch_first", None) is False))
+    if getattr(module, "batch_first", None) is False:
+        return []
+    return [reading for named in _name_parts(calls, inputs) for reading in _readings(named, result, find_heads(module))]
 
 
 def _recorder(calls: list[_Recorded], part: str | None) -> Any:
@@ -126,11 +131,37 @@ def _part(name: str) -> str | None:
     return _PARTS.get(joined)
 
 
-def _readings(calls: list[_Recorded], result: Tensor, heads: int | None, sequence_first: bool) -> Iterator[Inside]:
+def _name_parts(calls: list[_Recorded], inputs: list[Tensor]) -> Iterator[list[_Recorded]]:
+    """Yields the calls with what each made: as their layers' names say or, where none says it, as what they were given.
+
+    Layers that are all given the same tokens are taken for those of queries, keys and values in every order: which is
+    which is a matter of names only.
+    """
+    if any(call.part is not None for call in calls):
+        yield calls
+        return
+    fed = [[n for n, call in enumerate(calls) if _is_same(call.given, x)] for x in inputs]
+    orders: list[tuple[int, ...]] = []
+    if len(inputs) == 3 and all(len(places) == 1 for places in fed):
+        orders = [tuple(places[0] for places in fed)]
+    elif len(inputs) == 2 and [len(places) for places in fed] == [1, 2]:
+        orders = [(fed[0][0], *pair) for pair in permutations(fed[1])]
+    elif len(inputs) == 1 and len(fed[0]) == 3:
+        orders = list(permutations(fed[0]))
+    for order in orders:
+        parts = dict(zip(order, "qkv", strict=True))
+        yield [call._replace(part=parts.get(n)) for n, call in enumerate(calls)]
+
+
+def _is_same(given: Tensor, x: Tensor) -> bool:
+    return given.shape == x.shape and bool((given == x).all())
+
+
+def _readings(calls: list[_Recorded], result: Tensor, heads: int | None) -> Iterator[Inside]:
     """Yields queries, keys, values and outputs with every usual layout of heads."""
     made = {call.part: call.made for call in calls if call.part is not None}
     others = [call for call in calls if call.part is None]
-    if sequence_first or any(x.dim() != 3 for x in made.values()):
+    if any(x.dim() != 3 for x in made.values()):
         return
     out = result
     if others:

@@ -148,7 +148,11 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
             padded, visible = _pad(subject, case, inputs, b)
             out = subject.run(plain, padded, visible)
             kept = out[_expand(visible, out, subject)].view(whole[b].shape)
-            findings.append(compare(kept, b, f"sequence {b} padded {case.padding}"))
+            found = compare(kept, b, f"sequence {b} padded {case.padding}")
+            if found.exceeded and case.padding != "right" and subject.knows_positions:
+                what = f"{found.what}: it counts positions, and hidden tokens count, too"
+                found = found._replace(what=what, noted=True)
+            findings.append(found)
     if case.documents and subject.mechanism(case) is not None and case.T > 1:
         findings.append(_packed_is_separate(subject, plain, inputs))
     return worst(findings)

@@ -132,6 +132,8 @@ class SameAs:
         if len(subject.inputs(large)) != 3 or not isinstance(self.reference.mechanism(large), Softmax):
             return ""
         asked = (id(subject), large)
+        if not bool(subject.run(large, subject.inputs(large)).isfinite().all()):
+            return ": NaN or infinity from ordinary inputs: is it 0 · ∞, or a row in which all is hidden?"
         if asked not in self._explained:  # shrinking asks again and again
             found = self._find_slip(subject, large, SOFTMAX_SLIPS, None)
             if not found and not large.causal:
@@ -192,7 +194,7 @@ class SameAs:
         words = next((view.slip for view, error in errors if error <= limit), None)
         for view in views:
             if view.slip is None and words is None:
-                asked = Asked(view.q, view.k, view.v, case.causal, None)
+                asked = Asked(view.q, view.k, view.v, case.causal, None, case.K)
                 words = match_slip(SOFTMAX_SLIPS, [(asked, view.out)], limit, view.finish)
         if words is None:
             raise CouldNotBeAsked(

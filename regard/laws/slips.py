@@ -19,13 +19,17 @@ from regard.shapes import Mask, default_scale
 
 @dataclass(frozen=True)
 class Asked:
-    """The inputs of one call: q [B,H,T,K], k [B,G,S,K], v [B,G,S,V], who may see whom [#B,1,#T,S], visible keys."""
+    """The inputs of one call: q [B,H,T,K], k [B,G,S,K], v [B,G,S,V], who may see whom [#B,1,#T,S], visible keys.
+
+    `width` is that of the tokens, where a module made q, k and v from them.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     causal: bool
     visible: Tensor | None
+    width: int | None = None
 
     @property
     def scores(self) -> Tensor:
@@ -130,6 +134,9 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
     ),
     "{} with scores divided by √(H·K), the width of all heads: each head's own K belongs there": _scaled(
         lambda a: a.q.shape[1] ** -0.5
+    ),
+    "{} with scores divided by the root of the tokens' width: the width K of a head belongs there": _scaled(
+        lambda a: (a.q.shape[-1] / (a.width or a.q.shape[-1])) ** 0.5
     ),
     "{} with scores divided by √H: the width K of a head belongs there, not their number": _scaled(
         lambda a: (a.q.shape[-1] / a.q.shape[1]) ** 0.5

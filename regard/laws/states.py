@@ -299,8 +299,12 @@ def continued_is_whole(subject: Subject, case: Case) -> Finding:
         raise DoesNotApply("one token has no parts")
     found: StateCall = subject.state_call
     few = min(case.T, 5)
-    half = case.T // 2
-    splits = [[half, case.T - half], [1] * few + [case.T - few] * (few < case.T), [case.T - 1, 1]]
+    part = max(1, case.T // 4)
+    # Several tokens after a state and before another one: what a state forgets there shows in neither end.
+    middle = [part, case.T - 2 * part, part]
+    if case.T < 3:
+        middle = [1, case.T - 1]
+    splits = [middle, [1] * few + [case.T - few] * (few < case.T), [case.T - 1, 1]]
     if found.one_by_one:
         case = case.but(T=min(case.T, LONGEST))
         splits = [[1] * case.T]

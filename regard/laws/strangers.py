@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.errors import PluginError
 from regard.laws.calling import MOST_HEADS, Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
-from regard.laws.habits import claims_causality, measure_roughness
+from regard.laws.habits import claims_causality, knows_positions, measure_roughness
 from regard.laws.layouts import (
     CROSS,
     FLAT,
@@ -67,6 +67,7 @@ class Stranger(Caller, Subject):
         self._state_call: StateCall | None = None
         self._tried_states = False
         self._claims = causal
+        self._knows_positions: bool | None = None
         self._found_out = False
         self._refusal: tuple[str, CouldNotBeAsked] | None = None
 
@@ -97,6 +98,15 @@ class Stranger(Caller, Subject):
     def causal(self) -> bool:  # type: ignore[override]
         self.find_out()
         return bool(self._claims)
+
+    @property
+    def knows_positions(self) -> bool:  # type: ignore[override]
+        self.find_out()
+        if self._knows_positions is None:
+            case = self._probe(B=2, causal=self.causal)
+            # Of two tokens there is no other order.
+            self._knows_positions = case.T > 2 and knows_positions(self, case)
+        return self._knows_positions
 
     @property
     def can_be_told(self) -> bool:

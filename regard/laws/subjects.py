@@ -28,6 +28,7 @@ class Subject:
     mechanisms or registered beside them: these keep all laws, strangers those that everybody agrees on.
     `promises_zeros` says whether a query that sees nothing must give zeros. `projects` says whether it projects tokens
     to queries, keys and values of its own. `state_call` is how somebody else's attention takes a state, where it does.
+    `knows_positions` says whether somebody else's attention counts tokens, hidden ones too, so that padding moves them.
     `changed_inputs` says whether any call so far has written into its inputs. `device` is where somebody else's
     attention is called to find out how it wants to be called.
     """
@@ -41,6 +42,7 @@ class Subject:
     state_call: Any = None
     device = "cpu"
     changed_inputs = False
+    knows_positions = False
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label

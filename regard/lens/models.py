@@ -14,6 +14,7 @@ from regard.errors import OptionError
 from regard.hub.opening import open_model
 from regard.lens.recording.hub_inputs import Places, model_inputs, token_limit
 from regard.lens.recording.hub_models import hub_card
+from regard.lens.recording.images import image_inputs
 from regard.lens.recording.pairs import joins_pairs
 from regard.lens.recording.record import Text, record
 from regard.lens.recording.regard_models import regard_card
@@ -37,11 +38,17 @@ class RecordableModel:
     model: Any
     tokenizer: Any
     card: Card
+    images: Any = None  # transformers' image processor, if the model reads images
 
     @property
     def reads_text(self) -> bool:
         """Whether the model's input is tokens, and not, say, an image."""
         return getattr(self.model, "main_input_name", "input_ids") == "input_ids"
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model's input is an image."""
+        return getattr(self.model, "main_input_name", None) == "pixel_values"
 
     @property
     def limit(self) -> int | None:
@@ -62,10 +69,29 @@ class RecordableModel:
         return not isinstance(self.model, Model) and self.reads_text and joins_pairs(self.model, self.tokenizer)
 
     def record(self, text: Text, text_b: Text | None = None, **options: Any) -> Trace:
-        """Records the attention of the model while it reads one text, or each of two; see `record` for the options."""
+        """Records the attention of the model while it reads one text, or each of two; see `record` for the options.
+
+        A model that reads images is given the name of a file, or of two.
+        """
+        if self.reads_images and isinstance(text, str):
+            return self._record_images([text, text_b], options)
         inputs = [self._as_input(x) for x in (text, text_b)]
         options["target"] = self._as_input(options.get("target"))
         return record(self.model, *inputs, tokenizer=self.tokenizer, card=self.card, **options)
+
+    def _record_images(self, files: Sequence[Text | None], options: Mapping[str, Any]) -> Trace:
+        """Records the attention of the model to one or two images, which the trace holds as the model sees them."""
+        if options.get("pair") is not None:
+            raise OptionError(f"{self.card.name} reads an image, and a pair is two texts: leave out the pair")
+        inputs, pictures = zip(
+            *(image_inputs(self.model, self.images, str(file)) for file in files if file is not None), strict=True
+        )
+        trace = record(self.model, *inputs, tokenizer=self.tokenizer, card=self.card, **options)
+        for recording, picture in zip(trace.recordings, pictures, strict=True):
+            for tokens in recording.sequences:
+                if tokens.grid is not None:
+                    tokens.picture = picture
+        return trace
 
     def record_one(self, text: Text | Sample) -> Recording:
         """Returns the recording of one text or sample; without a target an encoder-decoder writes its own."""
@@ -118,4 +144,5 @@ def open_recordable(
     """Opens a model by `regard.hub.open_model` and returns it with its tokenizer and its card."""
     opened = open_model(name, device, seed=seed, download=download)
     describe = regard_card if isinstance(opened.model, Model) else hub_card
-    return RecordableModel(opened.model, opened.tokenizer, describe(opened.model, opened.name, opened.trained))
+    card = describe(opened.model, opened.name, opened.trained)
+    return RecordableModel(opened.model, opened.tokenizer, card, opened.images)

@@ -14,6 +14,7 @@ OURS = {
     "key_padding_mask": "visible=~key_padding_mask [B,S]: True is where a key may be seen",
     "dropout_p": "a layer's own, regard.nn.Attention(…, dropout=0.1), or mechanism.dropout of one that is built",
     "enable_gqa": "nothing: fewer heads in k and v than in q are grouped attention",
+    "need_weights": "regard.mechanism(…).weights(q, k, regard.Mask(causal=…)) [B,H,T,S]; layers take need_weights=True",
     "average_attn_weights": "nothing: weights are those of each head, [B,H,T,S]; weights.mean(1) is their average",
     "embed_dim": "D",
     "num_heads": "H",

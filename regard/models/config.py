@@ -24,29 +24,39 @@ class ConvolutionConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Section):
-    """What each head's output goes through. `norm`: true for the block's norm, or a name. `gate`: the activation of a
-    gate that is computed from the layer's input ("sigmoid", "silu", "linear"), or "none"."""
+    """What each head's output goes through.
+
+    `norm`: true for the block's norm, or a name. `gate`: the activation of a gate that is computed from the layer's
+    input ("sigmoid", "silu", "linear"), or "none". `joint`: the gate comes first, and the norm is one over all heads.
+    `skip`: a head's values are added to its output, times a learned number.
+    """
 
     place = "model.attention.output"
 
     norm: bool | str = False
     gate: str = "none"
+    joint: bool = False
+    skip: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(Section):
     """The attention layer. `groups`: key/value heads, None for as many as `heads`; widths None: width / heads.
 
+    `key_heads`: heads of queries and keys, None for as many as `heads` and `groups`; fewer where a mechanism keeps a
+    memory for each value head and several may share a key.
     `bias`: of queries, keys and values; `out_bias`: of the output; None: the block's. `qk_norm`: a norm over each
     head's queries and keys, true for the block's, or a name, such as "l2" for length 1. `positions`: whether rotary
-    positions and ALiBi hold here. `decay`: how decays are made ("softplus", "logsigmoid", "constant") for a mechanism
-    that takes them. `by_mechanism`: what is different in layers with a mechanism, by its name.
+    positions and ALiBi hold here. `decay`: how decays are made ("softplus", "logsigmoid", "constant", "step") for a
+    mechanism that takes them, with its `decay_options`. `by_mechanism`: what is different in layers with a mechanism,
+    by its name.
     """
 
     place = "model.attention"
 
     heads: int = 12
     groups: int | None = None
+    key_heads: int | None = None
     key_width: int | None = None
     value_width: int | None = None
     merge: str = "concatenate"
@@ -57,6 +67,7 @@ class AttentionConfig(Section):
     qk_norm: bool | str = False
     positions: bool = True
     decay: str = "softplus"
+    decay_options: dict[str, Any] = field(default_factory=dict)
     convolution: ConvolutionConfig = field(default_factory=ConvolutionConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     dropout: float = 0.0

@@ -40,10 +40,9 @@ def model_folder(path: str | Path) -> Path:
         finish_replacing(path / MODEL)
     if (path / MODEL_CONFIG).is_file() or not path.is_dir():
         return path
-    if (path / RESULTS).is_file():
-        run = read_json_object(path / RESULTS, RunError).get("run")
-        if isinstance(run, str):
-            return model_folder(_inner_folder(path, run))
+    run = run_folder(path)
+    if run != path:
+        return model_folder(run)
     if (path / MODEL / MODEL_CONFIG).is_file():
         return path / MODEL
     step = best_step(path)
@@ -53,6 +52,15 @@ def model_folder(path: str | Path) -> Path:
         return path / CHECKPOINTS / f"step-{step}"
     if (path / RUN_CONFIG).is_file():
         raise RunError(f"{path} has no checkpoint yet; continue it with `regard train --resume {path}`")
+    return path
+
+
+def run_folder(path: Path) -> Path:
+    """Returns the folder of the run that an experiment names as its own; any other path as it is."""
+    if (path / RESULTS).is_file():
+        run = read_json_object(path / RESULTS, RunError).get("run")
+        if isinstance(run, str):
+            return _inner_folder(path, run)
     return path
 
 

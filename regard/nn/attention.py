@@ -1,7 +1,7 @@
 """The attention layer: project, position, attend, merge, project; and what today's models put between.
 
 q, k, v = convolution(project(x))    q, k = turn(norm(q)), turn(norm(k))    a, b = gates(x)
-out = project(merge(head_norm(attend(q, k, v; a, b)) ∘ f(gate(x))))
+out = project(merge(head_norm(attend(q, k, v; a, b) + skip ∘ v) ∘ f(gate(x))))
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.errors import OptionError, ShapeError
 from regard.kernels.dropout import dropout
-from regard.mechanisms import Cost, Face, Mechanism, State, fitted
+from regard.mechanisms import Cost, Face, Mechanism, Recurrence, State, fitted
 from regard.mechanisms.foreign import refuse_foreign
 from regard.nn.convolution import ACTIVATIONS, ConvolvedState, ShortConvolution
 from regard.nn.gates import Gates
@@ -45,8 +45,11 @@ class Attention(nn.Module):
     needs it (see `regard.nn.gates`).
     `convolution` is the width of a short causal convolution over queries, keys and values of self-attention (0: none),
     with `convolution_options` (activation, bias). `out_norm` names the norm of each head's output, and `gate` the
-    activation of an output gate, which is computed from x and multiplies what the norm gives. `dropout` acts on the
-    attention weights, `residual_dropout` on the output. Outputs at invisible tokens are zero.
+    activation of an output gate, which is computed from x and multiplies what the norm gives. With `joint` the gate
+    comes first, and the norm is one over all heads side by side. `skip` adds each head's values to its outputs, times a
+    learned number a head. `key_heads` is the number of heads of queries and keys where values have more, each of them
+    with a memory of its own. `dropout` acts on the attention weights, `residual_dropout` on the output. Outputs at
+    invisible tokens are zero.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Attention(nn.Module):
         H: int,
         *,
         G: int | None = None,
+        key_heads: int | None = None,
         K: int | None = None,
         V: int | None = None,
         mechanism: str | Mechanism = "softmax",
@@ -69,10 +73,13 @@ class Attention(nn.Module):
         qk_norm: str | None = None,
         positions: bool = True,
         decay: str = "softplus",
+        decay_options: Mapping[str, Any] | None = None,
         convolution: int = 0,
         convolution_options: Mapping[str, Any] | None = None,
         out_norm: str | None = None,
         gate: str | None = None,
+        joint: bool = False,
+        skip: bool = False,
         eps: float = 1e-5,
         dropout: float = 0.0,
         residual_dropout: float = 0.0,
@@ -108,7 +115,8 @@ class Attention(nn.Module):
                 f"{self.mechanism.name} has no cross-attention: its scores belong to positions of one sequence. "
                 "Use 'softmax' or a linear mechanism there."
             )
-        sizes = {"q": (H, K), "k": (G, K), "v": (G, V)}
+        _check_key_heads(key_heads, H, G, self.mechanism)
+        sizes = {"q": (key_heads or H, K), "k": (key_heads or G, K), "v": (G, V)}
         if self.mechanism.causal_only and not causal:
             raise OptionError(f"{self.mechanism.name} has no meaning that looks both ways; build it with causal=True")
         self.needs = self.mechanism.needs.rstrip("ab")  # a and b are made otherwise
@@ -122,7 +130,7 @@ class Attention(nn.Module):
             self.project_source = Projection(source, sum(self.widths[1:]), bias=bias)
         self.gates: Gates | None = None
         if self.needs != self.mechanism.needs:
-            self.gates = Gates(D, G, K, self.mechanism, decay)
+            self.gates = Gates(D, G, K, self.mechanism, decay, decay_options)
         if getattr(self.mechanism, "erases", False):
             qk_norm = qk_norm or "l2"  # longer keys would take out more than there is, and the memory would grow
             if qk_norm == "l2" and isinstance(mechanism, str) and "checks" not in options:
@@ -132,12 +140,16 @@ class Attention(nn.Module):
         self.positions = positions
         self.convolution = _build_convolution(convolution, sum(self.widths), source, convolution_options or {})
         self.head_norm: nn.Module | None = None
+        self.joint = joint
         if out_norm is not None:
-            self.head_norm = NORMS.build(out_norm, {"D": V, "eps": eps})
+            self.head_norm = NORMS.build(out_norm, {"D": H * V if joint else V, "eps": eps})
         self.gate: Projection | None = None
         if gate is not None:
             self.gate = Projection(D, H * V, bias=bias)
             self.gate_activation = ACTIVATIONS.find(gate)
+        self.skip: nn.Parameter | None = None
+        if skip:
+            self.skip = _build_skip(H, source)
         self.merge = MERGES.build(merge, {}, **(merge_options or {}))
         self.out = Projection(H * V, D, bias=out_bias)
 
@@ -269,7 +281,7 @@ class Attention(nn.Module):
             q, k, v = self._split_projected(projected, rotation)
             out, own = self.mechanism.extend(q, k, v, state.own, visible, **self._make_gates(x))
             state = ConvolvedState(own, before)
-        return self._merge_heads(out, x, visible), state
+        return self._merge_heads(self._add_values(out, v), x, visible), state
 
     def write(self, state: State, source: Float[Tensor, "B S E"], visible: Bool[Tensor, "B S"] | None = None) -> State:
         """Returns the state with another sequence written into it, which `read` then attends to (cross-attention)."""
@@ -348,8 +360,9 @@ class Attention(nn.Module):
             weights += sum(x.numel() for x in self.convolution.parameters())
             numbers += T * sum(self.widths)
             work += self.convolution.flops(B * T)
-        # 7 FLOPs a number for a norm, and 9 for the gate: an activation and a product.
-        work += B * T * self.size.H * self.size.V * (7 * (self.head_norm is not None) + 9 * (self.gate is not None))
+        # 7 FLOPs a number for a norm, 9 for the gate, an activation and a product, and 2 for the values added.
+        parts = 7 * (self.head_norm is not None) + 9 * (self.gate is not None) + 2 * (self.skip is not None)
+        work += B * T * self.size.H * self.size.V * parts
         e = self.out.weight.dtype.itemsize
         return Cost(flops, flops, work, e * (weights + B * numbers), 0)
 
@@ -421,18 +434,30 @@ class Attention(nn.Module):
     ) -> Any:
         """Returns the outputs [B,T,D] of queries made of x, and with `need_weights` the weights [B,H,T,S] too."""
         gates = self._make_gates(x)
-        out = self._merge_heads(self.mechanism(q, k, v, mask, **gates), x, visible)
+        heads = self._add_values(self.mechanism(q, k, v, mask, **gates), v)
+        out = self._merge_heads(heads, x, visible)
         if not need_weights:
             return out
         return out, self.mechanism.weights(q, k, mask, **gates)
 
+    def _add_values(self, heads: Tensor, v: Tensor) -> Tensor:
+        """Returns the outputs of heads [B,H,T,V] with their own tokens' values v [B,G,T,V] added, where asked for."""
+        if self.skip is None:
+            return heads
+        # A value head serves the query heads that stand side by side.
+        values = v.repeat_interleave(self.size.H // self.size.G, 1)
+        return torch.addcmul(heads, values, self.skip.to(v.dtype)[:, None, None])
+
     def _merge_heads(self, heads: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
         """Returns the layer's outputs [B,T,D] from those of its heads [B,H,T,V] and, for the gate, its inputs x."""
-        if self.head_norm is not None:
+        if self.head_norm is not None and not self.joint:
             heads = self.head_norm(heads)
         if self.gate is not None:
             heads = heads * self.gate_activation(_split_heads(self.gate(x), self.size.H))
-        out: Tensor = self.out(self.merge(heads, visible))
+        merged = self.merge(heads, visible)
+        if self.head_norm is not None and self.joint:
+            merged = self.head_norm(merged)
+        out: Tensor = self.out(merged)
         if self.training and self.residual_dropout:
             out = dropout(out, self.residual_dropout)
         return _zero_hidden(out, visible)
@@ -490,6 +515,29 @@ def _check_heads(D: int, H: int, G: int, K: int | None) -> None:
         raise OptionError(f"width {D} does not divide into {H} heads; choose another number of heads, or say K and V")
     if H % G:
         raise OptionError(f"{G} key/value heads do not divide {H} query heads")
+
+
+def _check_key_heads(key_heads: int | None, H: int, G: int, mechanism: Mechanism) -> None:
+    """Raises where values cannot have more heads than queries and keys do."""
+    if key_heads is None:
+        return
+    if not isinstance(mechanism, Recurrence):
+        raise OptionError(
+            f"{mechanism.name}: key_heads = {key_heads}, but only mechanisms with a memory for each value head, such "
+            "as 'gated-delta', let several of them share queries and keys. Leave it out, or say G"
+        )
+    if H != G or key_heads < 1 or G % key_heads:
+        raise OptionError(
+            f"key_heads = {key_heads} with {H} query heads and {G} key/value heads: expected a divisor of the value "
+            "heads, and as many heads as groups"
+        )
+
+
+def _build_skip(H: int, source: int | None) -> nn.Parameter:
+    """Returns the factor of each head's own values, 1 to begin with."""
+    if source is not None:
+        raise OptionError("skip adds a token's own values to its outputs: it belongs to self-attention")
+    return nn.Parameter(torch.ones(H))
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

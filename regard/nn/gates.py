@@ -3,7 +3,8 @@
 softplus     a = −softplus(x A + bias) · e^α        α one number a head; Mamba-2, gated DeltaNet
 logsigmoid   a = logsigmoid(x A + bias) / 16        gated linear attention (GLA)
 constant     a = log(1 − 2^{−5−h})                  what `retention` has, whatever the token
-b            b = range · σ(x B)                     from 0 to the mechanism's `range`
+step         a = −Δ · e^α,  b = Δ = softplus(x A + bias)      Mamba-2: a longer step forgets and writes more
+b            b = range · σ(x B)                     from 0 to the mechanism's `range`, where no step makes it
 
 They are computed in float32 or better: a sum of many decays is what counts, and it keeps no digits in half precision.
 """
@@ -11,14 +12,15 @@ They are computed in float32 or better: a sum of many decays is what counts, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.errors import OptionError
 from regard.mechanisms import Mechanism
 from regard.nn.projection import Projection
 from regard.registry import Registry
@@ -29,6 +31,7 @@ class Decay(nn.Module):
     """A way to make a from x A [B,T,G·W]: one number a head (W = 1), or one a key channel. This one is softplus."""
 
     learns: ClassVar[bool] = True
+    writes: ClassVar[bool] = False  # the step says how strongly a token is written, too
 
     def __init__(self, G: int, W: int) -> None:
         super().__init__()
@@ -38,8 +41,27 @@ class Decay(nn.Module):
         self.rate = nn.Parameter(torch.empty(G).uniform_(1, 16).log())
 
     def forward(self, x: Float[Tensor, "B T G W"]) -> Float[Tensor, "B T G W"]:
-        step = functional.softplus(x + self.bias.to(x.dtype).view(x.shape[2:]))
-        return -step * self.rate.to(x.dtype).exp()[:, None]
+        return -self.step(x) * self.rate.to(x.dtype).exp()[:, None]
+
+    def step(self, x: Float[Tensor, "B T G W"]) -> Float[Tensor, "B T G W"]:
+        """Returns Δ, how long a token lasts; the rates e^α multiply it."""
+        return functional.softplus(x + self.bias.to(x.dtype).view(x.shape[2:]))
+
+
+class StepDecay(Decay):
+    """Mamba-2's: the step Δ is also how strongly a token is written. It stays between `least` and `most`."""
+
+    writes = True
+
+    def __init__(self, G: int, W: int, least: float = 0.0, most: float | None = None) -> None:
+        super().__init__(G, W)
+        if least < 0 or (most is not None and most <= least):
+            raise OptionError(f"steps from {least} to {most}: expected 0 or more, and more than that")
+        self.least = least
+        self.most = most
+
+    def step(self, x: Float[Tensor, "B T G W"]) -> Float[Tensor, "B T G W"]:
+        return super().step(x).clamp(self.least, self.most)
 
 
 class LogSigmoid(Decay):
@@ -66,21 +88,34 @@ class Constant(Decay):
         return torch.log1p(-torch.exp2(-5 - heads)).to(x.dtype)[:, None].expand(x.shape)
 
 
-DECAYS: Registry[Callable[[int, int], Decay]] = Registry("decay")
-DECAYS.update({"softplus": Decay, "logsigmoid": LogSigmoid, "constant": Constant})
+DECAYS: Registry[Callable[..., Decay]] = Registry("decay")
+DECAYS.update({"softplus": Decay, "logsigmoid": LogSigmoid, "constant": Constant, "step": StepDecay})
 
 
 class Gates(nn.Module):
     """Makes what a mechanism needs of a and b, for G heads with keys of width K, from x [B,T,D]."""
 
-    def __init__(self, D: int, G: int, K: int, mechanism: Mechanism, decay: str = "softplus") -> None:
+    def __init__(
+        self,
+        D: int,
+        G: int,
+        K: int,
+        mechanism: Mechanism,
+        decay: str = "softplus",
+        decay_options: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self.heads = G
         self.width = K if getattr(mechanism, "channels", False) else 1
         self.range = float(getattr(mechanism, "range", 1.0))
         self.decay: Decay | None = None
         if "a" in mechanism.needs:
-            self.decay = DECAYS.find(decay)(G, self.width)
+            self.decay = DECAYS.build(decay, {"G": G, "W": self.width}, **(decay_options or {}))
+            if self.decay.writes and (self.width > 1 or "b" in mechanism.needs):
+                raise OptionError(
+                    f"decay '{decay}' says how strongly a token is written, one number a head, which {mechanism.name} "
+                    "with these options does not take from a decay: use 'gated', or another decay"
+                )
         learned = G * self.width if self.decay is not None and self.decay.learns else 0
         self.sizes = [learned, G if "b" in mechanism.needs else 0]
         self.project: Projection | None = None
@@ -96,8 +131,11 @@ class Gates(nn.Module):
         gates = {}
         if self.decay is not None:
             shape = (B, T, self.heads, self.width)
-            a = self.decay(a.view(shape) if self.decay.learns else upcast_half(x).new_empty(shape))
+            made = a.view(shape) if self.decay.learns else upcast_half(x).new_empty(shape)
+            a = self.decay(made)
             gates["a"] = a.transpose(1, 2).squeeze(3) if self.width == 1 else a.transpose(1, 2)
+            if self.decay.writes:
+                gates["b"] = self.decay.step(made).transpose(1, 2).squeeze(3)
         if self.sizes[1]:
             gates["b"] = self.range * torch.sigmoid(b).transpose(1, 2)
         return gates

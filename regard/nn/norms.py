@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.registry import Registry
 from regard.shapes import upcast_half
@@ -31,6 +32,27 @@ class _RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
+
+
+@NORMS.add("rms_zero_centred")
+class ZeroCentredRMSNorm(nn.Module):
+    """RMS norm whose weight is 0 where it changes nothing: x/√(mean of squares + ε) · (1 + weight), as Qwen3-Next has.
+
+    Weight decay then pulls toward the norm without a weight.
+    """
+
+    def __init__(self, D: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(D))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*any D"]) -> Float[Tensor, "*any D"]:
+        exact = upcast_half(x)
+        factor = 1 + self.weight.to(exact.dtype)
+        return functional.rms_norm(exact, self.weight.shape, factor, self.eps).to(self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
 class UnitLength(nn.Module):

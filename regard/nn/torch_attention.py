@@ -114,6 +114,7 @@ def _without_equivalent(layer: Attention) -> list[str]:
         "a short convolution": layer.convolution is not None,
         "a norm of outputs": layer.head_norm is not None,
         "gates": layer.gates is not None or layer.gate is not None,
+        "skip": layer.skip is not None,
     }
     return [fault for fault, is_there in named.items() if is_there]
 
@@ -122,8 +123,10 @@ def project_separately(
     layer: Attention, query: Tensor, key: Tensor, value: Tensor | None, visible: Tensor | None
 ) -> tuple[Any, Any, Tensor, Mask]:
     """Returns q, k and v of tokens that differ, and the mask under which they attend; no `value`: it is the key."""
-    if layer.convolution is not None or layer.gates is not None:
-        raise OptionError("a short convolution, decays and write strengths are made of one sequence: call layer(x)")
+    if layer.convolution is not None or layer.gates is not None or layer.skip is not None:
+        raise OptionError(
+            "a short convolution, decays, write strengths and skip are made of one sequence: call layer(x)"
+        )
     if value is None:
         value = key
     _check_tokens(query, key, value)

@@ -295,15 +295,16 @@ def height_for_labels(names: Iterable[str], least: float = 2.9) -> float:
     return max(least, lines * _LINE + _BELOW_AXES)
 
 
-def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]]) -> None:
+def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]], axes_height: float | None = None) -> None:
     """Writes names right of the axes at the height where their lines end, moved apart where they would overlap.
 
-    `ends` are (name, last point, colour).
+    `ends` are (name, last point, colour). `axes_height` is in inches; without it the figure has these axes alone.
     """
     ax.get_xlim()  # axes settle their limits only when asked for them
     top = ax.get_ylim()[1]
     names = [_wrap_label(name) for name, _, _ in ends]
-    axes_height = ax.get_figure(root=True).get_figheight() - _BELOW_AXES  # type: ignore[union-attr]
+    if axes_height is None:
+        axes_height = ax.get_figure(root=True).get_figheight() - _BELOW_AXES  # type: ignore[union-attr]
     line_height = _LINE / axes_height
     heights = [line_height * (name.count("\n") + 1) for name in names]
     # Heights in shares of the axes: on a logarithmic axis, too, names are moved by what the eye sees.

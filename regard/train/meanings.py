@@ -139,6 +139,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "AttentionConfig": {
         "heads": "query heads",
         "groups": "key/value heads; none: as many as heads",
+        "key_heads": "heads of queries and keys where values have more, each with a memory; none: as many",
         "key_width": "width of a head's keys; none: width / heads",
         "value_width": "width of a head's values; none: as its keys",
         "merge": "concatenate, shuffle, shift, reweight or reweight-sequence",
@@ -148,7 +149,8 @@ MEANINGS: dict[str, dict[str, str]] = {
         "out_bias": "whether the output has one; none: as block.bias",
         "qk_norm": "whether each head's queries and keys are normalised, or the norm's name",
         "positions": "whether rotary positions and ALiBi hold in these layers",
-        "decay": "how decays are made where a mechanism takes them: softplus, logsigmoid or constant",
+        "decay": "how decays are made where a mechanism takes them: softplus, logsigmoid, constant or step",
+        "decay_options": "options of the decay, e.g. {most = 0.1} for step",
         "by_mechanism": "what is different in layers with a mechanism, by its name",
         "dropout": "dropout of the attention weights",
     },
@@ -160,9 +162,11 @@ MEANINGS: dict[str, dict[str, str]] = {
     "OutputConfig": {
         "norm": "whether each head's output is normalised, or the norm's name",
         "gate": "activation of a gate on each head's output; none: no gate",
+        "joint": "whether the gate comes first and the norm is one over all heads",
+        "skip": "whether a head's values are added to its output, times a learned number",
     },
     "BlockConfig": {
-        "norm": "layer or rms",
+        "norm": "layer, rms or rms_zero_centred",
         "before": "whether norms stand before attention and MLP; else after",
         "eps": "what a norm adds to the variance",
         "final_norm": "whether a norm ends the stack; none: where norms come before",

@@ -66,6 +66,23 @@ def test_a_state_that_is_taken_and_never_used_is_no_state_but_one_that_comes_bac
     assert recurrent(Past()).status == ("broken" if returned else "does not apply")
 
 
+@pytest.mark.parametrize("once", [False, True], ids=["fades by each token", "fades once a chunk"])
+def test_a_state_that_fades_too_little_over_a_chunk(once):
+    def fading(q, k, v, state=None, return_state=False):
+        n = torch.arange(q.shape[2]).to(q)
+        out = q @ k.mT * torch.where(n[:, None] >= n, 0.9 ** (n[:, None] - n).abs(), 0) @ v
+        kept = (k * 0.9 ** n.flip(0)[:, None]).mT @ v
+        if state is not None:
+            out = out + 0.9 ** (n + 1)[:, None] * (q @ state)
+            kept = kept + 0.9 ** (1 if once else len(n)) * state
+        return (out, kept) if return_state else out
+
+    expected = "holds"
+    if once:
+        expected = "broken"
+    assert recurrent(fading).status == expected
+
+
 def test_a_method_that_is_not_there():
     with pytest.raises(regard.errors.PluginError, match="no method 'stepp'"):
         _ = subject(NanoAttention(), step="stepp").state_call
@@ -98,10 +115,10 @@ def test_what_holds_no_weights_to_compare_is_said_not_to_be_asked():
 
         def __init__(self):
             super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+            self.weights = nn.Parameter(torch.randn(3, 12, 12))
 
         def forward(self, x):
-            q, k, v = (layer(x) for layer in self.layers)
+            q, k, v = (x @ weight for weight in self.weights)
             return (q @ k.mT).softmax(-1) @ v
 
     verdict = regard.check(Nameless(), like="softmax", only=["same"], draws=2)[0]

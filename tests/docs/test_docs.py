@@ -122,6 +122,7 @@ def things(tmp_path_factory):
     write_sentences(here / "sentences.tsv", reviews(ReviewsConfig(sentences=200)).train)
     names["sentences.tsv"] = "sentences.tsv"
     made = {name: str(here / path) for name, path in (names | data | {"LM": "lm", "ASKED": "asked"}).items()}
+    made["PICTURE"] = str(ROOT / "docs" / "images" / "lens-head.png")
     return made | {
         name: str(ROOT / "examples" / name) for name in ("keys.csv", "query.csv", "tokens.csv", "outputs.csv")
     }

@@ -323,11 +323,12 @@ def test_a_copy_of_a_model_in_use_is_one_too():
 
 
 def registered():
-    """The names of regard's in transformers' tables of attention functions and of mask functions."""
+    """The names that `use` and recording have in transformers' tables of attention functions and of mask functions."""
     from transformers.masking_utils import AttentionMaskInterface
 
     tables = (hf.AttentionInterface, AttentionMaskInterface)
-    return [sorted(name for name in table._global_mapping if name.startswith("regard")) for table in tables]
+    ours = (PREFIX, RECORDING)
+    return [sorted(name for name in table._global_mapping if name.startswith(ours)) for table in tables]
 
 
 class Silent:

@@ -10,13 +10,14 @@ from lens_window import drawn, gpt, holds, number
 
 from regard.lens import Trace, record
 from regard.lens.pages.widget import _RENDER
+from regard.lens.recording.images import as_picture
 
 TEXT = "The dog ran to the red dog."
 
 pytestmark = pytest.mark.browser
 
 PATCHES = """() => {
-  const c = document.querySelector("canvas.patches");
+  const c = document.querySelector(".patches canvas");
   const data = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
   return [c.height, c.width, Array.from(data.filter((_, n) => n % 4 === 0))];
 }"""
@@ -170,12 +171,13 @@ def test_an_image_shows_the_weights_of_a_query_at_its_patches(window):
     for p in model.parameters():
         p.data = 0.4 * torch.randn_like(p)
     trace = record(model, {"pixel_values": torch.randn(1, 3, 32, 48)[..., :32]})
+    trace.recordings[0].sequences[0].picture = as_picture(torch.rand(3, 32, 32))
     weights = trace.weights(1, 2)
     shown = window(trace, "view=head&a=1&h=2")
     values, rows, _ = shown.cells()
     assert rows[:3] == ["[CLS]", "0,0", "0,1"] and (values - weights).abs().max() < 2e-3
     pointed(shown, 6, 3, (17, 17))
-    shown.page.locator("canvas.patches").wait_for()
+    shown.page.locator(".patches canvas").wait_for()
     rows, columns, red = shown.page.evaluate(PATCHES)
     assert (rows, columns) == (4, 4)
     at = weights[6, 1:]
@@ -183,6 +185,15 @@ def test_an_image_shows_the_weights_of_a_query_at_its_patches(window):
     red = torch.tensor(red, dtype=torch.float)
     apart = (at[:, None] - at[None]) > 0.1 * at.max()
     assert apart.any() and bool((red[:, None] <= red[None])[apart].all())
+    # The image lies below, as large as the map, and is seen alone where it is pointed at.
+    image, map_ = shown.page.locator(".patches img"), shown.page.locator(".patches canvas")
+    assert image.evaluate("x => x.complete && x.naturalWidth") == 32 and image.bounding_box() == map_.bounding_box()
+    assert 0.5 < float(map_.evaluate("x => getComputedStyle(x).opacity")) < 0.9
+    pointed(shown, 6, 3, (17, 17))
+    shown.page.mouse.down()
+    shown.page.mouse.up()  # the query is held, so that the map stays
+    map_.hover()
+    assert map_.evaluate("x => getComputedStyle(x).opacity") == "0"
     said = shown.page.locator(".note", has_text="over the image").inner_text()
     assert number(re.search(r"up to (\S+)\.", said)[1]) == pytest.approx(at.max().item(), abs=2e-3)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from small_models import FAMILIES, stirred, words
 from typer.testing import CliRunner
 
@@ -40,8 +41,11 @@ VIEWS = {
 }
 IMAGES = "reads no text"
 REFUSED = {
-    **{("vit", option): IMAGES for option in VIEWS},
-    **{(name, "target"): "has no target" for name in MODELS if name not in (*CROSS, "vit")},
+    ("vit", "pair"): "a pair is two texts",
+    ("vit", "generate"): "generates nothing",
+    ("vit", "both"): "generates nothing",
+    ("vit", "gradient"): "has no loss",
+    **{(name, "target"): "has no target" for name in MODELS if name not in CROSS},
     **{(name, o): "generate" for name in (*ENCODERS, "Encoder") for o in ("generate", "both")},
     **{(name, "pair"): "reads one text" for name in MODELS if name not in (*ENCODERS, "vit")},
 }
@@ -69,7 +73,9 @@ def folders(tmp_path_factory):
             longer |= {"n_positions": 256} if "n_positions" in sizes else {}
             model = stirred(getattr(transformers, kind)(getattr(transformers, config)(**sizes | longer)), 0.2)
             model.save_pretrained(root / name)
-            if name != "vit":
+            if name == "vit":
+                Image.effect_noise((50, 40), 60).save(root / "noise.png")
+            else:
                 tokenizer = words(("[PAD]", "[MASK]", "[CLS]", "[SEP]"), pairs=True) if name in ENCODERS else words()
                 tokenizer.save_pretrained(root / name)
         found[name] = root / name
@@ -88,11 +94,15 @@ def test_view(name, option, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("regard.lens.heads.examine.default_texts", lambda: [TEXT, "w7 w8 w7"])
     out = tmp_path / "page.html"
     given = VIEWS[option]
+    read = TEXT
+    if name == "vit":
+        read = folders[name].parent / "noise.png"
+        given = tuple(read if word == "w4 w3" and option == "another text" else word for word in given)
     if option == "with":
         given = ("--with", f"random:{folders[name]}")
     if "--labels" not in given:
         given = (*given, "--no-labels")
-    result = run("view", folders[name], TEXT, *given, "--out", out)
+    result = run("view", folders[name], read, *given, "--out", out)
     refusal = REFUSED.get((name, option))
     if refusal is None:
         assert result.exception is None, result.exception
@@ -130,6 +140,20 @@ def test_heads_of_a_model_of_images_is_refused(folders):
     assert IMAGES in str(run("heads", folders["vit"]).exception)
 
 
+@pytest.mark.parametrize("name", ["GPT", "gpt2", "bert", "t5", "vit"])
+def test_plot_weights(name, folders, tmp_path):
+    out = tmp_path / "weights.svg"
+    read = folders[name].parent / "noise.png" if name == "vit" else TEXT
+    options = ("--size", "4x3", "--layer", 1, "--head", 0, "--device", "cpu", "--seed", 1, "--download")
+    result = run("plot", "weights", folders[name], read, "--out", out, *options)
+    assert result.exception is None, result.exception
+    assert all(word in out.read_text("utf-8") for word in ("layer 1", "head 0"))
+
+
+def test_serving_a_model_of_images_is_refused(folders):
+    assert IMAGES in str(run("serve", folders["vit"], "--no-labels").exception)
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "vit"])
 def test_serve(name, folders, monkeypatch):
     """The command is run up to the socket; what it would serve then reads a text, a pair and a target."""
@@ -162,15 +186,14 @@ def test_without_a_target_the_decoder_writes_its_own_and_does_not_read_the_text(
 
 
 def test_every_option_of_the_commands_is_tested():
-    """Those of pruning, which takes many passes, have a file of their own."""
+    """Those of pruning, which takes many passes, and of checkpoints have files of their own."""
     import typer
 
-    from regard.cli import heads, serve, view
+    from regard.cli import heads, plot, serve, view
 
-    here = "".join(
-        Path(__file__).with_name(name).read_text("utf-8") for name in ("test_lens_options.py", "test_pruning.py")
-    )
-    for function in (view.view, heads.heads, serve.serve):
+    files = ("test_lens_options.py", "test_pruning.py", "test_head_checkpoints.py")
+    here = "".join(Path(__file__).with_name(name).read_text("utf-8") for name in files)
+    for function in (view.view, heads.heads, serve.serve, plot.weights):
         single = typer.Typer(add_completion=False)
         single.command()(function)
         for parameter in typer.main.get_command(single).params:

@@ -105,6 +105,20 @@ def test_colours_keep_apart_for_colour_blind_eyes(theme, eyes):
     assert (apart[0] - apart[1]).norm() > 20 and apart[0][2] > apart[1][2]  # orange below zero, blue above
 
 
+@pytest.mark.parametrize("theme", [0, 1])
+def test_hues_of_heads_keep_apart(theme):
+    """Marks of contrast 3 on the ground of a cell, and apart for eyes without red or green cones."""
+    hues = stops("HUES")[theme]
+    zero = stops("ONE")[theme][0]
+    assert zero == variables()[theme]["card"]
+    for hue in hues:
+        assert contrast(hue, zero) >= 3, hue
+    for eyes in BLIND.values():
+        seen = [lab(torch.tensor(eyes, dtype=torch.float64) @ linear(c)) for c in hues]
+        for a, b in itertools.combinations(range(len(hues)), 2):
+            assert (seen[a] - seen[b]).norm() > 10, (hues[a], hues[b])
+
+
 PIXEL = """([x, y]) => {
   const c = document.querySelector(".stage canvas");
   return [...c.getContext("2d").getImageData(x, y, 1, 1).data];

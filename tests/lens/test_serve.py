@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -22,7 +22,9 @@ from regard.lens import decode, record
 from regard.lens.models import RecordableModel
 from regard.lens.pages import connections, server
 from regard.lens.pages.live import generate_steps
+from regard.lens.pages.questions import with_and_without
 from regard.lens.pages.server import ServeError, SharedModel
+from regard.lens.recording.hub_models import hub_card
 from regard.lens.recording.regard_models import regard_card
 
 pytest.importorskip("starlette")
@@ -433,3 +435,129 @@ def test_a_request_that_is_nested_deeply_is_refused(port):
     deep = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     status, _, raw = ask(port, "/record", deep)
     assert status == 400 and b"nested more than" in raw
+
+
+def by_hand(model, ids, layer, head, count):
+    """Greedy continuation of a model whose head's output is zero before the projection; loss and probabilities."""
+
+    def without(module, inputs):
+        x = inputs[0].clone()
+        width = x.shape[-1] // model.config.attention.heads
+        x[..., head * width : (head + 1) * width] = 0
+        return (x,)
+
+    hook = model.stack.layers[layer].attention.out.register_forward_pre_hook(without)
+    try:
+        written = list(ids)
+        first = model(torch.tensor([written]))[0]
+        for _ in range(count):
+            written.append(int(model(torch.tensor([written]))[0, -1].argmax()))
+    finally:
+        hook.remove()
+    loss = torch.nn.functional.cross_entropy(first[:-1], torch.tensor(ids[1:]))
+    return written[len(ids) :], float(loss), first[-1].softmax(-1)
+
+
+@torch.no_grad()
+def test_a_text_without_a_head(desk, port):
+    model = desk.recordable.model.eval()
+    ids = list(TEXT.encode())
+    name = record(model, TEXT).recordings[0].attention(1).name
+    asked = {"text": TEXT, "heads": [[name, 2]], "max_tokens": 6}
+    status, _, raw = ask(port, "/ablate", asked)
+    assert status == 200, raw
+    found = json.loads(raw)
+    written, loss, p = by_hand(model, ids, 1, 2, 6)
+    assert found["without"]["text"] == bytes(written).decode("utf-8", "replace")
+    assert found["without"]["loss"] == pytest.approx(loss, abs=1e-5)
+    for row in found["without"]["next"]:
+        assert row["p"] == pytest.approx(float(p[row["id"]]), abs=1e-5)
+    whole = generate(model, ids, Settings(max_tokens=6)).tokens
+    assert found["with"]["text"] == bytes(whole).decode("utf-8", "replace")
+    assert found["with"]["loss"] != found["without"]["loss"]
+
+
+def test_heads_that_are_not_there(port):
+    for heads in (None, [], [["nothing", 0]], [["stack.blocks.0.attention", 99]], "all"):
+        status, _, raw = ask(port, "/ablate", {"text": TEXT, "heads": heads})
+        assert status == 400 and b"head" in raw, (heads, raw)
+
+
+@torch.no_grad()
+def test_a_hub_model_without_a_head():
+    """The same of transformers' own GPT-2, whose heads are removed by zeros in its output projection."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=64, n_positions=64)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    for weight in model.parameters():
+        weight.add_(0.2 * torch.randn_like(weight))
+    recordable = RecordableModel(model, None, hub_card(model))
+    ids = [5, 6, 7, 8, 9]
+    settings = Settings(max_tokens=5)
+    found = with_and_without(recordable, ids, {"transformer.h.1.attn": [3]}, settings, nullcontext, 60)
+    whole = model.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False, pad_token_id=0)[0, 5:].tolist()
+    assert [int(x) for x in found["with"]["tokens"]] == whole
+    model.transformer.h[1].attn.c_proj.weight[24:] = 0
+    again = model(torch.tensor([ids])).logits[0]
+    assert found["without"]["loss"] == pytest.approx(
+        float(torch.nn.functional.cross_entropy(again[:-1], torch.tensor(ids[1:]))), abs=1e-5
+    )
+    assert found["without"]["next"][0]["id"] == int(again[-1].argmax())
+    whole = model.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False, pad_token_id=0)[0, 5:].tolist()
+    assert [int(x) for x in found["without"]["tokens"]] == whole
+
+
+@torch.no_grad()
+def test_who_speaks_for_any_token(desk, port):
+    model = desk.recordable.model.eval()
+    ids = list(TEXT.encode())
+    status, _, raw = ask(port, "/contributions", {"ids": ids, "position": 6, "token": "q"})
+    found = json.loads(raw)
+    assert status == 200 and found["id"] == ord("q") and found["token"] == "q"
+    logit = float(model(torch.tensor([ids]))[0, 6, ord("q")])
+    assert found["logit"] == pytest.approx(logit, abs=1e-4)
+    assert sum(map(sum, found["heads"])) + sum(found["rest"]) == pytest.approx(logit, abs=1e-4)
+    for wrong in ({"position": 99}, {"position": "0"}, {"token": ""}, {"token": 7}, {"ids": []}):
+        assert ask(port, "/contributions", {"ids": ids, "position": 6, "token": "q", **wrong})[0] == 400
+
+
+@pytest.mark.browser
+@torch.no_grad()
+def test_heads_are_removed_in_the_browser(port, desk, chromium):
+    """A head is removed in its view, and what the page then says is what the model says without it."""
+    model = desk.recordable.model.eval()
+    said = []
+    page = chromium.new_context().new_page()
+    page.on("console", lambda m: said.append(m.text))
+    page.on("pageerror", lambda e: said.append(str(e)))
+    page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+    page.wait_for_selector(".heads[data-state=done]")
+    page.get_by_role("textbox", name="Text", exact=True).fill(TEXT)
+    page.get_by_role("button", name="Read", exact=True).click()
+    page.locator(".says", has_text="Read in").wait_for()
+    page.get_by_label("tokens", exact=True).fill("5")
+    page.get_by_label("temperature").fill("0")
+    page.keyboard.press("Tab")
+    page.evaluate("location.hash = 'view=head&a=1&h=2&r=1'")
+    page.get_by_role("button", name="Remove this head").click()
+    page.get_by_role("button", name="Put this head back").wait_for()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.locator(".two-up").wait_for()
+    written, loss, p = by_hand(model, list(TEXT.encode()), 1, 2, 5)
+    column = page.get_by_label("Without 1 head")
+    assert f"{loss:.3f}" in column.inner_text()
+    best = float(p.max())
+    assert column.locator(".best .n").first.inner_text() == f"{100 * best:.1f}%" or best < 0.1
+    assert column.locator(".flow").text_content() == bytes(written).decode("utf-8", "replace")
+    whole = generate(model, TEXT, Settings(max_tokens=5)).text
+    assert page.get_by_label("All heads", exact=True).last.locator(".flow").text_content() == whole
+    # Any other token is asked of the model.
+    page.evaluate("location.hash = 'view=next&i=6&fixed=true&r=1'")
+    page.get_by_label("Another token").fill("q")
+    page.get_by_role("button", name="Ask").click()
+    page.locator(".said .on", has_text="q").wait_for()
+    logit = float(model(torch.tensor([list(TEXT.encode())]))[0, 6, ord("q")])
+    assert f"logit {logit:.2f}".replace("-", "−") in page.locator(".grow > .note").inner_text()
+    page.context.close()
+    assert said == []

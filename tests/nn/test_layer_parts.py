@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from regard.errors import GateError, OptionError
 from regard.mechanisms import fork, mechanisms
-from regard.nn import Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
+from regard.nn import NORMS, Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
 
 NAMES = sorted(set(mechanisms()) - {"linear"})
 PARTS: dict[str, Any] = {"convolution": 4, "out_norm": "rms", "gate": "silu"}
@@ -256,3 +256,98 @@ def test_a_memory_has_no_layer_that_looks_both_ways(name: str) -> None:
         layer(mechanism=name, causal=False)
     with pytest.raises(OptionError, match="no cross-attention"):
         layer(mechanism=name, source=9)
+
+
+def test_value_heads_that_share_keys_are_heads_with_equal_keys() -> None:
+    shared = layer(mechanism="gated-delta", key_heads=2, convolution=3)
+    own = layer(mechanism="gated-delta", convolution=3)
+    assert shared.convolution is not None and own.convolution is not None
+    rest = {n: x for n, x in shared.state_dict().items() if n.split(".")[0] not in ("project", "convolution")}
+    own.load_state_dict(rest, strict=False)
+    pairs = [
+        (shared.project.weight, own.project.weight),
+        (shared.project.bias, own.project.bias),
+        (shared.convolution.weight, own.convolution.weight),
+    ]
+    for ours, theirs in pairs:
+        q, k, v = ours.data.split([8, 8, 18])
+        repeated = [x.unflatten(0, (2, 4)).repeat_interleave(3, 0).flatten(0, 1) for x in (q, k)]
+        theirs.data = torch.cat([*repeated, v])
+    x = tokens(9, 14)
+    close(shared(x), own(x))
+    out, state = shared.extend(x, shared.empty(2, 4))
+    close(out, own(x))
+    assert mechanism_state(state).memory.shape == (2, 6, 4, 3)
+
+
+def test_a_step_forgets_and_writes() -> None:
+    attention = layer(mechanism="gated", decay="step", decay_options={"least": 0.005, "most": 0.1})
+    assert attention.gates is not None and attention.gates.project is not None
+    x = 3 * tokens(7, 14)
+    made = attention.gates(x)
+    own = dict(attention.gates.decay.named_parameters())  # type: ignore[union-attr]
+    free = functional.softplus(x @ attention.gates.project.weight.mT + own["bias"])
+    step = free.clamp(0.005, 0.1)
+    assert bool((free < 0.005).any()) and bool((free > 0.1).any())
+    close(made["b"], step.transpose(1, 2))
+    close(made["a"], (-step * own["rate"].exp()).transpose(1, 2))
+
+
+def test_one_norm_over_all_heads_comes_after_the_gate() -> None:
+    attention = layer(mechanism="gated", out_norm="rms", gate="silu", joint=True, skip=True)
+    assert attention.head_norm is not None and attention.gate is not None and attention.skip is not None
+    assert attention.head_norm.weight.shape == (18,)
+    attention.skip.data = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    x = tokens(5, 14)
+    plain = layer(mechanism="gated")
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    plain.out = torch.nn.Identity()  # type: ignore[assignment]
+    values = attention.project(x)[..., -18:].unflatten(-1, (6, 3))
+    gated = (plain(x) + (values * attention.skip[:, None]).flatten(2)) * functional.silu(attention.gate(x))
+    close(attention(x), attention.out(gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt()))
+
+
+@pytest.mark.parametrize("name", ["gated", "softmax"])
+def test_skip_and_a_joint_norm_go_through_states_padding_and_documents(name: str) -> None:
+    attention = layer(G=3, mechanism=name, skip=True, joint=True, **PARTS)
+    x = tokens(9, 14)
+    whole = attention(x)
+    first, state = attention.extend(x[:, :4], attention.empty(2, 3))
+    second, state = attention.extend(x[:, 4:5], state)
+    third, _ = attention.extend(x[:, 5:], state)
+    close(torch.cat([first, second, third], 1), whole)
+    padded = torch.full((2, 11, 14), math.nan, dtype=torch.float64)
+    visible = torch.ones(2, 11, dtype=torch.bool)
+    visible[:, [0, 5]] = False
+    padded[visible] = x.flatten(0, 1)
+    close(attention(padded, visible)[visible].view_as(whole), whole)
+    alone = [attention(part) for part in x.split([4, 5], 1)]
+    documents = torch.tensor([0] * 4 + [1] * 5).expand(2, -1)
+    close(attention(x, documents=documents), torch.cat(alone, 1))
+
+
+def test_a_zero_centred_norm_begins_as_the_norm_without_a_weight() -> None:
+    norm = NORMS.build("rms_zero_centred", {"D": 5, "eps": 1e-5}).double()
+    x = tokens(4, 5)
+    want = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    close(norm(x), want)
+    norm.weight.data = torch.tensor([-1.0, 0.5, 0, 1, 2], dtype=torch.float64)
+    close(norm(x), want * torch.tensor([0, 1.5, 1, 2, 3]))
+    half = norm.half()(x.half())
+    assert half.dtype == torch.float16
+    close(half.double(), norm.double()(x.half().double()), 1e-2)
+
+
+def test_parts_that_do_not_fit_say_why() -> None:
+    with pytest.raises(OptionError, match="only mechanisms with a memory for each value head"):
+        layer(key_heads=2)
+    with pytest.raises(OptionError, match="a divisor of the value heads"):
+        layer(mechanism="gated", key_heads=4)
+    with pytest.raises(OptionError, match="does not take from a decay"):
+        layer(mechanism="gated-delta", decay="step")
+    with pytest.raises(OptionError, match="does not take from a decay"):
+        layer(mechanism="gated", channels=True, decay="step")
+    with pytest.raises(OptionError, match=r"steps from 0\.5 to 0\.1"):
+        layer(mechanism="gated", decay="step", decay_options={"least": 0.5, "most": 0.1})
+    with pytest.raises(OptionError, match="belongs to self-attention"):
+        layer(skip=True, source=9)

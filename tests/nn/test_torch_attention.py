@@ -195,6 +195,13 @@ def test_options_that_are_no_numbers_are_told():
     assert call_with_options(lambda text: text, "a function", {}, {"text": "many"}) == "many"
 
 
+def test_whole_numbers_are_no_queries():
+    x = torch.randn(1, 2, 5, 8)
+    for name, given in {"q": (x.int(), x, x), "k": (x, x.long(), x), "v": (x, x, x.bool())}.items():
+        with pytest.raises(ShapeError, match=rf"{name} is torch.*expected floating-point numbers .*{name}\.float\(\)"):
+            regard.attend(*given)
+
+
 def test_weights_are_of_regards_models():
     with pytest.raises(OptionError, match=r"given a Linear. regard.record\(model, text\)"):
         attention_maps(nn.Linear(2, 2), torch.tensor([[1]]))

@@ -8,11 +8,13 @@ import { reading } from "./reading";
 import { saver } from "./saver";
 import { opened, type Source } from "./source";
 import { Store, VIEWS, written, type State, type Theme, type ViewName } from "./state";
+import { suggestions } from "./suggest";
 import { tips } from "./tips";
-import { neighbour, type App, type View } from "./view";
+import { neighbour, type App, type Asks, type View } from "./view";
 import { compareView } from "./views/compare";
 import { headView } from "./views/head";
 import { headsView } from "./views/heads";
+import { nextView } from "./views/next";
 import { layersView } from "./views/layers";
 import { masksView } from "./views/masks";
 import { memoryView } from "./views/memory";
@@ -22,6 +24,8 @@ import { vectorsView } from "./views/vectors";
 export interface Settings {
   /** Keep the state in the address of the page. */
   address?: boolean;
+  /** The model behind the page. */
+  model?: Asks | null;
 }
 
 const MADE: Record<ViewName, (app: App) => View> = {
@@ -32,6 +36,7 @@ const MADE: Record<ViewName, (app: App) => View> = {
   masks: masksView,
   positions: positionsView,
   layers: layersView,
+  next: nextView,
   memory: memoryView,
 };
 const NAMES: Record<ViewName, string> = {
@@ -42,6 +47,7 @@ const NAMES: Record<ViewName, string> = {
   masks: "Masks",
   positions: "Positions",
   layers: "Layers",
+  next: "Next token",
   memory: "Memory",
 };
 /** What each view answers. */
@@ -53,6 +59,7 @@ const ANSWERS: Record<ViewName, string> = {
   masks: "Who may look at whom, and why not",
   positions: "How far heads look",
   layers: "How heads change over the layers",
+  next: "What the model would say next, at each layer, and which heads make it likely",
   memory: "What a memory that fades holds, and how long",
 };
 /** What makes another entry of the history, so that Back leads to it. */
@@ -78,6 +85,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   const app: App = {
     store,
     seen,
+    model: settings.model ?? null,
     mode: (): Mode => (store.state.theme === "auto" ? (dark.matches ? "dark" : "light") : store.state.theme),
     current: () => seen[store.state.r],
     fail(error) {
@@ -257,6 +265,10 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     if (before && state.theme !== before.theme) text.redraw();
   }
 
+  if (address && location.hash.length < 2) {
+    const [first] = suggestions(seen[0]); // something to look at before anything was chosen
+    if (first) store.set({ a: first.a, h: first.h });
+  }
   clamp();
   store.listen((state, before) => {
     update(state, before);
@@ -280,7 +292,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
   let width = 0;
   const room = new ResizeObserver(() => {
     const now = main.clientWidth;
-    if (width && Math.abs(now - width) > 8) view?.redraw();
+    if (Math.abs(now - width) > 8) view?.redraw();
     width = now;
   });
   room.observe(main);
@@ -322,6 +334,7 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     does[event.key]();
   }
 
+  width = main.clientWidth; // what the first drawing is made for
   update(store.state, null);
   return app;
 }

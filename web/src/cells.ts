@@ -55,21 +55,24 @@ export class HeadCells implements Cells {
     this.rows = made(head.queries);
     this.columns = made(head.keys);
     this.gradient = state.show === "gradient" && head.hasGradient;
-    this.signed = head.attention.signed || this.gradient;
+    this.lengths = state.show === "length" && head.hasLengths;
+    this.signed = (head.attention.signed && !this.lengths) || this.gradient;
     this.hidden = state.sinks && !this.gradient ? sinks(head.keys) : [];
     this.line = new Float32Array(head.S);
   }
 
   private readonly gradient: boolean;
+  private readonly lengths: boolean;
 
   /** Gradients have two digits; weights as many decimals as the largest error of the head leaves whole. */
   say(x: number): string {
+    if (this.lengths) return number(x, 3);
     return this.gradient ? number(x, 2) : fixed(x, this.head.decimals);
   }
 
   /** The scale of a head is found once, for all who draw it. */
   extent(scale: Scale): Extent {
-    const key = [scale, this.rows.n < this.head.T, this.columns.n < this.head.S, this.hidden.length, this.gradient].join();
+    const key = [scale, this.rows.n < this.head.T, this.columns.n < this.head.S, this.hidden.length, this.what].join();
     let found = this.head.extents.get(key);
     if (!found) {
       const { rows, columns, signed } = this;
@@ -83,6 +86,20 @@ export class HeadCells implements Cells {
   /** Column J, rows from … to. */
   column(J: number, from: number, to: number, out: Float32Array): void {
     for (let I = from; I < to; I++) out[I - from] = this.cell(I, J);
+  }
+
+  /** What a cell is, in a word or two. */
+  get what(): string {
+    if (this.gradient) return "gradient of the loss";
+    if (this.lengths) return "length handed on, ‖weight · v · Wₒ‖";
+    return this.hidden.length ? "share of what is left" : "weight";
+  }
+
+  /** The same beside a number. */
+  get word(): string {
+    if (this.gradient) return "gradient";
+    if (this.lengths) return "length handed on";
+    return this.hidden.length ? "share of the rest" : "weight";
   }
 
   get isGradient(): boolean {
@@ -102,7 +119,8 @@ export class HeadCells implements Cells {
     const share = 1 / (rows.from[I + 1] - rows.from[I]);
     for (let i = rows.from[I]; i < rows.from[I + 1]; i++) {
       this.tokens(i, first, last, this.line);
-      const over = this.hidden.length ? share / this.remaining() : share;
+      const left = this.hidden.length ? this.remaining() : 1;
+      const over = this.lengths ? share : share / left;
       for (let J = from; J < to; J++) {
         for (let j = columns.from[J]; j < columns.from[J + 1]; j++) {
           const w = this.line[j - first];
@@ -128,7 +146,8 @@ export class HeadCells implements Cells {
   }
 
   private tokens(i: number, from: number, to: number, out: Float32Array): void {
-    if (this.gradient) this.head.gradients(i, from, to, out);
+    if (this.lengths) this.head.handed(i, from, to, out);
+    else if (this.gradient) this.head.gradients(i, from, to, out);
     else this.head.row(i, from, to, out);
   }
 }

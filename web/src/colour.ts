@@ -20,6 +20,12 @@ export const REASON_COLOURS = {
   dark: ["#6cb2f5", "#c3cad3", "#1b2027", "#c07a34", "#2f8f74", "#b168a8"],
 };
 
+/** Of heads that are laid over each other: each has a hue of its own. */
+export const HUES = {
+  light: ["#0072b2", "#d55e00", "#009e73", "#b4609a"],
+  dark: ["#56b4e9", "#ff9f60", "#3fcda0", "#e59bd0"],
+};
+
 export type Mode = "light" | "dark";
 
 export function rgb(hex: string): RGB {
@@ -102,8 +108,9 @@ export class Ramp {
     readonly mode: Mode,
     readonly most: number,
     readonly clipped = false,
+    hue = "", // one hue from nothing to all, in place of the usual ramp
   ) {
-    this.colours = tables[signed ? "two" : "one"][mode];
+    this.colours = hue ? table([ONE[mode][0], hue]) : tables[signed ? "two" : "one"][mode];
   }
 
   /** The place of a value on the ramp, 0 … 255; `most` may be that of a row. */

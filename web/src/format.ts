@@ -42,6 +42,7 @@ export interface Sequence {
   steps: number[] | null;
   segment?: number[]; // of a pair of texts: 0, 1, or −1 for neither
   grid: [number, number] | null;
+  picture?: string; // of an image: what the model saw, a JPEG as a data: address
 }
 
 export type FeatureMap = "elu" | "quadratic" | "performer" | "fourier" | "stored";
@@ -87,6 +88,7 @@ export interface Attention {
     b?: ArrayRef;
     skip?: ArrayRef;
     g?: ArrayRef[];
+    vo?: ArrayRef; // length of each value after the output projection
   };
   overview: ArrayRef;
   figures: Record<FigureName, (number | null)[] | null>;
@@ -118,6 +120,15 @@ export function effect(score: Score): number {
   return score.effect ?? score.score - score.baseline;
 }
 
+/** What a language model would say next, at each layer, and which parts speak for which token. */
+export interface Predictions {
+  sequence: number;
+  attentions: number[]; // of each block
+  tokens: [number, string][];
+  why: string; // why heads do not add up to logits, or ""
+  arrays: { top: ArrayRef; p: ArrayRef; candidates: ArrayRef; logits: ArrayRef; rest: ArrayRef; heads: ArrayRef[] };
+}
+
 export interface Recording {
   name: string;
   model: number;
@@ -125,6 +136,7 @@ export interface Recording {
   attentions: Attention[];
   loss: number | null;
   labels: Label[] | null;
+  predictions?: Predictions | null; // absent in traces of before
 }
 
 export interface Header {

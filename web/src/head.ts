@@ -39,6 +39,7 @@ export class Head {
   private values: Promise<Float32Array | null> | null = null;
   private v: Float32Array | null = null;
   private g: Float32Array | null = null;
+  private lengths: Float32Array | null = null; // of what each key hands on at weight 1
 
   private constructor(
     private readonly loader: Loader,
@@ -81,6 +82,7 @@ export class Head {
       tiles,
     ]);
     if (made.q) made.K = made.q.length / made.T;
+    made.lengths = await mine(arrays.vo);
     made.slope = (await mine(arrays.slopes))?.[0] ?? 0;
     if (attention.weights.kind === "recurrence") await made.remember(attention.weights);
     if (attention.weights.kind === "feature") made.features = await featured(loader, made, attention.weights.map);
@@ -117,6 +119,16 @@ export class Head {
 
   get hasGradient(): boolean {
     return this.attention.arrays.g !== undefined;
+  }
+
+  get hasLengths(): boolean {
+    return this.attention.arrays.vo !== undefined;
+  }
+
+  /** ‖weight · v · Wₒ‖ of a row, NaN where the mask hides it. */
+  handed(i: number, from: number, to: number, out: Float32Array): void {
+    this.row(i, from, to, out);
+    for (let j = from; j < to; j++) out[j - from] = Math.abs(out[j - from]) * this.lengths![j];
   }
 
   /** Why query i does not see key j: the first reason that applies, 0 where it sees it. */

@@ -31,6 +31,17 @@ export function kinds(named: [string, string][]): SVGSVGElement {
   return s("svg", { class: "legend", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Colours" }, ...parts);
 }
 
+/** Legends of several ramps as one drawing. */
+export function legends(parts: SVGSVGElement[], label: string): SVGSVGElement {
+  let y = 0;
+  for (const part of parts) {
+    part.setAttribute("y", String(y));
+    y += Number(part.getAttribute("height")) + 6;
+  }
+  const width = Math.max(...parts.map((p) => Number(p.getAttribute("width"))));
+  return s("svg", { class: "legend", width, height: y - 6, viewBox: `0 0 ${width} ${y - 6}`, role: "img", "aria-label": label }, ...parts);
+}
+
 /** A ramp with its numbers, and what hatching means. */
 export function legend(what: string, ramp: Ramp, hidden: Hidden, ends: string[] | null = null): SVGSVGElement {
   const words = ends ?? ramp.ticks().map((x) => number(x, 2));

@@ -7,6 +7,7 @@ import { recordings } from "./loader";
 import { opened } from "./source";
 import { Told, type Line } from "./told";
 import type { App } from "./view";
+import { Without } from "./without";
 
 interface About {
   model: Card;
@@ -36,6 +37,7 @@ export function live(root: HTMLElement, talk: HTMLElement, about: About): void {
   text.value = sessionStorage.getItem(KEPT) ?? about.example;
   const says = h("p", { class: "says quiet", role: "status" });
   const told = new Told();
+  const without = new Without((heads) => void comparing(heads));
   const temperature = slider("temperature", 0, 2, 0.05, 0.8, (x) => (x === 0 ? "greedy" : number(x, 3)));
   const k = slider("top-k", 0, 100, 1, 0, (x) => (x === 0 ? "all" : String(x)));
   const p = slider("top-p", 0.05, 1, 0.05, 1, (x) => (x === 1 ? "all" : number(x, 3)));
@@ -62,7 +64,17 @@ export function live(root: HTMLElement, talk: HTMLElement, about: About): void {
     const answer = await ask("record", { ...asked, name: `text ${count}` });
     const source = opened(await answer.arrayBuffer());
     if (!app) {
-      const made = (app = mount(root, source, { address: true }));
+      const made: App = (app = mount(root, source, {
+        address: true,
+        model: about.generates
+          ? {
+              ask,
+              remove: (a, head) => without.toggle(made.current().attention(a), head),
+              removed: (a, head) => without.has(made.current().attention(a).name, head),
+            }
+          : null,
+      }));
+      without.know(made.current().recording.attentions);
       const dress = () => (talk.dataset.theme = made.store.state.theme);
       made.store.listen(dress);
       dress();
@@ -124,16 +136,7 @@ export function live(root: HTMLElement, talk: HTMLElement, about: About): void {
       say("Writing …");
       let why = "stop";
       try {
-        const sampled =
-          temperature.value() > 0
-            ? {
-                temperature: temperature.value(),
-                top_k: k.value() || null,
-                top_p: p.value() < 1 ? p.value() : null,
-                seed: seed.value(),
-              }
-            : {};
-        const answer = await ask("generate", { text: text.value, max_tokens: most.value(), ...sampled }, going.signal);
+        const answer = await ask("generate", { text: text.value, max_tokens: most.value(), ...sampled() }, going.signal);
         for await (const line of lines(answer.body!)) {
           if (line.kind === "error") throw new Error(line.message);
           if (line.kind === "end") why = line.why;
@@ -151,6 +154,21 @@ export function live(root: HTMLElement, talk: HTMLElement, about: About): void {
       say(
         `${counted(told.written, "token")}: ${ENDS[why] ?? why}. Point at a token to see where the model looked for it; the lens below has every head.`,
       );
+    });
+
+  /** How the numbers are drawn that choose the next token. */
+  const sampled = () =>
+    temperature.value() > 0
+      ? { temperature: temperature.value(), top_k: k.value() || null, top_p: p.value() < 1 ? p.value() : null, seed: seed.value() }
+      : {};
+
+  const comparing = (heads: [string, number][]) =>
+    during(async () => {
+      say(`Reading and going on twice, ${counted(Math.min(most.value(), 40), "token")} each …`);
+      const asked = { text: text.value, heads, max_tokens: Math.min(most.value(), 40), ...sampled() };
+      const answer = await (await ask("ablate", asked)).json();
+      without.show(answer.with, answer.without);
+      say(`Compared with and without ${counted(heads.length, "head")}.`);
     });
 
   text.addEventListener("keydown", (event) => {
@@ -172,6 +190,7 @@ export function live(root: HTMLElement, talk: HTMLElement, about: About): void {
       settings,
       says,
       told.node,
+      about.generates ? without.node : null,
     ),
   );
   void reading();

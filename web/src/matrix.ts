@@ -4,7 +4,7 @@ import { extent, told, type Cells } from "./cells";
 import { Gestures } from "./gestures";
 import { legible, Ramp, rgb, type Extent, type Mode } from "./colour";
 import { button, h, number, replace, s, select } from "./dom";
-import { hatching, legend } from "./legend";
+import { hatching, legend, legends } from "./legend";
 import { pooled, type Grid, type Window } from "./pooled";
 import type { Pool, Scale } from "./state";
 
@@ -16,10 +16,11 @@ export interface Options {
   mode: Mode;
   what: string; // what a cell is, for the legend
   nothing?: string; // what a cell without a number is; unless said, hidden by the mask
-  extent?: Extent; // of the scale, where several share one
+  extent?: Extent | undefined; // of the scale, where several share one
   side?: number; // the longest side in CSS pixels
   zoom?: string;
   palette?: readonly string[]; // cells are numbers of colours
+  layers?: Layer[] | undefined; // several heads in one picture, the first of them `cells`
   hatched?: { row(u: number): boolean; column(u: number): boolean };
   line?: { row: number; column: number } | null; // where a prompt ends
   axes?: [string, string];
@@ -28,6 +29,13 @@ export interface Options {
   picked?(I: number, J: number): void;
   zoomed?(zoom: string): void;
   pooling?(pool: Pool): void;
+}
+
+/** One of several heads in a picture. */
+export interface Layer {
+  name: string;
+  hue: string;
+  cells: Cells;
 }
 
 /** What there is before anything is shown; `update` brings the cells. */
@@ -39,13 +47,15 @@ const NUMBERS = 1024; // cells that may have their numbers in them
 const [WRITTEN, HIGH] = [37, 19]; // the room that a number needs
 const TOP = 92; // room for words; numbers need less
 const LOW = 32;
+const STRIPE = 4; // pixels that a stripe of a cell needs
 const WORD = 11; // pixels that a word needs
 
 export class Matrix {
   readonly node: HTMLElement;
   grid: Grid | null = null;
   ramp: Ramp | null = null;
-  picture: ImageData | null = null; // a dot each
+  picture: ImageData | null = null; // a dot each, or a stripe a head
+  grids: (Grid | null)[] = []; // of the heads that are laid over each other
   readonly canvas = h("canvas", { "aria-hidden": "true" });
   private readonly over = s("svg", { class: "over", "aria-hidden": "true" });
   readonly stage = h("div", { class: "stage" });
@@ -129,8 +139,16 @@ export class Matrix {
     this.canvas.dataset.state = "working";
     this.labels();
     this.drawTools();
-    this.stop = pooled(cells, w, Math.min(rows, this.height), Math.min(columns, this.width), pool, (grid) => {
-      this.grid = grid;
+    const [R, C] = [Math.min(rows, this.height), Math.min(columns, this.width)];
+    this.grids = [];
+    const others = (this.options.layers ?? []).slice(1).map((layer, n) =>
+      pooled(layer.cells, w, R, C, pool, (grid) => {
+        this.grids[n + 1] = grid;
+        if (grid.done === grid.passes && this.grid) this.paint(this.grid);
+      }),
+    );
+    const first = pooled(cells, w, R, C, pool, (grid) => {
+      this.grid = this.grids[0] = grid;
       const last = grid.done === grid.passes;
       const now = performance.now();
       if (!last && grid.done > 0 && now - this.drawn < 120) return;
@@ -139,6 +157,7 @@ export class Matrix {
       this.canvas.dataset.state = last ? "done" : "refining";
       this.explain();
     });
+    this.stop = () => [first, ...others].forEach((stop) => stop());
   }
 
   /** Puts the cursor on a cell, takes it away, or on a row or a column alone where the other is −1. */
@@ -196,6 +215,7 @@ export class Matrix {
     const ends = scale === "row" && !palette ? this.rowEnds(grid) : null;
     this.ramp = ramp;
     this.hides = false;
+    if (this.options.layers) return this.overlay(grid, most, clipped);
     const picture = new ImageData(grid.C, grid.R);
     for (let r = 0; r < grid.R; r++) {
       for (let c = 0; c < grid.C; c++) {
@@ -206,12 +226,42 @@ export class Matrix {
         else ramp.paint(x, picture.data, 4 * at, ends?.[r]);
       }
     }
-    this.picture = picture;
-    this.canvas.width = grid.C;
-    this.canvas.height = grid.R;
-    this.canvas.getContext("2d")!.putImageData(picture, 0, 0);
+    this.put(picture);
     this.write(grid, ramp, ends);
     this.drawLegend();
+  }
+
+  private put(picture: ImageData): void {
+    this.picture = picture;
+    this.canvas.width = picture.width;
+    this.canvas.height = picture.height;
+    this.canvas.getContext("2d")!.putImageData(picture, 0, 0);
+  }
+
+  /** Several heads: each cell has a stripe a head, and where it is too small for that the hue of the largest. */
+  private overlay(grid: Grid, most: number, clipped: boolean): void {
+    const { layers, scale, mode } = this.options;
+    const ramps = layers!.map((x) => new Ramp(scale === "row" ? "head" : scale, false, mode, most, clipped, x.hue));
+    const n = this.width / grid.C >= STRIPE * ramps.length ? ramps.length : 1;
+    const picture = new ImageData(grid.C * n, grid.R);
+    for (let at = 0; at < grid.R * grid.C; at++) {
+      const each = this.grids.map((g) => (g ? g.values[at] : NaN));
+      const best = each.reduce((top, x, k) => (x > (each[top] || 0) ? k : top), 0);
+      for (let k = 0; k < n; k++) {
+        const which = n > 1 ? k : best;
+        if (each[which] === each[which]) ramps[which].paint(each[which], picture.data, 4 * (at * n + k));
+        else this.hides ||= which === 0;
+      }
+    }
+    this.put(picture);
+    this.over.querySelector(".numbers")?.remove();
+    const hidden = { masked: this.hides ? "hidden by the mask" : "", alone: "" };
+    const last = ramps.length - 1;
+    const parts = layers!.map((x, k) => legend(x.name, ramps[k], k === last ? hidden : { masked: "", alone: "" }));
+    this.legend.replaceChildren(legends(parts, `Colours of ${layers!.length} heads`));
+    this.legend.append(
+      h("p", { class: "note" }, n > 1 ? "Each cell has a stripe for each head, in this order." : "A dot has the hue of the head with the largest weight; zoom in for a stripe for each."),
+    );
   }
 
   /** Whether a dot has nothing because its row or its column has no partner. */

@@ -8,7 +8,7 @@ import type { State, Way } from "./state";
 import { term } from "./tips";
 import { letters } from "./units";
 import { changed, headTitle, type App } from "./view";
-import { WEIGHT_TIP } from "./words";
+import { GRADIENT_TIP, LENGTH_TIP, WEIGHT_TIP } from "./words";
 
 const BEST = 10; // weights that are listed
 const MOST = 600; // tokens that are written out; of longer texts those around the chosen one
@@ -175,12 +175,12 @@ export function reading(app: App): Reading {
     const sum = top.reduce((total, u) => total + Math.abs(line[u]), 0);
     const all = order.reduce((total, u) => total + Math.abs(line[u]), 0) || 1;
     const share = order.length > BEST ? `; these ${BEST} have ${Math.round((100 * sum) / all)}% of it` : "";
-    const what = cells!.isGradient ? "gradient" : cells!.hidden.length ? "share of the rest" : "weight";
+    const what = cells!.word;
     if (token < 0)
       replace(says, "Mean weight on each token. ", h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
     else if (state.way === "to")
-      replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(`${what}s`, WEIGHT_TIP), share);
-    else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(`${what}s`, WEIGHT_TIP), share);
+      replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(plural(what), tip(what)), share);
+    else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(plural(what), tip(what)), share);
     replace(
       best,
       ...top.map((u) => {
@@ -288,6 +288,14 @@ export function reading(app: App): Reading {
     find: () => search.focus(),
     turn: () => set(app.store.state.way === "to" ? "from" : "to"),
   };
+}
+
+function plural(what: string): string {
+  return what.startsWith("length") ? "lengths handed on" : what.startsWith("share") ? "shares of the rest" : `${what}s`;
+}
+
+function tip(what: string): string {
+  return what.startsWith("length") ? LENGTH_TIP : what === "gradient" ? GRADIENT_TIP : WEIGHT_TIP;
 }
 
 /** Colours a token's ground, and its letters so that they can be read on it. */

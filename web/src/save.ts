@@ -69,11 +69,12 @@ function cellsOf(matrix: Matrix, { x, y, width, height }: Place): SVGGElement {
   const grid = matrix.grid!;
   const pixels = matrix.picture!.data;
   const cells = s("g", { "shape-rendering": "crispEdges" });
-  const [w, t] = [width / grid.C, height / grid.R];
-  for (let n = 0; n < grid.R * grid.C; n++) {
+  const across = matrix.picture!.width; // more than cells where each has several stripes
+  const [w, t] = [width / across, height / grid.R];
+  for (let n = 0; n < grid.R * across; n++) {
     if (!pixels[4 * n + 3]) continue;
     const fill = "#" + [0, 1, 2].map((c) => pixels[4 * n + c].toString(16).padStart(2, "0")).join("");
-    const [left, top] = [x + (n % grid.C) * w, y + Math.floor(n / grid.C) * t];
+    const [left, top] = [x + (n % across) * w, y + Math.floor(n / across) * t];
     cells.append(s("rect", { x: round(left), y: round(top), width: round(w), height: round(t), fill }));
   }
   return cells;

@@ -1,10 +1,10 @@
 // What is looked at, in one place, and the same in the address of the page.
 
-export const VIEWS = ["heads", "head", "vectors", "compare", "masks", "positions", "layers", "memory"] as const;
+export const VIEWS = ["heads", "head", "vectors", "compare", "masks", "positions", "layers", "next", "memory"] as const;
 export type ViewName = (typeof VIEWS)[number];
 export type Scale = "head" | "row" | "log";
 export type Pool = "max" | "mean";
-export type Show = "weight" | "gradient";
+export type Show = "weight" | "gradient" | "length";
 export type Way = "to" | "from";
 export type Theme = "auto" | "light" | "dark";
 
@@ -20,6 +20,9 @@ export interface State {
   scale: Scale;
   pool: Pool; // of cells too small to be seen alone
   show: Show;
+  over: string; // heads laid over this one, "attention.head …"
+  token: number; // the next token whose logit is looked at
+  against: number; // and the one that it is compared with
   words: boolean; // sub-words merged
   sinks: boolean; // sinks hidden and rows renormalised
   threshold: number; // arcs below this share of the scale are not drawn
@@ -49,6 +52,9 @@ const START: State = {
   scale: "head",
   pool: "max",
   show: "weight",
+  over: "",
+  token: -1,
+  against: -1,
   words: false,
   sinks: false,
   threshold: 0.05,
@@ -121,7 +127,7 @@ const CHOICES: Record<string, readonly string[]> = {
   scale: ["head", "row", "log"],
   pool: ["max", "mean"],
   way: ["to", "from"],
-  show: ["weight", "gradient"],
+  show: ["weight", "gradient", "length"],
   theme: ["auto", "light", "dark"],
   order: ["index", "size"],
 };

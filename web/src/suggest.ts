@@ -15,6 +15,7 @@ export interface Suggestion {
 
 const REST = new Set(["first", "separator", "punctuation", "mixed"]); // what tells little of a head
 const COUNT = 3;
+const RESTS = 0.5; // weight on the first token of a head that is said to rest there
 
 export function suggestions(seen: Seen): Suggestion[] {
   const found = labelled(seen);
@@ -51,7 +52,7 @@ function measured(seen: Seen): Suggestion[] {
   return [
     ...made(best(busy, "peak", 1), "looks at one token at a time", (e) => `The largest weight of a token is ${number(figure(e, "peak"), 2)} on average.`),
     ...made(best(busy, "distance", 1), "looks far", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
-    ...made(best(all, "first", 1), "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there.`),
+    ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there.`),
     ...made(best(all, "entropy", 1), "looks at everything alike", (e) => `Evenness ${number(figure(e, "entropy"), 2)}, where 1 is all alike.`),
     ...made(all[0], "the first head", () => ""),
     ...made(all[1], "the second head", () => ""),

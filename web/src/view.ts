@@ -12,10 +12,20 @@ export interface App {
   mode(): Mode;
   /** The recording that is looked at. */
   current(): Seen;
+  /** What can be asked of the model behind the page, where there is one. */
+  readonly model: Asks | null;
   /** Says something that went wrong. */
   fail(error: unknown): void;
   /** Takes the lens away again, with all that listens to the page. */
   unmount(): void;
+}
+
+/** A model that answers. */
+export interface Asks {
+  ask(path: string, asked: object): Promise<Response>;
+  /** Removes a head from the next comparison, or puts it back. */
+  remove(a: number, head: number): void;
+  removed(a: number, head: number): boolean;
 }
 
 /** What can be saved of a view. */
@@ -60,9 +70,10 @@ export function headTitle(seen: Seen, a: number, head: number): string {
 }
 
 /** The one sentence that a matrix needs. */
-export function howToRead(app: App, gradient = false): string {
+export function howToRead(app: App, gradient = false, length = false): string {
   const more = app.mode() === "dark" ? "brighter" : "darker";
   if (gradient) return "Each row is a token that looks; blue: more weight on that column's token would raise the loss, orange: lower it.";
+  if (length) return `Each row is a token that looks; ${more} means that column's token hands on a longer vector, ‖weight · v · Wₒ‖.`;
   if (app.current().attention(app.store.state.a).signed)
     return "Each row is a token that looks; the stronger the colour, the more weight on that column's token, orange where it is negative.";
   return `Each row is a token that looks; ${more} means more weight on that column's token.`;

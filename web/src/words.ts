@@ -35,6 +35,21 @@ const TARGETS: Record<string, string> = {
   broad: "many tokens, more evenly than chance",
 };
 
+/** Labels as there is room for them under a small picture. */
+const SHORT: Record<string, string> = {
+  previous: "prev.",
+  separator: "separ.",
+  punctuation: "punct.",
+  "same word": "same",
+  "rare word": "rare",
+  induction: "induct.",
+  broadcast: "bcast.",
+};
+
+export function shortened(label: string): string {
+  return SHORT[label] ?? label;
+}
+
 export function target(label: string): string {
   return TARGETS[label] ?? `“${label}”`;
 }
@@ -53,3 +68,11 @@ export const INTERVAL_TIP =
 export const ERROR_TIP =
   "The page computes weights from stored queries and keys. This is the most by which any weight of this head differs from the model's own; only digits that hold are written.";
 export const WEIGHT_TIP = "A token's weights say how it mixes what the tokens it sees hand on. They sum to 1 over a row.";
+export const LENGTH_TIP =
+  "‖weight · v · Wₒ‖: the length of the vector that a token hands on through this head. A large weight on a token whose value is short changes little.";
+export const GRADIENT_TIP = "How much the loss would change if this weight were a little larger.";
+export const LENS_TIP =
+  "The model's vector after each layer, read as if it were the last one: the last norm, then the table of words (logit lens). The last row is what the model says; the rows above are a way of reading it.";
+export const DIRECT_TIP =
+  "What a part adds to the logit by itself, with the divisor of the last norm kept as it was: embeddings, heads, MLPs and a constant add up to the logit. What a head does through later layers is not in it.";
+export const LOGIT_TIP = "The score of a next token before the softmax: one more in the logit is 2.7 times the odds.";

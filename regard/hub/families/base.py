@@ -12,6 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from regard.hub.keys import Keys
 from regard.models import Model, StackConfig
 
@@ -21,21 +24,58 @@ ACTIVATION_TO_HF = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 
 @dataclass(frozen=True)
+class RowSpans:
+    """The rows of a tensor of theirs that one tensor of ours holds; its other rows belong to other tensors of ours.
+
+    `total` is the number of rows of their tensor. `spans` are (first, behind the last), in the order of ours.
+    """
+
+    total: int
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """Returns how many rows there are."""
+        return sum(stop - start for start, stop in self.spans)
+
+    def take(self, theirs: Tensor) -> Tensor:
+        """Returns these rows of their tensor, in the order of ours."""
+        return torch.cat([theirs[start:stop] for start, stop in self.spans])
+
+    def put(self, ours: Tensor, theirs: Tensor) -> None:
+        """Writes our rows to their places in a tensor of theirs."""
+        sizes = [stop - start for start, stop in self.spans]
+        for (start, stop), piece in zip(self.spans, ours.split(sizes), strict=True):
+            theirs[start:stop] = piece
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """Names the tensors of theirs that make up one tensor of ours.
 
     Ours is the concatenation of theirs along dim 0, after transposing (`transposed`) and dropping rows (`skip`).
-    `sizes` are the lengths of their tensors along dim 0, or () for a single tensor. `transposed`: their tensors are
-    stored [in, out]. `skip`: the number of leading rows of their tensor that ours omits. `zeros`: if our model does not
-    have the tensor, zeros are exported.
+    `sizes` are the lengths along dim 0 of what ours takes of each, or () for a single tensor. `rows` says for each
+    tensor of theirs which of its rows that is; None, or (), for all. `transposed`: their tensors are stored [in, out].
+    `filters`: they are the filters of a convolution by channel, stored [channels, 1, width]. `skip`: the number of
+    leading rows of their tensor that ours omits. `zeros`: if our model does not have the tensor, zeros are exported.
     """
 
     ours: str
     theirs: tuple[str, ...]
     sizes: tuple[int, ...] = ()
+    rows: tuple[RowSpans | None, ...] = ()
     transposed: bool = False
+    filters: bool = False
     skip: int = 0
     zeros: bool = False
+
+    def pieces(self, length: int) -> Iterator[tuple[str, int, RowSpans | None]]:
+        """Yields each tensor of theirs: its name, how many rows of ours it has, and which of its own these are.
+
+        `length` is that of ours.
+        """
+        sizes = self.sizes or (length,)
+        yield from zip(self.theirs, sizes, self.rows or (None,) * len(self.theirs), strict=True)
 
 
 class Family(ABC):

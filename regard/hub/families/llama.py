@@ -24,7 +24,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": "original",
 }
 # The defaults of our rotary positions.
-_ROTARY: dict[str, Any] = {"base": 10000.0, "factor": 1.0, "original": None, "low": 1.0, "high": 4.0}
+_ROTARY: dict[str, Any] = {"base": 10000.0, "factor": 1.0, "original": None, "low": 1.0, "high": 4.0, "share": 1.0}
 
 
 class Llama(Family):
@@ -224,10 +224,11 @@ class Qwen3(Qwen2):
         return {**super()._own_keys(config), "attention_bias": config.attention.bias}
 
 
-def read_rotary(keys: Keys) -> dict[str, Any]:
+def read_rotary(keys: Keys, shares: bool = False) -> dict[str, Any]:
     """Returns those options of our rotary positions whose values are not our defaults.
 
-    Newer configs hold the options in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`.
+    Newer configs hold the options in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`. `shares` says
+    whether the family turns a share of each head's width where its config says so.
     """
     theta = keys.take("rope_theta")
     sections = {key: keys.take(key, None) for key in ("rope_parameters", "rope_scaling")}
@@ -240,10 +241,14 @@ def read_rotary(keys: Keys) -> dict[str, Any]:
     types = {"default": {}, "linear": {"factor": "factor"}, "llama3": _LLAMA3}
     if not isinstance(kind, str) or kind not in types:
         raise keys.refusal(key, f"regard's rotary positions know the types {', '.join(types)}, not '{kind}'")
-    keys.require("partial_rotary_factor", None, 1.0)
-    if rope.get("partial_rotary_factor") in (None, 1.0):
-        rope.pop("partial_rotary_factor", None)
     names = {"rope_theta": "base", **types[kind]}
+    if shares:
+        rope.setdefault("partial_rotary_factor", keys.take("partial_rotary_factor"))
+        names["partial_rotary_factor"] = "share"
+    else:
+        keys.require("partial_rotary_factor", None, 1.0)
+        if rope.get("partial_rotary_factor") in (None, 1.0):
+            rope.pop("partial_rotary_factor", None)
     if kind == "llama3":
         rope.setdefault("original_max_position_embeddings", keys.take("max_position_embeddings"))
     wrong = sorted(set(rope) ^ set(names))

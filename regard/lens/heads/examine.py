@@ -51,6 +51,22 @@ def examine(
     progress: Progress | None = None,
 ) -> tuple[dict[str, Any], list[Recording]]:
     """Returns the results of `summary` (labels, redundant pairs, means per layer), and the recordings of the texts."""
+    labels, recordings = label_model(recordable, texts, seed, progress)
+    return summary(recordable, recordings, labels), recordings
+
+
+def label_model(
+    recordable: RecordableModel,
+    texts: Sequence[str | Sample] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[list[HeadLabel], list[Recording]]:
+    """Returns the labels of all heads of a model on some texts, and the recordings of the texts."""
+    if not recordable.reads_text:
+        raise OptionError(
+            f"{recordable.card.name} reads no text but {recordable.model.main_input_name}, and labels are about texts; "
+            "see its heads with `regard view`"
+        )
     progress = progress or (lambda what, n, of: None)
     chosen: Sequence[str | Sample] = default_texts() if texts is None else texts
     recordings = []
@@ -68,8 +84,7 @@ def examine(
         progress("repeating", n, REPEATED_SEQUENCES)
         repeats.append(recordable.record_one(sample))
     progress("scoring", 0, 1)
-    labels = label_heads(recordings, repeats, seed)
-    return summary(recordable, recordings, labels), recordings
+    return label_heads(recordings, repeats, seed), recordings
 
 
 def summary(

@@ -118,7 +118,7 @@ def _generate_steps(
         reader = _RegardReader(recordable.model, len(ids) + settings.max_tokens)
     else:
         reader = _HubReader(recordable.model)
-    ends = _end_tokens(recordable)
+    ends = end_tokens(recordable)
     detokenizer = model_detokenizer(recordable)
     for token in ids:
         detokenizer.push(token)
@@ -141,7 +141,7 @@ def _generate_steps(
         new = [token]
 
 
-def _end_tokens(recordable: RecordableModel) -> set[int]:
+def end_tokens(recordable: RecordableModel) -> set[int]:
     """Returns the ids of the end-of-text tokens."""
     if isinstance(recordable.model, Model):
         if recordable.tokenizer is None:

@@ -1,9 +1,10 @@
 """A local server for the lens: type a text to see its attention, or let the model continue it and watch each step.
 
 The server is reachable only from this machine, and only with the access token: every request is checked for its Host
-and Origin, then for the access token, and only then handled. There are three responses: the page, a trace (POST
-/record), and a stream of JSON lines, a first one, one per generated token, and a last one (POST /generate). No files
-are served; the script is part of the page.
+and Origin, then for the access token, and only then handled. There are five responses: the page, a trace (POST
+/record), a stream of JSON lines, a first one, one per generated token, and a last one (POST /generate), what the model
+says with and without some heads (POST /ablate), and what each head adds to a token's logit (POST /contributions). No
+files are served; the script is part of the page.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from torch import Tensor
 
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
+from regard.lens.heads.ablation import self_attention_layers
 from regard.lens.models import RecordableModel, Sample
 from regard.lens.pages.connections import Connections, protocol_of
 from regard.lens.pages.gate import MAX_BODY_BYTES, Gate
 from regard.lens.pages.live import Step, context_length, generate_steps, generates, model_detokenizer, vocabulary_size
 from regard.lens.pages.page import PAGE_CSS, policy
+from regard.lens.pages.questions import removed_heads, who_speaks_for, with_and_without
 from regard.lens.trace.format import encode, escape_json, to_bytes
 from regard.lens.trace.trace import Trace
 from regard.reading import parse_json
@@ -77,6 +80,7 @@ class SharedModel:
         self.labels = labels
         self.example = example
         self._lock = Lock()
+        self._layers: dict[str, int] | None = None  # heads of each self-attention module
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -128,11 +132,27 @@ class SharedModel:
         recording.labels = self.labels
         return to_bytes(encode(Trace([recording])))
 
+    def ablate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the model says next and goes on with, with all heads and without request["heads"]."""
+        settings = _settings(request)
+        ids = self._ids(_text(request))
+        if self._layers is None:
+            with self.turn():
+                found = self_attention_layers(self.recordable, ids[:2])
+            self._layers = {layer["name"]: heads for layer, heads in found}
+        heads = removed_heads(request.get("heads"), self._layers)
+        return with_and_without(self.recordable, ids, heads, settings, self.turn, MAX_SECONDS / 2)
+
+    def contributions(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Returns what each head adds to the logit of request["token"] after the token at request["position"]."""
+        ids = _checked_ids(request.get("ids"), None)
+        self._check_ids(ids)
+        with self.turn():
+            return who_speaks_for(self.recordable, ids, request.get("position"), request.get("token"))
+
     def generate(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields dicts: the input tokens, then each generated token with its weights, then why generation ended."""
-        settings = Settings().but(**{name: request[name] for name in REQUEST_SETTINGS if request.get(name) is not None})
-        if settings.max_tokens > MAX_NEW_TOKENS:
-            raise OptionError(f"max_tokens = {settings.max_tokens}: at most {MAX_NEW_TOKENS} are generated at a time")
+        settings = _settings(request)
         ids = self._ids(_text(request))
         return self._lines(ids, generate_steps(self.recordable, ids, settings, self.turn), settings)
 
@@ -160,6 +180,11 @@ class SharedModel:
 
     def _ids(self, text: str | Sample) -> list[int]:
         ids = self.recordable.ids(text)
+        self._check_ids(ids)
+        return ids
+
+    def _check_ids(self, ids: list[int]) -> None:
+        """Raises an error for no tokens, too many, or some that the model does not have."""
         if not ids:
             raise OptionError("the text is empty: type something")
         if len(ids) > self.max_tokens:
@@ -167,7 +192,13 @@ class SharedModel:
         size = vocabulary_size(self.recordable)
         if max(ids) >= size:
             raise OptionError(f"token {max(ids)}: this model's vocabulary is 0 to {size - 1}")
-        return ids
+
+
+def _settings(request: dict[str, Any]) -> Settings:
+    settings = Settings().but(**{name: request[name] for name in REQUEST_SETTINGS if request.get(name) is not None})
+    if settings.max_tokens > MAX_NEW_TOKENS:
+        raise OptionError(f"max_tokens = {settings.max_tokens}: at most {MAX_NEW_TOKENS} are generated at a time")
+    return settings
 
 
 def _text(request: dict[str, Any]) -> str:
@@ -232,7 +263,7 @@ def create(server: SharedModel, port: int, token: str, connections: Connections 
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
-    from starlette.responses import PlainTextResponse, Response, StreamingResponse
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 
     page, policies = document(server)
@@ -258,6 +289,12 @@ def create(server: SharedModel, port: int, token: str, connections: Connections 
 
         return StreamingResponse(stream(), media_type="application/x-ndjson")
 
+    async def ablate(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(server.ablate, await _body(request)))
+
+    async def contributions(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(server.contributions, await _body(request)))
+
     async def wrong(request: Request, error: Exception) -> Response:
         if isinstance(error, _Refused):
             # Nothing more of the request is read.
@@ -269,6 +306,8 @@ def create(server: SharedModel, port: int, token: str, connections: Connections 
             Route("/", home, methods=["GET"]),
             Route("/record", record, methods=["POST"]),
             Route("/generate", generate, methods=["POST"]),
+            Route("/ablate", ablate, methods=["POST"]),
+            Route("/contributions", contributions, methods=["POST"]),
         ],
         exception_handlers={RegardError: wrong, _Refused: wrong},
     )

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import OptionError
 from regard.hub.attention import Call
 from regard.hub.memories import MemoryCall
 from regard.lens.recording.mechanism_formulas import TILE_ROWS, first_example
 from regard.lens.recording.memories import MemoryCapture, tap_output
+from regard.lens.recording.outputs import OutputProjections, head_matrices, value_lengths
 from regard.lens.trace.arrays import pack
 from regard.lens.trace.formulas import Dense, SoftmaxFormula
 from regard.lens.trace.rules import infer_rules
@@ -50,6 +51,7 @@ class ModuleCapture:
         self.rounding_error = torch.zeros(heads)
         self.grad_tap: Tensor | None = None  # zeros added to the heads' outputs; they receive the gradient
         self.output_grad: Tensor | None = None  # gradient of the loss with respect to the heads' outputs
+        self.projection: nn.Module | None = None  # what the heads' outputs go into
         self.bias: Tensor | None = None  # bias of the current call
         self.queries = 0  # number of queries so far, over all calls
         self.keys = 0  # number of keys so far
@@ -156,6 +158,8 @@ class ModuleCapture:
                 attended.offsets = torch.stack([self.offsets.get(d, zero) for d in distances], 1)
         if self.output_grad is not None:
             attended.g = self.output_grad[0].detach().float().cpu().transpose(0, 1).contiguous()
+        if self.projection is not None:
+            attended.vo = value_lengths(v, head_matrices(self.projection, q.shape[0]))
         return attended
 
     def _reproduces(self, scores: Tensor, n: Tensor, weights: Tensor, fully_masked: Tensor) -> bool:
@@ -244,6 +248,7 @@ class ModelCapture:
         self.tap_gradients = tap_gradients
         self.dense = dense or {}
         self.modules: dict[str, ModuleCapture | MemoryCapture] = {}
+        self.projections = OutputProjections()
 
     def begin(self, call: Call) -> None:
         """Stores the inputs of a call."""
@@ -257,7 +262,16 @@ class ModelCapture:
 
     def end(self, call: Call, out: Tensor) -> Tensor:
         """Returns the heads' outputs of the call, with zeros added to them if gradients are tapped."""
-        return self._module(call).end(out, self.tap_gradients)
+        out = self._module(call).end(out, self.tap_gradients)
+        self.projections.expect(call.name, out)
+        return out
+
+    def keep_projections(self) -> None:
+        """Gives each module the output projection that was found for it."""
+        for name, projection in self.projections.found.items():
+            module = self.modules[name]
+            assert isinstance(module, ModuleCapture)
+            module.projection = projection
 
     def memory(self, call: MemoryCall, out: Tensor) -> Tensor:
         """Stores a call of a layer with a memory; returns its output, with zeros added if gradients are tapped."""

@@ -37,6 +37,7 @@ from regard.lens.recording.losses import (
     require_mask_token,
 )
 from regard.lens.recording.maps import evaluation_mode
+from regard.lens.recording.outputs import records_contributions
 from regard.lens.recording.overview import add_overview
 from regard.lens.recording.projections import record_from_output_attentions
 from regard.lens.recording.regard_models import Gradient
@@ -58,6 +59,7 @@ def record_hub_model(
     target: str | Sequence[int] | None = None,
     generate: Mapping[str, Any] | None = None,
     gradient: Gradient = False,
+    contributions: bool | None = None,
     name: str = "text",
     card: Card | None = None,
 ) -> Recording:
@@ -100,6 +102,8 @@ def record_hub_model(
             return record_from_output_attentions(model, inputs, sequence, name, card or hub_card(model))
         if masked:
             loss = _masked_gradient(model, inputs, tokenizer, capture)
+    if records_contributions(contributions, max(module.keys for module in capture.modules.values())):
+        capture.keep_projections()
     sequences = _sequences(model, inputs, ids, tokenizer, places, prompt)
     if not sequences:
         length = next(iter(capture.modules.values())).queries
@@ -167,7 +171,7 @@ def _run(
 
     If `gradient` is set, the gradients are stored in the modules of `capture`; otherwise the loss is None.
     """
-    with recording_attention(model, capture):
+    with recording_attention(model, capture), capture.projections.watching(model):
         if generate is not None:
             generated = generate_ids(model, inputs, generate)
             if is_encoder_decoder(model) and "input_ids" in inputs:

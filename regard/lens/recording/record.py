@@ -11,6 +11,7 @@ from regard.devices import explain_memory
 from regard.errors import OptionError
 from regard.generate import Settings
 from regard.lens.recording.hub_models import hub_card, record_hub_model
+from regard.lens.recording.predictions import add_predictions
 from regard.lens.recording.regard_models import Gradient, record_regard_model, regard_card
 from regard.lens.trace.trace import Card, Recording, Trace
 from regard.models import Model
@@ -29,6 +30,7 @@ def record(
     target: str | Sequence[int] | None = None,
     generate: int | Mapping[str, Any] | None = None,
     gradient: Gradient = False,
+    contributions: bool | None = None,
     card: Card | None = None,
 ) -> Trace:
     """Records the attention of a model while it reads a text, or two texts; returns a trace with a recording of each.
@@ -46,6 +48,9 @@ def record(
     gradient: True to record also the gradient of the loss with respect to the weights. The loss is the next-token
         cross entropy (over generated tokens only, if there are any); for a masked language model each token is masked
         in turn (pseudo-log-likelihood). Or a function of the model's output, whose result is then the loss.
+    contributions: whether to record what heads hand on: the length of each value after the output projection, and of a
+        decoder-only language model what it would say next at each layer, and what each head adds to that. None: for
+        texts of at most 512 tokens where it takes seconds.
     """
     texts = [("text", text)]
     if text_b is not None:
@@ -56,7 +61,10 @@ def record(
             raise OptionError(f"a {type(model).__name__} of regard's reads one text: leave out the pair")
         card = card or regard_card(model)
         for name, x in texts:
-            recordings.append(_record_regard(model, x, tokenizer, target, generate, gradient, name, card))
+            recordings.append(
+                _record_regard(model, x, tokenizer, target, generate, gradient, contributions, name, card)
+            )
+            add_predictions(recordings[-1], model, tokenizer or model.tokenizer, contributions)
         return Trace(recordings)
     if not hasattr(model, "config") or not hasattr(model, "set_attn_implementation"):
         raise OptionError(
@@ -64,10 +72,11 @@ def record(
         )
     settings = {"max_new_tokens": generate} if isinstance(generate, int) else generate
     options: dict[str, Any] = {"tokenizer": tokenizer, "target": target, "generate": settings, "gradient": gradient}
-    options["pair"] = pair
+    options |= {"pair": pair, "contributions": contributions}
     card = card or hub_card(model)
     for name, x in texts:
         recordings.append(record_hub_model(model, x, name=name, card=card, **options))
+        add_predictions(recordings[-1], model, tokenizer, contributions)
     return Trace(recordings)
 
 
@@ -78,6 +87,7 @@ def _record_regard(
     target: str | Sequence[int] | None,
     generate: int | Mapping[str, Any] | None,
     gradient: Gradient,
+    contributions: bool | None,
     name: str,
     card: Card,
 ) -> Recording:
@@ -102,6 +112,7 @@ def _record_regard(
         target=target,
         generate=settings,
         gradient=gradient,
+        contributions=contributions,
         name=name,
         card=card,
     )

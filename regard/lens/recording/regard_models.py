@@ -29,6 +29,7 @@ from regard.lens.recording.losses import (
 from regard.lens.recording.maps import evaluation_mode
 from regard.lens.recording.mechanism_formulas import LayerInputs, derive_formula, first_example
 from regard.lens.recording.memories import describe_memory
+from regard.lens.recording.outputs import records_contributions, regard_head_matrices, value_lengths
 from regard.lens.recording.overview import add_overview
 from regard.lens.trace.formulas import OneHot
 from regard.lens.trace.rules import MaskRules
@@ -101,6 +102,7 @@ def record_regard_model(
     target: Sequence[int] | None = None,
     generate: Settings | None = None,
     gradient: Gradient = False,
+    contributions: bool | None = None,
     name: str = "text",
     card: Card | None = None,
 ) -> Recording:
@@ -146,6 +148,8 @@ def record_regard_model(
     recording = Recording(name, card or regard_card(model), sequences, [], loss)
     for layer in layers:
         attended = _build_recorded(layer, recording)
+        if records_contributions(contributions, max(map(len, sequences))):
+            _add_lengths(attended, layer.attention)
         recording.attentions.append(attended)
         add_overview(recording, attended)
     return recording
@@ -380,3 +384,10 @@ def _build_recorded(layer: LayerCapture, recording: Recording) -> RecordedAttent
     with torch.no_grad(), without_autocast(v):
         attended.formula = derive_formula(attended, mechanism, inputs)
     return attended
+
+
+def _add_lengths(attended: RecordedAttention, attention: Attention) -> None:
+    """Adds the length of each value after the output projection, where heads go into it as they are."""
+    matrices = regard_head_matrices(attention)
+    if matrices is not None and attended.v is not None:
+        attended.vo = value_lengths(attended.v, matrices)

@@ -58,6 +58,7 @@ class RecordedAttention:
     b: Float[Tensor, "G S"] | None = None
     skip: Float[Tensor, " H"] | None = None
     g: Float[Tensor, "H T V"] | None = None  # gradient of the loss with respect to the heads' outputs
+    vo: Float[Tensor, "H S"] | None = None  # length of each value after the output projection, ‖v · W_o‖
     overview: Float[Tensor, "H r c"] | None = None  # thumbnail of at most 32×32 (`add_overview`)
     figures: dict[str, list[float] | None] = field(default_factory=dict)  # summary statistics, one number per head
     # For each head: largest absolute error of its weights in the stored trace (kernel attention: in a sample of rows).

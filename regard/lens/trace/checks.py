@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ LARGEST_POSITION = 1 << 40
 # no recording but made to fill the memory.
 EXPANSION = 64
 FREE_BYTES = 1 << 28
+PICTURE = "data:image/jpeg;base64,"  # how the picture of a sequence begins: nothing else is ever shown
+MAX_PICTURE = 1 << 24  # characters
+_BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _TENSORS = (
     "q",
     "k",
@@ -37,6 +41,7 @@ _TENSORS = (
     "b",
     "skip",
     "g",
+    "vo",
     "overview",
 )
 
@@ -73,9 +78,17 @@ def check_tokens(tokens: Tokens, source: str) -> None:
         lists = (*lists, tokens.segment)
     if any(len(x) != len(tokens) for x in lists):
         raise TraceError(f"{source}: the lists of sequence {quote(tokens.name)} differ in length; record it again")
+    if tokens.picture is not None and not _is_picture(tokens.picture):
+        raise TraceError(f"{source}: the picture of sequence {quote(tokens.name)} is no JPEG; record it again")
     numbers = [n for x in (*lists, tokens.ids or [], tokens.steps or [], tokens.grid or []) for n in x]
     if any(abs(n) > LARGEST_POSITION for n in numbers) or min(tokens.positions, default=0) < 0:
         raise TraceError(f"{source}: a number of sequence {quote(tokens.name)} is out of range; record it again")
+
+
+def _is_picture(address: str) -> bool:
+    """Returns whether an address holds a JPEG itself: one that names a place would make a reader ask for it."""
+    letters = address.removeprefix(PICTURE)
+    return letters != address and len(address) <= MAX_PICTURE and _BASE64.fullmatch(letters) is not None
 
 
 def check_attended(attended: RecordedAttention, sequences: Sequence[Tokens], source: str) -> None:
@@ -113,6 +126,7 @@ def _check_arrays(attended: RecordedAttention, T: int, S: int, source: str) -> N
         "b": (G, S),
         "skip": (H,),
         "slopes": (H,),
+        "vo": (H, S),
         "offsets": (H, T + S - 1),
         "overview": (H, 0, 0),
     }

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from regard.lens.trace.base91 import ALIGN, encode_base91, encoded_length
 from regard.lens.trace.checks import Budget, check_attended, check_tokens
 from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, RecurrenceFormula, SoftmaxFormula
 from regard.lens.trace.precision import choose_precision
+from regard.lens.trace.predictions import decode_predictions, encode_predictions
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.trace import Card, RecordedAttention, Recording, Trace
@@ -31,7 +33,7 @@ MAX_TRACE_BYTES = 1 << 32
 LARGEST_HALF = 6e4  # below the largest finite float16, 65504
 # Storage types of arrays that are packed whole; those of `_ARRAYS_BY_HEAD` are packed head by head.
 _WHOLE_ARRAYS = {"n": "f32", "sign": "f32", "choice": "i32", "w": "f32", "cq": "f32", "ck": "f32", "slopes": "f32"}
-_WHOLE_ARRAYS |= {"offsets": "f32", "b": "f32", "skip": "f32"}
+_WHOLE_ARRAYS |= {"offsets": "f32", "vo": "f32", "b": "f32", "skip": "f32"}
 _ARRAYS_BY_HEAD = ("q", "k", "v", "g", "a")
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -105,6 +107,10 @@ def encode(trace: Trace) -> Encoded:
         for attended in recording.attentions:
             blocks.append(bytearray())
             attentions.append(_encode_attention(recording, attended, blocks))
+        predictions = None
+        if recording.predictions is not None:
+            blocks.append(bytearray())
+            predictions = encode_predictions(recording.predictions, partial(_put_tensor, blocks))
         recordings.append(
             {
                 "name": recording.name,
@@ -113,6 +119,7 @@ def encode(trace: Trace) -> Encoded:
                 "attentions": attentions,
                 "loss": recording.loss,
                 "labels": recording.labels,
+                "predictions": predictions,
             }
         )
     header = {
@@ -197,6 +204,11 @@ def _put(blocks: list[bytearray], number: int, raw: bytes, kind: str, shape: tup
     entry = {"block": number, "at": len(block), "bytes": len(raw), "type": kind, "shape": list(shape)}
     block.extend(raw)
     return entry
+
+
+def _put_tensor(blocks: list[bytearray], x: Tensor, kind: str) -> dict[str, Any]:
+    """Appends a tensor to the last block, and returns the header entry that locates it."""
+    return _put(blocks, len(blocks) - 1, pack(x, kind), kind, tuple(x.shape))
 
 
 def _encode_attention(recording: Recording, attended: RecordedAttention, blocks: list[bytearray]) -> dict[str, Any]:
@@ -293,7 +305,25 @@ def _decode_recording(
     check_hints(recording, source, TraceError)
     for number, x in enumerate(entry["attentions"]):
         recording.attentions.append(_decode_attended(x, sequences, blocks, budget, f"{source}, attention {number}"))
+    if entry.get("predictions") is not None:
+        heads = [attended.heads for attended in recording.attentions]
+        read = partial(_read_array, blocks, budget, source)
+        recording.predictions = decode_predictions(entry["predictions"], list(map(len, sequences)), heads, read, source)
     return recording
+
+
+def _raw_array(blocks: list[bytes], source: str, x: dict[str, Any]) -> bytes:
+    """Returns the packed bytes of an array."""
+    block = blocks[x["block"]]
+    if not 0 <= x["at"] <= x["at"] + x["bytes"] <= len(block):
+        raise TraceError(f"{source}: bytes {x['at']} to {x['at'] + x['bytes']} of a block of {len(block)}")
+    return bytes(block[x["at"] : x["at"] + x["bytes"]])
+
+
+def _read_array(blocks: list[bytes], budget: Budget, source: str, x: dict[str, Any], name: str) -> Tensor:
+    """Returns an array as a tensor."""
+    budget.take(x["shape"], source)
+    return unpack(_raw_array(blocks, source, x), x["type"], x["shape"], f"{source}, array {name}")
 
 
 def _decode_attended(
@@ -301,16 +331,8 @@ def _decode_attended(
 ) -> RecordedAttention:
     """Decodes one attention module from its header entry; raises TraceError if its parts are inconsistent."""
     arrays = entry["arrays"]
-
-    def raw(x: dict[str, Any]) -> bytes:
-        block = blocks[x["block"]]
-        if not 0 <= x["at"] <= x["at"] + x["bytes"] <= len(block):
-            raise TraceError(f"{source}: bytes {x['at']} to {x['at'] + x['bytes']} of a block of {len(block)}")
-        return bytes(block[x["at"] : x["at"] + x["bytes"]])
-
-    def read(x: dict[str, Any], name: str) -> Tensor:
-        budget.take(x["shape"], source)
-        return unpack(raw(x), x["type"], x["shape"], f"{source}, array {name}")
+    raw = partial(_raw_array, blocks, source)
+    read = partial(_read_array, blocks, budget, source)
 
     tensors: dict[str, Tensor] = {name: read(arrays[name], name) for name in _WHOLE_ARRAYS if name in arrays}
     for name in _ARRAYS_BY_HEAD:

@@ -40,6 +40,7 @@ class Tokens:
     grid: list[int] | None = None  # for an image: [rows, columns] of patches
     # For a pair of texts, which of the two each token belongs to: 0, 1, or −1 for neither, such as [SEP].
     segment: list[int] | None = None
+    picture: str | None = None  # for an image: a JPEG of what the model saw, as a data: address
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -80,11 +81,12 @@ class Tokens:
         self.steps = [prompt] + [1] * (len(self) - prompt)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the tokens as a dict for the header of a trace; `segment` is left out unless there are two texts."""
+        """Returns the tokens as a dict for the header of a trace, without `segment` and `picture` if they are None."""
         # Not dataclasses.asdict, which copies every number of every list one by one.
         entry = {part.name: getattr(self, part.name) for part in fields(self)}
-        if self.segment is None:
-            del entry["segment"]
+        for name in ("segment", "picture"):
+            if entry[name] is None:
+                del entry[name]
         return entry
 
 

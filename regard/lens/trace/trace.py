@@ -17,6 +17,7 @@ from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.attended import RecordedAttention as RecordedAttention
 from regard.lens.trace.formulas import KernelFormula, RecurrenceFormula, SoftmaxFormula
 from regard.lens.trace.memory import RecordedMemory
+from regard.lens.trace.predictions import Predictions
 from regard.lens.trace.rules import MAX_ENTRIES, REASONS
 from regard.lens.trace.tokens import Tokens
 from regard.lens.trace.weighing import head_weights, kv_for_heads, memory_of, weigh
@@ -61,6 +62,7 @@ class Recording:
     attentions: list[RecordedAttention]
     loss: float | None = None
     labels: list[dict[str, Any]] | None = None  # what each head attends to (`HeadLabel.as_dict`)
+    predictions: Predictions | None = None  # of a language model: what it would say next
 
     def attention(self, layer: int, kind: str = "self", side: str | None = None) -> RecordedAttention:
         """Returns the recorded attention of a layer; for an encoder-decoder `side` is "encoder" or "decoder"."""

@@ -88,6 +88,7 @@ def _refuse_parts(stack: Stack) -> None:
         "convolution": attention.convolution is not None,
         "output.norm": attention.head_norm is not None,
         "output.gate": attention.gate is not None,
+        "output.skip": attention.skip is not None,
         "positions": not attention.positions,
     }
     unknown = [f"model.attention.{name}" for name, has in parts.items() if has]

@@ -1,11 +1,12 @@
 // One head: tokens with arcs, and the matrix with exact values.
 
 import { arcs } from "../arcs";
-import { HeadCells } from "../cells";
-import { Ramp } from "../colour";
+import { extent, HeadCells, told } from "../cells";
+import { HUES, Ramp } from "../colour";
 import { button, counted, h, number, replace, select, toggle } from "../dom";
 import type { Head } from "../head";
-import { Matrix } from "../matrix";
+import { Matrix, type Layer } from "../matrix";
+import { laid, overlay } from "../overlay";
 import { exactness } from "../memory";
 import { patches } from "../patches";
 import { copied, matrixCsv, matrixPicture } from "../save";
@@ -44,10 +45,11 @@ export function headView(app: App): View {
   const numbers = h("details", { class: "card" }, h("summary", {}, "The same as a table"));
   const map = patches();
   let cells: HeadCells | null = null;
+  let layers: Layer[] = [];
   let drawn = 0;
 
   const matrix = new Matrix({
-    describe: (I, J) => (cells ? sentence(cells, I, J) : ""),
+    describe: (I, J) => (cells ? sentence(cells, I, J, layers) : ""),
     hovered: (cell) =>
       app.store.set({
         hover: cell && cells ? { i: cells.rows.from[cell[0]], j: cells.columns.from[cell[1]] } : null,
@@ -106,12 +108,13 @@ export function headView(app: App): View {
       controls,
       headPicker(app),
       scalePicker(app),
-      at.arrays.g &&
+      (at.arrays.g || at.arrays.vo) &&
         select(
           "show",
           [
             ["weight", "weights"],
-            ["gradient", "gradients of the loss"],
+            ...(at.arrays.vo ? ([["length", "what is handed on, ‖w·v·Wₒ‖"]] as const) : []),
+            ...(at.arrays.g ? ([["gradient", "gradients of the loss"]] as const) : []),
           ],
           state.show,
           (show) => app.store.set({ show }),
@@ -131,6 +134,13 @@ export function headView(app: App): View {
       ),
       threshold,
       pairs(state),
+      overlay(app),
+      app.model &&
+        at.kind === "self" &&
+        button(app.model.removed(state.a, state.h) ? "Put this head back" : "Remove this head", () => {
+          app.model!.remove(state.a, state.h);
+          drawControls(app.store.state);
+        }, { title: "Compare what the model says with and without this head, above" }),
     );
   }
 
@@ -152,8 +162,10 @@ export function headView(app: App): View {
     const seen = app.current();
     const head = await seen.head(state.a, state.h);
     if (head.hasGradient) await head.vectors();
+    const others = await Promise.all(laid(state, seen).map(({ a, h }) => seen.head(a, h)));
     if (turn !== drawn) return;
     cells = new HeadCells(head, state);
+    layers = layered(state, others);
     if (state.sinks && cells.hidden.length) {
       const names = cells.hidden
         .slice(0, 6)
@@ -164,7 +176,9 @@ export function headView(app: App): View {
           ? ""
           : `${counted(cells.hidden.length, "key")} hidden: ${names}${cells.hidden.length > 6 ? " …" : ""}. What is left of each row is divided by its sum, so these are not the model's weights.`;
     } else says.textContent = cells.isGradient ? "" : exactness(head.attention.missed, head.head);
-    reads.textContent = howToRead(app, cells.isGradient);
+    reads.textContent = layers.length
+      ? "Each row is a token that looks; each head has a hue, and the stronger it is the more weight on that column's token."
+      : howToRead(app, cells.isGradient, cells.word === "length handed on");
     const prompt = head.queries.prompt;
     const line =
       prompt === null
@@ -174,7 +188,9 @@ export function headView(app: App): View {
             column: head.attention.kind === "self" ? (cells.columns.of[prompt] ?? cells.columns.n) : 0,
           };
     matrix.update({
-      what: cells.isGradient ? "gradient of the loss" : cells.hidden.length ? "share of what is left" : "weight",
+      what: cells.what,
+      layers: layers.length ? layers : undefined,
+      extent: layers.length ? widest(layers, state) : undefined,
       label: `Weights of ${headTitle(seen, state.a, state.h)}: ${cells.rows.n} queries down, ${cells.columns.n} keys across. Arrow keys move.`,
       cells,
       scale: state.scale,
@@ -185,6 +201,17 @@ export function headView(app: App): View {
     });
     point(app.store.state);
     fillTable();
+  }
+
+  /** This head and those laid over it, each with its hue; none where it is alone. */
+  function layered(state: State, others: Head[]): Layer[] {
+    if (!others.length || cells!.signed) return [];
+    const heads = [{ a: state.a, h: state.h }, ...laid(state, app.current())];
+    return heads.map(({ a, h }, n) => ({
+      name: `${headTitle(app.current(), a, h)}: ${cells!.what}`,
+      hue: HUES[app.mode()][n],
+      cells: n ? new HeadCells(others[n - 1], state) : cells!,
+    }));
   }
 
   function point(state: State): void {
@@ -210,19 +237,19 @@ export function headView(app: App): View {
   return {
     node,
     update(state, before) {
-      if (changed(state, before, "r", "a", "h", "scale", "words", "sinks", "show", "zoom")) drawControls(state);
-      if (changed(state, before, "r", "a", "h", "scale", "pool", "words", "sinks", "show", "zoom"))
+      if (changed(state, before, "r", "a", "h", "scale", "words", "sinks", "show", "zoom", "over")) drawControls(state);
+      if (changed(state, before, "r", "a", "h", "scale", "pool", "words", "sinks", "show", "zoom", "over"))
         void open(state).catch(app.fail);
       else if (changed(state, before, "hover", "i", "j", "fixed", "way", "threshold")) point(state);
     },
     redraw: () => void open(app.store.state).catch(app.fail),
-    saved: () => saved(app, cells!, matrix, node),
+    saved: () => saved(app, cells!, matrix, node, layers),
     destroy: () => matrix.destroy(),
   };
 }
 
 /** A cell in words. */
-export function sentence(cells: HeadCells, I: number, J: number): string {
+export function sentence(cells: HeadCells, I: number, J: number, layers: Layer[] = []): string {
   const { head, rows, columns } = cells;
   const [i, j] = [rows.from[I], columns.from[J]];
   const single = rows.from[I + 1] - i === 1 && columns.from[J + 1] - j === 1;
@@ -234,11 +261,20 @@ export function sentence(cells: HeadCells, I: number, J: number): string {
   const value = cells.cell(I, J);
   if (Number.isNaN(value)) return `${pair}: hidden`;
   const score = single && !cells.hidden.length ? head.score(i, j) : null;
-  const name = cells.isGradient ? "gradient" : cells.hidden.length ? "share of the rest" : "weight";
+  const name = cells.word;
+  if (layers.length)
+    return `${pair}: ${layers.map((x) => `${x.name.split(":")[0]} ${told(x.cells, (x.cells as HeadCells).cell(I, J))}`).join("; ")}`;
   return `${pair}: ${name} ${cells.say(value)}${score === null ? "" : `, score ${number(score, 3)}`}`;
 }
 
-function saved(app: App, cells: HeadCells, matrix: Matrix, node: HTMLElement): Export {
+/** The widest scale of several heads, which all of them share. */
+function widest(layers: Layer[], state: State): { most: number; clipped: boolean } {
+  const all = layers.map((x) => extent(x.cells, state.scale === "row" ? "head" : state.scale));
+  const most = Math.max(...all.map((x) => x.most));
+  return { most, clipped: all.some((x) => x.clipped && x.most === most) };
+}
+
+function saved(app: App, cells: HeadCells, matrix: Matrix, node: HTMLElement, layers: Layer[]): Export {
   const { state } = app.store;
   const seen = app.current();
   const head: Head = cells.head;
@@ -254,6 +290,9 @@ function saved(app: App, cells: HeadCells, matrix: Matrix, node: HTMLElement): E
     title: `${headTitle(seen, state.a, state.h)} of ${seen.model}`,
     lines,
     pictures: [copied(arcsSvg), matrixPicture(matrix)],
-    csv: () => matrixCsv(cells, matrix.grid!),
+    csv: () =>
+      layers.length
+        ? layers.map((x, n) => `"${x.name}"\r\n${matrixCsv(x.cells, matrix.grids[n]!)}`).join("\r\n")
+        : matrixCsv(cells, matrix.grid!),
   };
 }

@@ -1,14 +1,14 @@
 // All heads at a glance: one small picture each, from the overviews alone.
 
 import { Ramp, reach, tops } from "../colour";
-import { button, fixed, h, number, replace, s, select, toggle } from "../dom";
+import { button, fixed, h, number, replace, s, select, shown, toggle } from "../dom";
 import { effect, type Attention, type FigureName, type Label } from "../format";
 import { legend } from "../legend";
 import { Rules } from "../rules";
 import type { State } from "../state";
 import { suggestions } from "../suggest";
 import { term } from "../tips";
-import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, target } from "../words";
+import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, shortened, target } from "../words";
 import {
   changed,
   facts,
@@ -23,12 +23,19 @@ import {
 } from "../view";
 import { copied, csv, stacked } from "../save";
 
+/** A figure of a head: two digits, and none that says nothing. */
+function figure(x: number): string {
+  return x !== 0 && Math.abs(x) < 0.005 ? "<0.005" : number(x, 2);
+}
+
 interface Entry {
   a: number;
   h: number;
   label: Label | null;
 }
 
+const ROOMY = 92; // pixels of a small picture under which every label has room
+const SHORT = 512; // tokens of a text that is searched for an example
 const SIDES: Record<string, string> = {
   "encoder self": "encoder",
   "decoder self": "decoder",
@@ -107,6 +114,8 @@ export function headsView(app: App): View {
       );
     });
     const heads = seen.recording.attentions.reduce((sum, at) => sum + at.heads, 0);
+    const worked = h("p", { class: "worked" });
+    if (found.length) void example(found[0].a, found[0].h).then((words) => replace(worked, ...words)).catch(app.fail);
     replace(
       intro,
       h(
@@ -117,13 +126,40 @@ export function headsView(app: App): View {
         h(
           "p",
           { class: "quiet" },
-          `A small picture for each of the ${heads} heads, of this text; a click opens it.`,
+          `Rows and columns are the tokens in the order of the text. A small picture for each of the ${heads} heads, of this text; a click opens it.`,
           seen.recording.labels ? " The names under them (labels) come from other texts." : "",
         ),
+        worked,
       ),
       h("h3", {}, "Three heads to begin with"),
       h("div", { class: "three" }, ...small),
     );
+  }
+
+  /** The clearest weight between two tokens of a head in words; none of a long text. */
+  async function example(a: number, head: number): Promise<(string | Node)[]> {
+    const seen = app.current();
+    const [queries, keys] = [seen.queries(a), seen.keys(a)];
+    const c = keys.tokens.length;
+    if (queries.tokens.length > SHORT || c > SHORT || seen.attention(a).signed) return [];
+    const opened = await seen.head(a, head);
+    const values = new Float32Array(queries.tokens.length * c);
+    for (let i = 0; i < queries.tokens.length; i++) opened.row(i, 0, c, values.subarray(i * c, (i + 1) * c));
+    const word = (tokens: string[], n: number) => /[\p{L}\p{N}]/u.test(tokens[n]);
+    const plain = (n: number) => {
+      const [i, j] = [Math.floor(n / c), n % c];
+      return values[n] > 0 && i > 0 && j > 0 && i !== j && !queries.special[i] && !keys.special[j] && word(queries.tokens, i) && word(keys.tokens, j);
+    };
+    const best = [...values.keys()].filter(plain).reduce((top, n) => (top < 0 || values[n] > values[top] ? n : top), -1);
+    if (best < 0) return [];
+    const name = (tokens: string[], n: number) => h("b", {}, `“${shown(tokens[n], 16)}”`);
+    return [
+      `Read it so: in ${place(seen, a)}, head ${head}, the row of `,
+      name(queries.tokens, Math.floor(best / c)),
+      " is dark in the column of ",
+      name(keys.tokens, best % c),
+      `: it looks there with ${fixed(values[best], 2)} of its weight.`,
+    ];
   }
 
   function drawControls(state: State): void {
@@ -195,12 +231,14 @@ export function headsView(app: App): View {
     const key = state.sort.replace(/^-/, "");
     const across = Math.max(...seen.recording.attentions.map((x) => x.heads));
     const room = (grid.clientWidth || 900) - 72;
-    grid.style.setProperty("--thumb", `${Math.max(48, Math.min(132, Math.floor(room / across) - 15))}px`);
+    const small = Math.max(48, Math.min(132, Math.floor(room / across) - 15));
+    grid.style.setProperty("--thumb", `${small}px`);
     entries.forEach((e, n) => {
       const at = seen.attention(e.a);
       const canvas = thumb(at);
       const value = key === "place" ? null : score(e, key);
-      const chip = value !== null ? (Math.abs(value) < 10 ? fixed(value, 2) : number(value, 2)) : e.label && e.label.label !== "mixed" ? e.label.label : "";
+      const named = (label: string) => (small < ROOMY ? shortened(label) : label);
+      const chip = value !== null ? (Math.abs(value) < 10 ? fixed(value, 2) : number(value, 2)) : e.label && e.label.label !== "mixed" ? named(e.label.label) : "";
       const said = [headTitle(seen, e.a, e.h), labelled(e.label), value !== null ? `${key} ${number(value, 3)}` : ""]
         .filter(Boolean)
         .join(", ");
@@ -312,9 +350,10 @@ export function headsView(app: App): View {
         h("h3", {}, headTitle(seen, e.a, e.h)),
         button("Open", () => app.store.set({ view: "head", a: e.a, h: e.h, zoom: "" }), { class: "primary" }),
       ),
+      h("p", { class: "does" }, does(label)),
       h("p", { class: "quiet" }, `${at.mechanism}${group}`),
       h("h4", {}, "In this text"),
-      facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), number(at.figures[k]![e.h], 2)])),
+      facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), figure(at.figures[k]![e.h]!)])),
       label ? h("h4", {}, "In other texts") : "",
       label
         ? h(
@@ -331,6 +370,15 @@ export function headsView(app: App): View {
       scores.length ? bars(scores.slice(0, 6).map(([k, x]) => [k, x.score, x.baseline])) : "",
       h("p", { class: "quiet" }, term("Largest error", ERROR_TIP), ` of a weight as shown: ${number(at.error[e.h], 1)}.`),
     );
+  }
+
+  /** What a head does, in a sentence. */
+  function does(label: Label | null): string {
+    if (!label) return "";
+    if (label.label === "mixed") return "Does nothing in particular: no score stands out from even weights.";
+    const score = label.scores[label.label];
+    const share = score ? `: ${Math.round(100 * score.score)}% of its weight in other texts, where even weights would have ${Math.round(100 * score.baseline)}%` : "";
+    return `Looks at ${target(label.label)}${share}.`;
   }
 
   function bars(rows: [string, number, number][]): Element {
