@@ -189,10 +189,15 @@ def _showing(
         bound.apply_defaults()
         module, name = running[-1]
         call = MemoryCall(module, name, **reader(bound.arguments))
-        given = function(*args, **kwargs)
+        gate = bound.arguments.get("z")
+        if gate is not None:  # Falcon-H1 lets the function gate what the memory gives: that is done afterwards here
+            bound.arguments["z"] = None
+        given = function(*bound.args, **bound.kwargs)
         out = given[0] if isinstance(given, tuple) else given
         # One more token of Mamba-2 is [B,H,V], with no dimension of tokens.
         changed = recorder.memory(call, out.view(call.v.transpose(1, 2).shape)).view(out.shape)
+        if gate is not None:
+            changed = changed * functional.silu(gate)
         return (changed, *given[1:]) if isinstance(given, tuple) else changed
 
     return shown

@@ -15,6 +15,7 @@ from regard.cli.app import app
 from regard.errors import OptionError
 from regard.generate import Settings
 from regard.hub import recording_attention
+from regard.hub.opening import open_model
 from regard.lens import Trace, attention_maps, encode, load, record
 from regard.lens.heads.ablation import without_heads
 from regard.lens.heads.examine import examine
@@ -124,6 +125,17 @@ def test_steps_of_generating_with_transformers_make_one_matrix(family):
     for layer, attended in enumerate(trace.recordings[0].attentions):
         assert not attended.missed or worst(attended) < EXACT
         assert torch.allclose(trace.weights(layer, 1), whole.weights(layer, 1), atol=2e-5)
+
+
+def test_a_gate_inside_the_function_of_a_step_is_no_part_of_the_weights():
+    pytest.importorskip("transformers")
+    model = open_model("random:falcon_h1@tiny").model
+    trace = record(model, list(range(2, 14)), generate={"max_new_tokens": 4, "min_new_tokens": 4})
+    ids = trace.recordings[0].sequences[0].ids
+    layers = [a for a in trace.recordings[0].attentions if a.missed]
+    assert layers and all(worst(a) < EXACT for a in layers) and len(ids) == 16
+    with torch.no_grad():
+        assert model(torch.tensor([ids[:-1]])).logits[0, -4:].argmax(-1).tolist() == ids[-4:]
 
 
 @pytest.mark.parametrize("family", MADE)
