@@ -269,5 +269,6 @@ def test_a_tour_on_the_command_line(tmp_path):
         assert len(f"{number} of 4  {chapter.title}: {chapter.doing}") < 80
     results = json.loads((out / "results.json").read_text())
     assert results["train"]["knowledge"]["seed"] == 1 and "train.seed=1" in results["command"]
-    viewed = subprocess.run(shlex.split(results["see"]["command"]), capture_output=True, text=True, cwd=tmp_path)
+    words = [sys.executable, "-m", *shlex.split(results["see"]["command"])]  # regard may not be on the path here
+    viewed = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert viewed.returncode == 0, viewed.stderr
