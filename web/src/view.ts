@@ -87,7 +87,7 @@ export function away(d: number): string {
 /** What a head does, in a few words. */
 export function labelled(label: Label | null): string {
   if (!label) return "";
-  return label.label === "mixed" ? "mixed" : `${label.label} (+${number(label.effect, 2)})`;
+  return label.label === "mixed" ? "mixed" : `${label.label}, effect ${number(label.effect, 2)}`;
 }
 
 /** The next head in the order in which attentions ran; −1 for the one before. */

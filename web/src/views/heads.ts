@@ -126,8 +126,8 @@ export function headsView(app: App): View {
         h(
           "p",
           { class: "quiet" },
-          `Rows and columns are the tokens in the order of the text. A small picture for each of the ${heads} heads, of this text; a click opens it.`,
-          seen.recording.labels ? " The names under them (labels) come from other texts." : "",
+          `Rows and columns are the tokens in the order of the text. A small picture for each of the ${heads} heads, of this text: point at one to read about it, click to open it.`,
+          seen.recording.labels ? " The names under them (labels) come from other texts; without a name, no pattern stands out." : "",
         ),
         worked,
       ),
@@ -361,7 +361,7 @@ export function headsView(app: App): View {
             {},
             term(labelled(label), labelTip(label.label), { class: "term strong" }),
             label.low === null ? "" : " ",
-            label.low === null ? "" : term(`95%: ${fixed(label.low, 2)} … ${fixed(label.high!, 2)}`, INTERVAL_TIP),
+            label.low === null ? "" : term(`(95% interval ${fixed(label.low, 2)} … ${fixed(label.high!, 2)})`, INTERVAL_TIP),
           )
         : "",
       label?.rests && label.rests.on !== label.label
