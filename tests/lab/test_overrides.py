@@ -81,8 +81,9 @@ def others(value):
 def change(key, value, resolve):
     """An override of a key, and the value that it asks for; None where no other value is possible."""
     if isinstance(value, Mapping):
-        own = "softmax.window" if key.endswith(".by_mechanism") else "own"
-        key, value = f"{key}.{own}", None
+        owns = ("softmax.window", "gated-delta.convolution.width") if key.endswith(".by_mechanism") else ("own",)
+        made = (change(f"{key}.{own}", None, resolve) for own in owns)  # a recipe's layers have one of them
+        return next((found for found in made if found is not None), None)
     for other in others(value):
         if other == value:
             continue

@@ -37,6 +37,7 @@ VIEWS = {
     "generate": ("--generate", "3"),
     "gradient": ("--gradient",),
     "both": ("--generate", "3", "--gradient"),
+    "contributions": ("--contributions",),
     "device, seed and download": ("--device", "cpu", "--seed", "1", "--download"),
 }
 IMAGES = "reads no text"
@@ -45,6 +46,7 @@ REFUSED = {
     ("vit", "generate"): "generates nothing",
     ("vit", "both"): "generates nothing",
     ("vit", "gradient"): "has no loss",
+    ("gemma2", "contributions"): "scaled, capped or projected",
     **{(name, "target"): "has no target" for name in MODELS if name not in CROSS},
     **{(name, o): "generate" for name in (*ENCODERS, "Encoder") for o in ("generate", "both")},
     **{(name, "pair"): "reads one text" for name in MODELS if name not in (*ENCODERS, "vit")},

@@ -129,9 +129,12 @@ def direct_contributions(
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """Returns the text of a token, its number without a tokenizer."""
+    """Returns the text of a token; its number without a tokenizer, and where a vocabulary is wider than its tokenizer."""
     if tokenizer is None:
         return str(token)
+    known = tokenizer.size if hasattr(tokenizer, "role") else len(tokenizer)
+    if token >= known:
+        return f"<{token}>"
     text = str(tokenizer.decode([token]))
     if "\ufffd" in text and hasattr(tokenizer, "convert_ids_to_tokens"):  # part of a character
         return str(tokenizer.convert_ids_to_tokens(token))
