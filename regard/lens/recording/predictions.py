@@ -129,7 +129,7 @@ def direct_contributions(
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """Returns the text of a token; its number without a tokenizer, and where a vocabulary is wider than its tokenizer."""
+    """Returns the text of a token; its number where there is no tokenizer, or one that does not know the token."""
     if tokenizer is None:
         return str(token)
     known = tokenizer.size if hasattr(tokenizer, "role") else len(tokenizer)
