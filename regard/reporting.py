@@ -15,7 +15,7 @@ from regard.lab.runs.outcomes import outcomes_page
 from regard.lab.runs.page import compare_page
 from regard.lab.runs.summary import summarize_run
 from regard.models import GPT, load
-from regard.reading import read_json_object
+from regard.reading import check_path, read_json_object
 from regard.report.page import Page, ReportError
 from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.train.recipe import flatten
@@ -27,6 +27,7 @@ SAMPLE_TOKENS = 300  # of what a language model writes on its page
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Writes the page of one experiment or sweep again, or one page that compares experiments, or all runs in the
     folders."""
+    folders = [check_path(folder, RunError) for folder in folders]
     if len(folders) == 1 and (folders[0] / SWEEP_CONFIG).is_file():
         return Sweep.open(folders[0]).page().write(out or folders[0] / REPORT)
     if len(folders) == 1 and (folders[0] / RESULTS).is_file():

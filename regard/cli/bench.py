@@ -25,6 +25,7 @@ from regard.lab.bench.config import QUICK
 from regard.lab.bench.peers import PEERS
 from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import PASSES, Race, race
+from regard.reading import check_path
 from regard.storage import atomic_write
 
 PEER_NAMES = [peer.name for peer in PEERS]
@@ -121,7 +122,7 @@ def _parse_tokens(text: str) -> tuple[int, ...]:
 
 def _new_folder(out: Path | None) -> Path:
     """Makes the folder for the results, which are never written over."""
-    folder = out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = check_path(out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}", OptionError)
     if (folder / RESULTS).exists():
         raise OptionError(f"{folder} holds results already ({RESULTS}); choose another --out")
     folder.mkdir(parents=True, exist_ok=True)

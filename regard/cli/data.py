@@ -34,6 +34,7 @@ from regard.errors import OptionError, UnknownNameError, did_you_mean
 from regard.hub.classifier import Classifier
 from regard.lab.results import to_json
 from regard.lab.sentiment.run import inspect_batch
+from regard.reading import check_path
 from regard.train.inspection import first_batch
 from regard.train.recipe import load as load_recipe
 from regard.train.tasks.sentiment import Sentiment, SentimentData
@@ -238,7 +239,7 @@ def tokens(
 
     train.npy, dev.npy and tokenizer.json, for a language model: data.tokens=FOLDER.
     """
-    if out.is_file():
+    if check_path(out, OptionError).is_file():
         raise OptionError(f"--out {out} is a file; expected a folder")
     train, dev = write_tokens(file, out, tokenizer, vocabulary_size, share)
     if json:

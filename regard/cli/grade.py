@@ -14,6 +14,7 @@ from regard.cli.show import align_right, console, print_json, table
 from regard.errors import OptionError, printable
 from regard.grade import Grade, Grader, ItemOutcome, Spec, load_spec, shipped_specs
 from regard.grade.submissions import find_submissions
+from regard.reading import check_path
 from regard.storage import write_text
 
 _MARKS = {True: Text("✓", "green"), False: Text("✗", "bold red")}
@@ -95,7 +96,7 @@ def _print_specs(json: bool) -> None:
 
 def _write_template(spec: Spec, path: Path | None) -> None:
     """Writes the file that students fill in; one that is there stays."""
-    place = path or Path(spec.table.file)
+    place = check_path(path or spec.table.file, OptionError)
     if not spec.table.template:
         raise OptionError(f"the spec '{spec.name}' has no template")
     if place.is_dir():

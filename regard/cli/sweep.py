@@ -15,6 +15,7 @@ from regard.cli.progress import Bar
 from regard.cli.show import console, is_given, print_json, table
 from regard.errors import OptionError
 from regard.lab.base import Shown
+from regard.reading import check_path
 from regard.report.markup import duration, number, shorten
 from regard.sweep.results import format_settings
 from regard.sweep.run import SWEEP_CONFIG, Sweep
@@ -102,7 +103,7 @@ def sweep(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train a recipe with many settings: all of a grid, or what a search draws; go on with a sweep that was stopped."""
-    if (Path(recipe) / SWEEP_CONFIG).is_file():
+    if (check_path(recipe, OptionError) / SWEEP_CONFIG).is_file():
         if any(map(is_given, (overrides, grid, search, metric, maximize, storage, variant, out, seed))):
             raise OptionError(
                 f"{recipe} goes on with what it was begun with: give nothing beside it but --workers, --device, "

@@ -33,7 +33,7 @@ from regard.lab.base import EXPERIMENTS, Experiment, Shown, write_results
 from regard.lab.experiment import Session
 from regard.models import Model, load
 from regard.models.locate import MODEL, RESULTS, model_folder
-from regard.reading import check_fields, read_json
+from regard.reading import check_fields, check_path, read_json
 from regard.storage import write_text
 from regard.train.claim import claimed, locked
 from regard.train.run import find_runs
@@ -159,7 +159,7 @@ def _no_conversion(path: Path) -> RunError:
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = QUIET) -> Mapping[str, Any]:
     """Goes on with a conversion that was begun, writes its results and report, and returns the results."""
-    path = Path(path)
+    path = check_path(path, RunError)
     if not path.is_dir():
         raise _no_conversion(path)
     with locked(path):

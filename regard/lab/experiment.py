@@ -39,7 +39,7 @@ from regard.lab.base import (
     versions,
     write_results,
 )
-from regard.reading import check_fields, read_toml
+from regard.reading import check_fields, check_path, read_toml
 from regard.storage import write_text
 from regard.train import recipe as recipes
 from regard.train import stage
@@ -296,7 +296,7 @@ _REQUEST: dict[str, Any] = {"experiment": str, "device": str, "asked": dict, "va
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008
     """Goes on with an experiment that was stopped: what has ended stays, the rest is done."""
-    path = Path(path)
+    path = check_path(path, RunError)
     if not (path / ASKED).is_file():
         raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
     document = check_fields(read_toml(path / ASKED, RunError), _REQUEST, str(path / ASKED), RunError)

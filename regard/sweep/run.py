@@ -33,7 +33,7 @@ from regard.errors import Interrupted, OptionError, RegardError, RunError
 from regard.lab.base import Shown
 from regard.models.locate import RESULTS
 from regard.models.locate import RUN_CONFIG as CONFIG
-from regard.reading import check_fields, read_toml
+from regard.reading import check_fields, check_path, read_toml
 from regard.report.learning import TrainAndDev
 from regard.report.page import Page
 from regard.storage import write_text
@@ -107,7 +107,7 @@ class Sweep:
     @classmethod
     def open(cls, path: str | Path) -> Sweep:
         """Opens a folder that `regard sweep` made."""
-        path = Path(path)
+        path = check_path(path, SweepError)
         if not (path / SWEEP_CONFIG).is_file():
             raise SweepError(f"{path} is no sweep: expected a folder with {SWEEP_CONFIG}, as `regard sweep` makes")
         source = str(path / SWEEP_CONFIG)

@@ -208,7 +208,8 @@ def versions() -> dict[str, str]:
 
 def find_runs(root: str | Path) -> list[Run]:
     """Returns the runs in a folder and in its folders, two levels down, oldest first."""
-    folders = {file.parent for depth in ("", "*/", "*/*/") for file in Path(root).glob(f"{depth}{CONFIG}")}
+    root = check_path(root, RunError)
+    folders = {file.parent for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}{CONFIG}")}
     by_age = sorted(folders, key=lambda folder: ((folder / CONFIG).stat().st_mtime, folder))
     return [run for run in map(Run, by_age) if _trains(run)]
 

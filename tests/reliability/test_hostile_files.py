@@ -5,6 +5,7 @@ import os
 import re
 import struct
 import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import regard
 from regard.cli import app as command_line
 from regard.cli.app import app
 from regard.config import ConfigError
+from regard.convert import run as conversions
 from regard.data.files import DataError
 from regard.data.sentences import read_sentences
 from regard.data.tokenizers import BPE, TokenizerFileError, load_tokenizer
@@ -27,11 +29,13 @@ from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import MAGIC
 from regard.models.folder import ModelFolderError, ModelSaveError
 from regard.models.locate import model_folder
+from regard.reporting import write_report
 from regard.storage import MANIFEST, find_damage, hash_file
+from regard.sweep import Sweep
 from regard.train import recipe as recipes
 from regard.train.checkpoint import CheckpointError
 from regard.train.progress import format_metrics
-from regard.train.run import Run
+from regard.train.run import Run, find_runs
 
 WEIGHTS = "model.safetensors"
 BEHAVIOUR = {"behavior": "Removed", "invert": False}
@@ -102,7 +106,21 @@ def test_a_model_that_cannot_be_written_is_told(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000, "a\0b"])
 def test_a_name_that_no_file_has_is_told(name):
-    for read in (regard.load, regard.hub.load, regard.lens.load, Run.open, recipes.load):
+    for read in (regard.load, regard.hub.load, regard.lens.load, Run.open, recipes.load, find_runs):
+        with pytest.raises(RegardError) as caught:
+            read(name)
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000, "a\0b"])
+def test_a_name_that_no_folder_of_results_has_is_told(name, stopped):
+    def report_beside(name):
+        write_report([stopped, Path(name)])
+
+    def report(name):
+        write_report([Path(name)])
+
+    for read in (report, report_beside, experiment.resume, Sweep.open, conversions.resume):
         with pytest.raises(RegardError) as caught:
             read(name)
         assert len(str(caught.value)) < 1000
