@@ -431,10 +431,48 @@ def test_no_head_gives_equal_tokens_unequal_outputs_or_more_directions():
 
 
 def test_a_head_that_is_not_found_is_not_called_impossible():
-    # Opposite tokens have opposite scores; whether these outputs can be had is neither found nor proved.
-    line = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]], dtype=torch.float64)
-    found = design_head(line, torch.tensor([[1.0], [1.0], [-1.0], [-1.0]], dtype=torch.float64))
+    # The first output is between 1 and 2 times uV, the second too: it cannot be twice the first, which no proof says.
+    line = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    found = design_head(line, line)
+    assert found.feasible == (found.error <= 0.01)
     assert not found.feasible and not found.proved and "no proof that there is none" in found.explain()
+
+
+def test_opposite_tokens_have_opposite_outputs():
+    pair = torch.stack([_A, -_A])
+    impossible = design_head(pair, torch.stack([_C, 2 * _C]))
+    assert not impossible.feasible and impossible.proved
+    assert "Tokens 0 and 1 are opposite" in impossible.explain()
+    assert design_head(pair, torch.stack([_C, -_C])).feasible
+    # Nothing is said where one token has no opposite, or an output is not asked for.
+    assert design_head(torch.stack([_A, -_A, _B]), torch.stack([_C, 2 * _C, _OPEN])).feasible
+    assert design_head(pair, torch.stack([_C, _OPEN])).feasible
+    zero = design_head(torch.stack([_A, -_A, 0 * _A]), torch.stack([_OPEN, _OPEN, _C]))
+    assert zero.proved and "Token 2 is its own opposite" in zero.explain()
+    # In several dimensions, too, and not where outputs miss by no more than is allowed.
+    four = torch.stack([_A, -_A, _B, -_B])
+    assert design_head(four, torch.stack([_C, _OPEN, _A, _B])).proved
+    assert design_head(pair, torch.stack([_C, -1.01 * _C])).certificate is None
+
+
+def test_every_head_gives_opposite_tokens_opposite_outputs():
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    tokens = torch.cat([half, -half])
+    q, k, v = torch.randn(3, 5, 5, generator=generator, dtype=torch.float64)
+    outputs = (tokens @ q @ k.T @ tokens.T).softmax(-1) @ tokens @ v
+    torch.testing.assert_close(outputs[:3], -outputs[3:])
+
+
+def test_tokens_of_one_line_have_outputs_in_their_order():
+    line = torch.tensor([[1.0, 2.0], [3.0, 6.0], [-1.0, -2.0]], dtype=torch.float64)
+    wrong = design_head(line, torch.tensor([[5.0], [1.0], [1.0]], dtype=torch.float64))
+    assert not wrong.feasible and wrong.proved and wrong.certificate.tokens[1] == 0
+    assert "lie at" in wrong.explain()
+    places = line @ torch.tensor([1.0, 2.0], dtype=torch.float64)
+    for s in (-2.0, -0.1, 0.3, 1.0):  # what a head can give is not refused
+        outputs = ((s * places[:, None] * places).softmax(-1) @ places)[:, None]
+        assert design_head(line, outputs).certificate is None
 
 
 def test_one_part_of_a_sum_is_isolated():

@@ -17,7 +17,7 @@ from regard.models import GPT, Seq2Seq
 from regard.models.eject import eject, write_source
 
 SMALL = {"vocabulary": 31, "width": 24, "layers": 2, "length": 200, "attention": {"heads": 4}}
-PLAIN = sorted(name for name, cls in mechanisms().items() if name != "similarity" and not cls.causal_only)
+PLAIN = sorted(mechanisms())
 OPTIONS = {"performer": {"features": 16}, "fourier": {"features": 16}, "polynomial": {"degree": 3, "offset": 1.0}}
 
 
@@ -77,6 +77,16 @@ def test_every_mechanism_is_equal_to_the_bit(name, tmp_path):
         {"tied": False, "block": {"mlp": "gelu"}},
         {"mechanism": ("softmax", "elu")},
         {"mechanism": "synthesizer-random", "options": {"rank": 3}},
+        {"mechanism": "similarity", "attention": {"groups": 2, "window": 9}},
+        {"mechanism": "gated", "options": {"channels": True}, "attention": {"groups": 2}},
+        {"mechanism": "gated", "attention": {"decay": "step", "decay_options": {"least": 0.1, "most": 1.0}}},
+        {"mechanism": "gated", "attention": {"decay": "logsigmoid"}, "options": {"scale": 0.7}},
+        {"mechanism": "gated", "attention": {"decay": "constant"}},
+        {"mechanism": "retention", "attention": {"groups": 2, "key_width": 10, "value_width": 8}},
+        {"mechanism": "delta", "options": {"range": 2.0}, "position": "rotary"},
+        {"mechanism": "delta", "attention": {"key_heads": 2, "qk_norm": True}},
+        {"mechanism": "gated-delta", "options": {"channels": True}, "attention": {"key_heads": 2}},
+        {"mechanism": ("softmax", "gated-delta")},
     ],
     ids=str,
 )
@@ -129,9 +139,11 @@ def test_the_file_writes_text_where_regard_is_not(tokenizer, tmp_path):
 
 
 def test_what_has_no_plain_twin_is_refused(tmp_path):
-    own = small(mechanism="similarity")
+    own = small(mechanism="similarity", options={"sim": lambda q, k: (q * k).sum().exp()})
     with pytest.raises(OptionError, match="'similarity' has no plain twin"):
         write_source(own)
+    with pytest.raises(OptionError, match=r"model\.attention\.convolution"):
+        write_source(small(mechanism="gated", attention={"convolution": {"width": 4}}))
     pair = Seq2Seq(
         vocabulary=20,
         encoder={"width": 16, "layers": 1, "attention": {"heads": 2}},

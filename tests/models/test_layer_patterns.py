@@ -203,5 +203,3 @@ def test_an_ejected_file_has_patterns_parts_of_a_turn_and_no_mlp(tmp_path: Path)
         write_source(built(**BARE))
     with pytest.raises(OptionError, match="by_mechanism"):
         write_source(built(**HYBRID))
-    with pytest.raises(OptionError, match="'gated' has no plain twin yet"):
-        write_source(built(mechanism="gated", layers=1, attention={"heads": 3}))

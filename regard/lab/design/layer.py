@@ -56,6 +56,55 @@ class TooFewDirections:
         )
 
 
+@dataclass(frozen=True)
+class OppositeTokens:
+    """Proof that no head exists: all tokens come with their opposites, and the outputs of two are not opposite.
+
+    `first` and `second` are the same where the token is zero, whose output then has to be zero.
+    """
+
+    first: int
+    second: int
+    outputs: tuple[tuple[float, ...], tuple[float, ...]]
+
+    def explain(self) -> str:
+        """Returns the proof in words, with the numbers to check by hand."""
+        first, second = (format_vector(torch.tensor(x)) for x in self.outputs)
+        which = f"tokens {self.first} and {self.second} are opposite, and must get opposite outputs"
+        wanted = f"wanted are {first} and {second}"
+        if self.first == self.second:
+            which = f"token {self.first} is its own opposite, and must get zero"
+            wanted = f"wanted is {first}"
+        return (
+            "Certificate: with each token x its opposite −x is among the tokens. The scores of −x are those of x with "
+            "x_j and −x_j exchanged, so are its weights, and V turns −x_j into minus what it makes of x_j: whatever "
+            f"Q, K and V, the output of −x is minus that of x. {which[0].upper()}{which[1:]}; {wanted}."
+        )
+
+
+@dataclass(frozen=True)
+class WrongOrder:
+    """Proof that no head exists: three tokens of one line through zero, with outputs in another order than theirs."""
+
+    tokens: tuple[int, int, int]  # the one between the others in the middle
+    places: tuple[float, float, float]  # of the tokens on their line
+    outputs: tuple[float, float, float]  # places of the outputs on theirs
+
+    def explain(self) -> str:
+        """Returns the proof in words, with the numbers to check by hand."""
+        places = ", ".join(f"{x:.4g}" for x in self.places)
+        outputs = ", ".join(f"{x:.4g}" for x in self.outputs)
+        return (
+            "Certificate: all tokens lie on one line, x_i = t_i·u, and output i is g(s·t_i)·uV, where g(z) is the mean "
+            "of the t_j by the weights softmax(z·t_j). Its slope is their variance, never below zero, so that outputs "
+            f"come in the order of the tokens or the reverse. Tokens {format_indices(self.tokens)} lie at {places}; "
+            f"the outputs wanted lie at {outputs} of theirs."
+        )
+
+
+Proof = EqualTokens | TooFewDirections | OppositeTokens | WrongOrder
+
+
 @dataclass(frozen=True, eq=False)
 class HeadDesign(DesignResult):
     """A head for given tokens [N,D] and outputs [N,V], or why there is none, or that none was found.
@@ -77,7 +126,7 @@ class HeadDesign(DesignResult):
     v: Float[Tensor, "D V"] | None = None
     weights: Float[Tensor, "N N"] | None = None
     reached: Float[Tensor, "N V"] | None = None
-    certificate: EqualTokens | TooFewDirections | None = None
+    certificate: Proof | None = None
 
     def explain(self) -> str:
         """Returns the matrices or the proof in words, with the numbers to check by hand."""
@@ -128,7 +177,7 @@ def design_head(
         raise DesignError("no output is wanted; expected a row of numbers for at least one token")
     wanted = torch.zeros(outputs.shape, dtype=torch.float64)
     wanted[list(asked)] = check_vectors(outputs[list(asked)], "outputs")
-    proof = _prove_none(tokens, wanted, asked)
+    proof = _prove_none(tokens, wanted, asked, 1 - precision)
     if proof is not None:
         return HeadDesign(tokens, wanted, asked, precision, scale, False, True, math.inf, certificate=proof)
     if _rank(tokens) == len(tokens):
@@ -161,8 +210,8 @@ def _rank(x: Tensor) -> int:
     return int(torch.linalg.matrix_rank(x, rtol=TOLERANCE))
 
 
-def _prove_none(tokens: Tensor, wanted: Tensor, asked: tuple[int, ...]) -> EqualTokens | TooFewDirections | None:
-    """Returns a proof that no head exists, where one of the two that are known applies."""
+def _prove_none(tokens: Tensor, wanted: Tensor, asked: tuple[int, ...], allowed: float) -> Proof | None:
+    """Returns a proof that no head exists, where one of those that are known applies."""
     size = float(tokens.abs().max())
     spread = float(wanted.abs().max())
     for n, i in enumerate(asked):
@@ -173,7 +222,53 @@ def _prove_none(tokens: Tensor, wanted: Tensor, asked: tuple[int, ...]) -> Equal
     ranks = _rank(tokens), _rank(wanted[list(asked)])
     if ranks[1] > ranks[0]:
         return TooFewDirections(*ranks)
+    opposite = _find_opposites(tokens, wanted, asked, allowed)
+    if opposite is not None or ranks != (1, 1):
+        return opposite
+    return _find_wrong_order(tokens, wanted, asked, allowed)
+
+
+def _find_opposites(tokens: Tensor, wanted: Tensor, asked: tuple[int, ...], allowed: float) -> OppositeTokens | None:
+    """Returns two opposite tokens whose outputs cannot be had, where every token has its opposite among them.
+
+    Outputs c and d that miss by `allowed` of the largest at most could still be opposite if |c + d| were twice that.
+    """
+    nearest = TOLERANCE * float(tokens.abs().max())
+    equal = torch.cdist(tokens, tokens, p=math.inf) <= nearest
+    opposite = torch.cdist(tokens, -tokens, p=math.inf) <= nearest
+    if not torch.equal(equal.sum(1), opposite.sum(1)):
+        return None
+    most = 2 * allowed * float(wanted[list(asked)].abs().max())
+    for n, i in enumerate(asked):
+        for j in asked[n:]:
+            if opposite[i, j] and float((wanted[i] + wanted[j]).abs().max()) > most:
+                return OppositeTokens(i, j, (tuple(wanted[i].tolist()), tuple(wanted[j].tolist())))
     return None
+
+
+def _find_wrong_order(tokens: Tensor, wanted: Tensor, asked: tuple[int, ...], allowed: float) -> WrongOrder | None:
+    """Returns three tokens of a line whose outputs, on a line too, are in another order by more than they may miss."""
+    places = tokens @ torch.linalg.svd(tokens, full_matrices=False).Vh[0]
+    # One coordinate tells the order on the line; errors are measured by the largest.
+    coordinate = int(wanted[list(asked)].abs().amax(0).argmax())
+    outputs = wanted[:, coordinate] / wanted[list(asked), coordinate].abs().max()
+    order = sorted(asked, key=lambda i: float(places[i]))
+    for n in range(1, len(order) - 1):
+        for sign in (1, -1):  # the middle one above the lowest of either side, or below the highest
+            signed = (sign * outputs).tolist()
+            first = min(order[:n], key=signed.__getitem__)
+            last = min(order[n + 1 :], key=signed.__getitem__)
+            middle = order[n]
+            if signed[middle] > max(signed[first], signed[last]) + 2 * allowed:
+                three = (first, middle, last)
+                return WrongOrder(three, _pick(places, three), _pick(outputs, three))
+    return None
+
+
+def _pick(numbers: Tensor, three: tuple[int, int, int]) -> tuple[float, float, float]:
+    """Returns three of the numbers."""
+    first, second, third = (float(numbers[i]) for i in three)
+    return first, second, third
 
 
 def _judged(

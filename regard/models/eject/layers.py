@@ -113,10 +113,12 @@ class Attention(nn.Module):
         out_bias: bool,
         merge: Callable[[Tensor], Tensor] | None,
         heads: int,
-        turn: Callable[..., Tensor],  # how rotary positions turn queries and keys
+        turn: Callable[..., Tensor] | None,  # how rotary positions turn queries and keys
+        gates: nn.Module | None = None,  # what makes decays and write strengths, for a mechanism with a memory
     ) -> None:
         super().__init__()
         self.turn = turn
+        self.gates = gates
         self.widths = widths
         self.mechanism = mechanism
         self.merge = merge
@@ -136,6 +138,8 @@ class Attention(nn.Module):
         if rotation is not None:
             placed = [self.turn(part, rotation) for part in placed]
         q, k = [*placed, None, None][:2]
+        if self.gates is not None:
+            rules = rules | self.gates(x)
         out = self.mechanism(q, k, v, rules)
         if self.merge is not None:
             out = self.merge(out)
@@ -169,19 +173,29 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each added to its input; norms before them, x + f(norm(x)), or after, norm(x + f(x))"""
+    """Attention and an MLP, each added to its input, with norms before them: x + f(norm(x))"""
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, norms: list[nn.Module], before: bool) -> None:
+    def __init__(self, attention: nn.Module, mlp: nn.Module, norms: list[nn.Module]) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp
         self.attention_norm, self.mlp_norm = norms
-        self.before = before
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, rules: dict[str, Any]) -> Tensor:
-        if self.before:
-            x = x + self.attention(self.attention_norm(x), rotation, rules)
-            return x + self.mlp(self.mlp_norm(x))
+        x = x + self.attention(self.attention_norm(x), rotation, rules)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class NormAfterBlock(nn.Module):
+    """Attention and an MLP, each added to its input, with norms after them: norm(x + f(x))"""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, norms: list[nn.Module]) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm, self.mlp_norm = norms
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, rules: dict[str, Any]) -> Tensor:
         x = self.attention_norm(x + self.attention(x, rotation, rules))
         return self.mlp_norm(x + self.mlp(x))
 
@@ -205,19 +219,13 @@ class Stack(nn.Module):
     """All blocks, with positions before them and norms around them"""
 
     def __init__(
-        self,
-        blocks: list[nn.Module],
-        positions: nn.Module,
-        rules: dict[str, Any],
-        embedding_norm: nn.Module | None,
-        final_norm: nn.Module | None,
+        self, blocks: list[nn.Module], positions: nn.Module, rules: dict[str, Any], norms: list[nn.Module | None]
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.positions = positions
         self.rules = rules
-        self.embedding_norm = embedding_norm
-        self.final_norm = final_norm
+        self.embedding_norm, self.final_norm = norms
 
     def forward(self, x: Tensor) -> Tensor:
         T = x.shape[1]

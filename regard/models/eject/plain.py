@@ -90,6 +90,17 @@ class Gaussian(nn.Module):
         return mix(visible_scores(scores, rules).softmax(-1), v)
 
 
+class Similarity(nn.Module):
+    """Weights in proportion to sim(q, k) = 1/(1 + ‖q − k‖²/√K)"""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any]) -> Tensor:
+        T, K = q.shape[2:]
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        weights = 1 / (1 + (q[:, :, :, None] - k[:, :, None]).square().sum(-1) / math.sqrt(K))
+        weights = weights.masked_fill(~visible_keys(T, q.device, rules["window"]), 0)
+        return mix(weights / weights.sum(-1, keepdim=True), v)
+
+
 class Synthesizer(nn.Module):
     """softmax(ReLU(q) B + b) v: each token scores positions without looking at the other tokens"""
 

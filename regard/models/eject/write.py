@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,17 @@ from regard.mechanisms import Mechanism, Recurrence
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
 from regard.mechanisms.random_features import Fourier, Performer
-from regard.mechanisms.similarity import Gaussian
+from regard.mechanisms.similarity import AnySimilarity, Gaussian, cauchy
 from regard.mechanisms.softmax import Softmax
 from regard.mechanisms.synthesizer import RandomSynthesizer, Synthesizer
 from regard.models.base import Model
-from regard.models.eject import layers, plain
+from regard.models.eject import layers, memory, plain
+from regard.models.eject.gates import write_gates, write_memory
 from regard.models.gpt import GPT
 from regard.models.stack import Stack
 from regard.nn import Attention, Block
 from regard.nn.block import GatedMLP
+from regard.nn.norms import UnitLength
 from regard.nn.positions import Alibi, Learned, Positions, Rotary, Sinusoidal
 from regard.storage import staged_folder
 from regard.version import __version__
@@ -60,17 +63,17 @@ def write_source(model: Model[Any], name: str = "a model") -> str:
         )
     stack = model.stack
     _refuse_parts(stack)
-    mechanisms = [_build_mechanism(block.attention.mechanism, block.attention) for block in stack.layers]
+    written = [_write_layer(stack, block.attention) for block in stack.layers]
     positions = _build_positions(stack)
     merge = _merge(stack)
-    parts = _needed_parts(stack, mechanisms, positions, merge)
+    parts = _needed_parts(stack, written, positions, merge)
     tokenizer = None
     if model.tokenizer is not None:
         tokenizer = type(model.tokenizer).__name__
     pieces = [
         _head(model, name, stack),
         *(inspect.getsource(part).rstrip() for part in parts),
-        _write_build(model, stack, mechanisms, positions, merge),
+        _write_build(model, stack, written, positions, merge),
         _write_text(tokenizer, stack.limit),
     ]
     return "\n\n\n".join(pieces) + "\n"
@@ -99,9 +102,20 @@ def _refuse_parts(stack: Stack) -> None:
         )
 
 
-def _turns_a_part(stack: Stack) -> bool:
-    """Returns whether rotary positions turn a share of each head's width."""
-    return isinstance(stack.positions, Rotary) and stack.positions.width < stack.layers[0].attention.size.K
+def _turn(stack: Stack) -> str:
+    """Returns the name of what turns queries and keys, "None" where positions do not."""
+    if not isinstance(stack.positions, Rotary):
+        return "None"
+    if stack.positions.width < stack.layers[0].attention.size.K:
+        return "rotate_part"
+    return "rotate"
+
+
+def _block_name(stack: Stack) -> str:
+    """Returns the name of the class of the blocks."""
+    if stack.layers[0].mlp is None:
+        return "AttentionBlock"
+    return "Block" if stack.config.block.before else "NormAfterBlock"
 
 
 def _head(model: GPT, name: str, stack: Stack) -> str:
@@ -147,10 +161,9 @@ def _build_mechanism(mechanism: Mechanism, attention: Attention) -> str:
     if isinstance(mechanism, RandomSynthesizer):
         return f"RandomSynthesizer({mechanism.heads}, {mechanism.length}, {mechanism.rank})"
     if isinstance(mechanism, Recurrence):
-        raise OptionError(
-            f"the mechanism '{mechanism.name}' has no plain twin yet; take regard/mechanisms/recurrence.py into a file "
-            "of your own"
-        )
+        return write_memory(mechanism, attention)
+    if isinstance(mechanism, AnySimilarity) and mechanism.sim is cauchy:
+        return "Similarity()"
     raise OptionError(
         f"the mechanism '{mechanism.name}' has no plain twin that regard could write: it is your own, or has a "
         "function of yours; take its class into the file by hand"
@@ -184,31 +197,30 @@ def _merge(stack: Stack) -> str | None:
     return _MERGES[name]
 
 
-def _needed_parts(stack: Stack, mechanisms: list[str], positions: str, merge: str | None) -> list[Any]:
+def _needed_parts(stack: Stack, written: list[dict[str, str]], positions: str, merge: str | None) -> list[Any]:
     """Returns the parts that the file needs, in the order in which they are read best."""
-    used = {expression.split("(")[0] for expression in mechanisms}
+    used = {layer["mechanism"].split("(")[0] for layer in written}
     by_scores = used & {"Softmax", "Argmax", "Gaussian", "Synthesizer", "RandomSynthesizer"}
-    wanted = {"visible_keys", positions.split("(")[0], "Attention", "Block", "Stack", "GPT"} | used
+    wanted = {positions.split("(")[0], "Attention", _block_name(stack), _turn(stack), "Stack", "GPT"}
+    wanted |= {name for layer in written for expression in layer.values() for name in re.findall(r"\w+", expression)}
+    wanted.add("visible_keys")
     if by_scores:
         wanted |= {"mix", "visible_scores"}
     if used & {"Softmax", "Argmax", "Gaussian"}:
         wanted.add("compare")
-    if used - by_scores:
+    if "Similarity" in used:
+        wanted.add("mix")
+    if used - by_scores - {"Similarity", "Memory"}:
         wanted.add("Linear")
-    wanted.add("rotate")
-    if _turns_a_part(stack):
-        wanted.add("rotate_part")
-    if stack.config.attention.qk_norm == "l2":
-        wanted.add("UnitLength")
+    if _turn(stack) == "rotate_part":
+        wanted.add("rotate")
     if isinstance(stack.positions, Alibi):
         wanted.add("alibi_slopes")
     if merge is not None:
         wanted.add(merge)
-    if stack.layers[0].mlp is None:
-        wanted = wanted - {"Block"} | {"AttentionBlock"}
-    else:
+    if stack.layers[0].mlp is not None:
         wanted.add("SwiGLU" if isinstance(stack.layers[0].mlp, GatedMLP) else "MLP")
-    return [part for module in (plain, layers) for name, part in _parts(module) if name in wanted]
+    return [part for module in (plain, memory, layers) for name, part in _parts(module) if name in wanted]
 
 
 def _parts(module: Any) -> Iterable[tuple[str, Any]]:
@@ -230,39 +242,58 @@ def _norm(stack: Stack, width: int, eps: float, name: str | None = None) -> str:
     raise OptionError(f"the norm '{name}' has no plain twin that regard could write")
 
 
-def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str, merge: str | None) -> str:
+def _write_layer(stack: Stack, attention: Attention) -> dict[str, str]:
+    """Returns the expressions of what may differ from layer to layer, by the names of the variables they become."""
+    norms = "[]"
+    if attention.query_norm is not None:
+        norms = f"[{_write_qk_norm(stack, attention)} for _ in range(2)]"
+    return {
+        "mechanism": _build_mechanism(attention.mechanism, attention),
+        "query_key_norms": norms,
+        "gates": write_gates(attention, stack.config.width),
+    }
+
+
+def _write_loop(written: list[dict[str, str]]) -> tuple[list[str], dict[str, str]]:
+    """Returns the lines that begin the loop over the layers, and what each part of a layer is called within it."""
+    called = dict(written[0])
+    differing = [name for name in called if len({layer[name] for layer in written}) > 1]
+    if not differing:
+        return [f"    for _ in range({len(written)}):"], called
+    called |= {name: name for name in differing}
+    rows = [", ".join(layer[name] for name in differing) for layer in written]
+    if len(differing) > 1:
+        rows = [f"({row})" for row in rows]
+    return [f"    for {', '.join(differing)} in [", *(f"        {row}," for row in rows), "    ]:"], called
+
+
+def _write_build(model: GPT, stack: Stack, written: list[dict[str, str]], positions: str, merge: str | None) -> str:
     """Returns the function that builds the model and loads its weights."""
     config = model.config
     first: Block = stack.layers[0]
     attention = first.attention
     size = attention.size
-    sizes = {"q": (size.H, size.K), "k": (size.G, size.K), "v": (size.G, size.V)}
-    widths = [sizes[letter] for letter in attention.needs]
-    same = len(set(mechanisms)) == 1 and len({b.attention.needs for b in stack.layers}) == 1
-    if len({b.attention.needs for b in stack.layers}) > 1:
+    sizes = {"q": size.K, "k": size.K, "v": size.V}
+    widths = [(n, sizes[letter]) for n, letter in zip(attention.heads, attention.needs, strict=True)]
+    if len({tuple(zip(b.attention.needs, b.attention.heads, strict=True)) for b in stack.layers}) > 1:
         raise OptionError("layers whose mechanisms need different projections are not written yet")
-    mechanism = mechanisms[0] if same else "mechanism"
-    qk_norms = "[]"
-    if attention.query_norm is not None:
-        qk_norms = f"[{_write_qk_norm(stack, attention)} for _ in range(2)]"
     window = config.attention.window
     if window is not None and stack.limit is not None and window >= stack.limit:
         window = None  # it hides nothing that the model can read
     slopes = "None"
     if isinstance(stack.positions, Alibi):
         slopes = f"alibi_slopes({size.H})"
+    loop, called = _write_loop(written)
     lines = ["def build(folder: Path) -> GPT:", '    """Returns the model with the weights of a folder."""']
-    lines.append("    blocks = []")
-    loop = f"    for mechanism in [{', '.join(mechanisms)}]:"
-    if same:
-        loop = f"    for _ in range({config.layers}):"
-    lines.append(loop)
-    arguments = [str(config.width), repr(widths), mechanism, qk_norms]
+    lines += ["    blocks = []", *loop]
+    arguments = [str(config.width), repr(widths), called["mechanism"], called["query_key_norms"]]
     bias, out_bias = attention.project.bias is not None, attention.out.bias is not None
     lines.append("        attention = Attention(")
     lines.append(f"            {', '.join(arguments)},")
     lines.append(f"            bias={bias}, out_bias={out_bias}, merge={merge}, heads={size.H},")
-    lines.append(f"            turn={'rotate_part' if _turns_a_part(stack) else 'rotate'},")
+    lines.append(f"            turn={_turn(stack)},")
+    if called["gates"] != "None":
+        lines.append(f"            gates={called['gates']},")
     lines.append("        )")
     block_norm = _norm(stack, config.width, config.block.eps)
     if first.mlp is None:
@@ -270,12 +301,12 @@ def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str
     else:
         lines.append(f"        mlp = {_write_mlp(first, config.width, config.block.mlp)}")
         lines.append(f"        norms = [{block_norm} for _ in range(2)]")
-        lines.append(f"        blocks.append(Block(attention, mlp, norms, before={config.block.before}))")
+        lines.append(f"        blocks.append({_block_name(stack)}(attention, mlp, norms))")
     norms = []
     for norm in (stack.embedding_norm, stack.final_norm):
         norms.append("None" if norm is None else _norm(stack, config.width, config.block.eps))
     lines.append(f'    rules = {{"window": {window}, "slopes": {slopes}}}')
-    lines.append(f"    stack = Stack(blocks, {positions}, rules, {norms[0]}, {norms[1]})")
+    lines.append(f"    stack = Stack(blocks, {positions}, rules, [{', '.join(norms)}])")
     lines.append(f"    model = GPT({config.vocabulary}, {config.width}, stack, tied={config.tied})")
     lines.append(f'    model.load_state_dict(load_file(folder / "{WEIGHTS}"))')
     lines.append("    return model.eval()")
@@ -285,7 +316,7 @@ def _write_build(model: GPT, stack: Stack, mechanisms: list[str], positions: str
 def _write_qk_norm(stack: Stack, attention: Attention) -> str:
     """Returns the expression that builds the norm of queries or keys."""
     said = stack.config.attention.qk_norm
-    if said == "l2":
+    if isinstance(attention.query_norm, UnitLength):
         return "UnitLength()"
     eps = float(getattr(attention.query_norm, "eps", None) or stack.config.block.eps)
     return _norm(stack, attention.size.K, eps, said if isinstance(said, str) else stack.config.block.norm)
