@@ -97,8 +97,9 @@ def check(
     `thing` is a mechanism (name, class, instance), a function f(q, k, v, causal=True), an nn.Module, or a whole model
     of regard or Hugging Face; None asks them of every registered mechanism. `only` names laws. Without `dtype` float64
     and float32 take turns. `causal` says whether it claims not to look ahead; None finds out. `like`, anything that
-    can be checked, adds the law `same`: the thing gives what that gives. `length` and `width` are those of the tokens
-    of a module that does not say them itself; `width` is also that of a function's heads, where it takes no other.
+    can be checked, adds the law `same`, also to `only`: the thing gives what that gives. `length` and `width` are those
+    of the tokens of a module that does not say them itself; `width` is also that of a function's heads, where it takes
+    no other.
     `step`, the name of a module's method or a function step(x, state) -> y, state, is what takes one token more: the
     law `recurrent` is asked of it. `blind_zeros` holds it to zeros where a query sees nothing, as regard's own
     mechanisms are; of others that is only noted.
@@ -124,6 +125,8 @@ def check(
     laws.update(LAWS)
     if like is not None:
         laws["same"] = _same_as(like, subjects, causal, device)
+        if only and "same" not in only:
+            only = [*only, "same"]  # who names something to compare with wants to know, whatever else is left out
     chosen = _choose_laws(only, laws)
     precisions = ["float64", "float32"]
     if dtype is not None:

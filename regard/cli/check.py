@@ -51,7 +51,7 @@ def check(
     dtype: Annotated[
         str | None, typer.Option(help="fp64, fp32, bf16 or fp16; none: fp64 and fp32 in turn (Hugging Face: fp32).")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only this law; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this law, and --like; may be repeated.")] = None,
     device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
     draws: Annotated[int, typer.Option(help="Cases a law.")] = DRAWS,
     seed: Annotated[int, typer.Option(help="Where the drawing of cases starts.")] = 0,

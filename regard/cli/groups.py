@@ -20,19 +20,34 @@ class Command(TyperCommand):
     """A command that ends its help with examples, and says of a wrong option what is right."""
 
     examples: Sequence[str] = ()
+    instead = ""  # what to say to somebody who gave more words than the command takes
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         _write_examples(formatter, self.examples)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
+        takes_more = ctx.allow_extra_args
+        ctx.allow_extra_args = True  # so that words too many are told here
         try:
-            return super().parse_args(ctx, args)
+            left: list[str] = super().parse_args(ctx, args)
         except Exception as error:
             wrong = getattr(error, "option_name", None)  # the parser's error for an option that there is not
             if wrong is None:
                 raise
             raise OptionError(self._explain(wrong, ctx, given)) from None
+        finally:
+            ctx.allow_extra_args = takes_more
+        if left and not takes_more and not ctx.resilient_parsing:
+            raise OptionError(self._explain_extra(left, ctx))
+        return left
+
+    def _explain_extra(self, left: Sequence[str], ctx: Any) -> str:
+        """Returns what to say of words that no argument takes: what the command does take."""
+        names = [p.name.upper() for p in self.params if p.param_type_name == "argument" and p.name]
+        expected = f"it takes {' '.join(names)}" if names else "it takes options only"
+        said = f"{' '.join(map(quote, left))}: too much for `{ctx.command_path}`, {expected}."
+        return " ".join(filter(None, [said, self.instead, f"`{ctx.command_path} -h` lists its options."]))
 
     def _explain(self, wrong: str, ctx: Any, given: Sequence[str]) -> str:
         """Returns what to say of an unknown option: the key that it may mean, else the option nearest to it."""

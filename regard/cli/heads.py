@@ -41,6 +41,7 @@ class HeadsCommand(OptionalValueCommand):
     """The command with regard's own sentences and order where none is named."""
 
     defaults: ClassVar = {"--prune": "importance", "--syntax": OWN, "--coreference": OWN}
+    instead = 'Texts are read from a file, --texts FILE; `regard view MODEL "a text"` shows a text.'
 
 
 COMMAND = HeadsCommand

@@ -351,6 +351,16 @@ def test_padding_is_compared_too():
     assert "is the mask of visible keys ignored?" in verdict.detail
 
 
+def test_a_choice_of_laws_keeps_the_comparison():
+    assert [v.law for v in regard.check("elu", like="softmax", only=["looks-ahead"], draws=2)] == [
+        "looks-ahead",
+        "same",
+    ]
+    assert [v.law for v in regard.check("elu", like="softmax", only=["same"], draws=2)] == ["same"]
+    result = run("softmax", "--like", "elu", "--only", "looks-ahead", "--draws", "2")
+    assert result.exit_code == 1 and "breaks 'same'" in result.output
+
+
 def test_like_needs_something_comparable():
     with pytest.raises(OptionError, match="whole models have laws of their own"):
         regard.check(regard.GPT.preset("nano"), like="softmax")

@@ -87,6 +87,12 @@ def test_a_command_shows_all_of_its_help():
         (["train", "lm", "--lr", "3e-4"], "Settings are written behind the name, without dashes: train.lr=…"),
         (["train", "lm", "--n-layer=2"], "model.layers=…"),
         (["train", "lm", "--labels"], "`regard train -h` lists its options"),
+        (
+            ["heads", "RUN", "some text"],
+            "'some text': too much for `regard heads`, it takes MODEL. Texts",
+        ),
+        (["heads", "RUN", "some text"], '`regard view MODEL "a text"` shows a text'),
+        (["doctor", "x", "y"], "'x' 'y': too much for `regard doctor`, it takes options only"),
         (["view", "--lables"], "no option --lables in `regard view`. Did you mean --labels?"),
         (["train", "lm", "model.heads=3"], "Did you mean 'model.attention.heads'?"),
         (["train", "lm", "train.decay=3"], "Did you mean 'train.optimizer.decay'?"),

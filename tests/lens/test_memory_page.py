@@ -9,7 +9,9 @@ import torch
 from lens_window import number
 from memory_models import mamba, memory_gpt, qwen
 
+from regard.data.tokenizers import Bytes
 from regard.lens import Trace, record
+from regard.models import Encoder
 
 LARGE = 0.1  # of the largest weight: from here on the sign has to be seen
 TEXT = list(b"The dog ran to the red dog.")
@@ -135,3 +137,14 @@ def test_only_recordings_with_a_memory_have_the_view(window):
     shown.page.locator(".memory .how", has_text="it keeps keys and values and no memory that fades").wait_for()
     both = window(Trace.joined(softmax, record(memory_gpt(("gated", "softmax")), TEXT)), "view=memory&r=1&a=0")
     assert both.page.locator("nav .tab").all_text_contents()[-1] == "Memory"
+
+
+@pytest.mark.browser
+def test_an_encoder_has_no_tab_for_the_next_token(window):
+    torch.manual_seed(0)
+    encoder = Encoder.preset("nano", vocabulary=256, layers=1)
+    encoder.tokenizer = Bytes()
+    shown = window(record(encoder, TEXT))
+    assert shown.page.locator("nav .tab").all_text_contents()[-2:] == ["Positions", "Layers"]
+    shown.page.goto(f"{shown.uri}#view=next")
+    shown.page.locator("main .quiet", has_text="it does not say what comes next").wait_for()

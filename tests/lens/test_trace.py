@@ -462,3 +462,30 @@ def test_half_a_surrogate_pair_in_a_token_is_written_as_a_question_mark():
     made.sequences[0].tokens[1] = "a\ud83d"
     again = decode(to_bytes(encode(Trace([made]))))
     assert again.recordings[0].sequences[0].tokens[1] == "a?"
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_entry_is_allowed_where_no_reason_hides_it(causal, chunk, window):
+    visible = [0, 0, 1, 1, 1, 0, 1, 1, 1]
+    tokens = Tokens("text", "", [f"t{n}" for n in range(9)], visible=visible)
+    hidden = torch.rand(9, 9, generator=torch.Generator().manual_seed(1)) < 0.2
+    for more in (None, hidden):
+        rules = MaskRules(causal, window, chunk, more)
+        for rows in (torch.arange(9), torch.tensor([7, 2])):
+            wanted = rules.reasons(tokens, tokens, rows) == 0
+            assert torch.equal(rules.allowed(tokens, tokens, rows), wanted)
+
+
+def test_chunks_are_the_reached_chunks_and_zeros(monkeypatch):
+    monkeypatch.setattr("regard.lens.trace.trace.MAX_ENTRIES", 2 * 2 * 9)  # two rows a chunk
+    draw = torch.Generator().manual_seed(0)
+    made = made_up(*(torch.randn(2, 9, 4, generator=draw) for _ in range(3)))
+    attended = made.attentions[0]
+    S = len(made.sequences[attended.keys])
+    short = list(made.reached_chunks(attended))
+    assert [part.shape[2] for _, part in short] == [2, 4, 6, 8, 9]
+    for (rows, whole), (same, part) in zip(made.chunks(attended), short, strict=True):
+        assert torch.equal(rows, same) and whole.shape[2] == S
+        assert torch.equal(whole[..., : part.shape[2]], part) and not whole[..., part.shape[2] :].any()

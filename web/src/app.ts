@@ -171,10 +171,14 @@ export function mount(root: HTMLElement, source: Source, settings: Settings = {}
     );
   }
 
-  /** The views that this recording has: without gated or delta attention there is no memory to look at. */
+  /** The views that this recording has: without gated or delta attention no memory, and an encoder says no next token. */
   function views(): ViewName[] {
-    const remembers = app.current().recording.attentions.some((at) => at.weights.kind === "recurrence");
-    return VIEWS.filter((name) => name !== "memory" || remembers);
+    const { attentions, predictions } = app.current().recording;
+    const has: Partial<Record<ViewName, boolean>> = {
+      memory: attentions.some((at) => at.weights.kind === "recurrence"),
+      next: Boolean(predictions) || !attentions.some((at) => at.side === "encoder"),
+    };
+    return VIEWS.filter((name) => has[name] ?? true);
   }
 
   /** On a narrow screen the tab of the view may be out of sight. */

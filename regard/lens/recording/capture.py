@@ -99,20 +99,23 @@ class ModuleCapture:
         if self.dense_keys is not None:
             self._add_weights(weights)
             return
+        allowed = self.masks[-1][1]
+        if allowed is not None:
+            allowed = allowed[start : start + R].cpu()
+        reach = _reach(allowed, weights.shape[2])
         q = call.q[0, :, start : start + R].detach().float().cpu()
-        k = call.k[0].detach().float().cpu()
+        k = call.k[0, :, :reach].detach().float().cpu()
         scores = self.formula.scores(q, k.repeat_interleave(len(q) // len(k), 0))
         if self.bias is not None:
-            scores = scores + self._biases(self.first_query + start, R, scores.shape[2])
-        allowed = call.allowed
+            scores += self._biases(self.first_query + start, R, reach)
         if allowed is not None:
-            scores = scores.masked_fill(~allowed[start : start + R].cpu(), float("-inf"))
+            scores.masked_fill_(~allowed[:, :reach], float("-inf"))
         n = scores.logsumexp(-1)
         fully_masked = n == float("-inf")
         if not self._reproduces(scores, n, weights, fully_masked):
             # With an attention sink a row sums to less than 1, so logsumexp is not its normaliser; the largest weight
             # gives the right one: n = score − log(weight).
-            largest = weights.max(-1)
+            largest = weights[..., :reach].max(-1)
             n = scores.gather(2, largest.indices[..., None])[..., 0] - largest.values.log()
             n = n.masked_fill(fully_masked, float("-inf"))
             self.explained &= self._reproduces(scores, n, weights, fully_masked)
@@ -165,10 +168,14 @@ class ModuleCapture:
     def _reproduces(self, scores: Tensor, n: Tensor, weights: Tensor, fully_masked: Tensor) -> bool:
         """Returns whether exp(scores − n) equals the weights up to `tolerance`, in every row that is not fully masked.
 
-        `fully_masked` [H,R] marks the rows that are.
+        `fully_masked` [H,R] marks the rows that are. All keys without scores need weights of 0.
         """
-        computed = torch.exp(scores - n.masked_fill(fully_masked, 0)[..., None])
-        return bool(((computed - weights).abs().amax(-1).masked_fill(fully_masked, 0) <= self.tolerance).all())
+        reach = scores.shape[2]
+        # One copy of the scores, changed in place: these are passes over every cell of a text.
+        apart = (scores - n.masked_fill(fully_masked, 0)[..., None]).exp_().sub_(weights[..., :reach]).abs_().amax(-1)
+        if reach < weights.shape[2]:
+            apart = torch.maximum(apart, weights[..., reach:].abs().amax(-1))
+        return bool((apart.masked_fill(fully_masked, 0) <= self.tolerance).all())
 
     def _add_offsets(self, bias: Float[Tensor, "H T S"]) -> None:
         """Stores the bias of each distance j − i, taken from the first row and the first column of a call's bias.
@@ -315,6 +322,14 @@ class GradientTaps:
         tap = torch.zeros_like(out[:1], requires_grad=True)
         self.taps[call.name] = tap
         return out + tap
+
+
+def _reach(allowed: Bool[Tensor, "R S"] | None, S: int) -> int:
+    """Returns how many of S keys these queries may see at most: all after them are masked."""
+    if allowed is None:
+        return S
+    seen = allowed.any(0).nonzero()
+    return int(seen[-1]) + 1 if len(seen) else S
 
 
 def _added_bias(call: Call) -> Float[Tensor, "H T S"] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -177,7 +178,7 @@ def _run(
             if is_encoder_decoder(model) and "input_ids" in inputs:
                 return [inputs["input_ids"][0].tolist(), generated], None
             return [generated], None
-        out = model(**inputs)
+        out = model(**inputs, **({} if gradient else _fewest_logits(model)))
     ids = [inputs[n][0].tolist() for n in ("input_ids", "decoder_input_ids") if n in inputs]
     if not gradient or not capture.modules:
         return ids, None
@@ -187,6 +188,16 @@ def _run(
     for module, g in zip(capture.modules.values(), grads, strict=True):
         module.output_grad = g
     return ids, float(loss.detach())
+
+
+def _fewest_logits(model: Any) -> dict[str, int]:
+    """Returns the argument that spares a language model the logits of all tokens but the last, where it has one.
+
+    A recording reads none of them, and for 2,048 tokens of GPT-2 they are a third of what its pass computes.
+    """
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        return {"logits_to_keep": 1}
+    return {}
 
 
 def _labels(model: Any, inputs: dict[str, Any], prompt_length: int) -> Tensor:

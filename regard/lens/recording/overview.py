@@ -32,30 +32,46 @@ def add_overview(recording: Recording, attended: RecordedAttention) -> None:
     sums = {name: torch.zeros(H) for name in _FIGURES}
     first = int(keys.not_padding.int().argmax())
     counts = torch.zeros(H, dtype=torch.long)
-    for rows, weights in recording.chunks(attended):
-        pooled.index_add_(1, row_of[rows], weights)
+    for rows, weights in recording.reached_chunks(attended):
+        s = weights.shape[2]  # no query of these may attend to later keys
+        pooled[..., :s].index_add_(1, row_of[rows], weights)
+        allowed = attended.rules.allowed(queries, keys.prefix(s), rows)
+        shares = as_shares(attended, weights)
         p = weights.abs() if attended.signed else weights
         total = p.sum(-1, keepdim=True)
-        p = p / total.masked_fill(total == 0, 1)
-        shares = as_shares(attended, weights)
-        allowed = attended.rules.allowed(queries, keys, rows)
         counted = (total[..., 0] > 0) & queries.not_padding[rows]
         counts += counted.sum(1)
-        max_entropy = allowed.sum(-1).clamp(min=2).log()
-        entropy = torch.special.entr(p).sum(-1) / max_entropy
-        sums["entropy"] += (entropy * counted).sum(1)
-        sums["first"] += (shares[..., first] * counted).sum(1)
+        if first < s:
+            sums["first"] += (shares[..., first] * counted).sum(1)
         sums["peak"] += (shares.amax(-1) * counted).sum(1)
         if attended.kind == "self":
-            distance = (queries.position_tensor[rows][:, None] - keys.position_tensor[None]).abs().float()
+            sums["self"] += (_own_shares(shares, rows) * counted).sum(1)
+        # The weights were made for this chunk, so what follows is done in place: these are passes over every cell.
+        p = p.div_(total.masked_fill_(total == 0, 1))
+        max_entropy = allowed.sum(-1).clamp(min=2).log()
+        sums["entropy"] += (_entropies(p) / max_entropy * counted).sum(1)
+        if attended.kind == "self":
+            distance = (queries.position_tensor[rows][:, None] - keys.position_tensor[None, :s]).abs().float()
             sums["distance"] += (p.mul_(distance).sum(-1) * counted).sum(1)
-            sums["self"] += (shares.gather(2, rows[None, :, None].expand(H, -1, 1))[..., 0] * counted).sum(1)
     rows_pooled = torch.bincount(row_of, minlength=r).clamp(min=1)
     picture = torch.zeros(H, r, c).index_add_(2, column_of, pooled)
     attended.overview = picture / rows_pooled[None, :, None]
     attended.figures = {name: _mean(total, counts) for name, total in sums.items()}
     if attended.kind != "self":
         attended.figures |= dict.fromkeys(_SELF_ONLY)
+
+
+def _own_shares(shares: Float[Tensor, "H R s"], rows: Int[Tensor, " R"]) -> Float[Tensor, "H R"]:
+    """Returns the share of each query's own token, 0 where it is not among the keys that were reached."""
+    s = shares.shape[2]
+    own = shares.gather(2, rows.clamp(max=s - 1)[None, :, None].expand(len(shares), -1, 1))[..., 0]
+    return own.masked_fill(rows >= s, 0)
+
+
+def _entropies(p: Float[Tensor, "H R s"]) -> Float[Tensor, "H R"]:
+    """Returns the entropy of each row; `torch.special.entr` gives the same numbers in several times the time."""
+    smallest = torch.finfo(p.dtype).tiny
+    return p.clamp(min=smallest).log_().mul_(p).sum(-1).neg_()
 
 
 def _mean(total: Float[Tensor, " H"], counts: Int[Tensor, " H"]) -> list[float]:

@@ -14,6 +14,10 @@ ALIGN = 13  # every 13 bytes the encoding falls on a character boundary
 ALPHABET = bytes(c for c in range(32, 127) if chr(c) not in '"&<\\')
 _CHUNK = ALIGN << 16  # bytes that are encoded at a time
 
+_CHARACTERS = np.frombuffer(ALPHABET, "u1")
+# The two characters of every number of 13 bits, the lower digit first.
+_PAIRS = np.stack([_CHARACTERS[np.arange(1 << 13) % 91], _CHARACTERS[np.arange(1 << 13) // 91]], 1).view("<u2")[:, 0]
+
 
 def encode_base91(raw: bytes) -> str:
     """Encodes bytes, zero-padded to a multiple of 13."""
@@ -26,11 +30,15 @@ def encoded_length(size: int) -> int:
 
 
 def _encode_parts(raw: bytes) -> Iterator[str]:
-    characters = np.frombuffer(ALPHABET, "u1")
     for at in range(0, len(raw), _CHUNK):
         part = raw[at : at + _CHUNK]
-        bits = np.unpackbits(np.frombuffer(part + bytes(-len(part) % ALIGN), "u1"), bitorder="little")
-        pairs = np.zeros((len(bits) // 13, 16), "u1")
-        pairs[:, :13] = bits.reshape(-1, 13)
-        number = np.packbits(pairs, axis=-1, bitorder="little").view("<u2")
-        yield characters[np.concatenate([number % 91, number // 91], 1)].tobytes().decode("ascii")
+        rows = np.frombuffer(part + bytes(-len(part) % ALIGN), "u1").reshape(-1, ALIGN)
+        # One column a byte, so that every operation is over adjacent numbers; two zeros after the last.
+        columns = np.zeros((ALIGN + 2, len(rows)), "<u4")
+        columns[:ALIGN] = rows.T
+        pairs = np.empty((len(rows), 8), "<u2")
+        for n in range(8):
+            first, shift = divmod(13 * n, 8)
+            bits = columns[first] | columns[first + 1] << 8 | columns[first + 2] << 16
+            pairs[:, n] = _PAIRS[bits >> shift & 0x1FFF]
+        yield pairs.tobytes().decode("ascii")

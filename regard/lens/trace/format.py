@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
 from regard.lens.trace.base91 import ALIGN, encode_base91, encoded_length
 from regard.lens.trace.checks import Budget, check_attended, check_tokens
 from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, RecurrenceFormula, SoftmaxFormula
-from regard.lens.trace.precision import choose_precision
+from regard.lens.trace.precision import Storage, choose_precision
 from regard.lens.trace.predictions import decode_predictions, encode_predictions
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
@@ -218,17 +219,21 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
     """
     here = len(blocks) - 1
 
-    def put(x: Tensor, kind: str, step: Tensor | None = None) -> dict[str, Any]:
-        if step is None:
-            return _put(blocks, here, pack(x, kind), kind, tuple(x.shape))
-        return _put(blocks, here, pack_steps(x, step), kind, tuple(x.shape))
+    def put(x: Tensor, kind: str) -> dict[str, Any]:
+        return _put(blocks, here, pack(x, kind), kind, tuple(x.shape))
+
+    def put_heads(x: Tensor, storage: Sequence[Storage]) -> list[dict[str, Any]]:
+        packed = _pack_heads(x, storage)
+        return [
+            _put(blocks, here, raw, kind, tuple(y.shape)) for y, raw, (kind, _) in zip(x, packed, storage, strict=True)
+        ]
 
     arrays: dict[str, Any] = {}
     error = [0.0] * attended.heads
     if attended.q is not None and attended.k is not None:
         stored = choose_precision(recording, attended)
-        arrays["q"] = [put(x, *storage) for x, storage in zip(stored.q, stored.q_storage, strict=True)]
-        arrays["k"] = [put(x, *storage) for x, storage in zip(stored.k, stored.k_storage, strict=True)]
+        arrays["q"] = put_heads(stored.q, stored.q_storage)
+        arrays["k"] = put_heads(stored.k, stored.k_storage)
         attended = replace(attended, n=stored.n)
         error = stored.error
     for name, kind in _WHOLE_ARRAYS.items():
@@ -237,9 +242,9 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
     exact = isinstance(attended.formula, RecurrenceFormula)  # W v is the output only if v is that of the layer
     for name in ("v", "g"):
         if (x := getattr(attended, name)) is not None:
-            arrays[name] = [put(y, "f32" if exact or not bool(y.isfinite().all()) else "step") for y in x]
+            arrays[name] = put_heads(x, [("f32" if exact or not bool(y.isfinite().all()) else "step", None) for y in x])
     if attended.a is not None:
-        arrays["a"] = [put(y, "f32") for y in attended.a]
+        arrays["a"] = put_heads(attended.a, [("f32", None)] * len(attended.a))
     if attended.rules.hidden is not None:
         arrays["hidden"] = put(attended.rules.hidden, "bit")
     if isinstance(attended.formula, Dense):
@@ -263,6 +268,17 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
         "error": error,
         **({"missed": attended.missed} if attended.missed else {}),
     }
+
+
+def _pack_heads(x: Tensor, storage: Sequence[Storage]) -> list[bytes]:
+    """Returns the packed bytes of each head, packed by as many threads as PyTorch has: zlib and NumPy let them run."""
+
+    def packed(head: Tensor, stored: Storage) -> bytes:
+        kind, step = stored
+        return pack(head, kind) if step is None else pack_steps(head, step)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(packed, x, storage))
 
 
 def _shorten(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.lens.trace.arrays import MAX_CODE, default_steps, round_down_steps, round_to_steps
@@ -56,6 +56,15 @@ class _QuerySteps(NamedTuple):
 
     step: Float[Tensor, "H K"]
     largest_change: Float[Tensor, "H K"]
+
+
+class _Wanted(NamedTuple):
+    """What the fitted queries of R rows should give: the keys with the largest weights, and their exact scores."""
+
+    exact: Float[Tensor, "h R s"]  # the weights before quantisation
+    top: Int[Tensor, "h R M"]  # the keys with the largest weights
+    counts: Bool[Tensor, "h R M 1"]  # False for a key without weight
+    scores: Float[Tensor, "h R M 1"]
 
 
 def choose_precision(recording: Recording, attended: RecordedAttention) -> StoredVectors:
@@ -102,9 +111,9 @@ def _fit_softmax(recording: Recording, attended: RecordedAttention) -> StoredVec
         quantised = replace(attended, q=fitted_q, k=round_to_steps(k, k_step[:, None]), n=None)
         error[heads] = 0.0
         for rows in recording.row_chunks(attended, len(heads)):
-            exact = weigh(attended, *recording.query_and_key_tokens(attended), heads.tolist(), rows)[0]
+            wanted = _wanted(recording, attended, heads.tolist(), rows)
             fitted_n[heads[:, None], rows], moved = _fit(
-                recording, attended, quantised, _QuerySteps(q_step, largest_change), heads.tolist(), rows, exact
+                recording, attended, quantised, _QuerySteps(q_step, largest_change), heads.tolist(), rows, wanted
             )
             error[heads] = torch.maximum(error[heads], moved)
         worst = _group_max(error, group, len(k))
@@ -135,14 +144,17 @@ def _search(recording: Recording, attended: RecordedAttention) -> Float[Tensor, 
         limit = SAFETY * LIMIT
     good = torch.zeros(N)  # the largest ε within the limit so far
     bad = torch.full((N,), torch.inf)  # the smallest ε beyond the limit so far
-    exact = weigh(attended, *recording.query_and_key_tokens(attended), range(len(q)), rows)[0]
+    every = range(len(q))
+    # In parts, because the first rows of a causal mask reach few keys.
+    parts = [(part, _wanted(recording, attended, every, part)) for part in rows.split(ROWS // 4)]
     done = torch.zeros(N, dtype=torch.bool)
     largest_change = default_steps(q)
     for _ in range(TRIES):
         q_step, k_step = _steps(attended, eps)
         quantised = replace(attended, q=q.clone(), k=round_to_steps(k, k_step[:, None]), n=None)
         steps = _QuerySteps(q_step, largest_change)
-        worst = _group_max(_fit(recording, attended, quantised, steps, range(len(q)), rows, exact)[1], group, N)
+        error = torch.stack([_fit(recording, attended, quantised, steps, every, part, x)[1] for part, x in parts])
+        worst = _group_max(error.amax(0), group, N)
         within_limit = worst <= limit
         good = torch.where(within_limit, good.maximum(eps), good)
         bad = torch.where(within_limit, bad, bad.minimum(eps))
@@ -163,25 +175,18 @@ def _fit(
     steps: _QuerySteps,
     heads: Sequence[int],
     rows: Int[Tensor, " R"],
-    exact: Float[Tensor, "h R s"],
+    wanted: _Wanted,
 ) -> tuple[Float[Tensor, "h R"], Float[Tensor, " h"]]:
     """Fits quantised queries to the quantised keys, and writes them into `quantised.q`.
 
-    `exact` are the weights before quantisation. Returns the new log-normalisers of the rows, and the largest change of
-    a weight of each head.
+    Returns the new log-normalisers of the rows, and the largest change of a weight of each head.
     """
-    assert attended.q is not None and attended.k is not None and quantised.q is not None and quantised.k is not None
-    top_weights, top = exact.topk(min(TOP, exact.shape[2]), -1)
-    every_head = torch.arange(len(heads))[:, None, None]
-    quantised_k, true_k = (
-        kv_for_heads(x, heads, attended.heads)[every_head, top] * (top_weights > 0)[..., None]
-        for x in (quantised.k, attended.k)
-    )
+    assert attended.q is not None and quantised.q is not None and quantised.k is not None
+    quantised_k = _keys_at(quantised.k, heads, attended.heads, wanted.top) * wanted.counts
     q = attended.q[list(heads)][:, rows, :, None]
     largest_change = steps.largest_change[list(heads), None, :, None]
     low = q - largest_change
     high = q + largest_change
-    wanted = true_k @ q  # the scores that the fitted query should have
     ridge = RIDGE * quantised_k.square().sum(-1).mean(-1, keepdim=True) + 1e-30
     K = q.shape[2]
     step = steps.step[list(heads), None, :, None]
@@ -192,14 +197,32 @@ def _fit(
         free = quantised_k[..., first:]
         gram = free @ free.mT
         gram.diagonal(dim1=-2, dim2=-1).add_(ridge)
-        corrected = q[:, :, first:] + free.mT @ torch.linalg.solve_ex(gram, wanted - quantised_k @ q)[0]
+        corrected = q[:, :, first:] + free.mT @ torch.linalg.solve_ex(gram, wanted.scores - quantised_k @ q)[0]
         q[:, :, first:] = corrected.clamp(low[:, :, first:], high[:, :, first:])
         q[:, :, first:last] = round_to_steps(q[:, :, first:last], step[:, :, first:last])
     quantised.q[torch.tensor(heads)[:, None], rows] = q[..., 0]
     weights, n, _ = weigh(quantised, *recording.query_and_key_tokens(attended), heads, rows)
-    total = exact.sum(-1)  # less than 1 if an attention sink takes the rest
-    error = weights.mul_(total[..., None]).sub_(exact).abs_().amax((1, 2)).nan_to_num(1.0, 1.0)
+    total = wanted.exact.sum(-1)  # less than 1 if an attention sink takes the rest
+    error = weights.mul_(total[..., None]).sub_(wanted.exact).abs_().amax((1, 2)).nan_to_num(1.0, 1.0)
     return torch.where(total > 0, n - total.log(), -torch.inf), error
+
+
+def _wanted(
+    recording: Recording, attended: RecordedAttention, heads: Sequence[int], rows: Int[Tensor, " R"]
+) -> _Wanted:
+    """Returns what the fitted queries of these heads and rows should give."""
+    assert attended.q is not None and attended.k is not None
+    exact = weigh(attended, *recording.query_and_key_tokens(attended), heads, rows)[0]
+    weights, top = exact.topk(min(TOP, exact.shape[2]), -1)
+    counts = (weights > 0)[..., None]
+    keys = _keys_at(attended.k, heads, attended.heads, top) * counts
+    return _Wanted(exact, top, counts, keys @ attended.q[list(heads)][:, rows, :, None])
+
+
+def _keys_at(k: Tensor, heads: Sequence[int], H: int, at: Int[Tensor, "h R M"]) -> Float[Tensor, "h R M K"]:
+    """Returns the keys of each head (out of H) at some places."""
+    keys: Tensor = kv_for_heads(k, heads, H)[torch.arange(len(heads))[:, None, None], at]
+    return keys
 
 
 def _steps(attended: RecordedAttention, eps: Float[Tensor, " N"]) -> tuple[Float[Tensor, "H K"], Float[Tensor, "N K"]]:

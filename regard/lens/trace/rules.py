@@ -59,8 +59,19 @@ class MaskRules:
         return int(near[-1]) + 1
 
     def allowed(self, queries: Tokens, keys: Tokens, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R S"]:
-        """Returns True for every entry that is not masked."""
-        return self.reasons(queries, keys, rows) == 0
+        """Returns True for every entry that is not masked: where `reasons` gives 0, in fewer passes."""
+        p = queries.position_tensor[rows][:, None]
+        other = keys.position_tensor[None, :]
+        allowed = keys.not_padding[None].repeat(len(rows), 1)
+        if self.causal:
+            allowed &= other < p + queries.not_padding[rows][:, None].long()
+        if self.window is not None:
+            allowed &= (p - other).abs() < self.window
+        if self.chunk is not None:
+            allowed &= p // self.chunk == other // self.chunk
+        if self.hidden is not None:
+            allowed &= ~self.hidden[rows, : len(keys)]
+        return allowed
 
     def as_dict(self) -> dict[str, object]:
         return {

@@ -136,21 +136,26 @@ class Recording:
 
         A complete pass over all heads also sets `attended.n` (and `sign`) if they are not known yet.
         """
-        chosen = list(range(attended.heads) if heads is None else heads)
         S = len(self.sequences[attended.keys])
-        sets_normalisers = (
-            heads is None and attended.n is None and isinstance(attended.formula, SoftmaxFormula | KernelFormula)
-        )
+        for rows, weights in self.reached_chunks(attended, heads):
+            yield rows, functional.pad(weights, (0, S - weights.shape[2])) if weights.shape[2] < S else weights
+
+    def reached_chunks(
+        self, attended: RecordedAttention, heads: Sequence[int] | None = None
+    ) -> Iterator[tuple[Int[Tensor, " R"], Float[Tensor, "h R s"]]]:
+        """Yields what `chunks` yields without the last keys where no query of a chunk may attend to them."""
+        chosen = list(range(attended.heads) if heads is None else heads)
+        weighed = isinstance(attended.formula, SoftmaxFormula | KernelFormula)
+        sets_normalisers = weighed and heads is None and attended.n is None
         found: list[tuple[Tensor, Tensor | None]] = []
         for rows in self.row_chunks(attended, len(chosen)):
-            if sets_normalisers:
+            if weighed:
                 weights, n, sign = weigh(attended, *self.query_and_key_tokens(attended), chosen, rows)
-                weights = functional.pad(weights, (0, S - weights.shape[2]))
                 found.append((n, sign))
             else:
                 weights = self.head_weights(attended, chosen, rows)
             yield rows, weights
-        if found:
+        if found and sets_normalisers:
             attended.n = torch.cat([n for n, _ in found], 1)
             if attended.signed:
                 attended.sign = torch.cat([x for _, x in found if x is not None], 1)

@@ -62,7 +62,7 @@ def weigh(
     a, e = factor_and_exponent(attended, queries, keys, heads, rows)
     # `e` was made for this call, so all that follows is done in place: these are passes over every cell of a trace.
     e = e.expand(len(heads), len(rows), len(keys)).masked_fill_(
-        attended.rules.reasons(queries, keys, rows) != 0, -torch.inf
+        ~attended.rules.allowed(queries, keys, rows), -torch.inf
     )
     if attended.n is not None:
         return _weigh_by_normaliser(attended, a, e, heads, rows)
