@@ -135,7 +135,7 @@ class Attention(nn.Module):
         *placed, v = split
         if self.normed:
             placed = [self.query_norm(placed[0]), self.key_norm(placed[1])]
-        if rotation is not None:
+        if self.turn is not None and rotation is not None:
             placed = [self.turn(part, rotation) for part in placed]
         q, k = [*placed, None, None][:2]
         if self.gates is not None:
