@@ -111,7 +111,7 @@ def _correct_call(text: str) -> str:
     """Returns how to call the command with this text."""
     return (
         f"regard view MODEL {shlex.quote(text)}, where MODEL is a run, a model folder, or a Hugging Face folder or "
-        "name. `regard view` alone shows a small model that comes with regard"
+        "name; small is one that comes with regard, which `regard view` alone shows"
     )
 
 

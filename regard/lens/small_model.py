@@ -11,6 +11,7 @@ from pathlib import Path
 
 from regard.errors import RegardError
 
+NAME = "small"  # what the lens calls it where a model is named
 SUMS = "SHA256SUMS"
 TEXT = "Nora Pernistein was born in Zinelfall. Nora Pernistein was born in Zinelfall."
 

@@ -243,3 +243,12 @@ def test_a_head_is_worth_what_masked_tokens_lose_without_it(name, folders, tmp_p
 )
 def test_a_single_argument_is_told_what_it_was_taken_for(arguments, message):
     assert re.search(message, str(run("view", *arguments).exception))
+
+
+def test_the_model_that_comes_with_regard_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("view", "small", "The dog ran", "--no-labels", "-o", "page.html")
+    assert result.exception is None, result.exception
+    assert Path("page.html").read_text("utf-8").startswith("<!doctype html>")
+    Path("small").mkdir()  # what the user has called so comes first
+    assert "small" in str(run("view", "small", "The dog ran", "-o", "other.html").exception)

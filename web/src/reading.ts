@@ -177,7 +177,7 @@ export function reading(app: App): Reading {
     const share = order.length > BEST ? `; these ${BEST} have ${Math.round((100 * sum) / all)}% of it` : "";
     const what = cells!.word;
     if (token < 0)
-      replace(says, "Mean weight that all tokens put on each, the most on the darkest. ", h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
+      replace(says, "Mean weight from the tokens that may see each, the most on the darkest. ", h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
     else if (state.way === "to")
       replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(plural(what), tip(what)), share);
     else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(plural(what), tip(what)), share);
