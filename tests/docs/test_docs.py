@@ -278,11 +278,23 @@ def test_the_violation_shown_is_the_one_found():
     assert all(f"    {line}" in shown for line in verdict.reproducer.splitlines()[3:])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=short)
+def anchors(page):
+    """The anchors that a page's headings have on the site and where repositories are shown."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in plain}
+
+
+def prose(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks/README.md", ROOT / "examples/README.md"], ids=short)
 def test_links_lead_somewhere(page):
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", prose):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", prose(page)):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        assert not anchor or path.suffix != ".md" or anchor in anchors(path), f"{target}#{anchor}"
 
 
 def test_everything_public_is_named():
