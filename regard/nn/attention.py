@@ -7,7 +7,6 @@ out = project(merge(head_norm(attend(q, k, v; a, b) + skip ∘ v) ∘ f(gate(x))
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +15,26 @@ from torch import Tensor, nn
 
 from regard.errors import OptionError, ShapeError
 from regard.kernels.dropout import dropout
-from regard.mechanisms import Cost, Face, Mechanism, Recurrence, State, fitted
+from regard.mechanisms import Cost, Face, Mechanism, State
 from regard.mechanisms.foreign import refuse_foreign
-from regard.nn.convolution import ACTIVATIONS, ConvolvedState, ShortConvolution
+from regard.nn.building import (
+    build_convolution,
+    build_mechanism,
+    build_norm,
+    build_skip,
+    check_direction,
+    check_heads,
+    check_key_heads,
+    check_mechanism,
+)
+from regard.nn.convolution import ACTIVATIONS, ConvolvedState
 from regard.nn.gates import Gates
+from regard.nn.layer_costs import layer_cost, layer_gradient_cost
 from regard.nn.merges import MERGES, LooksAheadError
-from regard.nn.norms import NORMS, UnitLength
+from regard.nn.norms import NORMS
 from regard.nn.positions import Positions, Rotation, rotate
 from regard.nn.projection import Projection
 from regard.nn.torch_attention import from_torch, project_separately, to_torch
-from regard.registry import call_with_options
 from regard.shapes import Mask, Size
 
 Tokens = Float[Tensor, "B T D"]
@@ -87,14 +96,10 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         refuse_foreign(options, "regard.nn.Attention")
-        if causal is None and source is None:
-            raise OptionError(
-                "say causal=True, where each token sees itself and those before it, or causal=False, where every token "
-                "sees all"
-            )
+        check_direction(causal, source)
         if G is None:
             G = H
-        _check_heads(D, H, G, K)
+        check_heads(D, H, G, K)
         if K is None:
             K = D // H
         if V is None:
@@ -108,26 +113,11 @@ class Attention(nn.Module):
         self._rules = rules
         # In a tuple, so that it is no submodule: the stack owns it, and all of its layers share it.
         self._positions: tuple[Positions, ...] = ()
-        self.mechanism = _build_mechanism(mechanism, self.size, options)
+        self.mechanism = build_mechanism(mechanism, self.size, options)
         self.mechanism.dropout = dropout or self.mechanism.dropout
-        if source is not None and not self.mechanism.crosses:
-            raise OptionError(
-                f"{self.mechanism.name} has no cross-attention: its scores belong to positions of one sequence. "
-                "Use 'softmax' or a linear mechanism there."
-            )
-        _check_key_heads(key_heads, H, G, self.mechanism)
-        sizes = {"q": (key_heads or H, K), "k": (key_heads or G, K), "v": (G, V)}
-        if self.mechanism.causal_only and not causal:
-            raise OptionError(f"{self.mechanism.name} has no meaning that looks both ways; build it with causal=True")
-        self.needs = self.mechanism.needs.rstrip("ab")  # a and b are made otherwise
-        self.heads = [sizes[n][0] for n in self.needs]
-        self.widths = [sizes[n][0] * sizes[n][1] for n in self.needs]
-        self.project_source: Projection | None = None
-        if source is None:
-            self.project = Projection(D, sum(self.widths), bias=bias)
-        else:
-            self.project = Projection(D, self.widths[0], bias=bias)
-            self.project_source = Projection(source, sum(self.widths[1:]), bias=bias)
+        check_mechanism(self.mechanism, causal, source)
+        check_key_heads(key_heads, H, G, self.mechanism)
+        self._build_projections(key_heads, bias)
         self.gates: Gates | None = None
         if self.needs != self.mechanism.needs:
             self.gates = Gates(D, G, K, self.mechanism, decay, decay_options)
@@ -135,12 +125,12 @@ class Attention(nn.Module):
             qk_norm = qk_norm or "l2"  # longer keys would take out more than there is, and the memory would grow
             if qk_norm == "l2" and isinstance(mechanism, str) and "checks" not in options:
                 setattr(self.mechanism, "checks", False)  # noqa: B010  # the layer keeps to the ranges
-        self.query_norm = _build_norm(qk_norm, K, eps, self.mechanism)
-        self.key_norm = _build_norm(qk_norm, K, eps, self.mechanism)
+        self.query_norm = build_norm(qk_norm, K, eps, self.mechanism)
+        self.key_norm = build_norm(qk_norm, K, eps, self.mechanism)
         self.positions = positions
-        self.convolution = _build_convolution(convolution, sum(self.widths), source, convolution_options or {})
-        self.head_norm: nn.Module | None = None
+        self.convolution = build_convolution(convolution, sum(self.widths), source, convolution_options or {})
         self.joint = joint
+        self.head_norm: nn.Module | None = None
         if out_norm is not None:
             self.head_norm = NORMS.build(out_norm, {"D": H * V if joint else V, "eps": eps})
         self.gate: Projection | None = None
@@ -149,9 +139,23 @@ class Attention(nn.Module):
             self.gate_activation = ACTIVATIONS.find(gate)
         self.skip: nn.Parameter | None = None
         if skip:
-            self.skip = _build_skip(H, source)
+            self.skip = build_skip(H, source)
         self.merge = MERGES.build(merge, {}, **(merge_options or {}))
         self.out = Projection(H * V, D, bias=out_bias)
+
+    def _build_projections(self, key_heads: int | None, bias: bool) -> None:
+        """Builds what makes queries, keys and values, as far as the mechanism needs them."""
+        size = self.size
+        sizes = {"q": (key_heads or size.H, size.K), "k": (key_heads or size.G, size.K), "v": (size.G, size.V)}
+        self.needs = self.mechanism.needs.rstrip("ab")  # a and b are made otherwise
+        self.heads = [sizes[n][0] for n in self.needs]
+        self.widths = [sizes[n][0] * sizes[n][1] for n in self.needs]
+        self.project_source: Projection | None = None
+        if self.source is None:
+            self.project = Projection(self.width, sum(self.widths), bias=bias)
+        else:
+            self.project = Projection(self.width, self.widths[0], bias=bias)
+            self.project_source = Projection(self.source, sum(self.widths[1:]), bias=bias)
 
     @property
     def rules(self) -> Mask:
@@ -300,71 +304,11 @@ class Attention(nn.Module):
 
         The recurrent face has T new tokens, S in all; for cross-attention, T tokens that read S already written.
         """
-        size = self._size_of_call(T, S, B)
-        if self.source is not None and face == "recurrent":
-            # Reading alone: cross-attention less the writing, which is what T = 0 costs.
-            cost = self.mechanism.cost(size, "parallel")
-            written = self.mechanism.cost(replace(size, T=0), "parallel")
-            cost = replace(
-                cost,
-                matmul=cost.matmul - written.matmul,
-                useful=cost.useful - written.useful,
-                elementwise=cost.elementwise - written.elementwise,
-                bytes=cost.bytes - written.bytes + cost.state,
-            )
-            return cost + self._projection_cost(T, 0, B)
-        cost = self.mechanism.cost(replace(size, causal=size.causal or face == "recurrent"), face)
-        if face == "recurrent":  # new keys and values are written, and then read with all others
-            cost = replace(cost, bytes=cost.bytes + size.e * B * T * sum(self.widths["q" in self.needs :]))
-            if self.convolution is not None:
-                kept = size.e * B * (self.convolution.width - 1) * sum(self.widths)
-                cost += Cost(0, 0, 0, 2 * kept, kept)  # read and written
-        return cost + self._projection_cost(T, S, B)
+        return layer_cost(self, T, S, face, B)
 
     def gradient_cost(self, T: int, S: int, B: int = 1) -> Cost:
-        """Returns what the gradients of a whole sequence cost beside it.
-
-        Each projection has two products on the way back; the mechanism declares its own.
-        """
-        own = self._projection_cost(T, S, B)
-        doubled = Cost(2 * own.matmul, 2 * own.useful, 2 * own.elementwise, 2 * own.bytes, 0)
-        return doubled + self.mechanism.gradient_cost(self._size_of_call(T, S, B))
-
-    def _size_of_call(self, T: int, S: int, B: int) -> Size:
-        own = self.size
-        window = None
-        if self.source is None:
-            window = self.rules.window
-        return replace(own, B=B, T=T, S=S, dtype=self.out.weight.dtype, window=window)
-
-    def _projection_cost(self, T: int, S: int, B: int) -> Cost:
-        """Returns the cost of projecting T tokens and, for cross-attention, S of the other sequence.
-
-        Bytes are weights and inputs read, and outputs written. What lies between projection and mechanism is counted
-        with the mechanism.
-        """
-        projections = [(self.project, T), (self.out, T)]
-        numbers = 2 * T * self.width
-        if self.project_source is not None and S > 0:
-            projections.append((self.project_source, S))
-            numbers += S * self.project_source.in_features
-        made = None if self.gates is None else self.gates.project
-        for more in (self.gate, made):
-            if more is not None:
-                projections.append((more, T))
-                numbers += T * more.out_features
-        flops = sum(2 * B * tokens * projection.weight.numel() for projection, tokens in projections)
-        weights = sum(x.numel() for projection, _ in projections for x in projection.parameters())
-        work = 0
-        if self.convolution is not None:
-            weights += sum(x.numel() for x in self.convolution.parameters())
-            numbers += T * sum(self.widths)
-            work += self.convolution.flops(B * T)
-        # 7 FLOPs a number for a norm, 9 for the gate, an activation and a product, and 2 for the values added.
-        parts = 7 * (self.head_norm is not None) + 9 * (self.gate is not None) + 2 * (self.skip is not None)
-        work += B * T * self.size.H * self.size.V * parts
-        e = self.out.weight.dtype.itemsize
-        return Cost(flops, flops, work, e * (weights + B * numbers), 0)
+        """Returns what the gradients of a whole sequence cost beside it."""
+        return layer_gradient_cost(self, T, S, B)
 
     def extra_repr(self) -> str:
         s = self.size
@@ -469,75 +413,6 @@ class Attention(nn.Module):
             )
         if not crossing and self.source is not None:
             raise ShapeError("this layer attends to another sequence: give it (source=…), or write it once and read it")
-
-
-def _build_mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str, Any]) -> Mechanism:
-    """Returns the mechanism of a name with its options, made for `size`; one already built as it is."""
-    if isinstance(mechanism, str):
-        return fitted(mechanism, size, **options)
-    if options:
-        raise OptionError(
-            f"options {', '.join(options)} were given beside a mechanism already built; build it with them"
-        )
-    return mechanism
-
-
-def _build_norm(name: str | None, K: int, eps: float, mechanism: Mechanism) -> nn.Module | None:
-    """Returns the norm of each head's queries or keys, or None where none is asked for."""
-    if name is None:
-        return None
-    if not {"q", "k"} <= set(mechanism.needs):
-        raise OptionError(f"{mechanism.name} has no queries and keys of its own, so qk_norm has nothing to act on")
-    if name == "l2":
-        return UnitLength()
-    norm: nn.Module = NORMS.build(name, {"D": K, "eps": eps})
-    return norm
-
-
-def _build_convolution(
-    width: int, channels: int, source: int | None, options: Mapping[str, Any]
-) -> ShortConvolution | None:
-    """Returns the short convolution of a layer with so many channels of queries, keys and values; None for width 0."""
-    if width == 0:
-        return None
-    if source is not None:
-        raise OptionError("a short convolution belongs to self-attention: it compares a token with those before it")
-    built: ShortConvolution = call_with_options(
-        ShortConvolution, "the short convolution", {"channels": channels, "width": width}, options
-    )
-    return built
-
-
-def _check_heads(D: int, H: int, G: int, K: int | None) -> None:
-    if min(D, H, G) < 1:
-        raise OptionError(f"width {D}, {H} query heads, {G} key/value heads: each must be at least 1")
-    if K is None and D % H:
-        raise OptionError(f"width {D} does not divide into {H} heads; choose another number of heads, or say K and V")
-    if H % G:
-        raise OptionError(f"{G} key/value heads do not divide {H} query heads")
-
-
-def _check_key_heads(key_heads: int | None, H: int, G: int, mechanism: Mechanism) -> None:
-    """Raises where values cannot have more heads than queries and keys do."""
-    if key_heads is None:
-        return
-    if not isinstance(mechanism, Recurrence):
-        raise OptionError(
-            f"{mechanism.name}: key_heads = {key_heads}, but only mechanisms with a memory for each value head, such "
-            "as 'gated-delta', let several of them share queries and keys. Leave it out, or say G"
-        )
-    if H != G or key_heads < 1 or G % key_heads:
-        raise OptionError(
-            f"key_heads = {key_heads} with {H} query heads and {G} key/value heads: expected a divisor of the value "
-            "heads, and as many heads as groups"
-        )
-
-
-def _build_skip(H: int, source: int | None) -> nn.Parameter:
-    """Returns the factor of each head's own values, 1 to begin with."""
-    if source is not None:
-        raise OptionError("skip adds a token's own values to its outputs: it belongs to self-attention")
-    return nn.Parameter(torch.ones(H))
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
