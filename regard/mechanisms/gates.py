@@ -81,16 +81,27 @@ def prepare(
     dtype: torch.dtype,
 ) -> GatedTokens:
     """Returns the tokens of a call, whose sizes have been checked: hidden ones have a = 0, b = 0, and no k and v."""
-    B, G, S, _ = v.shape
-    K = k.shape[3]
-    decays: tuple[int, ...] = (B, G, S)
-    if mechanism.channels:
-        decays = (B, G, S, K)
-    _check_given(mechanism, "a", a, decays)
-    _check_given(mechanism, "b", b, (B, G, S))
+    G = v.shape[1]
     mask = Mask(visible=visible)
     k = mask.zero_hidden(k)
     v = mask.zero_hidden(v)
+    a, b = prepare_gates(mechanism, k, v, visible, a, b)
+    if b is not None:
+        b = b.to(dtype)
+    return GatedTokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
+
+
+def prepare_gates(
+    mechanism: Recurrence, k: Tensor, v: Tensor, visible: Tensor | None, a: Tensor | None, b: Tensor | None
+) -> tuple[Float[Tensor, "B G S X"], Float[Tensor, "B G S 1"] | None]:
+    """Returns a and b of a call, checked, and 0 at hidden tokens; X is 1, or K for a decay of each channel."""
+    B, G, S, _ = v.shape
+    decays: tuple[int, ...] = (B, G, S)
+    if mechanism.channels:
+        decays = (B, G, S, k.shape[3])
+    _check_given(mechanism, "a", a, decays)
+    _check_given(mechanism, "b", b, (B, G, S))
+    mask = Mask(visible=visible)
     if b is not None:
         b = mask.zero_hidden(b[..., None])
     if a is None:
@@ -99,10 +110,8 @@ def prepare(
         a = a[..., None]
     a = mask.zero_hidden(a)
     if mechanism.checks:
-        _check_gates(mechanism, a, b, k)
-    if b is not None:
-        b = b.to(dtype)
-    return GatedTokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
+        _check_gates(mechanism, a, b, mask.zero_hidden(k))
+    return a, b
 
 
 def _check_given(mechanism: Recurrence, name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:

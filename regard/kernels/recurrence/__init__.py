@@ -1,10 +1,12 @@
-"""Gated and delta attention on a CPU: all chunks at once but for their memories, and gradients written by hand.
+"""Gated and delta attention: by chunks on a CPU (`chunks.py`), and in Triton (`triton_decay.py`, `triton_token.py`).
+
+On a CPU all chunks go at once but for their memories, and gradients are written by hand.
 
 What the reference does chunk by chunk is one product for all chunks wherever no memory is involved; only three small
 products a chunk have to wait for the chunk before. The triangular systems are solved once, as inverses of [C,C]; the
 gradients read them again. Autograd would keep and revisit every step of that.
 
-Tensors, with N = B·G memories, n chunks of C tokens, and R query heads of each memory side by side:
+Tensors of `chunks.py`, with N = B·G memories, n chunks of C tokens, and R query heads of each memory side by side:
 
     name       shape         meaning
     q          [N,n,R·C,K]   queries
@@ -18,8 +20,12 @@ Tensors, with N = B·G memories, n chunks of C tokens, and R query heads of each
     inverse    [N,n,C,C]     (I + tril(diag(b)(K Kᵀ ⊙ D), −1))⁻¹
     residual   [N,n,C,V]     V − (K ⊙ e^c) S: what the memory before does not read of each value
     new        [N,n,C,V]     what each token writes
+
+In Triton a whole sequence of one decay a head is one program that goes through the chunks of a segment with the memory
+in registers; where there are several segments, it first sums what each adds to the memory. The three gradients are the
+same program with other tensors in the roles of q, k and v, two of them from the end. One token is one launch.
 """
 
-from regard.kernels.recurrence import register
+from regard.kernels.recurrence import register, register_gpu
 
-__all__ = ["register"]
+__all__ = ["register", "register_gpu"]
