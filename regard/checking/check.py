@@ -32,6 +32,7 @@ from regard.laws import (
     draw_long_case,
     subject,
 )
+from regard.laws.signatures import ANY_MASKS
 from regard.laws.subjects import explain_exception
 from regard.mechanisms import mechanisms
 from regard.models import Model
@@ -322,6 +323,11 @@ def tell_taken(s: Subject) -> list[str]:
         sentences.append(
             f"{s.label} was taken to add {mask.name} [B,S] to its scores: 0 for what may be seen, −∞ for what may not. "
             "With 1 for what may be seen and 0 for what may not it hides nothing."
+        )
+    if mask is not None and mask.name in ANY_MASKS and mask.marks == "hidden":
+        sentences.append(
+            f"{s.label} was taken to hide what is True in {mask.name}. If True is meant for what may be seen, it is "
+            "the wrong way round."
         )
     return sentences
 

@@ -85,7 +85,8 @@ class SameAs:
         error = difference(subject.run(asked, inputs), self.reference.run(asked, inputs))
         if asked.tolerance is None:
             return []
-        found = Finding(error, asked.tolerance, f"outputs of {asked.T} queries over {asked.T + 3} keys")
+        queries = "one query" if asked.T == 1 else f"{asked.T} queries"
+        found = Finding(error, asked.tolerance, f"outputs of {queries} over {asked.T + 3} keys")
         if found.broken:
             found = found._replace(
                 what=found.what + self._explain(subject, asked), noted=self._reads_few(subject, asked)
@@ -113,8 +114,8 @@ class SameAs:
         return findings
 
     def _large_case(self, subject: Subject, case: Case, padding: str = "none") -> Case:
-        """Returns a case too large for a coincidence, no two of whose sizes are alike."""
-        large = case.but(B=2, T=11, H=6, G=2, K=3, V=5, padding=padding, adjust="none")
+        """Returns a case too large for a coincidence: no two sizes are alike, nor like those that were first tried."""
+        large = case.but(B=2, T=11, H=8, G=4, K=9, V=13, padding=padding, adjust="none")
         return self.reference.fit(subject.fit(large))
 
     def _explain(self, subject: Subject, case: Case) -> str:
@@ -131,6 +132,11 @@ class SameAs:
         """Returns the slip that explains the difference, else what can be seen of rounding, lengths and weights."""
         if len(subject.inputs(large)) != 3 or not isinstance(self.reference.mechanism(large), Softmax):
             return ""
+        shapes = self._compare_shapes(subject, large)
+        if shapes:
+            large = large.but(G=large.H)  # it may be one that takes no groups and does not say so
+            if self._compare_shapes(subject, large):
+                return shapes
         asked = (id(subject), large)
         if not bool(subject.run(large, subject.inputs(large)).isfinite().all()):
             return ": NaN or infinity from ordinary inputs: is it 0 · ∞, or a row in which all is hidden?"
@@ -149,7 +155,16 @@ class SameAs:
         words = "; ".join(word for word in [describe_lengths(subject, self.reference, case), *told] if word)
         if words:
             return f": {words}"
-        return ""
+        return shapes
+
+    def _compare_shapes(self, subject: Subject, case: Case) -> str:
+        """Returns words where outputs have another shape than the reference's, which no slip can explain."""
+        inputs = subject.inputs(case)
+        got = subject.run(case, inputs).shape
+        want = self.reference.run(case, inputs).shape
+        if got == want:
+            return ""
+        return f": {list(got)} from q {list(inputs[0].shape)}, k {list(inputs[1].shape)}, expected {list(want)}"
 
     def _find_slip(self, subject: Subject, case: Case, slips: Mapping[str, Slip], visible: Tensor | None) -> str:
         """Returns the slip that makes the reference give what the subject gives, in brackets, or nothing."""

@@ -73,6 +73,11 @@ def _scaled(factor: Callable[[Asked], float]) -> Slip:
     return lambda a: a.attend(a.scores * factor(a))
 
 
+def _capped(cap: float) -> Slip:
+    """Returns the slip of a softcap, which Gemma 2 has and softmax attention has not."""
+    return lambda a: a.attend(cap * torch.tanh(a.scores / cap))
+
+
 def _tile(x: Tensor, a: Asked) -> Tensor:
     return x.repeat(1, a.q.shape[1] // x.shape[1], 1, 1)
 
@@ -94,6 +99,12 @@ def _without_itself(a: Asked) -> Tensor:
     allowed = a.allowed_up_to(-1)
     blind = ~allowed.any(-1, keepdim=True)
     return a.attend(allowed=allowed | (blind & a.allowed))
+
+
+def _blind_row_over_all(a: Asked) -> Tensor:
+    """Returns softmax in which no query sees itself, hidden by a large number: a row all hidden is even over all."""
+    raw = a.scores.masked_fill(~a.allowed_up_to(-1), -1e9)
+    return mix(raw.softmax(-1), a.v)
 
 
 def _with_one_more(a: Asked) -> Tensor:
@@ -142,10 +153,16 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
         lambda a: (a.q.shape[-1] / a.q.shape[1]) ** 0.5
     ),
     "{} over all keys: is causal=True ignored?": lambda a: replace(a, causal=False).attend(),
+    "{} with weights divided by √K: the factor belongs to the scores, before the softmax": lambda a: (
+        a.attend(a.scores * a.q.shape[-1] ** 0.5) * a.q.shape[-1] ** -0.5
+    ),
     "{} in which every query also sees the next token: is it triu(2) instead of triu(1)?": lambda a: a.attend(
         allowed=a.allowed_up_to(1)
     ),
     "{} in which no query sees itself: is it triu(0) instead of triu(1)?": _without_itself,
+    "{} in which no query sees itself, and the first one sees all: is it triu(0) instead of triu(1)?": (
+        _blind_row_over_all
+    ),
     "{} with hidden scores set to 0, which softmax does not hide: −∞ belongs there": lambda a: replace(
         a, causal=False, visible=None
     ).attend(a.scores * a.allowed),
@@ -169,6 +186,9 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
     "{} with value heads in the order a b a b: query head h needs head h // (H/G), a a b b": lambda a: replace(
         a, k=_repeat(a.k, a), v=_tile(a.v, a)
     ).attend(),
+    "{} in which every query head reads the first key/value head": lambda a: replace(
+        a, k=a.k[:, :1], v=a.v[:, :1]
+    ).attend(),
     "{} with query heads in reverse order": lambda a: replace(a, q=a.q.flip(1)).attend(),
     "{} with its heads averaged": _mean_of_heads,
     "{} normalised over the queries: the softmax belongs over the keys, the last axis": lambda a: a.attend(axis=-2),
@@ -187,6 +207,9 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
     "{} of cosines times √K: are q and k normalised, and not scaled?": lambda a: replace(
         a, q=normalize(a.q, dim=-1) * a.q.shape[-1] ** 0.5, k=normalize(a.k, dim=-1)
     ).attend(),
+    **{
+        f"{{}} with scores capped: {cap:g}·tanh(scores/{cap:g})": _capped(cap) for cap in (10.0, 15.0, 20.0, 30.0, 50.0)
+    },
     "{} with 1 added to each row's sum, so that rows sum to less than one": _with_one_more,
     "exp(scores) @ v: rows are not divided by their sums": lambda a: mix(a.scores.exp() * a.allowed, a.v),
     "scores @ v: is the softmax missing?": lambda a: mix(a.scores * a.allowed, a.v),

@@ -1,8 +1,10 @@
 """Attention that people write: what is wrong is found by the law that names the fault, what is right is not accused."""
 
+import math
+
 import pytest
 import torch
-from zoo import RIGHT, SOFTMAX, WRONG, scores
+from zoo import RIGHT, SOFTMAX, WRONG, scores, see
 
 import regard
 
@@ -46,6 +48,82 @@ def test_a_verdict_ends_with_what_was_not_asked():
     )
     text = str(regard.check(RIGHT["both_ways_in_a_window"], draws=4))
     assert "Not asked of both_ways_in_a_window: 'looks-ahead'" in text and "The nearest is" in text
+
+
+def scales_weights(q, k, v):
+    return (q @ k.mT).softmax(-1) / math.sqrt(q.shape[-1]) @ v
+
+
+def hides_itself(q, k, v, causal=True):
+    """The first query sees nothing, and by a large number instead of −∞ that becomes all keys evenly."""
+    return (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~see(q.shape[2], k.shape[2], -1), -1e9).softmax(-1) @ v
+
+
+def reads_one_head(q, k, v, causal=True):
+    return scores(q, k[:, :1], causal).softmax(-1) @ v[:, :1]
+
+
+def capped(q, k, v):
+    return (30 * torch.tanh(scores(q, k, causal=False) / 30)).softmax(-1) @ v
+
+
+def with_alibi(q, k, v, causal=True):
+    slopes = 2.0 ** -torch.arange(1, q.shape[1] + 1, dtype=q.dtype)
+    return (scores(q, k) + slopes[:, None, None] * torch.arange(k.shape[2])).softmax(-1) @ v
+
+
+def identity(q, k, v, causal=True):
+    return v
+
+
+def no_groups(q, k, v, causal=True):
+    """One output head for each key/value head, of whatever queries."""
+    return scores(q[:, : k.shape[1]], k, causal).softmax(-1) @ v
+
+
+def keeps_its_scale(q, k, v, kept={}):  # noqa: B006
+    """The scale of the first call, whatever the width of later ones."""
+    scale = kept.setdefault("scale", q.shape[-1] ** -0.5)
+    return (q @ k.mT * scale).softmax(-1) @ v
+
+
+SAID = {
+    scales_weights: "divided by √K: the factor belongs to the scores",
+    hides_itself: "no query sees itself, and the first one sees all",
+    reads_one_head: "every query head reads the first key/value head",
+    capped: "30·tanh(scores/30)",
+    with_alibi: "a bias, or positions",
+    identity: "the values themselves",
+    no_groups: "[2, 4, 11, 13] from q [2, 8, 11, 9], k [2, 4, 11, 9], expected [2, 8, 11, 13]",
+    keeps_its_scale: "its scores are 1.22 times as large",
+}
+
+
+@pytest.mark.parametrize("thing", SAID, ids=lambda thing: thing.__name__)
+def test_it_is_said_how_attention_differs_from_softmax(thing):
+    (verdict,) = regard.check(thing, like="softmax", only=["same"], draws=6)
+    assert verdict.status == "broken" and SAID[thing] in verdict.detail, str(verdict)
+
+
+def test_a_cache_that_grows_is_no_dropout():
+    kept = []
+
+    def grows(q, k, v, causal=True):
+        kept.append(v)
+        return scores(q, k, causal).softmax(-1) @ v * len(kept)
+
+    (verdict,) = regard.check(grows, only=["pure"], draws=2)
+    assert "is a state kept between calls" in verdict.detail
+
+
+def test_a_mask_that_hides_what_is_true_is_told():
+    def hides_the_true(q, k, v, mask=None):
+        raw = scores(q, k, causal=False)
+        if mask is not None:
+            raw = raw.masked_fill(mask == 1, -1e9)
+        return raw.softmax(-1) @ v
+
+    assert "hides_the_true was taken to hide what is True in mask" in str(regard.check(hides_the_true, draws=2))
 
 
 def adds_its_mask(q, k, v, attention_mask=None):

@@ -110,7 +110,7 @@ def scales_in_place(q, k, v, causal=True):
     return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)
 
 
-@wrong("pure")
+@wrong("pure", "is dropout left on")
 def dropout_left_on(q, k, v, causal=True):
     return functional.dropout(scores(q, k, causal).softmax(-1), 0.1) @ v
 
