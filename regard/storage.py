@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"  # the hash of each file of a set
 COMMIT = ".commit"  # where each file of a set lies that was committed and has not yet moved
-STAGED = re.compile(r"\.(?P<place>.+)\.[0-9a-f]{8}\.staged")
+STAGED = re.compile(r"\.(?P<place>[^/]+)\.[0-9a-f]{8}\.staged")
 
 Locate = Callable[[str], Path]  # from the name of a file of a set to where it lies
 
@@ -196,11 +196,16 @@ def _read_commit(folder: Path) -> dict[str, str]:
     """Returns the staged name of each file of a set that was committed; {} where there is none."""
     path = folder / COMMIT
     try:
-        return read_json_object(path, DataError)
+        moves = read_json_object(path, DataError)
     except DataError as error:
         if path.exists():
             raise DataError(f"{error}; remove it to go on without it") from None
         return {}  # there is none, or another process has just moved its files
+    for place, staged in moves.items():
+        if Path(place).name != place or not isinstance(staged, str) or not STAGED.fullmatch(staged):
+            named = f"{quote(place)}, {quote(staged)}"
+            raise DataError(f"{path} names {named}; expected files of this folder. Remove it to go on without it")
+    return moves
 
 
 def _move_committed(folder: Path) -> None:
@@ -209,8 +214,6 @@ def _move_committed(folder: Path) -> None:
     if not moves:
         return
     for place, staged in moves.items():
-        if Path(place).name != place or not STAGED.fullmatch(staged):
-            raise DataError(f"{folder / COMMIT} names {place!r}, {staged!r}; expected files of this folder")
         with suppress(FileNotFoundError):  # it moved before
             (folder / staged).rename(folder / place)
     sync(folder)  # on disk before the marker goes: without it, staged files are leftovers

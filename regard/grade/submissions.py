@@ -15,6 +15,7 @@ from regard.reading import check_fields, check_path, read_json, read_text
 
 SUFFIXES = (".py", ".ipynb")
 MAX_SOURCE_BYTES = 1 << 24
+MAX_PARSED = 1 << 24  # characters of a notebook's cells, which are parsed again for each line that is no Python
 
 # What IPython takes for its own: magics, shell commands, help, and the two assigned to a name.
 _MAGIC = re.compile(r"\s*([%!?]|[\w, ]+=\s*[%!]|\w[\w.]*\?{1,2}\s*$)")
@@ -116,28 +117,27 @@ def convert_notebook(document: Any, source: str, tag: str = "") -> tuple[str, li
     which is not here says nothing about the functions above and below it. With a `tag` only cells that have it count.
     """
     check_fields(document, {"cells": list}, source, DataError)
+    cells = [cell for cell in document["cells"] if isinstance(cell, dict) and cell.get("cell_type") == "code"]
+    characters = sum(len(_cell_text(cell)) for cell in cells)
+    if characters > MAX_SOURCE_BYTES:
+        raise DataError(f"{source}: its code has {characters:,} characters; expected at most {MAX_SOURCE_BYTES:,}")
     notes = []
-    bodies: list[ast.stmt] = []
-    future: list[ast.stmt] = []
-    number = 0
-    for cell in document["cells"]:
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        number += 1
+    bodies: list[str] = []
+    future: list[str] = []
+    for number, cell in enumerate(cells, 1):
         if tag and not _has_tag(cell, tag):
             continue
         try:
-            tree = ast.parse(_without_magics(_cell_text(cell)))
-        except (SyntaxError, ValueError) as error:
+            tree = ast.parse(_without_magics(_cell_text(cell), MAX_PARSED // (characters + 1)))
+            body = [s for s in tree.body if not _is_future(s)]
+            if body:
+                bodies.append(ast.unparse(_guarded(body, number)))
+        # The last two: expressions that are nested more deeply than Python's own parser can go.
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             notes.append(f"Code cell {number} was left out: {_describe_syntax(error)}.")
             continue
-        future += [s for s in tree.body if _is_future(s)]
-        body = [s for s in tree.body if not _is_future(s)]
-        if body:
-            bodies.append(_guarded(body, number))
-    first = ast.parse(f"{_FAILED_CELLS} = []").body
-    module = ast.fix_missing_locations(ast.Module(body=[*future, *first, *bodies], type_ignores=[]))
-    return ast.unparse(module) + "\n", notes
+        future += [ast.unparse(s) for s in tree.body if _is_future(s)]
+    return "\n".join([*future, f"{_FAILED_CELLS} = []", *bodies]) + "\n", notes
 
 
 def _has_tag(cell: dict[str, Any], tag: str) -> bool:
@@ -172,16 +172,17 @@ def _cell_text(cell: dict[str, Any]) -> str:
     return str(source)
 
 
-def _without_magics(text: str) -> str:
+def _without_magics(text: str, tries: int) -> str:
     """Returns the text of a cell without what only IPython understands.
 
-    Only a line that Python stumbles over is taken out: one may begin with % inside a string or an expression.
+    Only a line that Python stumbles over is taken out, and at most `tries` of them: one may begin with % inside a
+    string or an expression.
     """
     lines = text.splitlines()
     first = text.lstrip()
     if first.startswith("%%") and not _TRANSPARENT.match(first):
         return ""
-    for _ in range(len(lines)):
+    for _ in range(tries):
         try:
             ast.parse("\n".join(lines))
             break
@@ -195,5 +196,5 @@ def _without_magics(text: str) -> str:
 
 def _describe_syntax(error: Exception) -> str:
     if isinstance(error, SyntaxError):
-        return f"{error.msg} in `{(error.text or '').strip()}`"
-    return str(error)
+        return quote(f"{error.msg} in `{(error.text or '').strip()}`", marks=False)
+    return quote(error)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from regard.devices import free_memory
-from regard.errors import RegardError
+from regard.errors import RegardError, quote
 from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import (
     build_model,
@@ -121,7 +121,7 @@ def untrained(
     _check_memory(name, torch.device(device), download)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = build_model(model_class(config), config)
+        model = _build(config, name)
     images = None if folder is None else _find_image_processor(folder, model)
     return LoadedModel(model.to(device).eval(), tokenizer, f"random:{display_name(name)}", False, images)
 
@@ -130,7 +130,13 @@ def model_on_meta(name: str | Path, download: bool = False) -> Any:
     """Builds a model on the device "meta", without memory for weights, from its config or a type such as 'gpt2'."""
     with torch.device("meta"):
         config, _ = _find_config(name, download)
-        return build_model(model_class(config), config).eval()
+        return _build(config, name).eval()
+
+
+def _build(config: Any, name: str | Path) -> Any:
+    """Builds the model of a config with random weights; sizes that fit no model are a HubError that names `name`."""
+    with _explain_errors(name):
+        return build_model(model_class(config), config)
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:
@@ -188,7 +194,9 @@ def _find_tokenizer(folder: Path) -> Any:
     if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         return None
     with _explain_part(f"the tokenizer of {folder}"):
-        return load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
+        tokenizer("")  # some settings, such as model_max_length, are first looked at when it is used
+    return tokenizer
 
 
 def _find_image_processor(folder: Path, model: Any) -> Any:
@@ -211,7 +219,7 @@ def _explain_part(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _explain_errors(folder: Path) -> Iterator[None]:
+def _explain_errors(folder: str | Path) -> Iterator[None]:
     """Re-raises the errors of libraries as a HubError that names the folder."""
     try:
         yield
@@ -223,4 +231,4 @@ def _explain_errors(folder: Path) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     """Returns the first line of an error's message, or the name of its class if the message is empty."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return quote(str(error).strip().partition("\n")[0] or type(error).__name__, marks=False)

@@ -17,7 +17,7 @@ import torch
 
 from regard.errors import HubError
 from regard.hub.attention import import_transformers
-from regard.hub.safety import CONFIG, IMAGES, check_adapter, check_settings, read_config, read_field
+from regard.hub.safety import CONFIG, IMAGES, check_adapter, check_image_sizes, check_settings, read_config, read_field
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _LOCK = threading.RLock()  # `no_remote_code` patches transformers for every thread
@@ -57,6 +57,7 @@ def load_tokenizer(folder: Path) -> Any:
 def load_image_processor(folder: Path) -> Any:
     """Returns the image processor of a folder: what makes pixel values of an image."""
     check_settings(folder)
+    check_image_sizes(folder)
     with no_remote_code() as library:
         _check_image_processor_class(library, folder)
         return library.AutoImageProcessor.from_pretrained(folder, **_LOCAL)

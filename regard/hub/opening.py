@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from regard.devices import resolve_device
-from regard.errors import ExtraMissingError, HubError, OptionError, RegardError
+from regard.errors import ExtraMissingError, HubError, OptionError, RegardError, quote
 from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, untrained
 from regard.hub.gate import load_gguf
 from regard.hub.loading import load as load_hub_weights
@@ -137,7 +137,7 @@ def _open_gguf(source: ModelSource, device: str, seed: int) -> LoadedModel:
     except RegardError:
         raise
     except (ValueError, KeyError, IndexError, OSError, RuntimeError, struct.error) as error:
-        raise HubError(f"{path} cannot be read as a language model: {error}") from None
+        raise HubError(f"{path} cannot be read as a language model: {quote(error)}") from None
     prefix = "" if source.trained else RANDOM
     return LoadedModel(model.to(device).eval(), tokenizer, prefix + path.stem, source.trained)
 

@@ -61,6 +61,20 @@ _CHOICES = {
 }
 # Fields that name a model of timm. A name with a colon ("hf-hub:", "local-dir:") says where to fetch the model from.
 _TIMM = ("architecture", "backbone")
+# Fields that say how large an image is made, in pixels.
+_EDGES = (
+    "height",
+    "width",
+    "shortest_edge",
+    "longest_edge",
+    "max_height",
+    "max_width",
+    "size",
+    "crop_size",
+    "pad_size",
+)
+_EDGES += ("size_divisor", "size_divisibility", "ensure_multiple_of")
+MAX_EDGE = 2048
 _MAX_SIZES = {theirs: SIZE_LIMITS[ours] for ours, names in _SIZE_KEYS.items() for theirs in names.split()}
 
 
@@ -85,7 +99,7 @@ def find_folder(name: str | Path, download: bool = False) -> Path:
                 f"{name} is no folder, and no model of that name was downloaded before; expected a folder with "
                 f"{CONFIG} and {WEIGHTS}, or ask for a download (--download)"
             ) from error
-        first = str(error).strip().partition("\n")[0]
+        first = quote(str(error).strip().partition("\n")[0], marks=False)
         raise HubError(f"{name} cannot be downloaded: {first}") from error
     return Path(folder)
 
@@ -113,6 +127,16 @@ def check_settings(folder: Path) -> None:
         path = folder / name
         for key, value in _all_fields(_read_json(path)):
             _check_field(path, key, value)
+
+
+def check_image_sizes(folder: Path) -> None:
+    """Refuses settings of an image processor that make an image so large that it fills the memory."""
+    path = folder / IMAGES
+    for key, value in _all_fields(_read_json(path)):
+        sizes = value if isinstance(value, list) else [value]
+        for size in sizes if key in _EDGES else ():
+            if isinstance(size, int | float) and not 0 < size <= MAX_EDGE:
+                raise HubError(f"{path}: {key} = {quote(size)}: expected pixels from 1 to {MAX_EDGE:,}")
 
 
 def read_field(path: Path, key: str) -> Any:

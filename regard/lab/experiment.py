@@ -105,7 +105,10 @@ class Session:
     def compare(self, file: str, kind: type[S]) -> S:
         """Returns what is varied: the section `compare` of a recipe, with what was asked of it."""
         tables = recipes.apply_variant(recipes.read_tables(file), self.variant, file)
-        return kind().but(**tables.get(COMPARE, {})).but(**self.asked.get(COMPARE, {}))
+        asked = self.asked.get(COMPARE, {})
+        if not isinstance(asked, Mapping):
+            raise ConfigError(f"{COMPARE} = {quote(asked)}: expected a table of settings")
+        return kind().but(**tables.get(COMPARE, {})).but(**asked)
 
     def asks(self, key: str, stage: str = "") -> bool:
         """Returns whether the user asked for `section.key`, of all stages or of the one that is named."""

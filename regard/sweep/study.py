@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.seeds import derive
-from regard.errors import ExtraMissingError, RegardError
+from regard.errors import ExtraMissingError, RegardError, quote
 from regard.locks import LockState, lock_file
 from regard.models.locate import CHECKPOINTS
 from regard.sweep.space import Parameter
@@ -111,7 +111,16 @@ class Study:
 
     def trials(self) -> list[FrozenTrial]:
         """Returns the trials by their numbers; of one that was retried, the latest."""
-        latest = {trial_number(trial): trial for trial in self.optuna.get_trials(deepcopy=False)}
+        with self.storage_errors():
+            try:
+                found = self.optuna.get_trials(deepcopy=False)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                # Its dates and numbers are texts, which Optuna trusts.
+                raise SweepError(
+                    f"the storage of {self.path} is damaged ({type(error).__name__}: {quote(error)}); put back a copy "
+                    "of it, or begin the sweep in another folder"
+                ) from error
+        latest = {trial_number(trial): trial for trial in found}
         return [latest[n] for n in sorted(latest)]
 
     def ended(self) -> list[FrozenTrial]:
@@ -149,7 +158,7 @@ class Study:
         try:
             yield
         except (SQLAlchemyError, StorageInternalError) as error:
-            said = str(error).partition("\n")[0]
+            said = quote(str(error).partition("\n")[0], marks=False)
             raise SweepError(
                 f"the storage of {self.path} failed: {said}. Go on with: regard sweep {self.path}"
             ) from error
@@ -351,7 +360,7 @@ def _open_storage(url: str) -> RDBStorage:
     except ImportError as error:
         raise ExtraMissingError(f"--storage {shown}: {error}. Install what speaks to that database") from None
     except (SQLAlchemyError, ValueError, RuntimeError) as error:
-        said = str(error).partition("\n")[0]
+        said = quote(str(error).partition("\n")[0], marks=False)
         raise SweepError(
             f"--storage {shown} cannot be opened: {said}. Expected a database's URL, e.g. postgresql://user@host/name"
         ) from None

@@ -168,6 +168,20 @@ def test_odd_notebooks_are_refused_or_empty(document):
         assert "def " not in text
 
 
+@pytest.mark.parametrize("cell", ["-" * 20_000 + "1", "x = " + "+".join("1" * 20_000), "(" * 5000, "\x1b[2J = 1"])
+def test_a_cell_that_python_cannot_parse_is_left_out_alone(cell):
+    text, notes = convert_notebook(notebook(cell, "y = 1"), "a")
+    assert "y = 1" in text
+    assert notes[0].startswith("Code cell 1 was left out: ") and len(notes) == 1
+    assert len(notes[0]) < 300 and "\x1b" not in notes[0]
+
+
+@pytest.mark.timeout(60)
+def test_a_notebook_of_nothing_but_magics_does_not_hold_the_others_up():
+    text, notes = convert_notebook(notebook("%x\n" * 100_000, "y = 1"), "a")
+    assert "y = 1" in text and len(notes) == 1
+
+
 def test_a_folder_holds_files_and_folders(tmp_path):
     spec = load_spec("positions")
     (tmp_path / "anna.py").write_text("")

@@ -147,6 +147,30 @@ def test_damaged_settings_name_their_file(folder):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [{"size": {"height": 10**5, "width": 32}}, {"size": [10**5, 32]}, {"crop_size": float("inf")}, {"pad_size": -1}],
+)
+def test_settings_that_would_fill_the_memory_are_refused(folder, settings):
+    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS | settings))
+    with pytest.raises(HubError, match=r"preprocessor_config\.json: \w+ = .*: expected pixels from 1 to 2,048"):
+        open_recordable(folder)
+
+
+@pytest.mark.parametrize("settings", [{"image_mean": "a"}, {"image_std": ["1", 1, 1]}, {"rescale_factor": "x"}])
+def test_settings_that_are_first_used_for_an_image_are_told(folder, photo, settings):
+    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS | settings))
+    with pytest.raises(OptionError, match=r"photo\.png: ViTImageProcessor\w* cannot prepare it"):
+        open_recordable(folder).record(str(photo))
+
+
+@pytest.mark.parametrize("size", [(80_000, 1), (1, 80_000)])
+def test_a_long_thin_image_is_refused_before_it_is_read(tmp_path, size):
+    Image.new("1", size).save(tmp_path / "a.png")
+    with pytest.raises(OptionError, match="cannot be read as an image .* more than 20 times as long"):
+        read_image(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
     "address", ["https://example.org/a.jpg", "data:image/svg+xml;base64,AAAA", 'data:image/jpeg;base64,AA"onload', 3]
 )
 def test_a_trace_shows_no_picture_but_the_one_it_holds(folder, photo, address):

@@ -10,7 +10,7 @@ import torch
 
 import regard
 from regard.data.tokenizers import BPE, Bytes, Characters
-from regard.errors import OptionError
+from regard.errors import OptionError, printable
 from regard.kernels import plain
 from regard.mechanisms import mechanisms
 from regard.models import GPT, Seq2Seq
@@ -44,6 +44,20 @@ def check_equal(model, folder, T=150):
     with torch.no_grad():
         assert torch.equal(model(tokens), twin(tokens))
     return path
+
+
+@pytest.mark.parametrize("name", ['a"""b', "a\\u", "a\\", "a\nb", "a\0b", "a\ud800", 'a"', "\u202ea"])
+def test_a_name_stays_in_the_docstring(name):
+    first, *others = ast.parse(write_source(small(), name).encode()).body
+    assert first.value.value.startswith(f"{printable(name)}: a GPT with softmax attention")
+    assert all(isinstance(x, ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.If) for x in others)
+
+
+def test_all_files_have_the_same_permissions(tmp_path):
+    model = small()
+    model.tokenizer = Characters("abcdefghij")
+    eject(model, tmp_path / "plain")
+    assert len({file.stat().st_mode for file in (tmp_path / "plain").iterdir()}) == 1
 
 
 @pytest.mark.parametrize("name", PLAIN)

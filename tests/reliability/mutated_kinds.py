@@ -43,6 +43,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {}
+MAKERS: list[Callable[[Path], None]] = []  # what other files of kinds add to the corpus
 
 
 def kind(name: str, file: str, mutate: Mutate, reset: tuple[str, ...] = ()) -> Callable[[Any], Any]:
@@ -237,10 +238,15 @@ def read_sweep(corpus: Path) -> None:
 
 @kind("trace", "recorded.trace", damage_trace)
 def read_trace(corpus: Path) -> None:
+    read_trace_file(corpus / "recorded.trace")
+
+
+def read_trace_file(path: Path) -> None:
+    """Loads a trace, computes all of its weights, and sometimes encodes it again."""
     import regard
     from regard.lens.trace.format import encode
 
-    trace = regard.lens.load(corpus / "recorded.trace")
+    trace = regard.lens.load(path)
     for recording in trace.recordings:
         for attended in recording.attentions:
             for rows, _ in recording.chunks(attended):
@@ -432,6 +438,8 @@ def make_corpus(folder: Path) -> None:
     (folder / "converted" / "convert.json").write_text(json.dumps(asked))
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
+    for make in MAKERS:
+        make(folder)
 
 
 def _shard(whole: Path, sharded: Path) -> None:

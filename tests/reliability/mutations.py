@@ -30,6 +30,8 @@ from typing import Any
 
 os.environ["RUST_BACKTRACE"] = "0"  # of a panic: it is caught, and writing it down takes longer than all else
 
+import mutated_hub_kinds  # noqa: F401 (they register kinds)
+import mutated_other_kinds  # noqa: F401
 from mutated_kinds import KINDS, make_corpus
 
 SECONDS = 20  # of a processor, so that others who use the machine do no harm

@@ -318,6 +318,17 @@ def test_a_trace_bomb_takes_no_memory(tmp_path):
     assert peak < 50 << 20
 
 
+# Sets of files that were committed and not moved
+
+
+@pytest.mark.parametrize("moves", [{WEIGHTS: 0.5}, {WEIGHTS: "../x"}, {"../x": ".x.01234567.staged"}, {WEIGHTS: []}])
+def test_a_commit_names_only_files_of_its_folder(saved, moves):
+    (saved / ".commit").write_text(json.dumps(moves))
+    for use in (regard.load, gpt().save):
+        with pytest.raises(RegardError, match=r"expected files of this folder\. Remove it"):
+            use(saved)
+
+
 # The terminal
 
 
@@ -390,6 +401,13 @@ def test_messages_quote_little(words):
     with pytest.raises(RegardError) as raised:
         recipes.load("lm", words)
     assert len(str(raised.value)) < 2500
+
+
+@pytest.mark.parametrize("section", ["compare", "data", "train", "model"])
+def test_an_experiment_asked_for_a_list_in_place_of_a_table_is_refused(tmp_path, section):
+    (tmp_path / "experiment.toml").write_text(f'experiment = "recall"\ndevice = "cpu"\n[asked]\n{section} = [1]\n')
+    with pytest.raises(RegardError, match=rf"{section}.*: expected a"):
+        experiment.resume(tmp_path)
 
 
 def test_an_experiment_asked_for_text_in_place_of_a_table_is_refused(tmp_path):

@@ -13,13 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import OptionError
+from regard.errors import OptionError, RegardError, quote
+from regard.hub.safety import MAX_EDGE
 from regard.lens.trace.checks import PICTURE
 from regard.reading import check_path
 
 # Others make Pillow start programs (EPS), or are rarely what a model was trained on.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 MIDDLE = 0.5  # mean and standard deviation of a channel for which a ViT without a processor is prepared
+MAX_RATIO = 20  # of an image's sides
 QUALITY = 90  # of the JPEG that a trace holds; the model reads the pixels themselves
 
 
@@ -34,14 +36,22 @@ def image_inputs(model: Any, processor: Any, path: str | Path) -> tuple[dict[str
         width, height = _config_size(model)
         pixels = torch.from_numpy(np.asarray(image.resize((width, height), resample=2)).astype(np.float32) / 255)
         pixels = ((pixels - MIDDLE) / MIDDLE).permute(2, 0, 1)[None]
-    else:
+        return {"pixel_values": pixels}, as_picture(_colours(pixels[0], None))
+    try:
         pixels = processor(images=image, return_tensors="pt")["pixel_values"]
-        if pixels.dim() != 4:
+        if pixels.dim() != 4 or not pixels.numel():
             raise OptionError(
                 f"{path}: {type(processor).__name__} makes pixel_values of shape {list(pixels.shape)}, expected [1, 3, "
                 "height, width]; give regard.record the inputs"
             )
-    return {"pixel_values": pixels}, as_picture(_colours(pixels[0], processor))
+        return {"pixel_values": pixels}, as_picture(_colours(pixels[0], processor))
+    except RegardError:
+        raise
+    except Exception as error:  # of settings that transformers looks at only now, each with an error of its own
+        raise OptionError(
+            f"{path}: {type(processor).__name__} cannot prepare it ({type(error).__name__}: {quote(error)}); expected "
+            "usable settings in the model's preprocessor_config.json"
+        ) from error
 
 
 def read_image(path: str | Path) -> Any:
@@ -57,9 +67,13 @@ def read_image(path: str | Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # so many pixels that memory would run out
             with Image.open(file, formats=FORMATS) as image:
+                if max(image.size) > MAX_RATIO * min(image.size):  # a short side that is made longer fills the memory
+                    raise ValueError(f"{image.size[0]} × {image.size[1]} pixels: more than {MAX_RATIO} times as long")
                 return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise OptionError(f"{path} cannot be read as an image ({error}); expected {', '.join(FORMATS)}") from None
+    # Pillow's readers meet damaged files with errors of many kinds.
+    except Exception as error:
+        shown = quote(error)
+        raise OptionError(f"{path} cannot be read as an image ({shown}); expected {', '.join(FORMATS)}") from None
 
 
 def as_picture(colours: Float[Tensor, "3 H W"]) -> str:
@@ -93,9 +107,9 @@ def _config_size(model: Any) -> tuple[int, int]:
     """Returns the width and height that a model's config names; raises OptionError if it names none."""
     size = getattr(model.config, "image_size", None)
     if isinstance(size, int):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) == 2:
-        return int(size[1]), int(size[0])
+        size = (size, size)
+    if isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and 0 < n <= MAX_EDGE for n in size):
+        return size[1], size[0]
     raise OptionError(
         f"the config of {type(model).__name__} names no image_size; put the model's preprocessor_config.json into its "
         "folder, or give regard.record the inputs"

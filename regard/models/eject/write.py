@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import nn
 
-from regard.errors import OptionError
+from regard.errors import OptionError, printable
 from regard.mechanisms import Mechanism, Recurrence
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
@@ -28,7 +28,7 @@ from regard.nn import Attention, Block
 from regard.nn.block import GatedMLP
 from regard.nn.norms import UnitLength
 from regard.nn.positions import Alibi, Learned, Positions, Rotary, Sinusoidal
-from regard.storage import staged_folder
+from regard.storage import staged_folder, write_tensors
 from regard.version import __version__
 
 MODEL = "model.py"
@@ -47,8 +47,7 @@ def eject(model: Model[Any], folder: str | Path, name: str = "a model") -> Path:
     source = write_source(model, name)
     with staged_folder(folder) as staged:
         (staged / MODEL).write_text(source, encoding="utf-8")
-        weights = {key: x.detach().cpu().contiguous() for key, x in model.state_dict().items()}
-        save_file(weights, staged / WEIGHTS)
+        write_tensors(staged / WEIGHTS, {key: x.cpu() for key, x in model.state_dict().items()})
         if model.tokenizer is not None:
             model.tokenizer.save(staged / "tokenizer.json")
     return folder / MODEL
@@ -126,7 +125,9 @@ def _head(model: GPT, name: str, stack: Stack) -> str:
     imports = ["import json", "import sys", "from collections.abc import Callable", "from pathlib import Path"]
     imports += ["from typing import Any", "", "import torch", "from safetensors.torch import load_file"]
     sizes = f"{config.layers} layers, {config.width} wide, {parameters:,} parameters"
-    return f'''"""{name}: a GPT with {names} attention, {sizes}.
+    # A name is that of a folder, which may have quotation marks and backslashes, and must not end the docstring.
+    shown = json.dumps(printable(name), ensure_ascii=False)[1:-1]
+    return f'''"""{shown}: a GPT with {names} attention, {sizes}.
 
 Plain PyTorch, written by regard {__version__} (`regard eject`); it needs torch and safetensors. The weights are in
 {WEIGHTS} beside this file. To let it write:   python {MODEL} "Once upon a time"
