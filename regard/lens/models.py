@@ -76,6 +76,8 @@ class RecordableModel:
         """
         if self.reads_images and isinstance(text, str):
             return self._record_images([text, text_b], options)
+        if options.get("pair") is not None and self.tokenizer is None:
+            raise OptionError(f"{self.card.name} has no tokenizer, which joins the two texts of a pair; use one that has")
         inputs = [self._as_input(x) for x in (text, text_b)]
         options["target"] = self._as_input(options.get("target"))
         return record(self.model, *inputs, tokenizer=self.tokenizer, card=self.card, **options)
@@ -144,10 +146,10 @@ def open_recordable(
 ) -> RecordableModel:
     """Opens a model by `regard.hub.open_model` and returns it with its tokenizer and its card.
 
-    "small" is the model that comes with regard, where nothing else is called so.
+    "small" is the model that comes with regard, and "random:small" its untrained twin, where nothing else is called so.
     """
-    if name == small_model.NAME and not Path(name).exists():
-        name = small_model.shipped()
+    if small_model.is_shipped(str(name)):
+        name = str(name).replace(small_model.NAME, str(small_model.shipped()))
     opened = open_model(name, device, seed=seed, download=download)
     describe = regard_card if isinstance(opened.model, Model) else hub_card
     card = describe(opened.model, opened.name, opened.trained)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from regard.cli.app import app
 from regard.data.tokenizers import Bytes
 from regard.errors import RegardError
-from regard.lens import load
+from regard.lens import load, small_model
 from regard.lens.models import open_recordable
 from regard.lens.trace.format import decode
 from regard.models import GPT, Encoder, Seq2Seq
@@ -84,6 +84,18 @@ def folders(tmp_path_factory):
     return found
 
 
+def test_a_pair_needs_a_tokenizer():
+    with pytest.raises(RegardError, match="random:bert@tiny has no tokenizer, which joins"):
+        raise run("view", "random:bert@tiny", "w1 w2", "--pair", "w3").exception
+
+
+@pytest.mark.parametrize("option", [("--generate", 3), ("--gradient",)])
+def test_a_decoder_whose_config_names_no_start_begins_with_padding(option, tmp_path):
+    """As T5's does; its config names none until a checkpoint is loaded."""
+    result = run("view", "random:t5@tiny", "The dog ran", *option, "--no-labels", "-o", tmp_path / "page.html")
+    assert result.exception is None, result.exception
+
+
 def run(*arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a decoder without a target says so
@@ -142,7 +154,7 @@ def test_heads_of_a_model_of_images_is_refused(folders):
     assert IMAGES in str(run("heads", folders["vit"]).exception)
 
 
-@pytest.mark.parametrize("name", ["GPT", "gpt2", "bert", "t5", "vit"])
+@pytest.mark.parametrize("name", MODELS)
 def test_plot_weights(name, folders, tmp_path):
     out = tmp_path / "weights.svg"
     read = folders[name].parent / "noise.png" if name == "vit" else TEXT
@@ -250,5 +262,8 @@ def test_the_model_that_comes_with_regard_has_a_name(tmp_path, monkeypatch):
     result = run("view", "small", "The dog ran", "--no-labels", "-o", "page.html")
     assert result.exception is None, result.exception
     assert Path("page.html").read_text("utf-8").startswith("<!doctype html>")
+    assert run("view", "small", "--no-labels", "--with", "random:small", "-o", "twin.html").exception is None
+    twin = Path("twin.html").read_text("utf-8")
+    assert small_model.TEXT in twin and "random:" in twin  # without a text it reads its own
     Path("small").mkdir()  # what the user has called so comes first
     assert "small" in str(run("view", "small", "The dog ran", "-o", "other.html").exception)
