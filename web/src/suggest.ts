@@ -1,6 +1,6 @@
 // Three heads to begin with, each with a reason: by what labels say, or by simple measures of this text.
 
-import { number } from "./dom";
+import { fixed } from "./dom";
 import type { FigureName } from "./format";
 import type { Seen } from "./loader";
 import { target } from "./words";
@@ -35,7 +35,7 @@ function labelled(seen: Seen): Suggestion[] {
   }
   return [...clearest.values()].map((label) => {
     const score = label.scores[label.label];
-    const share = score ? `${percent(score.score)} of its weight; spread evenly: ${percent(score.baseline)}.` : "";
+    const share = score ? `${percent(score.score)} of its weight, where even weights would have ${percent(score.baseline)}` : "";
     return { a: label.attention, h: label.head, title: `looks at ${target(label.label)}`, reason: share, from: "other texts" };
   });
 }
@@ -50,12 +50,12 @@ function measured(seen: Seen): Suggestion[] {
   const made = (e: { a: number; h: number } | undefined, title: string, reason: (x: typeof all[number]) => string) =>
     e ? [{ ...e, title, reason: reason(e), from: "this text" as const }] : [];
   return [
-    ...made(best(busy, "peak", 1), "looks at one token at a time", (e) => `The largest weight of a token is ${number(figure(e, "peak"), 2)} on average.`),
-    ...made(best(busy, "distance", 1), "looks far", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
-    ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there.`),
-    ...made(best(all, "entropy", 1), "looks at everything alike", (e) => `Evenness ${number(figure(e, "entropy"), 2)}, where 1 is all alike.`),
-    ...made(best(all, "self", 1), "looks at itself", (e) => `${percent(figure(e, "self")!)} of a token's weight is on itself.`),
-    ...made(best(busy, "distance", -1), "looks near", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
+    ...made(best(busy, "peak", 1), "looks at one token at a time", (e) => `The largest weight of a token is ${fixed(figure(e, "peak")!, 2)} on average`),
+    ...made(best(busy, "distance", 1), "looks far", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
+    ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there`),
+    ...made(best(all, "entropy", 1), "looks at everything alike", (e) => `Evenness ${fixed(figure(e, "entropy")!, 2)}, where 1 is all alike`),
+    ...made(best(all, "self", 1), "looks at itself", (e) => `${percent(figure(e, "self")!)} of a token's weight is on itself`),
+    ...made(best(busy, "distance", -1), "looks near", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
     ...made(all[0], "the first head", () => ""),
     ...made(all[1], "the second head", () => ""),
   ];
