@@ -23,7 +23,21 @@ from regard.lens.trace.format import decode
 from regard.models import GPT, Encoder, Seq2Seq
 
 TEXT = "w1 w2 w3 w1 w2"
-HUB = ("gpt2", "llama", "qwen3", "gemma2", "bert", "roberta", "modernbert", "minilm", "t5", "bart", "vit")
+HUB = (
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma2",
+    "gpt-oss",
+    "bert",
+    "roberta",
+    "modernbert",
+    "minilm",
+    "t5",
+    "bart",
+    "vit",
+)
 MODELS = (*HUB, "GPT", "Encoder", "Seq2Seq")
 CROSS = ("t5", "bart", "Seq2Seq")
 ENCODERS = ("bert", "roberta", "modernbert", "minilm")
@@ -96,6 +110,11 @@ def test_a_decoder_whose_config_names_no_start_begins_with_padding(option, tmp_p
     assert result.exception is None, result.exception
 
 
+def test_a_small_vocabulary_reads_any_text(tmp_path):
+    result = run("view", "random:gpt2@tiny", "Élan", "--no-labels", "-o", tmp_path / "page.html")
+    assert result.exception is None, result.exception
+
+
 def run(*arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a decoder without a target says so
@@ -124,6 +143,28 @@ def test_view(name, option, folders, tmp_path, monkeypatch):
     else:
         assert isinstance(result.exception, RegardError) and refusal in str(result.exception), result.exception
         assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "jamba"])
+def test_models_with_memories(name, tmp_path, monkeypatch):
+    """Twins without a tokenizer: nothing joins a pair, and what a memory hands on is not recorded."""
+    monkeypatch.setattr("regard.lens.heads.examine.default_texts", lambda: [TEXT, "w7 w8 w7"])
+    model = f"random:{name}@tiny"
+    refused = {"pair": "no tokenizer", "target": "has no target"}
+    if name != "jamba":
+        refused["contributions"] = "whose output projection is not known"
+    views = VIEWS | {"with": ("--with", model)}
+    if name != "jamba":
+        del views["labels"]  # seconds of a delta rule in pure PyTorch
+    for option, given in views.items():
+        out = tmp_path / f"{option}.html"
+        result = run("view", model, TEXT, *given, *([] if "--labels" in given else ["--no-labels"]), "--out", out)
+        if option in refused:
+            assert refused[option] in str(result.exception) and not out.exists(), (option, result.exception)
+        else:
+            assert result.exception is None and out.stat().st_size > 100_000, (option, result.exception)
+    drawn = run("plot", "weights", model, TEXT, "--out", tmp_path / "weights.svg")
+    assert drawn.exception is None, drawn.exception
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "vit"])
