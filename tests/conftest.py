@@ -40,6 +40,12 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
+def quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces of short texts are stored as those of long ones are, with loss."""
+    monkeypatch.setattr("regard.lens.trace.precision.SHORT", 0)
+
+
+@pytest.fixture
 def window(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Opens the page of a trace of the lens."""
     from lens_window import Window

@@ -13,7 +13,7 @@ from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
 from regard.lens.pages.server import EXAMPLE, SharedModel, require_server_packages
 from regard.lens.pages.server import serve as run
-from regard.lens.small_model import shipped, shipped_text
+from regard.lens.small_model import is_shipped, shipped, shipped_text
 
 
 def serve(
@@ -36,7 +36,7 @@ def serve(
         if labels:
             head_labels = default_labels(subject, seed)
     example = EXAMPLE
-    if not model:
+    if not model or is_shipped(model):
         example = shipped_text()
     server = SharedModel(subject, head_labels, example)
     # Ctrl-C is the usual way to end it.

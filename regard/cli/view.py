@@ -17,7 +17,7 @@ from regard.lens.heads.examine import default_labels
 from regard.lens.models import open_recordable
 from regard.lens.pages.page import write_page
 from regard.lens.recording.memories import describe_misses
-from regard.lens.small_model import shipped, shipped_text
+from regard.lens.small_model import is_shipped, shipped, shipped_text
 from regard.reading import check_path
 
 
@@ -58,6 +58,8 @@ def view(
     screen = console(stderr=True)
     if model is None:
         model = str(shipped())
+        text = shipped_text()
+    elif text is None and is_shipped(model):
         text = shipped_text()
     traces = []
     for name in (model, *(beside or ())):

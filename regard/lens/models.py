@@ -13,7 +13,7 @@ from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.hub.opening import open_model
 from regard.lens import small_model
-from regard.lens.recording.hub_inputs import Places, model_inputs, token_limit
+from regard.lens.recording.hub_inputs import Places, model_inputs, text_config, token_limit
 from regard.lens.recording.hub_models import hub_card
 from regard.lens.recording.images import image_inputs
 from regard.lens.recording.pairs import joins_pairs
@@ -76,6 +76,8 @@ class RecordableModel:
         """
         if self.reads_images and isinstance(text, str):
             return self._record_images([text, text_b], options)
+        if options.get("pair") is not None and self.tokenizer is None:
+            raise OptionError(f"{self.card.name} has no tokenizer, which joins a pair of texts; use one that has")
         inputs = [self._as_input(x) for x in (text, text_b)]
         options["target"] = self._as_input(options.get("target"))
         return record(self.model, *inputs, tokenizer=self.tokenizer, card=self.card, **options)
@@ -122,7 +124,7 @@ class RecordableModel:
     def _as_input(self, text: Any) -> Any:
         """Returns the text, or its UTF-8 bytes as token ids if the model has random weights and no tokenizer.
 
-        Such a model knows no words, so any ids will do. Raises OptionError if there is no tokenizer and the model is
+        Such a model knows no words, so any ids will do: bytes beyond a small vocabulary are counted from 0 again. Raises OptionError if there is no tokenizer and the model is
         trained, or if it is not known whether it is (`trained` is None).
         """
         if not isinstance(text, str) or self.tokenizer is not None:
@@ -131,7 +133,8 @@ class RecordableModel:
             raise OptionError(f"{self.card.name} reads no text but {self.model.main_input_name}; use regard.record")
         if self.card.trained is not False:
             raise OptionError(f"{self.card.name} has no tokenizer, so it cannot read text; use regard.record with ids")
-        return Bytes().encode(text)
+        vocabulary = getattr(text_config(self.model), "vocab_size", None) or Bytes().size
+        return [i % vocabulary for i in Bytes().encode(text)]
 
 
 def as_sample(text: Text | Sample) -> Sample:
@@ -144,10 +147,10 @@ def open_recordable(
 ) -> RecordableModel:
     """Opens a model by `regard.hub.open_model` and returns it with its tokenizer and its card.
 
-    "small" is the model that comes with regard, where nothing else is called so.
+    "small" is the model that comes with regard, and "random:small" its untrained twin, where nothing else is called so.
     """
-    if name == small_model.NAME and not Path(name).exists():
-        name = small_model.shipped()
+    if small_model.is_shipped(str(name)):
+        name = str(name).replace(small_model.NAME, str(small_model.shipped()))
     opened = open_model(name, device, seed=seed, download=download)
     describe = regard_card if isinstance(opened.model, Model) else hub_card
     card = describe(opened.model, opened.name, opened.trained)

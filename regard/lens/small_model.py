@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from regard.errors import RegardError
+from regard.hub.opening import RANDOM
 
 NAME = "small"  # what the lens calls it where a model is named
 SUMS = "SHA256SUMS"
@@ -18,6 +19,13 @@ TEXT = "Nora Pernistein was born in Zinelfall. Nora Pernistein was born in Zinel
 
 class ShippedError(RegardError, OSError):
     """The bundled model is missing, or its files differ from those that were packed."""
+
+
+def is_shipped(name: str) -> bool:
+    """Returns whether a name means the bundled model, trained or random: "small" or "random:small", unless a file or
+    folder is called so."""
+    bare = name.removeprefix(RANDOM)
+    return bare == NAME and not Path(bare).exists()
 
 
 def shipped() -> Path:

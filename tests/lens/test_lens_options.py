@@ -17,13 +17,27 @@ from typer.testing import CliRunner
 from regard.cli.app import app
 from regard.data.tokenizers import Bytes
 from regard.errors import RegardError
-from regard.lens import load
+from regard.lens import load, small_model
 from regard.lens.models import open_recordable
 from regard.lens.trace.format import decode
 from regard.models import GPT, Encoder, Seq2Seq
 
 TEXT = "w1 w2 w3 w1 w2"
-HUB = ("gpt2", "llama", "qwen3", "gemma2", "bert", "roberta", "modernbert", "minilm", "t5", "bart", "vit")
+HUB = (
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma2",
+    "gpt-oss",
+    "bert",
+    "roberta",
+    "modernbert",
+    "minilm",
+    "t5",
+    "bart",
+    "vit",
+)
 MODELS = (*HUB, "GPT", "Encoder", "Seq2Seq")
 CROSS = ("t5", "bart", "Seq2Seq")
 ENCODERS = ("bert", "roberta", "modernbert", "minilm")
@@ -84,6 +98,23 @@ def folders(tmp_path_factory):
     return found
 
 
+def test_a_pair_needs_a_tokenizer():
+    with pytest.raises(RegardError, match="random:bert@tiny has no tokenizer, which joins"):
+        raise run("view", "random:bert@tiny", "w1 w2", "--pair", "w3").exception
+
+
+@pytest.mark.parametrize("option", [("--generate", 3), ("--gradient",)])
+def test_a_decoder_whose_config_names_no_start_begins_with_padding(option, tmp_path):
+    """As T5's does; its config names none until a checkpoint is loaded."""
+    result = run("view", "random:t5@tiny", "The dog ran", *option, "--no-labels", "-o", tmp_path / "page.html")
+    assert result.exception is None, result.exception
+
+
+def test_a_small_vocabulary_reads_any_text(tmp_path):
+    result = run("view", "random:gpt2@tiny", "Élan", "--no-labels", "-o", tmp_path / "page.html")
+    assert result.exception is None, result.exception
+
+
 def run(*arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a decoder without a target says so
@@ -114,6 +145,28 @@ def test_view(name, option, folders, tmp_path, monkeypatch):
         assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "jamba"])
+def test_models_with_memories(name, tmp_path, monkeypatch):
+    """Twins without a tokenizer: nothing joins a pair, and what a memory hands on is not recorded."""
+    monkeypatch.setattr("regard.lens.heads.examine.default_texts", lambda: [TEXT, "w7 w8 w7"])
+    model = f"random:{name}@tiny"
+    refused = {"pair": "no tokenizer", "target": "has no target"}
+    if name != "jamba":
+        refused["contributions"] = "whose output projection is not known"
+    views = VIEWS | {"with": ("--with", model)}
+    if name != "jamba":
+        del views["labels"]  # seconds of a delta rule in pure PyTorch
+    for option, given in views.items():
+        out = tmp_path / f"{option}.html"
+        result = run("view", model, TEXT, *given, *([] if "--labels" in given else ["--no-labels"]), "--out", out)
+        if option in refused:
+            assert refused[option] in str(result.exception) and not out.exists(), (option, result.exception)
+        else:
+            assert result.exception is None and out.stat().st_size > 100_000, (option, result.exception)
+    drawn = run("plot", "weights", model, TEXT, "--out", tmp_path / "weights.svg")
+    assert drawn.exception is None, drawn.exception
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "vit"])
 def test_heads(name, folders, tmp_path):
     (tmp_path / "texts").write_text(f"{TEXT}\nw7 w8 w7 w9 w8\n")
@@ -142,7 +195,7 @@ def test_heads_of_a_model_of_images_is_refused(folders):
     assert IMAGES in str(run("heads", folders["vit"]).exception)
 
 
-@pytest.mark.parametrize("name", ["GPT", "gpt2", "bert", "t5", "vit"])
+@pytest.mark.parametrize("name", MODELS)
 def test_plot_weights(name, folders, tmp_path):
     out = tmp_path / "weights.svg"
     read = folders[name].parent / "noise.png" if name == "vit" else TEXT
@@ -250,5 +303,8 @@ def test_the_model_that_comes_with_regard_has_a_name(tmp_path, monkeypatch):
     result = run("view", "small", "The dog ran", "--no-labels", "-o", "page.html")
     assert result.exception is None, result.exception
     assert Path("page.html").read_text("utf-8").startswith("<!doctype html>")
+    assert run("view", "small", "--no-labels", "--with", "random:small", "-o", "twin.html").exception is None
+    twin = Path("twin.html").read_text("utf-8")
+    assert small_model.TEXT in twin and "random:" in twin  # without a text it reads its own
     Path("small").mkdir()  # what the user has called so comes first
     assert "small" in str(run("view", "small", "The dog ran", "-o", "other.html").exception)

@@ -160,6 +160,13 @@ def test_the_first_screen_says_what_is_shown_and_where_to_begin(window):
     assert "Each row is a token that looks; darker means more weight on that column's token." in page.inner_text("main")
     assert page.locator(".run").inner_text() == TEXT
     assert page.locator(".suggestion").count() == 3
+    # The example stands in words and in the text beside, and the legend above the pictures.
+    example = page.locator(".worked").inner_text()
+    row, column = re.findall("“(.)”", example)
+    shown.until("document.querySelector('.about').innerText.includes('looks at')")
+    assert page.locator(".about").inner_text().startswith(f"“{row}”") and " dark in the column" in example
+    assert page.locator(".best .name").first.inner_text().startswith(column)
+    assert page.locator(".legend").first.bounding_box()["y"] < page.locator(".thumb").first.bounding_box()["y"]
     # Without labels a reason is a figure of this text: it is the one that torch computed.
     peaks = [x for a in trace.recordings[0].attentions for x in a.figures["peak"]]
     first = [x for a in trace.recordings[0].attentions for x in a.figures["first"]]
@@ -173,10 +180,14 @@ def test_the_first_screen_says_what_is_shown_and_where_to_begin(window):
     page.locator(".suggestion").first.click()
     shown.settle()
     assert page.locator("h2").first.inner_text() == f"Layer {best // 4}, head {best % 4}"
-    # On a dark page more is brighter, and the sentence says so.
+    # On a dark page more is brighter, and the sentences say so.
     page.keyboard.press("t")
     page.keyboard.press("t")
     shown.until("document.querySelector('main').innerText.includes('brighter means more weight')")
+    page.keyboard.press("1")
+    shown.until("document.querySelector('.worked').innerText.includes(' bright in the column')")
+    page.get_by_role("link", name="Layers").click()
+    shown.until("document.querySelector('.about').innerText.includes('the most on the brightest')")
 
 
 @pytest.mark.browser
@@ -232,6 +243,8 @@ def test_a_long_text_keeps_its_words_where_it_is_zoomed(window):
     shown.page.keyboard.press("Enter")
     shown.until("document.querySelector('.matrix .tick') && location.hash.includes('i=450')")
     assert "t450" in shown.page.locator(".over .tick").all_text_contents()  # the part that is shown has moved there
+    shown.show("view=head&i=450&fixed=true")
+    shown.until("document.querySelector('.arcs-box').scrollTop > 0")  # the chosen token is in sight
 
 
 # Where it stands
@@ -305,7 +318,7 @@ def test_heads_are_ranked_by_how_much_they_changed(window):
     shown.page.wait_for_selector(".ranking[data-state=done]")
     rows = shown.page.locator(".ranking li").all_inner_texts()
     assert rows[0].startswith("Layer 1, head 2") and float(rows[0].split("\n")[1]) > 0.01
-    assert all(row.split("\n")[1] in ("<0.005", "0.00") for row in rows[1:])
+    assert all(row.split("\n")[1] in ("<0.0005", "0.000") for row in rows[1:])
     shown.page.locator(".ranking li button").first.click()
     shown.settle()
     assert "Layer 1, head 2" in shown.page.locator("h3").nth(1).inner_text()

@@ -19,7 +19,7 @@ from regard.lens import Trace, TraceError, decode, encode, load, record
 from regard.lens.recording.overview import OVERVIEW_SIZE, add_overview
 from regard.lens.trace.arrays import pack, pack_steps, unpack
 from regard.lens.trace.format import VERSION, to_bytes
-from regard.lens.trace.formulas import SoftmaxFormula
+from regard.lens.trace.formulas import Dense, SoftmaxFormula
 from regard.lens.trace.rules import MaskRules, infer_rules
 from regard.lens.trace.tokens import Tokens, word_indices
 from regard.lens.trace.trace import Card, RecordedAttention, Recording
@@ -130,6 +130,7 @@ class Reader:
         return dot * math.exp(-n)
 
 
+@pytest.mark.usefixtures("quantised")
 @pytest.mark.parametrize("name", sorted(name for name, cls in mechanisms().items() if not cls.causal_only))
 def test_a_reader_written_from_the_page_computes_the_weights(name, tmp_path):
     options = {"features": 16} if name in ("performer", "fourier") else {}
@@ -142,8 +143,11 @@ def test_a_reader_written_from_the_page_computes_the_weights(name, tmp_path):
             assert reader.weight(a, h, i, j) == pytest.approx(want, abs=1.2e-3 * max(1, abs(want)))
 
 
+@pytest.mark.parametrize("short", [0, 512])
 @pytest.mark.parametrize("name", sorted(name for name, cls in mechanisms().items() if not cls.causal_only))
-def test_what_is_read_is_what_was_recorded(name, tmp_path):
+def test_what_is_read_is_what_was_recorded(name, short, tmp_path, monkeypatch):
+    """Without loss where texts are short; else no weight moves by more than a thousandth."""
+    monkeypatch.setattr("regard.lens.trace.precision.SHORT", short)
     trace = record(nano(name), list(range(3, 40)), list(range(5, 20)))
     encoded = encode(trace)
     encoded.write(tmp_path / "x.trace")
@@ -158,7 +162,11 @@ def test_what_is_read_is_what_was_recorded(name, tmp_path):
                 assert float((exact - got).abs().max()) <= max(1.1 * b.error[head], 1e-6) * max(
                     1, float(exact.abs().max())
                 )
-            assert max(b.error) <= 1e-3
+            lossless = short and a.q is not None
+            dense = isinstance(a.formula, Dense)  # weights in float16, computed by the mechanism
+            assert max(b.error) <= (0 if lossless and not dense else 1e-3)
+            if lossless:
+                assert all(torch.equal(getattr(a, x), getattr(b, x)) for x in "qkv")
             assert b.figures == a.figures
             assert torch.allclose(a.overview, b.overview, atol=1e-6, rtol=0.0045)
 
@@ -198,6 +206,7 @@ def test_steps_are_kept_exactly():
         )
 
 
+@pytest.mark.usefixtures("quantised")
 def test_sharp_heads_are_stored_more_finely_and_none_moves_by_more_than_a_thousandth():
     torch.manual_seed(0)
     for size in (0.3, 1.0, 3.0, 8.0):
@@ -419,11 +428,14 @@ def test_heads_from_even_to_sharp_take_little_room():
     torch.manual_seed(0)
     spread = torch.linspace(math.log(0.5), math.log(6), 12).exp().sqrt()[:, None, None]
     q, k, v = (torch.randn(12, 128, 64) * s for s in (spread, spread, 1.0))
-    encoded = encode(Trace([made_up(q, k, v, causal=False)]))
-    assert 12 * encoded.page_size <= 106.7e6 / 20 - 150e3  # less the script and the style
+    made = made_up(q, k, v, causal=False)
+    made.attentions *= 12
+    encoded = encode(Trace([made]))
+    assert encoded.page_size <= 106.7e6 / 20 - 150e3  # less the script and the style
     assert max(encoded.header["recordings"][0]["attentions"][0]["error"]) <= 1e-3
 
 
+@pytest.mark.usefixtures("quantised")
 def test_a_share_that_a_sink_takes_stays_taken():
     """Rows that sum to less than one, as those of models with sinks, do so still when they are stored."""
     torch.manual_seed(0)

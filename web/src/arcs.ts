@@ -50,6 +50,7 @@ export function arcs(heard: Heard): Arcs {
     note,
   );
   let [left, right]: [number[], number[]] = [[], []];
+  let held = ""; // the token that was scrolled to
   /** The token at a point, by its place: elements are drawn anew under the mouse. */
   const at = (event: MouseEvent): [Way, number] | null => {
     const box = svg.getBoundingClientRect();
@@ -118,11 +119,20 @@ export function arcs(heard: Heard): Arcs {
     svg.replaceChildren(...drawn, ...words);
     if (!svg.querySelector('[tabindex="0"]')) svg.querySelector("g.token")?.setAttribute("tabindex", "0");
     if (had) svg.querySelector<SVGElement>('[tabindex="0"]')?.focus();
+    const now = chosen.fixed || !focus ? `${chosen.way} ${centre}` : held;
+    if (now !== held && focus) reveal(middle((to ? left : right).indexOf(centre)) * ((svg.clientWidth || WIDTH) / WIDTH));
+    held = now;
     const part = w.i1 - w.i0 > left.length || w.j1 - w.j0 > right.length;
     note.textContent = [
       part ? `${left.length} of ${w.i1 - w.i0} tokens${focus ? " around the chosen one, the strongest elsewhere included" : ""}.` : "",
       kept.length < found.length ? `The ${kept.length} strongest of ${found.length} curves; choose a token to see all of its own.` : "",
     ].join(" ");
+  }
+
+  /** Scrolls a token that was chosen into sight; the page stays where it is. */
+  function reveal(y: number): void {
+    const { scrollTop, clientHeight } = node;
+    if (y < scrollTop || y > scrollTop + clientHeight) node.scrollTop = y - clientHeight / 2;
   }
 
   svg.addEventListener("keydown", (event) => {

@@ -1,7 +1,7 @@
 // The cells of a matrix as they are shown: weights or gradients, of tokens or words, with sinks or without.
 
 import { reach, type Extent } from "./colour";
-import { fixed, number } from "./dom";
+import { fixed, number, significant } from "./dom";
 import type { Head } from "./head";
 import type { Scale, State } from "./state";
 import { sinks, tokens, words, type Units } from "./units";
@@ -66,8 +66,8 @@ export class HeadCells implements Cells {
 
   /** Gradients have two digits; weights as many decimals as the largest error of the head leaves whole. */
   say(x: number): string {
-    if (this.lengths) return number(x, 3);
-    return this.gradient ? number(x, 2) : fixed(x, this.head.decimals);
+    if (this.lengths) return significant(x, 3);
+    return this.gradient ? significant(x, 2) : fixed(x, this.head.decimals);
   }
 
   /** The scale of a head is found once, for all who draw it. */

@@ -104,8 +104,16 @@ export function number(x: number | null | undefined, digits = 4): string {
   if (x === Infinity) return "∞";
   if (x === -Infinity) return "−∞";
   const size = Math.abs(x);
-  const text = size !== 0 && (size < 1e-4 || size >= 1e5) ? x.toExponential(2) : String(Number(x.toPrecision(digits)));
+  const text = size !== 0 && (size < 1e-4 || size >= 1e5) ? x.toExponential(Math.min(2, digits - 1)) : String(Number(x.toPrecision(digits)));
   return text.replace("-", "−");
+}
+
+/** A number with so many digits, zeros at its end included: 3.60 says more than 3.6. */
+export function significant(x: number | null | undefined, digits = 3): string {
+  const plain = number(x, digits);
+  if (!x || !Number.isFinite(x) || plain.includes("e")) return plain;
+  const rounded = Number(x.toPrecision(digits));
+  return rounded.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(rounded))))).replace("-", "−");
 }
 
 /** A number with so many decimals, all of which are known to hold; one too small for them is said to be so. */

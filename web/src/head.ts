@@ -138,8 +138,13 @@ export class Head {
 
   /** Decimals of a weight that hold: half a unit of the last is no less than the largest error of the head. */
   get decimals(): number {
+    return this.decimalsTimes(1);
+  }
+
+  /** Decimals that hold of a weight times a number. */
+  decimalsTimes(factor: number): number {
     if (this.memory) return this.significant;
-    const error = this.attention.error[this.head] || 0;
+    const error = (this.attention.error[this.head] || 0) * factor;
     return Math.max(1, Math.min(3, Math.floor(-Math.log10(2 * Math.max(error, 1e-9)))));
   }
 

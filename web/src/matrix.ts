@@ -45,6 +45,7 @@ const STRETCH = 1.7; // how much wider than high a cell may be
 const [NARROW, LEFT] = [86, 118]; // room beside for words
 const NUMBERS = 1024; // cells that may have their numbers in them
 const [WRITTEN, HIGH] = [37, 19]; // the room that a number needs
+const RULED = 14; // size of a cell from which on kinds have lines between them
 const TOP = 92; // room for words; numbers need less
 const LOW = 32;
 const STRIPE = 4; // pixels that a stripe of a cell needs
@@ -359,7 +360,9 @@ export class Matrix {
         ),
       );
     }
-    const corner = { class: "axis", x: this.left - 8, "text-anchor": "end" };
+    // A name above a narrow first column hangs over the edge.
+    const hangs = this.angle || !across.at.length ? 0 : this.name("columns", across.at[0], across.step).length * 3.2 - cw / 2;
+    const corner = { class: "axis", x: this.left - Math.max(8, hangs + 4), "text-anchor": "end" };
     parts.push(
       s("text", { ...corner, y: this.top - 21 }, `${axes[1]} →`),
       s("text", { ...corner, y: this.top - 7 }, `${axes[0]} ↓`),
@@ -377,6 +380,7 @@ export class Matrix {
       }
     }
     if (hatched) parts.push(...this.hatch(hatched));
+    if (this.options.palette && Math.min(cw, ch) >= RULED) parts.push(this.rules(w));
     parts.push(
       s("rect", {
         class: "frame",
@@ -388,6 +392,13 @@ export class Matrix {
     );
     this.over.replaceChildren(...parts);
     this.cursor(this.at);
+  }
+
+  /** Lines between cells of one colour, so that they can be told apart. */
+  private rules(w: Window): Node {
+    const down = Array.from({ length: w.i1 - w.i0 - 1 }, (_, n) => `M${this.left} ${this.y(w.i0 + n + 1)}h${this.width}`);
+    const across = Array.from({ length: w.j1 - w.j0 - 1 }, (_, n) => `M${this.x(w.j0 + n + 1)} ${this.top}v${this.height}`);
+    return s("path", { class: "rules", d: [...down, ...across].join("") });
   }
 
   /** Diagonal lines over rows and columns that have no partner. */

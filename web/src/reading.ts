@@ -176,11 +176,13 @@ export function reading(app: App): Reading {
     const all = order.reduce((total, u) => total + Math.abs(line[u]), 0) || 1;
     const share = order.length > BEST ? `; these ${BEST} have ${Math.round((100 * sum) / all)}% of it` : "";
     const what = cells!.word;
+    const hides = order.length < line.length ? ". Struck through: hidden by the mask" : "";
+    const hint = `${hides}${state.fixed ? "" : ". Click a token to hold it."}`;
     if (token < 0)
-      replace(says, "Mean weight from the tokens that may see each, the most on the darkest. ", h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
+      replace(says, `Mean ${what} from the tokens that may see each, the most on the ${app.mode() === "dark" ? "brightest" : "darkest"}. `, h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
     else if (state.way === "to")
-      replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(plural(what), tip(what)), share);
-    else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(plural(what), tip(what)), share);
+      replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(plural(what), tip(what)), share, hint);
+    else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(plural(what), tip(what)), share, hint);
     replace(
       best,
       ...top.map((u) => {

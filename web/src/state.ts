@@ -85,6 +85,7 @@ export class Store {
   set(changes: Partial<State>): void {
     const before = this.state;
     const after = { ...before, ...changes };
+    if (after.view !== before.view) after.hover = null; // another view is under the mouse
     if ((Object.keys(after) as (keyof State)[]).every((key) => Object.is(after[key], before[key]))) return;
     this.state = after;
     for (const heard of this.heard) heard(after, before);

@@ -1,6 +1,6 @@
 // Three heads to begin with, each with a reason: by what labels say, or by simple measures of this text.
 
-import { number } from "./dom";
+import { fixed } from "./dom";
 import type { FigureName } from "./format";
 import type { Seen } from "./loader";
 import { target } from "./words";
@@ -16,6 +16,8 @@ export interface Suggestion {
 const REST = new Set(["first", "separator", "punctuation", "mixed"]); // what tells little of a head
 const COUNT = 3;
 const RESTS = 0.5; // weight on the first token of a head that is said to rest there
+const ALONE = 0.5; // largest weight of a head that is said to look at one token at a time
+const EVEN = 0.9; // evenness of a head that is said to look at everything alike
 
 export function suggestions(seen: Seen): Suggestion[] {
   const found = labelled(seen);
@@ -35,7 +37,7 @@ function labelled(seen: Seen): Suggestion[] {
   }
   return [...clearest.values()].map((label) => {
     const score = label.scores[label.label];
-    const share = score ? `${percent(score.score)} of its weight; spread evenly: ${percent(score.baseline)}.` : "";
+    const share = score ? `${percent(score.score)} of its weight, where even weights would have ${percent(score.baseline)}` : "";
     return { a: label.attention, h: label.head, title: `looks at ${target(label.label)}`, reason: share, from: "other texts" };
   });
 }
@@ -47,17 +49,17 @@ function measured(seen: Seen): Suggestion[] {
   const busy = all.filter((e) => (figure(e, "first") ?? 0) < 0.5);
   const best = (from: typeof all, key: FigureName, sign: number) =>
     from.filter((e) => figure(e, key) !== null).sort((x, y) => sign * (figure(y, key)! - figure(x, key)!))[0];
-  const made = (e: { a: number; h: number } | undefined, title: string, reason: (x: typeof all[number]) => string) =>
-    e ? [{ ...e, title, reason: reason(e), from: "this text" as const }] : [];
+  const made = (e: { a: number; h: number } | undefined, title: (x: typeof all[number]) => string, reason: (x: typeof all[number]) => string) =>
+    e ? [{ ...e, title: title(e), reason: reason(e), from: "this text" as const }] : [];
   return [
-    ...made(best(busy, "peak", 1), "looks at one token at a time", (e) => `The largest weight of a token is ${number(figure(e, "peak"), 2)} on average.`),
-    ...made(best(busy, "distance", 1), "looks far", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
-    ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there.`),
-    ...made(best(all, "entropy", 1), "looks at everything alike", (e) => `Evenness ${number(figure(e, "entropy"), 2)}, where 1 is all alike.`),
-    ...made(best(all, "self", 1), "looks at itself", (e) => `${percent(figure(e, "self")!)} of a token's weight is on itself.`),
-    ...made(best(busy, "distance", -1), "looks near", (e) => `${number(figure(e, "distance"), 2)} tokens away on average.`),
-    ...made(all[0], "the first head", () => ""),
-    ...made(all[1], "the second head", () => ""),
+    ...made(best(busy, "peak", 1), (e) => (figure(e, "peak")! >= ALONE ? "looks at one token at a time" : "has the largest weights"), (e) => `The largest weight of a token is ${fixed(figure(e, "peak")!, 2)} on average`),
+    ...made(best(busy, "distance", 1), () => "looks farthest", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
+    ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), () => "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there`),
+    ...made(best(all, "entropy", 1), (e) => (figure(e, "entropy")! >= EVEN ? "looks at everything alike" : "spreads its weight most"), (e) => `Evenness ${fixed(figure(e, "entropy")!, 2)}, where 1 is all alike`),
+    ...made(best(all, "self", 1), () => "looks at itself most", (e) => `${percent(figure(e, "self")!)} of a token's weight is on itself`),
+    ...made(best(busy, "distance", -1), () => "looks nearest", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
+    ...made(all[0], () => "the first head", () => ""),
+    ...made(all[1], () => "the second head", () => ""),
   ];
 }
 

@@ -1,7 +1,7 @@
 // A matrix as a table, for those who read with their ears, and for copying.
 
-import type { Cells } from "./cells";
-import { h, number } from "./dom";
+import { told, type Cells } from "./cells";
+import { h } from "./dom";
 import type { Window } from "./pooled";
 
 const MOST = 64;
@@ -18,7 +18,7 @@ export function table(cells: Cells, window: Window): HTMLElement {
       "tr",
       {},
       h("th", { scope: "row" }, cells.rows.label(i0 + n)),
-      ...Array.from(line, (x) => h("td", {}, Number.isNaN(x) ? "hidden" : number(x, 3))),
+      ...Array.from(line, (x) => h("td", {}, told(cells, x))),
     );
   });
   const part =

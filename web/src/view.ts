@@ -1,7 +1,7 @@
 // What a view is, and what all of them share.
 
 import type { Mode } from "./colour";
-import { button, h, number, select } from "./dom";
+import { button, fixed, h, select } from "./dom";
 import type { Label } from "./format";
 import type { Seen } from "./loader";
 import type { State, Store } from "./state";
@@ -87,7 +87,7 @@ export function away(d: number): string {
 /** What a head does, in a few words. */
 export function labelled(label: Label | null): string {
   if (!label) return "";
-  return label.label === "mixed" ? "mixed" : `${label.label}, effect ${number(label.effect, 2)}`;
+  return label.label === "mixed" ? "mixed" : `${label.label}, effect ${fixed(label.effect, 2)}`;
 }
 
 /** The next head in the order in which attentions ran; −1 for the one before. */

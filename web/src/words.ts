@@ -67,6 +67,8 @@ export const INTERVAL_TIP =
   "Score less what even weights would have, and its 95% interval from resampling, over several other texts.";
 export const ERROR_TIP =
   "The page computes weights from stored queries and keys. This is the most by which any weight of this head differs from the model's own; only digits that hold are written.";
+export const EXACT_TIP =
+  "The page computes weights from the model's own queries and keys, in full precision; three decimals are written.";
 export const WEIGHT_TIP = "A token's weights say how it mixes what the tokens it sees hand on. They sum to 1 over a row.";
 export const LENGTH_TIP =
   "‖weight · v · Wₒ‖: the length of the vector that a token hands on through this head. A large weight on a token whose value is short changes little.";

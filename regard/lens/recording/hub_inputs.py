@@ -144,21 +144,15 @@ def lacks_target(model: Any, inputs: Mapping[str, Any]) -> bool:
 def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the settings for generating a target because none was given, and warns.
 
-    Returns None if the model cannot generate, or if its configs name no start token. The decoder's only input, which is
-    added to `inputs`, is then the start token, or, if the configs name none, the padding token. Raises OptionError if
-    they name neither.
+    Returns None if the model cannot generate. The decoder's only input, which is added to `inputs`, is then its start
+    token.
     """
-    configs = (getattr(model, "generation_config", None), model.config)
-    start = _first_token(configs, "decoder_start_token_id", "bos_token_id")
-    if model.can_generate() and start is not None:
+    start = _start_token(model)
+    if model.can_generate():
         warnings.warn(
             f"no target was given, so the decoder wrote its own, at most {MAX_OWN_TARGET_TOKENS} tokens", stacklevel=4
         )
         return {"max_new_tokens": MAX_OWN_TARGET_TOKENS}
-    if start is None:
-        start = _first_token(configs, "pad_token_id")
-    if start is None:
-        raise OptionError(f"{type(model).__name__} has no start token: give what its decoder reads as target")
     warnings.warn(
         f"no target was given, and {type(model).__name__} has no head to write one with, so the decoder read its start "
         "token alone",
@@ -168,10 +162,15 @@ def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any
     return None
 
 
-def _first_token(configs: Sequence[Any], *names: str) -> int | None:
-    """Returns the first of these attributes that is set in any of the configs; None if none is."""
+def _start_token(model: Any) -> int:
+    """Returns the token that a decoder begins with: as T5 does, the padding token where its configs name no other."""
+    configs = (getattr(model, "generation_config", None), model.config)
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     tokens = (getattr(config, name, None) for name in names for config in configs)
-    return next((int(token) for token in tokens if token is not None), None)
+    found = next((int(token) for token in tokens if token is not None), None)
+    if found is None:
+        raise OptionError(f"{type(model).__name__} has no start token: give what its decoder reads as target")
+    return found
 
 
 def generate_ids(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]) -> list[int]:
@@ -195,6 +194,8 @@ def generate_ids(model: Any, inputs: dict[str, Any], settings: Mapping[str, Any]
     if isinstance(pad, list):
         pad = pad[0]
     options = {"do_sample": False, "pad_token_id": pad} | options
+    if is_encoder_decoder(model):
+        options.setdefault("decoder_start_token_id", _start_token(model))
     with torch.no_grad():
         out = model.generate(**inputs, max_new_tokens=max_new_tokens + 1, num_beams=1, **options)
     ids: list[int] = out[0].tolist()
@@ -219,5 +220,7 @@ def append_generated(model: Any, inputs: dict[str, Any], settings: Mapping[str, 
                 last = inputs[name][:, -1:].expand(-1, len(ids) - prompt)
                 longer[name] = torch.cat([inputs[name], last], 1)
     if len(ids) <= prompt:
-        raise OptionError("the model generated no token that can be scored, so there is no loss: leave out generate")
+        raise OptionError(
+            "the model generated no token that can be scored, so there is no loss: give a target, or leave out generate"
+        )
     return longer

@@ -19,7 +19,7 @@ from regard.lens.trace.arrays import TraceError, pack, pack_steps, unpack
 from regard.lens.trace.base91 import ALIGN, encode_base91, encoded_length
 from regard.lens.trace.checks import Budget, check_attended, check_tokens
 from regard.lens.trace.formulas import MAPS, Dense, Formula, KernelFormula, OneHot, RecurrenceFormula, SoftmaxFormula
-from regard.lens.trace.precision import Storage, choose_precision
+from regard.lens.trace.precision import Storage, choose_precision, is_lossless
 from regard.lens.trace.predictions import decode_predictions, encode_predictions
 from regard.lens.trace.rules import MaskRules
 from regard.lens.trace.tokens import Tokens
@@ -239,7 +239,8 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
     for name, kind in _WHOLE_ARRAYS.items():
         if (x := getattr(attended, name)) is not None:
             arrays[name] = put(x, kind)
-    exact = isinstance(attended.formula, RecurrenceFormula)  # W v is the output only if v is that of the layer
+    # Of a memory W v is the output only if v is that of the layer.
+    exact = isinstance(attended.formula, RecurrenceFormula) or is_lossless(recording)
     for name in ("v", "g"):
         if (x := getattr(attended, name)) is not None:
             arrays[name] = put_heads(x, [("f32" if exact or not bool(y.isfinite().all()) else "step", None) for y in x])

@@ -26,6 +26,8 @@ from regard.lens.trace.trace import RecordedAttention, Recording
 from regard.lens.trace.weighing import kv_for_heads, weigh
 
 LIMIT = 1e-3  # largest allowed change of a weight
+SHORT = 512  # tokens of the longest text that is stored without loss
+FEW = 3_000_000  # numbers in q, k, v and gradients up to which it is: 12 MB before compression
 ROWS = 128  # number of rows, spread over the text, in the sample that ε is searched on (see `_sample_rows`)
 SAFETY = 0.65  # if there are more rows than the sample, aim at this fraction of LIMIT: other rows may be worse
 TRIES = 8  # largest number of values of ε that are tried
@@ -70,22 +72,32 @@ class _Wanted(NamedTuple):
 def choose_precision(recording: Recording, attended: RecordedAttention) -> StoredVectors:
     """Quantises q and k of softmax attention as coarsely as LIMIT and `default_steps` allow.
 
-    The q and k of kernel attention are stored as floats, and those of a memory as they are. In other attention no
-    weight is computed from q and k, so they are quantised with `default_steps`.
+    The q and k of kernel attention are stored as floats, and those of a memory or of a short text as they are. In other
+    attention no weight is computed from q and k, so they are quantised with `default_steps`.
     """
     q = attended.q
     k = attended.k
     assert q is not None and k is not None
+    if isinstance(attended.formula, RecurrenceFormula) or is_lossless(recording):
+        whole: list[Storage] = [("f32", None)]
+        return StoredVectors(q, k, attended.n, whole * len(q), whole * len(k), [0.0] * attended.heads)
     if isinstance(attended.formula, SoftmaxFormula):
         return _fit_softmax(recording, attended)
     if isinstance(attended.formula, KernelFormula):
         return _choose_float_types(recording, attended)
-    if isinstance(attended.formula, RecurrenceFormula):
-        whole: list[Storage] = [("f32", None)]
-        return StoredVectors(q, k, None, whole * len(q), whole * len(k), [0.0] * attended.heads)
     return StoredVectors(
         q, k, attended.n, _storage(q, default_steps(q)), _storage(k, default_steps(k)), [0.0] * attended.heads
     )
+
+
+def is_lossless(recording: Recording) -> bool:
+    """Tells whether q, k, v and gradients of a recording are stored in float32: where texts are short and heads few.
+
+    Quantised numbers take a fifth of the room, which a page of many heads or of a long text needs.
+    """
+    arrays = [getattr(attended, name) for attended in recording.attentions for name in ("q", "k", "v", "g")]
+    numbers = sum(x.numel() for x in arrays if x is not None)
+    return max(map(len, recording.sequences)) <= SHORT and numbers <= FEW
 
 
 def _fit_softmax(recording: Recording, attended: RecordedAttention) -> StoredVectors:

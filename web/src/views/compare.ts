@@ -3,7 +3,7 @@
 import { bars } from "../bars";
 import { extent, HeadCells } from "../cells";
 import type { Extent } from "../colour";
-import { Difference, meanApart } from "../difference";
+import { Difference, meanApart, type Apart } from "../difference";
 import { button, counted, fixed, h, replace, select } from "../dom";
 import { names } from "../loader";
 import { cut, Matrix } from "../matrix";
@@ -15,6 +15,13 @@ import { sentence } from "./head";
 
 const ROWS = 256; // rows whose divergence is computed
 const [RANKED, READ] = [12, 24]; // heads that are listed, and rows of each that are read for it
+/** How much a head differs between the two sides. */
+interface Ranked extends Apart {
+  a: number;
+  n: number;
+  decimals: number; // that hold
+}
+
 const BITS =
   "Jensen–Shannon divergence of the two rows over the tokens that both sides have, each divided by its weight there. 0 bits: alike; 1 bit: nothing in common.";
 
@@ -119,7 +126,7 @@ export function compareView(app: App): View {
       return `${pair}: only on the ${(q.a ?? q.b) === q.a && (k.a ?? k.b) === k.a ? "left" : "right"}, so there is nothing to compare`;
     const [x, y] = d.both(I);
     const bits = d.apart(I)!.bits;
-    return `${pair}: ${d.say(x[J] || 0)} left, ${d.say(y[J] || 0)} right, difference ${d.say((y[J] || 0) - (x[J] || 0))}; rows ${fixed(bits, 2)} bits apart`;
+    return `${pair}: ${d.say(x[J] || 0)} left, ${d.say(y[J] || 0)} right, difference ${d.say((y[J] || 0) - (x[J] || 0))}; rows ${fixed(bits, d.decimals)} bits apart`;
   }
 
   function drawControls(state: State): void {
@@ -231,12 +238,13 @@ export function compareView(app: App): View {
     ranking.hidden = state.r === r2 || heads(here) !== heads(there);
     if (ranking.hidden || key === ranked) return;
     ranked = key;
-    const found: { a: number; n: number; bits: number; left: number; right: number }[] = [];
+    const found: Ranked[] = [];
     const all = here.recording.attentions.flatMap((at, a) => Array.from({ length: at.heads }, (_, n) => [a, n]));
     for (const [a, n] of all) {
       const [left, right] = await Promise.all([here.head(a, n), there.head(a, n)]);
       if (ranked !== key || !node.isConnected) return;
-      found.push({ a, n, ...meanApart(new Difference(left, right), READ) });
+      const difference = new Difference(left, right);
+      found.push({ a, n, decimals: difference.decimals, ...meanApart(difference, READ) });
       if (found.length % 8 === 0) {
         drawRanking(found, all.length, here.model === there.model, state.r, r2);
         await new Promise((go) => setTimeout(go, 0));
@@ -246,7 +254,7 @@ export function compareView(app: App): View {
     ranking.dataset.state = "done";
   }
 
-  function drawRanking(found: { a: number; n: number; bits: number; left: number; right: number }[], all: number, same: boolean, r: number, r2: number): void {
+  function drawRanking(found: Ranked[], all: number, same: boolean, r: number, r2: number): void {
     const top = found.filter((x) => !Number.isNaN(x.bits)).sort((x, y) => y.bits - x.bits).slice(0, RANKED);
     const most = top[0]?.bits || 1;
     replace(
@@ -270,9 +278,9 @@ export function compareView(app: App): View {
           return h(
             "li",
             {},
-            button("", go, { "aria-label": `${name}: ${fixed(x.bits, 2)} bits`, "data-k": `ranked ${x.a}.${x.n}` }),
+            button("", go, { "aria-label": `${name}: ${fixed(x.bits, x.decimals)} bits`, "data-k": `ranked ${x.a}.${x.n}` }),
             h("span", { class: "name" }, name),
-            h("span", { class: "n" }, fixed(x.bits, 2)),
+            h("span", { class: "n" }, fixed(x.bits, x.decimals)),
             h("span", { class: "track", "aria-hidden": "true" }, bar),
           );
         }),
@@ -287,10 +295,10 @@ export function compareView(app: App): View {
     const mean = meanApart(d, ROWS);
     const most = rows
       .map((I, n) => [I, values[n]] as const)
-      .filter(([, x]) => x > 0)
+      .filter(([, x]) => x >= 0.5 * 10 ** -d.decimals)
       .sort((x, y) => y[1] - x[1])
       .slice(0, 5);
-    const names = most.map(([I, x]) => `“${d.rows.label(I)}” ${fixed(x, 2)}`).join(", ");
+    const names = most.map(([I, x]) => `“${d.rows.label(I)}” ${fixed(x, d.decimals)}`).join(", ");
     const alone = d.keys.some((k) => !k.a || !k.b);
     const percent = (x: number) => `${Math.round(100 * x)}%`;
     replace(
@@ -309,7 +317,7 @@ export function compareView(app: App): View {
         "p",
         { class: "note" },
         term("Bits", BITS),
-        ` between the two rows of a token, over tokens that both sides have (Jensen–Shannon: 0 alike, 1 apart). Mean ${Number.isNaN(mean.bits) ? "–" : fixed(mean.bits, 3)}${step > 1 ? `, from every ${step}th row` : ""}.${names ? ` Most: ${names}.` : ""}`,
+        ` between the two rows of a token, over tokens that both sides have (Jensen–Shannon: 0 alike, 1 apart). Mean ${Number.isNaN(mean.bits) ? "–" : fixed(mean.bits, d.decimals)}${step > 1 ? `, from every ${step}th row` : ""}.${names ? ` Most: ${names}.` : ""}`,
       ),
       alone && mean.rows
         ? h(

@@ -8,7 +8,7 @@ import { Rules } from "../rules";
 import type { State } from "../state";
 import { suggestions } from "../suggest";
 import { term } from "../tips";
-import { ERROR_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, shortened, target } from "../words";
+import { ERROR_TIP, EXACT_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, shortened, target } from "../words";
 import {
   changed,
   facts,
@@ -23,9 +23,10 @@ import {
 } from "../view";
 import { copied, csv, stacked } from "../save";
 
-/** A figure of a head: two digits, and none that says nothing. */
-function figure(x: number): string {
-  return x !== 0 && Math.abs(x) < 0.005 ? "<0.005" : number(x, 2);
+/** How far the weights of a head are from the model's. */
+function exact(error: number): (string | Node)[] {
+  if (!error) return ["Weights are ", term("stored without loss", EXACT_TIP), "."];
+  return [term("Largest error", ERROR_TIP), ` of a weight as shown: ${number(error, 1)}.`];
 }
 
 interface Entry {
@@ -34,6 +35,7 @@ interface Entry {
   label: Label | null;
 }
 
+const [USUAL, LARGEST] = [132, 190]; // pixels of a small picture, where there is room, and where layers are few
 const ROOMY = 92; // pixels of a small picture under which every label has room
 const SHORT = 512; // tokens of a text that is searched for an example
 const SIDES: Record<string, string> = {
@@ -49,7 +51,7 @@ export function headsView(app: App): View {
   const info = h("div", { class: "info card", "aria-live": "polite" });
   const intro = h("div", { class: "card intro" });
   const key = h("div", { class: "legends" });
-  const node = h("section", { class: "view", "aria-label": "All heads" }, intro, controls, grid, key);
+  const node = h("section", { class: "view", "aria-label": "All heads" }, intro, h("div", { class: "set" }, controls, key), grid);
   let entries: Entry[] = [];
   let drawn = 0;
   const hiddenOf = new WeakMap<Attention, Uint8Array>();
@@ -150,14 +152,20 @@ export function headsView(app: App): View {
       const [i, j] = [Math.floor(n / c), n % c];
       return values[n] > 0 && i > 0 && j > 0 && i !== j && !queries.special[i] && !keys.special[j] && word(queries.tokens, i) && word(keys.tokens, j);
     };
-    const best = [...values.keys()].filter(plain).reduce((top, n) => (top < 0 || values[n] > values[top] ? n : top), -1);
+    // Of weights that are nearly alike a late row's: under a causal mask it sees most of the text.
+    const clear = (n: number) => values[n] + (0.1 * n) / values.length;
+    const best = [...values.keys()].filter(plain).reduce((top, n) => (top < 0 || clear(n) > clear(top) ? n : top), -1);
     if (best < 0) return [];
+    const [i, j] = [Math.floor(best / c), best % c];
+    const { state } = app.store;
+    // The text beside shows the same row, until a token is chosen.
+    if (state.a === a && state.h === head && state.i < 0 && state.j < 0 && !state.hover) app.store.set({ hover: { i, j: -1 } });
     const name = (tokens: string[], n: number) => h("b", {}, `“${shown(tokens[n], 16)}”`);
     return [
       `Read it so: in ${place(seen, a)}, head ${head}, the row of `,
-      name(queries.tokens, Math.floor(best / c)),
-      " is dark in the column of ",
-      name(keys.tokens, best % c),
+      name(queries.tokens, i),
+      ` is ${app.mode() === "dark" ? "bright" : "dark"} in the column of `,
+      name(keys.tokens, j),
       `: it looks there with ${fixed(values[best], 2)} of its weight.`,
     ];
   }
@@ -231,7 +239,10 @@ export function headsView(app: App): View {
     const key = state.sort.replace(/^-/, "");
     const across = Math.max(...seen.recording.attentions.map((x) => x.heads));
     const room = (grid.clientWidth || 900) - 72;
-    const small = Math.max(48, Math.min(132, Math.floor(room / across) - 15));
+    // Few layers have room for larger pictures, all of them in one window.
+    const high = Math.floor((innerHeight - 480) / seen.recording.attentions.length) - 30;
+    const most = Math.min(LARGEST, Math.max(USUAL, high));
+    const small = Math.max(48, Math.min(most, Math.floor(room / across) - 15));
     grid.style.setProperty("--thumb", `${small}px`);
     entries.forEach((e, n) => {
       const at = seen.attention(e.a);
@@ -353,7 +364,7 @@ export function headsView(app: App): View {
       h("p", { class: "does" }, does(label)),
       h("p", { class: "quiet" }, `${at.mechanism}${group}`),
       h("h4", {}, "In this text"),
-      facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), figure(at.figures[k]![e.h]!)])),
+      facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), fixed(at.figures[k]![e.h]!, 2)])),
       label ? h("h4", {}, "In other texts") : "",
       label
         ? h(
@@ -368,7 +379,7 @@ export function headsView(app: App): View {
         ? h("p", {}, term("rests", REST_TIP), ` on ${target(label.rests.on).split(",")[0]}: ${fixed(label.rests.score, 2)} of its weight`)
         : "",
       scores.length ? bars(scores.slice(0, 6).map(([k, x]) => [k, x.score, x.baseline])) : "",
-      h("p", { class: "quiet" }, term("Largest error", ERROR_TIP), ` of a weight as shown: ${number(at.error[e.h], 1)}.`),
+      h("p", { class: "quiet" }, ...exact(at.error[e.h])),
     );
   }
 

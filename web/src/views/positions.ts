@@ -4,7 +4,7 @@ import { bars } from "../bars";
 import { named, Numbers } from "../cells";
 import { fixed, h, number, replace, shown } from "../dom";
 import type { Head } from "../head";
-import { Matrix } from "../matrix";
+import { cut, Matrix } from "../matrix";
 import { copied, csv, matrixPicture } from "../save";
 import type { State } from "../state";
 import { away, changed, headPicker, headTitle, scalePicker, type App, type View } from "../view";
@@ -112,7 +112,7 @@ export function positionsView(app: App): View {
         width,
         height: 110,
         unit: "weight that a token gets, mean over all",
-        below: (n) => (p.landed.length === head.S ? head.keys.tokens[n].trim().slice(0, 9) : String(Math.floor((n * head.S) / p.landed.length))),
+        below: (n) => (p.landed.length === head.S ? cut(shown(head.keys.tokens[n].trim() || head.keys.tokens[n]), 9) : String(Math.floor((n * head.S) / p.landed.length))),
         name: (n) => (p.landed.length === head.S ? `“${shown(head.keys.tokens[n])}” (${n})` : `tokens from ${Math.floor((n * head.S) / p.landed.length)}`),
       }),
     ];

@@ -1,16 +1,13 @@
 // What is behind one weight: query, key, value, and every number between them.
 
 import { bars } from "../bars";
-import { button, fixed, h, number as digits, replace, select, shown } from "../dom";
+import { button, fixed, h, replace, select, shown, significant as number } from "../dom";
 import { norm, type Explained, type Head } from "../head";
 import type { Seen } from "../loader";
 import { copied, csv } from "../save";
 import type { State } from "../state";
 import { changed, facts, headPicker, headTitle, type App, type View } from "../view";
 import { WHY } from "./head";
-
-/** Vectors are stored to about three digits. */
-const number = (x: number | null | undefined, most = 3) => digits(x, most);
 
 const FORMULAS: Record<string, string> = {
   elu: "φ(q)·φ(k) with φ(x) = elu(x) + 1",
@@ -123,13 +120,20 @@ export function vectorsView(app: App): View {
     } else rows.push(["", "weights as the model gave them"]);
     rows.push(["mask", x.reason === "visible" ? "lets it through" : `hides it: ${WHY[x.reason]}`]);
     rows.push([how.kind === "softmax" ? "weight = exp of the sum" : "weight", fixed(x.weight, head.decimals)]);
-    if (v) rows.push(["‖v‖", number(norm(v))], ["‖weight·v‖", number(Math.abs(x.weight) * norm(v))]);
+    if (v) rows.push(["‖v‖", number(norm(v))], ["‖weight·v‖", length(v)]);
     if (output) rows.push(["‖output of the head‖", number(norm(output))]);
     if (x.gradient !== null) rows.push(["gradient of the loss", number(x.gradient)]);
     replace(steps, h("h3", {}, "How the weight comes about"), facts(rows));
     steps
       .querySelectorAll("dl > div")
       .forEach((row) => row.classList.toggle("main", row.textContent!.startsWith("weight")));
+  }
+
+  /** ‖weight · v‖, with no more decimals than the error of the weight leaves to it. */
+  function length(v: Float32Array): string {
+    const { head, explained } = now!;
+    const size = norm(v);
+    return fixed(Math.abs(explained.weight) * size, head.decimalsTimes(size));
   }
 
   function drawBars(orderBy: string): void {
@@ -173,7 +177,7 @@ export function vectorsView(app: App): View {
           "weight·v",
           v.map((e) => e * x.weight),
           undefined,
-          `‖weight·v‖ ${number(Math.abs(x.weight) * norm(v), 3)}`,
+          `‖weight·v‖ ${length(v)}`,
         ),
       );
     replace(drawn, ...parts);
