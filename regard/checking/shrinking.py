@@ -9,10 +9,13 @@ from regard.laws import Case, Finding, Law, SameAs, Subject, ask
 
 
 def shrink(subject: Subject, law: Law, case: Case, found: Finding, seconds: float = 10.0) -> tuple[Case, Finding]:
-    """Returns the smallest case near this one that still breaks the law, and what is found there."""
-    until = time.monotonic() + seconds
+    """Returns the smallest case near this one that still breaks the law, and what is found there.
+
+    `seconds` are of this thread's own work, so that a busy machine finds the same case as an idle one.
+    """
+    until = time.thread_time() + seconds
     shrunk = True
-    while shrunk and time.monotonic() < until:
+    while shrunk and time.thread_time() < until:
         shrunk = False
         for candidate in _smaller_cases(case):
             again = ask(law, subject, candidate)

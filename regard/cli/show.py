@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from copy import copy
@@ -82,11 +83,11 @@ def _with_columns(made: Table, columns: list[Column]) -> Table:
 
 
 def console(stderr: bool = False) -> Console:
-    """Returns a console as wide as the terminal, or wide enough for a table in a file."""
+    """Returns a console as wide as the terminal or as COLUMNS says; in a file, wide enough for a table."""
     # Names of files and models may hold brackets, which rich would take for markup.
     made = SafeConsole(stderr=stderr, highlight=False, markup=False)
-    if not made.is_terminal:
-        made.width = max(made.width, 120)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = 120
     return made
 
 

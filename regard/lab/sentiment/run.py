@@ -21,7 +21,8 @@ from regard.data.scores import calibration, wilson
 from regard.data.sentences import CLASSES, Sentence, SentenceSplit, majority_label
 from regard.errors import did_you_mean
 from regard.hub import display_name
-from regard.hub.classifier import DISTRIBUTION, PACKAGE, Classifier
+from regard.hub.classifier import DISTRIBUTION, Classifier
+from regard.hub.opening import MINILM_PACKAGE
 from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
 from regard.lab.results import OutcomeTable
 from regard.lab.sentiment.page import sentiment_page
@@ -170,7 +171,7 @@ def _describe_plan(task: Sentiment, encoder: Classifier) -> str:
 
 
 def _title(encoder: Classifier) -> str:
-    return DISTRIBUTION if f"/{PACKAGE}/" in encoder.config.name else display_name(encoder.config.name)
+    return DISTRIBUTION if f"/{MINILM_PACKAGE}/" in encoder.config.name else display_name(encoder.config.name)
 
 
 def _recipe(session: Session, name: str, compare: OptimizerComparison, rows: int) -> Recipe:
