@@ -97,8 +97,8 @@ def _cells(point: RecallPoint, results: RecallResults) -> list[object]:
 
 def _sizes(results: RecallResults) -> Iterable[Markup]:
     yield paragraph(
-        "Each size is tokens/pairs. With few pairs nearly every mechanism answers; with more of them a memory of fixed "
-        "size runs out of room, and answers that were stored over each other mix."
+        "Each size is tokens/pairs. With more pairs a memory of fixed size runs out of room, and answers that were "
+        "stored over each other mix."
     )
     cells: list[list[object]] = []
     for point in sorted(results.points, key=lambda p: -p.accuracy):
