@@ -72,8 +72,10 @@ _EDGES = (
     "size",
     "crop_size",
     "pad_size",
+    "size_divisor",
+    "size_divisibility",
+    "ensure_multiple_of",
 )
-_EDGES += ("size_divisor", "size_divisibility", "ensure_multiple_of")
 MAX_EDGE = 2048
 _MAX_SIZES = {theirs: SIZE_LIMITS[ours] for ours, names in _SIZE_KEYS.items() for theirs in names.split()}
 

@@ -124,8 +124,9 @@ class RecordableModel:
     def _as_input(self, text: Any) -> Any:
         """Returns the text, or its UTF-8 bytes as token ids if the model has random weights and no tokenizer.
 
-        Such a model knows no words, so any ids will do: bytes beyond a small vocabulary are counted from 0 again. Raises OptionError if there is no tokenizer and the model is
-        trained, or if it is not known whether it is (`trained` is None).
+        Such a model knows no words, so any ids will do: bytes beyond a small vocabulary are counted from 0 again.
+        Raises OptionError if there is no tokenizer and the model is trained, or if it is not known whether it is
+        (`trained` is None).
         """
         if not isinstance(text, str) or self.tokenizer is not None:
             return text

@@ -242,7 +242,7 @@ def test_the_model_of_the_extra_has_a_name(minilm: Path, tmp_path: Path, monkeyp
     assert find_source("minilm").location == "minilm"
     (tmp_path / "minilm").rmdir()
     monkeypatch.setattr("regard.hub.opening.find_spec", lambda name: None)
-    with pytest.raises(ExtraMissingError, match="regard.models"):
+    with pytest.raises(ExtraMissingError, match=r"regard.models"):
         find_source("minilm")
 
 

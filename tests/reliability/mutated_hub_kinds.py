@@ -1,4 +1,4 @@
-"""Kinds of files that come with models of others: folders of transformers, GGUF files, image processors and pictures."""
+"""Kinds of files that come with models of others: transformers' folders, GGUF files, image processors, pictures."""
 
 from __future__ import annotations
 
