@@ -1,5 +1,6 @@
 """Flags and profiles shared by all tests."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ FLAGS += ["--disable-sync", "--no-first-run"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-all", action="store_true", help="fail where a browser or node is missing, not skip")
+
+
+def pytest_configure() -> None:
+    # pytest imports readline, which puts 80 columns into the environment of xdist's workers; tables would heed them.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
