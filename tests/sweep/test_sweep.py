@@ -617,9 +617,14 @@ def test_nothing_in_the_study_is_pickled(monkeypatch):
 
 
 def started(*words):
-    """The command in a process of its own group, as a terminal starts it."""
+    """The command in a process of its own group, as a terminal starts it: Ctrl-C reaches it."""
+
+    def heed() -> None:
+        # A shell's background jobs ignore Ctrl-C, and so would all that tests in one of them start.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     program = [sys.executable, "-m", "regard", "sweep", *words]
-    return subprocess.Popen(program, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(program, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heed)
 
 
 def wait_for(condition, seconds=60):
