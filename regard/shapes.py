@@ -30,6 +30,8 @@ Weights = Float[Tensor, "B H T S"]
 Visible = Bool[Tensor, "B S"]
 # What positions add to scores [#B,H,T,S], given how many positions each query stands after each key [#B,T,S].
 RelativeBias = Callable[[Tensor], Tensor]
+# Fields of a mask that change scores before their softmax.
+SCORE_FIELDS = ("bias", "slopes", "relative", "softcap", "sinks")
 
 
 class Chunks(NamedTuple):
@@ -274,6 +276,29 @@ class Mask:
         # A row with nothing to see is filled with zeros first: −inf throughout would make its gradient NaN.
         blind = scores.amax(-1, keepdim=True) == float("-inf")
         return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+
+    def normalise(self, similarities: Float[Tensor, "#B #H T S"]) -> Weights:
+        """Returns similarities divided by their sum over the keys that each query may see: weights that are no softmax.
+
+        Hidden keys get zero, and so does a row whose sum is zero.
+        """
+        for field in SCORE_FIELDS:
+            if getattr(self, field) is not None:
+                raise MaskError(
+                    f"'{field}' changes scores, and similarities that are divided by their sum have none. Leave it "
+                    "out, or make weights by `mask.softmax`."
+                )
+        similarities = self.hide(similarities)
+        total = similarities.sum(-1, keepdim=True)
+        zero = total.abs() < torch.finfo(total.dtype).tiny / torch.finfo(total.dtype).eps
+        return (similarities / total.masked_fill(zero, 1)).masked_fill(zero, 0)
+
+    def hide(self, similarities: Float[Tensor, "#B #H T S"]) -> Weights:
+        """Returns similarities with zeros at the keys that each query may not see."""
+        allowed = self.allowed(similarities.shape[2], similarities.shape[3], similarities.device)
+        if allowed is None:
+            return similarities
+        return similarities.masked_fill(~allowed, 0)
 
     def _softmax_with_sinks(self, scores: Float[Tensor, "#B #H T S"], allowed: Tensor | None) -> Weights:
         """Returns the weights of keys where a sink takes its share: all of it, where nothing may be seen."""

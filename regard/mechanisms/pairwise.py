@@ -118,7 +118,11 @@ class Pairwise(Mechanism):
 
 
 def scores(q: Queries, k: Keys, mask: Mask) -> Weights:
-    """Returns q·k for every pair, [B,H,T,S]; query head h meets key head h // (H/G)."""
+    """Returns q·k for every pair, [B,H,T,S]; query head h meets key head h // (H/G).
+
+    Nothing is hidden yet: `mask` says which keys nobody sees, so that NaN in them stays there. Weights come from
+    `mask.softmax(scores)`, or from `mask.normalise(similarities)` where they are no softmax.
+    """
     check_sizes(q, k, k, mask)
     q = upcast_half(q)
     k = upcast_half(mask.zero_hidden(k))

@@ -21,10 +21,7 @@ from regard.errors import NegativeSimilarityError, OptionError, ZeroRowError
 from regard.mechanisms.base import refuse, register, without_autocast
 from regard.mechanisms.cache import Cache, empty_cache
 from regard.mechanisms.pairwise import Pairwise, scores
-from regard.shapes import Keys, Mask, Queries, Size, Weights, check_sizes, upcast_half
-
-# Fields of a mask that change scores, which there are none of.
-_NO_SCORES = ("bias", "slopes", "relative", "softcap", "sinks")
+from regard.shapes import SCORE_FIELDS, Keys, Mask, Queries, Size, Weights, check_sizes, upcast_half
 
 
 @register("gaussian")
@@ -77,33 +74,32 @@ class AnySimilarity(Pairwise):
         return 0  # what a function of one's own multiplies is not known
 
     def empty(self, size: Size, rules: Mask = Mask()) -> Cache:
-        refuse(self, rules, *_NO_SCORES)
+        refuse(self, rules, *SCORE_FIELDS)
         return empty_cache(self, size, rules)
 
     def weights(self, q: Queries, k: Keys, mask: Mask = Mask()) -> Weights:  # type: ignore[override]
         check_sizes(q, k, k, mask)
-        refuse(self, mask, *_NO_SCORES)
+        refuse(self, mask, *SCORE_FIELDS)
         with without_autocast(q):
             similarities = self._compare_all(upcast_half(q), upcast_half(mask.zero_hidden(k)))
-        allowed = mask.allowed(q.shape[2], k.shape[2], q.device)
-        if allowed is not None:
-            similarities = similarities.masked_fill(~allowed, 0)
-        if self.strict and bool((similarities < 0).any()):
+        weights = mask.normalise(similarities)
+        if self.strict:
+            self._refuse_improper(mask.hide(similarities), weights, mask)
+        return weights
+
+    def _refuse_improper(self, similarities: Weights, weights: Weights, mask: Mask) -> None:
+        """Raises where a similarity is negative, or where a query that may see keys has no weights."""
+        if bool((similarities < 0).any()):
             raise NegativeSimilarityError(
                 "similarity: sim(q, k) is negative for a pair, so that weights are negative and may sum to nearly "
                 "zero. Use a similarity ≥ 0, or strict=False to allow it."
             )
-        total = similarities.sum(-1, keepdim=True)
-        zero = total.abs() < torch.finfo(total.dtype).tiny / torch.finfo(total.dtype).eps
-        seen = torch.ones_like(zero)
-        if allowed is not None:
-            seen = allowed.any(-1, keepdim=True)
-        if self.strict and bool((zero & seen).any()):
+        seen = mask.hide(torch.ones_like(similarities)).any(-1)
+        if bool((seen & (weights == 0).all(-1)).any()):
             raise ZeroRowError(
                 "similarity: a query's similarities to the keys it may see sum to zero, so it has no weights. "
                 "Use a similarity that is positive, or strict=False to get zeros there."
             )
-        return (similarities / total.masked_fill(zero, 1)).masked_fill(zero, 0)
 
     def _compare_all(self, q: Queries, k: Keys) -> Weights:
         """Returns sim(q_i, k_j) for every pair, [B,H,T,S]: the function of two vectors, mapped over all of them."""

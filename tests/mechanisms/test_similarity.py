@@ -137,3 +137,16 @@ class TestByAFunction:
         with pytest.raises(ZeroRowError):
             regard.attend(q, k, v, lambda q, k: 0 * q.sum(), strict=True)
         assert not regard.attend(q, k, v, lambda q, k: 0 * q.sum()).any()
+
+
+PACKED = Mask(causal=True, documents=torch.tensor([[0, 0, 0, 1, 1, 1, 1]]))
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(causal=True, window=2), PACKED])
+def test_weights_that_are_no_softmax_are_normalised_by_the_mask(mask):
+    """`Mask.normalise` of exponentials is the softmax, under every rule that hides."""
+    scores = draw(2, 3, 7, 7)
+    torch.testing.assert_close(mask.normalise(scores.exp()), mask.softmax(scores))
+    assert not mask.normalise(torch.zeros(1, 1, 7, 7)).any()
+    with pytest.raises(MaskError, match="'softcap' changes scores"):
+        mask.but(softcap=5.0).normalise(scores.exp())
