@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from regard.checking import DRAWS, Verdict, Verdicts, check_model, plugin
@@ -166,17 +167,21 @@ def _progress() -> Iterator[Callable[[str, str], None]]:
 def _print(verdicts: Verdicts) -> None:
     subjects = list(dict.fromkeys(v.subject for v in verdicts))
     out = console()
-    out.print(_matrix(verdicts) if len(subjects) > 1 else _list(verdicts))
+    if len(subjects) > 1:
+        out.print(_matrix(verdicts))
+    else:
+        for part in _list(verdicts):
+            out.print(part)
+    before: list[str] = []
     for verdict in verdicts.broken:
-        _explain(verdict)
+        _explain(verdict, before)
+        before = (verdict.reproducer or "").splitlines()
     for verdict in verdicts.having("noted"):
         out.print(
             Text(printable(f"\n! {verdict.subject}, '{verdict.law}', no fault: {verdict.detail}")), soft_wrap=True
         )
     for problem in verdicts.problems:
         out.print(Text(printable(f"\n? Could not be asked: {problem}")), soft_wrap=True)
-    for sentence in verdicts.unasked:
-        out.print(Text(printable(f"\n{sentence}")), soft_wrap=True)
     asked = sum(v.draws for v in verdicts)
     numbers = {status: len(verdicts.having(status)) for status in MARKS}
     counts = [f"{n} {status}" for status, n in numbers.items() if n or status in ("holds", "broken")]
@@ -184,6 +189,9 @@ def _print(verdicts: Verdicts) -> None:
     if not verdicts.ok:
         style = "bold red"
     out.print(f"\n{', '.join(counts)}; {asked:,} trials", style=style)
+    # Last, since who reads only the end would take laws that hold for the answer to what was not asked.
+    for sentence in verdicts.unasked:
+        out.print(Text(printable(f"\n{sentence}"), style="yellow"), soft_wrap=True)
 
 
 def _matrix(verdicts: Verdicts) -> object:
@@ -198,27 +206,40 @@ def _matrix(verdicts: Verdicts) -> object:
     return made
 
 
-def _list(verdicts: Verdicts) -> object:
+def _list(verdicts: Verdicts) -> list[Table | Text]:
+    """Returns the table of the laws that were asked of one subject, and lines about those that do not apply to it."""
     title = None
     if len(verdicts):
         title = f"{verdicts[0].subject}\n"
     made = table("law", "says", "verdict", "worst", "allowed", title=title)
     made.columns[1].max_width = 62
+    left_out: dict[str, list[str]] = {}
     for v in verdicts:
-        verdict = Text(f"{MARKS[v.status]} {_SHORT.get(v.status, v.status)}", _STYLES[v.status])
         if v.status == "does not apply":
-            made.add_row(v.law, v.detail, verdict, "", "", style="dim")
-        else:
-            made.add_row(v.law, v.claim, verdict, _number(v.error), _number(v.limit))
-    return made
+            left_out.setdefault(v.detail, []).append(v.law)
+            continue
+        verdict = Text(f"{MARKS[v.status]} {_SHORT.get(v.status, v.status)}", _STYLES[v.status])
+        made.add_row(v.law, v.claim, verdict, _number(v.error), _number(v.limit))
+    parts: list[Table | Text] = [made]
+    if left_out:
+        parts.append(Text("\nDoes not apply"))
+    for why, laws in left_out.items():
+        parts.append(Text(printable(f"{MARKS['does not apply']} {', '.join(laws)}: {why}"), "dim"))
+    return parts
 
 
-def _explain(v: Verdict) -> None:
+def _explain(v: Verdict, before: Sequence[str]) -> None:
+    """Prints a broken law with its reproducer, without the lines that it shares with the one printed before."""
     out = console()
     out.print(Text(printable(f"\n✗ {v.subject} breaks '{v.law}': {v.claim}"), style="bold red"))
     out.print(f"  {v.detail}: {_number(v.error)}, allowed {_number(v.limit)}", soft_wrap=True)
-    out.print("  To see it again:")
-    for line in (v.reproducer or "").splitlines():
+    lines = (v.reproducer or "").splitlines()
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(lines, before, strict=False))))
+    if shared:
+        out.print("  To see it again, after the first lines of the one above:")
+    else:
+        out.print("  To see it again:")
+    for line in lines[shared:]:
         out.print(f"    {line}", soft_wrap=True)
 
 

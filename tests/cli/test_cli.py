@@ -133,3 +133,15 @@ def test_the_doctor_fails_where_it_cannot_write(monkeypatch, tmp_path):
 
     line = doctor._check_writable(tmp_path / "nowhere")
     assert line.fine is False and "No such file" in line.found and "--out" in line.do
+
+
+def test_a_check_tells_what_matters_once_and_what_it_did_not_ask_last(tmp_path):
+    """Laws that do not apply share a line, reproducers their first lines, and the end is what nobody asked."""
+    source = "def f(q, k, v, causal=True):\n    return (q @ k.mT).softmax(-1) @ v.mean(1, keepdim=True)\n"
+    (tmp_path / "mine.py").write_text(source)
+    result = run("check", "--plugin", tmp_path / "mine.py", "--draws", 3)
+    assert result.exit_code == 1 and "\n– weights, recurrent, rows, cross, flops, kernel: " in result.output
+    first, second = result.output.split("To see it again")[1:]
+    assert "import regard" in first and "import regard" not in second and "LAWS['heads']" in second
+    assert "first lines of the one above" in second
+    assert result.output.splitlines()[-1].startswith("Not asked of f: which attention it computes.")
