@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.errors import PluginError
 from regard.laws.calling import MOST_HEADS, Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
-from regard.laws.habits import claims_causality, knows_positions, measure_roughness
+from regard.laws.habits import claims_causality, knows_positions, measure_roughness, mixes_along
 from regard.laws.layouts import (
     CROSS,
     FLAT,
@@ -32,7 +32,16 @@ from regard.laws.layouts import (
     X,
     possible_forms,
 )
-from regard.laws.signatures import ANY_MASKS, CAUSAL_NAMES, HEAD_COUNTS, KEY_MASKS, MODULES, required_names
+from regard.laws.signatures import (
+    ANY_MASKS,
+    CAUSAL_NAMES,
+    HEAD_COUNTS,
+    KEY_MASKS,
+    MODULES,
+    attends_twice,
+    required_names,
+    says_tokens_first,
+)
 from regard.laws.states import StateCall, find_state_call
 from regard.laws.subjects import Subject
 
@@ -109,6 +118,11 @@ class Stranger(Caller, Subject):
         return self._knows_positions
 
     @property
+    def queries_meet(self) -> bool:  # type: ignore[override]
+        self.find_out()
+        return self.layout is CROSS and attends_twice(self.f)
+
+    @property
     def can_be_told(self) -> bool:
         """Whether a parameter says if it is to be causal: a flag, or a mask of pairs."""
         self.find_out()
@@ -171,6 +185,7 @@ class Stranger(Caller, Subject):
         self._found_out = True  # what follows asks `run` and `fit`, which would come here again
         try:
             self._find_layout_and_width()
+            self._find_token_axis()
             self._find_causal_flag()
             self._find_mask()
             self._find_sizes()
@@ -304,17 +319,19 @@ class Stranger(Caller, Subject):
         if self.layout is not HEADS or self.output_form != "same":
             return
         case = self._probe()
-        inputs = self.inputs(case)
-        before = self.call(case, inputs)
-        moves = []
-        for axis in (1, 2):
-            changed = [x.clone() for x in inputs]
-            slot = changed[2].select(axis, 0)
-            slot.copy_(case.draw(*slot.shape, stream=50))
-            moved = (self.call(case, changed) - before).detach().abs()
-            moves.append(bool(moved.narrow(axis, 1, moved.shape[axis] - 1).max() > 0))
-        if moves == [True, False]:
+        if self._mixes_along(1, case) and not self._mixes_along(2, case):
             self.layout = HEADS_LAST
+
+    def _find_token_axis(self) -> None:
+        """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
+        if not self.layout.projects or hasattr(self.f, "batch_first") or not says_tokens_first(self.pristine):
+            return
+        case = self._probe(B=3)
+        if case.T > 1:
+            self.tokens_first = self._mixes_along(0, case) and not self._mixes_along(1, case)
+
+    def _mixes_along(self, axis: int, case: Case) -> bool:
+        return mixes_along(axis, lambda inputs: self.call(case, inputs), case, self.inputs(case))
 
     def _find_causal_flag(self) -> None:
         for name in CAUSAL_NAMES:
