@@ -316,6 +316,7 @@ def _heads_that_move(subject: Subject, case: Case, inputs: list[Tensor], out: Te
     """Returns whether changing one head of q, k or v moves the output heads that read it, and no others."""
     findings = []
     group = case.H // case.G
+    sizes = out.detach().abs().amax((0, 2, 3))
     mechanism = subject.mechanism(case)
     for n, name in enumerate("qkv"):
         if mechanism is not None and name not in mechanism.needs:
@@ -336,8 +337,9 @@ def _heads_that_move(subject: Subject, case: Case, inputs: list[Tensor], out: Te
                 findings.append(Finding(float(others.max()), limit, f"output heads that {name} head {h} must not move"))
             # With one token every weight is one, so that only values matter; argmax may choose the same key again.
             if name == "v":
+                # Weights may all be zero, as those of relu(q·k): outputs are then zero, too.
                 error = 0.0
-                if bool((moved[reads] == 0).any()):
+                if bool(((moved == 0) & (sizes > 0))[reads].any()):
                     error = math.inf
                 findings.append(Finding(error, 0.0, f"output heads that {name} head {h} must move"))
     return findings

@@ -376,7 +376,9 @@ class Stranger(Caller, Subject):
         visible = torch.ones(case.B, T, dtype=torch.bool, device=case.device)
         visible[:, hidden] = False
         before = self.call(case, inputs, visible)
-        if before.shape != self.call(case.but(causal=False), inputs).shape:  # a mask of the wrong shape was broadcast
+        if before.dim() != inputs[0].dim():  # a mask of the wrong shape was broadcast
+            return False
+        if before.shape != self.call(case.but(causal=False), inputs).shape:
             return False
         changed = [x.clone() for x in inputs]
         keys = changed

@@ -397,3 +397,38 @@ class DecoderLayer(nn.TransformerDecoderLayer):
 
     def __init__(self):
         super().__init__(24, 4, 32, batch_first=True)
+
+
+@wrong("same", "is a score of 0 taken for a hidden one")
+def hides_what_is_zero(q, k, v, causal=True):
+    raw = scores(q, k, causal=False)
+    if causal:
+        raw = raw.masked_fill(raw.tril(raw.shape[3] - raw.shape[2]) == 0, -torch.inf)
+    return raw.softmax(-1) @ v
+
+
+@right_but_no_softmax
+def rectified(q, k, v, causal=True):
+    """Where no score is positive, all weights are zero, and values do not matter."""
+    raw = scores(q, k, causal=False).relu()
+    return (raw * see(*raw.shape[-2:]) if causal else raw) @ v
+
+
+@right_but_no_softmax
+class EluOverTokens(Heads):
+    """Features of tokens that are a hundred times as large vanish together, in any implementation of elu + 1."""
+
+    def forward(self, x):
+        q, k, v = map(self.split, self.c_attn(x).chunk(3, -1))
+        similar = (functional.elu(q) + 1) @ (functional.elu(k) + 1).mT
+        similar = similar * see(*similar.shape[-2:])
+        return self.c_proj(self.merge(similar @ v / similar.sum(-1, keepdim=True)))
+
+
+@right
+def with_keys_shown_by_ones(query, key, value, attention_mask):
+    """A mask [B,S] that must be given, and gets axes of its own: one of pairs would be broadcast to five axes."""
+    raw = scores(query, key, causal=False)
+    if attention_mask is not None:
+        raw = raw + (1.0 - attention_mask[:, None, None, :].to(raw)) * torch.finfo(raw.dtype).min
+    return raw.softmax(-1) @ value
