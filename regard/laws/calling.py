@@ -69,6 +69,7 @@ class Caller:
         self.pair_mask: MaskForm | None = None
         # What a mask that must be given is filled with until its meaning is known; None where None will do.
         self.filler: MaskForm | None = None
+        self.pools = False  # whether it gives as many outputs of any number of tokens
         self.changed_inputs = False  # whether any call has written into its inputs
 
     def call_fresh(self, case: Case, *calls: list[Tensor]) -> Tensor:

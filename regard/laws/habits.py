@@ -50,6 +50,8 @@ def claims_causality(call: Caller, case: Case) -> bool:
     said = _says_causal(call)
     if said is not None:
         return said
+    if call.pools:
+        return False
     influence = _influence(call, case)
     others = influence[~torch.eye(len(influence), dtype=torch.bool)]
     moving = others[others > 0]

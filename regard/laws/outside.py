@@ -66,7 +66,9 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
                 continue
             padded, visible = _pad(subject, case, inputs, b)
             out = subject.run(plain, padded, visible)
-            kept = out[_expand(visible, out, subject)].view(whole[b].shape)
+            kept = out[0]
+            if not subject.pools:
+                kept = out[_expand(visible, out, subject)].view(whole[b].shape)
             found = compare(kept, b, f"sequence {b} padded {case.padding}")
             if found.exceeded and case.padding != "right" and subject.knows_positions:
                 what = f"{found.what}: it counts positions, and hidden tokens count, too"
@@ -176,7 +178,7 @@ def gradients_are_right(subject: Subject, case: Case) -> Finding:
         def run_padded(*leaves: Tensor) -> Tensor:
             replaced = dict(zip(map(id, used), leaves, strict=True))
             padded = subject.run(case, [replaced.get(id(x), x) for x in inputs], visible)
-            if len(inputs) == 1:
+            if len(inputs) == 1 and not subject.pools:
                 padded = padded[visible]
             return padded
 
@@ -291,6 +293,8 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
     inputs = subject.inputs(case)
     out = subject.run(case, inputs)
     if subject.token_axis == 1:
+        if subject.pools:
+            raise DoesNotApply("it gives as many outputs of any number of tokens, and has no heads to look at")
         if out.dim() == 3 and out.shape[:2] == inputs[0].shape[:2]:
             return _all_finite(out)
         return Finding(math.inf, 0.0, f"module output {list(out.shape)}, expected [{case.B}, {case.T}, ·]")

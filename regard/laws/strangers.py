@@ -283,6 +283,7 @@ class Stranger(Caller, Subject):
                 told += f"; in float32 {failures['float32']}"
             raise CouldNotBeAsked(f"{told}. {_what_to_pass(self)}")
         self.dtypes, self.filler, self.layout, self.same_widths = fallback
+        self.pools = self._gives_as_many_of_any()
 
     def _try_lengths(self) -> bool:
         """Returns whether outputs have the right shape at 5 tokens or, where it takes no other, at `length`."""
@@ -302,6 +303,17 @@ class Stranger(Caller, Subject):
             self.output_form = "transposed"
             return True
         return out.shape == (case.B, case.H, case.T, case.V)
+
+    def _gives_as_many_of_any(self) -> bool:
+        """Returns whether tokens become a vector a sequence, or a fixed number of them, as pooling does."""
+        if not self.layout.projects or self.length is not None or self.exact_length is not None:
+            return False
+        shapes = set()
+        for T in (3, 5, 8):
+            case = self._probe(T=T)
+            shapes.add(self.call(case, self.inputs(case)).shape)
+        (shape, *others) = shapes
+        return not others and len(shape) in (2, 3) and shape[0] == case.B
 
     def _find_dtypes(self) -> None:
         """Adds the other dtypes that it takes, where it does not take float64."""
@@ -376,7 +388,7 @@ class Stranger(Caller, Subject):
         visible = torch.ones(case.B, T, dtype=torch.bool, device=case.device)
         visible[:, hidden] = False
         before = self.call(case, inputs, visible)
-        if before.dim() != inputs[0].dim():  # a mask of the wrong shape was broadcast
+        if before.dim() != inputs[0].dim() and not self.pools:  # a mask of the wrong shape was broadcast
             return False
         if before.shape != self.call(case.but(causal=False), inputs).shape:
             return False
@@ -388,7 +400,7 @@ class Stranger(Caller, Subject):
             row = x.select(self.layout.token_axis, hidden)
             row.copy_(case.draw(*row.shape, stream=40 + n))
         after = self.call(case, changed, visible)
-        if len(changed) == 1:  # the hidden token asks, too
+        if len(changed) == 1 and not self.pools:  # the hidden token asks, too
             others = torch.tensor([i for i in range(T) if i != hidden], device=case.device)
             before = before.index_select(self.layout.token_axis, others)
             after = after.index_select(self.layout.token_axis, others)

@@ -432,3 +432,23 @@ def with_keys_shown_by_ones(query, key, value, attention_mask):
     if attention_mask is not None:
         raw = raw + (1.0 - attention_mask[:, None, None, :].to(raw)) * torch.finfo(raw.dtype).min
     return raw.softmax(-1) @ value
+
+
+class Pooled(nn.Module):
+    """A vector a sequence: tokens weighed by one learned query."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.query, self.made = nn.Parameter(torch.randn(width)), nn.Linear(width, 2 * width)
+
+    def forward(self, x, key_padding_mask=None):
+        k, v = self.made(x).chunk(2, -1)
+        raw = k @ self.query / self.query.shape[0] ** 0.5
+        if key_padding_mask is not None:
+            raw = raw.masked_fill(key_padding_mask, -torch.inf)
+        return (raw.softmax(-1).unsqueeze(1) @ v).squeeze(1)
+
+
+class PooledOverPadding(Pooled):
+    def forward(self, x, key_padding_mask=None):
+        return super().forward(x)
