@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from regard.laws.ahead import looks_ahead
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding
 from regard.laws.conduct import calls_are_pure, numbers_bear_large_scores, other_tokens_matter
 from regard.laws.faces import (
@@ -27,7 +28,6 @@ from regard.laws.outside import (
     batch_does_not_matter,
     gradients_are_right,
     heads_and_shapes,
-    looks_ahead,
     queries_are_independent,
 )
 from regard.laws.padding import blind_rows_are_zero, hidden_keys_are_inert

@@ -18,6 +18,7 @@ from regard.laws.signatures import (
     HEAD_COUNTS,
     KEY_MASKS,
     KEY_WIDTHS,
+    LENGTHS,
     MODULES,
     SCALES,
     STATE_FLAGS,
@@ -29,6 +30,7 @@ from regard.laws.signatures import (
     required_names,
     state_pair,
     takes_none,
+    wants_names,
 )
 from regard.laws.subjects import explain_exception
 
@@ -55,6 +57,8 @@ class Caller:
         self.parameters = parameter_names(f)
         self.required = required_names(f)
         self.data = data_names(f)
+        self.by_name = wants_names(f) or self.required[: len(self.data)] != self.data
+        self.tokens_first = False  # whether tokens come before the batch in a module that does not say batch_first
         self.width = width or find_width(f)
         self.length = length or find_length(f)
         self.layout: Layout = X
@@ -65,6 +69,7 @@ class Caller:
         self.pair_mask: MaskForm | None = None
         # What a mask that must be given is filled with until its meaning is known; None where None will do.
         self.filler: MaskForm | None = None
+        self.pools = False  # whether it gives as many outputs of any number of tokens
         self.changed_inputs = False  # whether any call has written into its inputs
 
     def call_fresh(self, case: Case, *calls: list[Tensor]) -> Tensor:
@@ -139,7 +144,7 @@ class Caller:
             copies = [x.transpose(0, 1) for x in copies]
         before = [x.detach().clone() for x in copies]
         try:
-            if own and self.data and self.required[: len(self.data)] != self.data:
+            if own and self.data and self.by_name:
                 out = function(**dict(zip(self.data, copies, strict=True)), **options)
             else:
                 out = function(*copies, **options)
@@ -152,7 +157,7 @@ class Caller:
     @property
     def sequence_first(self) -> bool:
         """Whether tokens come before the batch, as in nn.MultiheadAttention unless told otherwise."""
-        return self.layout.projects and getattr(self.f, "batch_first", None) is False
+        return self.layout.projects and (self.tokens_first or getattr(self.f, "batch_first", None) is False)
 
     def adjustment_name(self, kind: str) -> str | None:
         """Returns the name of the parameter that takes a bias, slopes or a softcap, or None."""
@@ -185,7 +190,7 @@ class Caller:
                 filled[name] = _stand_in(case)
             elif name == "training" or name in STATE_FLAGS:
                 filled[name] = False
-            elif name in STATES or name in state_pair(self.f):
+            elif name in STATES or name in LENGTHS or name in state_pair(self.f):
                 filled[name] = None
         return filled
 

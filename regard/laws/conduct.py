@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
 from regard.laws.subjects import Subject
@@ -117,10 +119,13 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
     large = [sizes[case.dtype] * x.abs() for x in inputs]
     if not subject.projects:
         large[-1] = inputs[-1]  # values stay as they are
+    finite = low_finite = True
     try:
         with torch.no_grad():
             ordinary = _finite(subject.run(case, inputs))
             finite = _finite(subject.run(case, large))
+            if ordinary and finite and _reads_differences_only(subject, case, inputs):
+                low_finite = _finite(subject.run(case, [large[0], -large[1], large[2]]))
     except CouldNotBeAsked:
         if case.dtype == "float16":  # many a function has no float16, and says so
             return None
@@ -128,10 +133,52 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
     if not ordinary:
         return None
     error = 0.0
-    if not finite:
+    if not (finite and low_finite):
         error = math.inf
     scores = "tens" if case.dtype == "float16" else "hundreds"
-    return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: is exp taken less a maximum?")
+    why = "is exp taken less a maximum?"
+    noted = False
+    if not low_finite:
+        scores = f"−{scores}"
+        why = "does a maximum begin at zero, which all scores of a row may lie below?"
+    elif not finite and subject.projects and not _overflows(subject, case, large):
+        # Tokens so large make queries of either sign, which features such as elu + 1 may all lose.
+        noted = True
+        why = "nothing overflows, but some query's weights or features are all zero"
+    return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: {why}", noted)
+
+
+class _Overflow(TorchDispatchMode):
+    """Notices that an operation makes infinity of finite numbers, other than by being told to, as a mask is."""
+
+    seen = False
+    told = ("fill", "full", "where", "scalar_tensor", "lift", "copy")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.is_floating_point() and not any(name in str(func) for name in self.told):
+            given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
+            self.seen = self.seen or (bool(made.isposinf().any()) and all(_finite(x) for x in given))
+        return made
+
+
+def _overflows(subject: Subject, case: Case, inputs: list[Tensor]) -> bool:
+    with torch.no_grad(), _Overflow() as watch:
+        subject.run(case, inputs)
+    return watch.seen
+
+
+def _reads_differences_only(subject: Subject, case: Case, inputs: list[Tensor]) -> bool:
+    """Returns whether a number added to all scores of a query changes nothing, as in a softmax over the keys.
+
+    Where it changes something, features of keys that point away may vanish, and nobody is to blame.
+    """
+    if subject.projects or len(inputs) != 3:
+        return False
+    q, k, v = inputs
+    shift = case.draw(1, 1, 1, k.shape[-1], stream=90)
+    shifted = subject.run(case, [q, k + shift, v])
+    return difference(shifted, subject.run(case, inputs)) <= 1e3 * case.tolerance_or(100.0)
 
 
 def _finite(out: Tensor) -> bool:

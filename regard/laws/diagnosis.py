@@ -66,7 +66,9 @@ def describe_weights(subject: Subject, reference: Subject, case: Case) -> str:
     words = []
     if bool((got.abs()[want > 1e-3] < 1e-12).any()):
         words.append("no weight on some keys that may be seen: is there a window, or a top-k?")
-    if float((sums - 1).abs().max()) > 1e-4:
+    if float((sums - 1).abs().max()) > 1e-4 and float(sums.max() - sums.min()) < small and not words:
+        words.append(f"its weights sum to {float(sums.mean()):.4g} in every row: are values or outputs scaled?")
+    elif float((sums - 1).abs().max()) > 1e-4:
         words.append(f"its rows of weights sum to {float(sums.min()):.4g} … {float(sums.max()):.4g} instead of 1")
     elif not words:
         words.append(_describe_scores(got, want))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +50,14 @@ def claims_causality(call: Caller, case: Case) -> bool:
     said = _says_causal(call)
     if said is not None:
         return said
+    if call.pools:
+        return False
     influence = _influence(call, case)
     others = influence[~torch.eye(len(influence), dtype=torch.bool)]
     moving = others[others > 0]
-    least = torch.zeros(())
-    if moving.numel():
-        least = 0.01 * moving.median()
-    sees = influence > least
+    if not moving.numel():
+        return False  # no token sees another, and none is ahead
+    sees = influence > 0.01 * moving.median()
     looks_both_ways = bool(sees.triu(1).any()) and bool((sees == sees.mT).all())
     return not looks_both_ways
 
@@ -121,6 +123,16 @@ def _influence(call: Caller, case: Case) -> Tensor:
             moved = (call.call(case, changed) - before).abs().movedim(axis, 0).flatten(1)
             rows.append(moved.amax(1))
     return torch.stack(rows, 1)
+
+
+def mixes_along(axis: int, run: Callable[[list[Tensor]], Tensor], case: Case, inputs: list[Tensor]) -> bool:
+    """Returns whether a change of the last input in the first place along an axis moves outputs in other places."""
+    changed = [x.clone() for x in inputs]
+    slot = changed[-1].select(axis, 0)
+    slot.copy_(case.draw(*slot.shape, stream=50))
+    with torch.no_grad():
+        moved = (run(changed) - run(inputs)).abs()
+    return bool(moved.narrow(axis, 1, moved.shape[axis] - 1).max() > 0)
 
 
 def knows_positions(call: Caller, case: Case) -> bool:

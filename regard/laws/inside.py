@@ -74,7 +74,7 @@ def look_inside(subject: Subject, case: Case) -> list[Inside]:
             handle.remove()
     if whole:
         return whole
-    if getattr(module, "batch_first", None) is False:
+    if getattr(subject, "sequence_first", False):
         return []
     return [reading for named in _name_parts(calls, inputs) for reading in _readings(named, result, find_heads(module))]
 

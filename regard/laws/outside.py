@@ -16,98 +16,13 @@ from regard.laws.case import (
     cancellation_scale,
     comparable,
     difference,
-    most_telling,
     worst,
 )
 from regard.laws.faces import gradients_or_zeros
-from regard.laws.padding import very_low_scores
+from regard.laws.habits import mixes_along
 from regard.laws.subjects import Subject
 from regard.mechanisms import Argmax, Mechanism, Softmax
 from regard.shapes import Mask
-
-
-def looks_ahead(subject: Subject, case: Case) -> Finding:
-    """never looks ahead: changing token j leaves every output before j as it was"""
-    if not subject.causal:
-        raise DoesNotApply("it does not claim to be causal")
-    case = case.but(causal=True, padding="none", documents=False).without_bias()
-    findings = []
-    factors = [1.0, 3.0, 30.0, 0.0]  # the plainest first
-    if case.T > 500:  # what such a case is for begins late, and takes long to ask
-        factors = [3.0]
-    strain = 0
-    for size, inputs in _start_inputs(subject, case).items():
-        before = subject.run(case, inputs)
-        for j in sorted({case.T - 1, case.T // 2} - {0}):
-            for factor in factors:
-                after = subject.run(case, _replace_token(subject, case, inputs, j, factor))
-                what = f"outputs before token {j} of {case.T} when it changes (×{factor:g}){size}"
-                found = _compare_prefix(subject, case, after, before, j, what)
-                findings.append(found._replace(strain=strain + factors.index(factor)))
-        if not findings:
-            raise DoesNotApply("one token has nothing ahead of it")
-        if worst(findings).broken:  # by ordinary inputs, if these show it
-            return most_telling(findings)
-        strain += len(factors)
-    return worst([*findings, _prefix_alone(subject, case)])
-
-
-def _start_inputs(subject: Subject, case: Case) -> dict[str, list[Tensor]]:
-    """Returns the inputs in which a token is changed: of ordinary size, large, and with scores of about −30,000.
-
-    A stabiliser over the whole sequence shows itself by its epsilon, or where early keys are huge and late ones not. A
-    mask of −10,000 shows itself where everything that may be seen scores less.
-    """
-    ordinary = subject.inputs(case)
-    large = [30 * x for x in ordinary]
-    low = very_low_scores(subject, ordinary)
-    if not subject.projects:
-        large[-1] = ordinary[-1]  # values of moderate size
-    return {"": ordinary, ", queries and keys ×30": large, ", scores of about −30,000": low}
-
-
-def _replace_token(subject: Subject, case: Case, inputs: list[Tensor], j: int, factor: float) -> list[Tensor]:
-    """Returns the inputs with another token j, `factor` times as large as usual."""
-    changed = [x.clone() for x in inputs]
-    for n, x in enumerate(changed):
-        token = x.select(subject.token_axis, j)
-        token.copy_(factor * case.draw(*token.shape, stream=10 + n))
-    return changed
-
-
-def _compare_prefix(subject: Subject, case: Case, after: Tensor, before: Tensor, j: int, what: str) -> Finding:
-    """Returns how far outputs before token j have moved, relative to the largest of all outputs."""
-    if after.shape != before.shape:
-        return Finding(math.inf, 0.0, f"{what}: the output's shape changes")
-    got = after.narrow(subject.token_axis, 0, j)
-    want = before.narrow(subject.token_axis, 0, j)
-    if not bool(want.isfinite().all()):  # inputs beyond what it can compute: another law asks about those
-        return Finding(0.0, 0.0, what)
-    return Finding(difference(got, want, want.abs().max()), case.tolerance_or(1.0), what)
-
-
-def _prefix_alone(subject: Subject, case: Case) -> Finding:
-    """Returns whether the first half of the tokens alone gives what it gives among the rest.
-
-    What depends on the length of the whole looks ahead, too.
-    """
-    n = (case.T + 1) // 2
-    what = f"outputs of the first {n} of {case.T} tokens without the rest"
-    if not subject.takes_length(n):
-        return Finding(0.0, 0.0, what)
-    inputs = subject.inputs(case)
-    whole = subject.run(case, inputs).narrow(subject.token_axis, 0, n)
-    alone = subject.run(case, [x.narrow(subject.token_axis, 0, n) for x in inputs])
-    scale = subject.cancellation_scale(case, inputs)
-    if scale is None:
-        scale = whole.abs().max()
-    else:
-        scale = scale.narrow(subject.token_axis, 0, n)
-    sure = subject.unambiguous_rows(case, inputs)
-    if sure is not None:
-        alone = alone[sure[..., :n]]
-        whole = whole[sure[..., :n]]
-    return Finding(difference(alone, whole, scale), case.tolerance_or(2.0), what)
 
 
 def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
@@ -137,7 +52,11 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
     findings.append(compare(reordered[order.argsort()], slice(None), "order of the batch"))
     for b in range(case.B):
         alone = subject.run(plain, [x[b : b + 1] for x in inputs])
-        findings.append(compare(alone[0], b, f"sequence {b} alone and in a batch"))
+        found = compare(alone[0], b, f"sequence {b} alone and in a batch")
+        if found.broken and _attends_along_batch(subject, plain):
+            what = f"{found.what}: it attends along the first axis; does it want tokens first, [T,B,D] (batch_first)?"
+            found = found._replace(what=what)
+        findings.append(found)
     # The same numbers, laid out as a transposed tensor is.
     transposed = subject.run(plain, [x.mT.contiguous().mT for x in inputs])
     findings.append(compare(transposed, slice(None), "inputs that are not contiguous"))
@@ -147,7 +66,9 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
                 continue
             padded, visible = _pad(subject, case, inputs, b)
             out = subject.run(plain, padded, visible)
-            kept = out[_expand(visible, out, subject)].view(whole[b].shape)
+            kept = out[0]
+            if not subject.pools:
+                kept = out[_expand(visible, out, subject)].view(whole[b].shape)
             found = compare(kept, b, f"sequence {b} padded {case.padding}")
             if found.exceeded and case.padding != "right" and subject.knows_positions:
                 what = f"{found.what}: it counts positions, and hidden tokens count, too"
@@ -156,6 +77,21 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
     if case.documents and subject.mechanism(case) is not None and case.T > 1:
         findings.append(_packed_is_separate(subject, plain, inputs))
     return worst(findings)
+
+
+def _attends_along_batch(subject: Subject, case: Case) -> bool:
+    """Returns whether a module mixes the sequences of a batch, and not their tokens."""
+    if not subject.projects:
+        return False
+    case = subject.fit(case.but(B=3, T=max(case.T, 3)))  # a single token has no others to mix with
+    if case.T < 2:
+        return False
+
+    def run(inputs: list[Tensor]) -> Tensor:
+        return subject.run(case, inputs)
+
+    inputs = subject.inputs(case)
+    return mixes_along(0, run, case, inputs) and not mixes_along(1, run, case, inputs)
 
 
 def _pad(subject: Subject, case: Case, inputs: list[Tensor], b: int) -> tuple[list[Tensor], Tensor]:
@@ -242,7 +178,7 @@ def gradients_are_right(subject: Subject, case: Case) -> Finding:
         def run_padded(*leaves: Tensor) -> Tensor:
             replaced = dict(zip(map(id, used), leaves, strict=True))
             padded = subject.run(case, [replaced.get(id(x), x) for x in inputs], visible)
-            if len(inputs) == 1:
+            if len(inputs) == 1 and not subject.pools:
                 padded = padded[visible]
             return padded
 
@@ -296,6 +232,8 @@ def queries_are_independent(subject: Subject, case: Case) -> Finding:
     """a query's output is its own: fewer queries over the same keys get what they get among all"""
     if not subject.takes_fewer_queries(False) and not subject.takes_fewer_queries(True):
         raise DoesNotApply("it takes as many queries as keys")
+    if subject.queries_meet:
+        raise DoesNotApply("its queries attend to one another, too")
     case = subject.fit(case.but(padding="none", window=None, documents=False)).without_bias()
     findings = []
     for causal in (False, True):
@@ -355,6 +293,8 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
     inputs = subject.inputs(case)
     out = subject.run(case, inputs)
     if subject.token_axis == 1:
+        if subject.pools:
+            raise DoesNotApply("it gives as many outputs of any number of tokens, and has no heads to look at")
         if out.dim() == 3 and out.shape[:2] == inputs[0].shape[:2]:
             return _all_finite(out)
         return Finding(math.inf, 0.0, f"module output {list(out.shape)}, expected [{case.B}, {case.T}, ·]")
@@ -380,6 +320,7 @@ def _heads_that_move(subject: Subject, case: Case, inputs: list[Tensor], out: Te
     """Returns whether changing one head of q, k or v moves the output heads that read it, and no others."""
     findings = []
     group = case.H // case.G
+    sizes = out.detach().abs().amax((0, 2, 3))
     mechanism = subject.mechanism(case)
     for n, name in enumerate("qkv"):
         if mechanism is not None and name not in mechanism.needs:
@@ -400,8 +341,9 @@ def _heads_that_move(subject: Subject, case: Case, inputs: list[Tensor], out: Te
                 findings.append(Finding(float(others.max()), limit, f"output heads that {name} head {h} must not move"))
             # With one token every weight is one, so that only values matter; argmax may choose the same key again.
             if name == "v":
+                # Weights may all be zero, as those of relu(q·k): outputs are then zero, too.
                 error = 0.0
-                if bool((moved[reads] == 0).any()):
+                if bool(((moved == 0) & (sizes > 0))[reads].any()):
                     error = math.inf
                 findings.append(Finding(error, 0.0, f"output heads that {name} head {h} must move"))
     return findings

@@ -146,7 +146,7 @@ def _outputs_of_visible(subject: Subject, case: Case, inputs: list[Tensor], visi
     """Returns the outputs; of tokens, those at visible ones: a hidden token asks too, and may get anything."""
     with torch.no_grad():
         out = subject.run(case, inputs, visible)
-    if visible is None or len(inputs) > 1:
+    if visible is None or len(inputs) > 1 or subject.pools:
         return out
     return out[_tokens(out, visible, subject)]
 
@@ -157,7 +157,7 @@ def _output_and_gradients(
     """Returns the output and the gradient of each input; of tokens, the outputs at visible ones."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     out = subject.run(case, leaves, visible)
-    if len(leaves) == 1:
+    if len(leaves) == 1 and not subject.pools:
         out = out[visible]
     if not out.requires_grad:
         return out, [torch.zeros_like(x) for x in leaves]

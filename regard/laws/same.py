@@ -43,6 +43,9 @@ class SameAs:
         if case.dtype == "float64" and case.precision is None and not subject.projects:
             what = "outputs with scores of about a hundred: are scores clamped, or a maximum not subtracted?"
             findings.append(agree(case, lambda c: self._outputs(subject, c, size=LARGE), what))
+            if isinstance(self.reference.mechanism(case), Softmax):
+                what = "outputs where all scores are 0: is a score of 0 taken for a hidden one?"
+                findings.append(agree(case, lambda c: self._outputs(subject, c, size=0.0), what))
         findings += self._compare_fewer_queries(subject, case)
         findings += self._compare_adjusted(subject, case)
         return worst(findings)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -24,7 +25,9 @@ SCALES = ("scale", "scaling", "softmax_scale", "sm_scale")
 KEY_WIDTHS = ("d_k", "dk", "head_dim", "d_head", "head_size")
 DROPOUTS = ("dropout", "dropout_p", "dropout_rate", "attn_dropout", "p_drop")
 MODULES = ("module", "layer")
-FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, "training")
+# How many keys of each row may be seen, which says less than a mask: None, where they must be given.
+LENGTHS = ("valid_lens", "valid_len", "valid_length", "lengths", "seq_lens", "key_lens")
+FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, *LENGTHS, "training")
 # A state that a call takes and returns, and the flags that ask for it.
 STATES = ("past", "layer_past", "past_kv", "past_key_value", "past_key_values", "kv_cache", "cache", "state")
 STATE_FLAGS = ("use_cache", "return_state", "return_cache", "output_final_state")
@@ -35,9 +38,23 @@ STATE_PAIRS = (
 )
 STEPS = ("step", "forward_step", "decode_step", "step_forward", "incremental", "forward_incremental", "decode")
 _WIDTH_NAMES = ("embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "emb_dim", "embed_size", "d_in")
-_LENGTH_NAMES = ("block_size", "context_length", "max_seq_len", "max_length", "max_len", "length", "T")
+_LENGTH_NAMES = (
+    *("block_size", "context_length", "max_seq_len", "max_length", "max_len", "length", "T", "seq_len", "seq_length"),
+    *("max_seq_length", "sequence_length", "max_position_embeddings", "n_positions", "n_ctx", "num_tokens"),
+)
 # Builtins have no signature to read: these are the names of torch.nn.functional.scaled_dot_product_attention.
 _BUILTIN_PARAMETERS = ("query", "key", "value", "attn_mask", "is_causal")
+# Names of queries, keys and values: q, keys, xv, value_states.
+_ROLE = re.compile(
+    r"(?:x_?|input_)?(?:(?P<q>queries|query|q)|(?P<k>keys|key|k)|(?P<v>values|value|v))(?:_(?:states|layer|tensor|in))?",
+    re.IGNORECASE,
+)
+# Tokens before the batch, as it is said in docstrings (Time x Batch x Channel) and in code (T, B, C = x.shape).
+_TOKENS_FIRST = re.compile(
+    r"(?i:time\s*[x×]\s*batch|(?:sequence|seq|time)[ _-]?first)"
+    r"|[\[(](?:T|L|S|seq_len|tgt_len|src_len),\s*(?:B|N|bsz|batch\w*),"
+    r"|\b(?:T|L|S|seq_len|seqlen|tgt_len|src_len)\s*,\s*(?:B|N|b|bs|bsz|batch\w*)\s*,\s*\w+\s*=\s*\w+\.(?:shape|size)"
+)
 
 
 def parameter_names(f: Callable[..., Any]) -> list[str]:
@@ -71,9 +88,53 @@ def takes_none(f: Callable[..., Any], name: str) -> bool:
 
 
 def data_names(f: Callable[..., Any]) -> list[str]:
-    """Returns the names of the tensors that must be given: q, k and v, or tokens, or tokens and their context."""
+    """Returns the names of the tensors that must be given: q, k and v, or tokens, or tokens and their context.
+
+    Queries, keys and values come in this order, in whichever they are declared.
+    """
     known = {*CAUSAL_NAMES, *KEY_MASKS, *ANY_MASKS, *FILLED, *STATES, *STATE_FLAGS, *state_pair(f)}
-    return [name for name in required_names(f) if name not in known]
+    names = [name for name in required_names(f) if name not in known]
+    roles = {}
+    for name in names:
+        found = _ROLE.fullmatch(name)
+        if found is not None and found.lastgroup is not None:
+            roles[found.lastgroup] = name
+    if len(names) == 3 and len(roles) == 3:
+        return [roles[role] for role in "qkv"]
+    return names
+
+
+def wants_names(f: Callable[..., Any]) -> bool:
+    """Returns whether some tensors must be given by their names."""
+    try:
+        parameters = inspect.signature(_callable_of(f)).parameters
+    except ValueError:
+        return False
+    return any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in data_names(f))
+
+
+def says_tokens_first(f: Any) -> bool:
+    """Returns whether a module's docstrings or code say that its tokens come before the batch, [T,B,D]."""
+    kinds = [kind for kind in type(f).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")]
+    try:
+        return any(_TOKENS_FIRST.search(inspect.getsource(kind)) for kind in kinds)
+    except (OSError, TypeError):  # typed into a console: there is no source to read
+        return False
+
+
+def attends_twice(f: Any) -> bool:
+    """Returns whether a module has two attentions, as a decoder's layer: over its tokens, and over a context."""
+    return isinstance(f, nn.Module) and len(list(_attentions(f))) > 1
+
+
+def _attentions(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the outermost parts of a module that are attention by the names of their classes."""
+    for part in module.children():
+        name = type(part).__name__.lower()
+        if "attention" in name or "attn" in name:
+            yield part
+        else:
+            yield from _attentions(part)
 
 
 def state_pair(f: Callable[..., Any]) -> tuple[str, ...]:

@@ -198,6 +198,9 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
     "{} normalised over the batch: the softmax belongs over the keys, the last axis": lambda a: mix(
         a.scores.softmax(0) * a.allowed, a.v
     ),
+    "{} with weights transposed: a sum over the queries, where it belongs over the keys": lambda a: mix(
+        a.attend_weights().mT, a.v
+    ),
     "{} twice over: is a softmax applied to weights?": _softmax_twice,
     "{} of the absolute scores |q·k|": lambda a: a.attend(a.scores.abs()),
     "{} of −q·k: is the sign of the scores turned?": lambda a: a.attend(-a.scores),

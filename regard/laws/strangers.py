@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.errors import PluginError
 from regard.laws.calling import MOST_HEADS, Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
-from regard.laws.habits import claims_causality, knows_positions, measure_roughness
+from regard.laws.habits import claims_causality, knows_positions, measure_roughness, mixes_along
 from regard.laws.layouts import (
     CROSS,
     FLAT,
@@ -32,7 +32,16 @@ from regard.laws.layouts import (
     X,
     possible_forms,
 )
-from regard.laws.signatures import ANY_MASKS, CAUSAL_NAMES, HEAD_COUNTS, KEY_MASKS, MODULES, required_names
+from regard.laws.signatures import (
+    ANY_MASKS,
+    CAUSAL_NAMES,
+    HEAD_COUNTS,
+    KEY_MASKS,
+    MODULES,
+    attends_twice,
+    required_names,
+    says_tokens_first,
+)
 from regard.laws.states import StateCall, find_state_call
 from regard.laws.subjects import Subject
 
@@ -109,6 +118,11 @@ class Stranger(Caller, Subject):
         return self._knows_positions
 
     @property
+    def queries_meet(self) -> bool:  # type: ignore[override]
+        self.find_out()
+        return self.layout is CROSS and attends_twice(self.f)
+
+    @property
     def can_be_told(self) -> bool:
         """Whether a parameter says if it is to be causal: a flag, or a mask of pairs."""
         self.find_out()
@@ -171,6 +185,7 @@ class Stranger(Caller, Subject):
         self._found_out = True  # what follows asks `run` and `fit`, which would come here again
         try:
             self._find_layout_and_width()
+            self._find_token_axis()
             self._find_causal_flag()
             self._find_mask()
             self._find_sizes()
@@ -268,6 +283,7 @@ class Stranger(Caller, Subject):
                 told += f"; in float32 {failures['float32']}"
             raise CouldNotBeAsked(f"{told}. {_what_to_pass(self)}")
         self.dtypes, self.filler, self.layout, self.same_widths = fallback
+        self.pools = self._gives_as_many_of_any()
 
     def _try_lengths(self) -> bool:
         """Returns whether outputs have the right shape at 5 tokens or, where it takes no other, at `length`."""
@@ -288,6 +304,17 @@ class Stranger(Caller, Subject):
             return True
         return out.shape == (case.B, case.H, case.T, case.V)
 
+    def _gives_as_many_of_any(self) -> bool:
+        """Returns whether tokens become a vector a sequence, or a fixed number of them, as pooling does."""
+        if not self.layout.projects or self.length is not None or self.exact_length is not None:
+            return False
+        shapes = set()
+        for T in (3, 5, 8):
+            case = self._probe(T=T)
+            shapes.add(self.call(case, self.inputs(case)).shape)
+        (shape, *others) = shapes
+        return not others and len(shape) in (2, 3) and shape[0] == case.B
+
     def _find_dtypes(self) -> None:
         """Adds the other dtypes that it takes, where it does not take float64."""
         if self.dtypes == _ALL_DTYPES:
@@ -304,17 +331,19 @@ class Stranger(Caller, Subject):
         if self.layout is not HEADS or self.output_form != "same":
             return
         case = self._probe()
-        inputs = self.inputs(case)
-        before = self.call(case, inputs)
-        moves = []
-        for axis in (1, 2):
-            changed = [x.clone() for x in inputs]
-            slot = changed[2].select(axis, 0)
-            slot.copy_(case.draw(*slot.shape, stream=50))
-            moved = (self.call(case, changed) - before).detach().abs()
-            moves.append(bool(moved.narrow(axis, 1, moved.shape[axis] - 1).max() > 0))
-        if moves == [True, False]:
+        if self._mixes_along(1, case) and not self._mixes_along(2, case):
             self.layout = HEADS_LAST
+
+    def _find_token_axis(self) -> None:
+        """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
+        if not self.layout.projects or hasattr(self.f, "batch_first") or not says_tokens_first(self.pristine):
+            return
+        case = self._probe(B=3)
+        if case.T > 1:
+            self.tokens_first = self._mixes_along(0, case) and not self._mixes_along(1, case)
+
+    def _mixes_along(self, axis: int, case: Case) -> bool:
+        return mixes_along(axis, lambda inputs: self.call(case, inputs), case, self.inputs(case))
 
     def _find_causal_flag(self) -> None:
         for name in CAUSAL_NAMES:
@@ -359,7 +388,9 @@ class Stranger(Caller, Subject):
         visible = torch.ones(case.B, T, dtype=torch.bool, device=case.device)
         visible[:, hidden] = False
         before = self.call(case, inputs, visible)
-        if before.shape != self.call(case.but(causal=False), inputs).shape:  # a mask of the wrong shape was broadcast
+        if before.dim() != inputs[0].dim() and not self.pools:  # a mask of the wrong shape was broadcast
+            return False
+        if before.shape != self.call(case.but(causal=False), inputs).shape:
             return False
         changed = [x.clone() for x in inputs]
         keys = changed
@@ -369,7 +400,7 @@ class Stranger(Caller, Subject):
             row = x.select(self.layout.token_axis, hidden)
             row.copy_(case.draw(*row.shape, stream=40 + n))
         after = self.call(case, changed, visible)
-        if len(changed) == 1:  # the hidden token asks, too
+        if len(changed) == 1 and not self.pools:  # the hidden token asks, too
             others = torch.tensor([i for i in range(T) if i != hidden], device=case.device)
             before = before.index_select(self.layout.token_axis, others)
             after = after.index_select(self.layout.token_axis, others)

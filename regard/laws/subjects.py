@@ -30,7 +30,8 @@ class Subject:
     to queries, keys and values of its own. `state_call` is how somebody else's attention takes a state, where it does.
     `knows_positions` says whether somebody else's attention counts tokens, hidden ones too, so that padding moves them.
     `changed_inputs` says whether any call so far has written into its inputs. `device` is where somebody else's
-    attention is called to find out how it wants to be called.
+    attention is called to find out how it wants to be called. `queries_meet` says whether queries attend to one another
+    beside their keys, as in a decoder's layer. `pools` says whether it gives as many outputs of any number of tokens.
     """
 
     token_axis = 2
@@ -43,6 +44,8 @@ class Subject:
     device = "cpu"
     changed_inputs = False
     knows_positions = False
+    queries_meet = False
+    pools = False
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label

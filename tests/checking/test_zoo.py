@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from zoo import RIGHT, SOFTMAX, WRONG, scores, see
+from zoo import RIGHT, SOFTMAX, WRONG, Pooled, PooledOverPadding, scores, see
 
 import regard
 
@@ -32,6 +32,13 @@ def test_what_is_right_is_not_accused(name):
 def test_a_module_with_positions_inside_cannot_be_compared_and_is_not_accused():
     (verdict,) = regard.check(RIGHT["RotaryInside"], like="softmax", only=["same"], draws=4)
     assert verdict.status == "could not be asked" and "positions" in verdict.detail
+
+
+def test_what_gives_a_vector_a_sequence_is_asked_what_can_be():
+    verdicts = regard.check(Pooled, draws=6)
+    assert verdicts.ok and not verdicts.problems, str(verdicts)
+    assert {"hidden", "batch", "gradients", "attends", "precision"} <= {v.law for v in verdicts.having("holds")}
+    assert {v.law for v in regard.check(PooledOverPadding, draws=6).broken} == {"hidden", "batch"}
 
 
 def test_states_of_others_are_asked():

@@ -303,3 +303,152 @@ class EluFromAState(nn.Module):
             sums, total = sums + state[0][:, :, None], total + state[1][:, :, None]
         out = torch.einsum("bhtk,bhtkv->bhtv", q, sums) / (q * total).sum(-1, keepdim=True)
         return (out, (sums[:, :, -1], total[:, :, -1])) if use_cache else out
+
+
+@wrong("precision", "does a maximum begin at zero")
+def begins_its_maximum_at_zero(q, k, v, causal=True):
+    """As an online softmax does whose maximum is made by zeros: all scores of a row may lie below."""
+    raw = scores(q, k, causal)
+    weights = (raw - raw.amax(-1, keepdim=True).clamp(min=0)).exp()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+@wrong("same", "with weights transposed")
+def transposes_its_weights(q, k, v):
+    return torch.einsum("bhts,bhtv->bhsv", scores(q, k, causal=False).softmax(-1), v)
+
+
+@wrong("same", "in every row: are values or outputs scaled?")
+def scales_values_too(q, k, v, causal=True):
+    q, k, v = (x * q.shape[-1] ** -0.25 for x in (q, k, v))
+    return scores(q * q.shape[-1] ** 0.5, k, causal).softmax(-1) @ v
+
+
+@wrong("batch", "does it want tokens first")
+class NeverSaysBatchFirst(nn.Module):
+    def __init__(self, d_model=24):
+        super().__init__()
+        self.d_model, self.attention = d_model, nn.MultiheadAttention(d_model, 4)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+@right
+def keys_less_their_mean(q, k, v, causal=True):
+    """A number less in all scores of a row, but for the rounding of large ones."""
+    return scores(q, k - k.mean(2, keepdim=True), causal).softmax(-1) @ v
+
+
+@right
+def by_name(*, query, key, value, is_causal=False):
+    return scores(query, key, is_causal).softmax(-1) @ value
+
+
+@right
+class InAnotherOrder(nn.Module):
+    def __init__(self, embed_size=24, heads=4):
+        super().__init__()
+        self.embed_size, self.heads = embed_size, heads
+        self.values, self.keys, self.queries = (nn.Linear(embed_size, embed_size) for _ in range(3))
+
+    def forward(self, values, keys, query, mask):
+        split = (made.unflatten(-1, (self.heads, -1)) for made in (self.queries(query), self.keys(keys)))
+        energy = torch.einsum("nqhd,nkhd->nhqk", *split) / math.sqrt(self.embed_size // self.heads)
+        if mask is not None:
+            energy = energy.masked_fill(mask == 0, -1e20)
+        values = self.values(values).unflatten(-1, (self.heads, -1))
+        return torch.einsum("nhqk,nkhd->nqhd", energy.softmax(-1), values).flatten(2)
+
+
+@right
+def with_lengths(queries, keys, values, valid_lens):
+    raw = scores(queries, keys, causal=False)
+    if valid_lens is not None:
+        raw = raw.masked_fill(torch.arange(raw.shape[-1]) >= valid_lens[:, None, None, None], -1e6)
+    return raw.softmax(-1) @ values
+
+
+@right_but_no_softmax
+class TokensBeforeTheBatch(Heads):
+    """x: Time x Batch x Channel"""
+
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
+@right_but_no_softmax
+class OfOneLength(nn.Module):
+    """Projects keys and values along the tokens, of which there are always as many."""
+
+    def __init__(self, dim=24, seq_len=16):
+        super().__init__()
+        self.dim, self.seq_len = dim, seq_len
+        self.to_q, self.to_kv, self.shorten = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(seq_len, 5)
+
+    def forward(self, x):
+        k, v = self.shorten(self.to_kv(x).mT).mT.chunk(2, -1)
+        return scores(self.to_q(x), k, causal=False).softmax(-1) @ v
+
+
+@right_but_no_softmax
+class DecoderLayer(nn.TransformerDecoderLayer):
+    """Its queries attend to one another before they attend to their context."""
+
+    def __init__(self):
+        super().__init__(24, 4, 32, batch_first=True)
+
+
+@wrong("same", "is a score of 0 taken for a hidden one")
+def hides_what_is_zero(q, k, v, causal=True):
+    raw = scores(q, k, causal=False)
+    if causal:
+        raw = raw.masked_fill(raw.tril(raw.shape[3] - raw.shape[2]) == 0, -torch.inf)
+    return raw.softmax(-1) @ v
+
+
+@right_but_no_softmax
+def rectified(q, k, v, causal=True):
+    """Where no score is positive, all weights are zero, and values do not matter."""
+    raw = scores(q, k, causal=False).relu()
+    return (raw * see(*raw.shape[-2:]) if causal else raw) @ v
+
+
+@right_but_no_softmax
+class EluOverTokens(Heads):
+    """Features of tokens that are a hundred times as large vanish together, in any implementation of elu + 1."""
+
+    def forward(self, x):
+        q, k, v = map(self.split, self.c_attn(x).chunk(3, -1))
+        similar = (functional.elu(q) + 1) @ (functional.elu(k) + 1).mT
+        similar = similar * see(*similar.shape[-2:])
+        return self.c_proj(self.merge(similar @ v / similar.sum(-1, keepdim=True)))
+
+
+@right
+def with_keys_shown_by_ones(query, key, value, attention_mask):
+    """A mask [B,S] that must be given, and gets axes of its own: one of pairs would be broadcast to five axes."""
+    raw = scores(query, key, causal=False)
+    if attention_mask is not None:
+        raw = raw + (1.0 - attention_mask[:, None, None, :].to(raw)) * torch.finfo(raw.dtype).min
+    return raw.softmax(-1) @ value
+
+
+class Pooled(nn.Module):
+    """A vector a sequence: tokens weighed by one learned query."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.query, self.made = nn.Parameter(torch.randn(width)), nn.Linear(width, 2 * width)
+
+    def forward(self, x, key_padding_mask=None):
+        k, v = self.made(x).chunk(2, -1)
+        raw = k @ self.query / self.query.shape[0] ** 0.5
+        if key_padding_mask is not None:
+            raw = raw.masked_fill(key_padding_mask, -torch.inf)
+        return (raw.softmax(-1).unsqueeze(1) @ v).squeeze(1)
+
+
+class PooledOverPadding(Pooled):
+    def forward(self, x, key_padding_mask=None):
+        return super().forward(x)
