@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -34,6 +34,110 @@ SIZE_LIMITS = {
     "window": 1 << 24,
     "classes": 1 << 20,
 }
+
+
+# What settings are called elsewhere (nanoGPT, transformers, x-transformers, Lightning), and what they may be here: the
+# first that there is, in this section or in those inside it.
+ALSO_CALLED: dict[str, tuple[str, ...]] = {
+    "accumulate_grad_batches": ("micro",),
+    "activation": ("mlp",),
+    "arch": ("preset",),
+    "attention": ("mechanism",),
+    "attn_implementation": ("mechanism",),
+    "batch_size": ("batch",),
+    "block_size": ("data.block", "length"),
+    "context_length": ("data.block", "length"),
+    "corpus": ("text",),
+    "d_ff": ("hidden",),
+    "d_model": ("width",),
+    "data": ("text",),
+    "dataset": ("text",),
+    "depth": ("layers",),
+    "dim": ("width",),
+    "dim_feedforward": ("hidden",),
+    "do_sample": ("temperature",),
+    "dtype": ("precision",),
+    "embed_dim": ("width",),
+    "eval_interval": ("evaluation.every",),
+    "eval_steps": ("evaluation.every",),
+    "file": ("text",),
+    "grad_clip": ("clip",),
+    "gradient_accumulation_steps": ("micro",),
+    "gradient_clip_val": ("clip",),
+    "hidden_dim": ("width",),
+    "hidden_dropout_prob": ("dropout",),
+    "hidden_size": ("width",),
+    "intermediate_size": ("hidden",),
+    "kv_heads": ("groups",),
+    "learning_rate": ("lr",),
+    "logger": ("saving.log",),
+    "lr_scheduler_type": ("schedule.name",),
+    "max_epochs": ("epochs",),
+    "max_grad_norm": ("clip",),
+    "max_iters": ("steps",),
+    "max_length": ("max_tokens", "data.block", "length"),
+    "max_new_tokens": ("max_tokens",),
+    "max_position_embeddings": ("data.block", "length"),
+    "max_seq_len": ("data.block", "length"),
+    "max_steps": ("steps",),
+    "min_lr": ("floor",),
+    "mixed_precision": ("precision",),
+    "model": ("preset",),
+    "n_embd": ("width",),
+    "n_embed": ("width",),
+    "n_head": ("heads",),
+    "n_heads": ("heads",),
+    "n_kv_head": ("groups",),
+    "n_kv_heads": ("groups",),
+    "n_layer": ("layers",),
+    "n_layers": ("layers",),
+    "n_positions": ("data.block", "length"),
+    "nhead": ("heads",),
+    "norm_eps": ("eps",),
+    "num_attention_heads": ("heads",),
+    "num_beams": ("beams",),
+    "num_epochs": ("epochs",),
+    "num_heads": ("heads",),
+    "num_hidden_layers": ("layers",),
+    "num_key_value_heads": ("groups",),
+    "num_kv_heads": ("groups",),
+    "num_layers": ("layers",),
+    "num_return_sequences": ("n",),
+    "num_samples": ("n",),
+    "num_train_epochs": ("epochs",),
+    "optim": ("optimizer.name",),
+    "path": ("text",),
+    "per_device_train_batch_size": ("batch",),
+    "pos_emb": ("position",),
+    "report_to": ("saving.log",),
+    "rms_norm_eps": ("eps",),
+    "scheduler": ("schedule.name",),
+    "seq_len": ("data.block", "length"),
+    "seq_length": ("data.block", "length"),
+    "sequence_length": ("data.block", "length"),
+    "sliding_window": ("attention.window",),
+    "tie_word_embeddings": ("tied",),
+    "train_file": ("train", "text"),
+    "vocab_size": ("vocabulary",),
+    "wandb": ("saving.log",),
+    "warmup_iters": ("warmup",),
+    "warmup_steps": ("warmup",),
+    "weight_decay": ("optimizer.decay",),
+    "window_size": ("attention.window",),
+}
+
+
+def find_by_end(wrong: str, keys: Iterable[str]) -> list[str]:
+    """Returns the keys that a name may stand for, those of fewest parts first: keys that end so, else those that end
+    in what is called so elsewhere."""
+    keys = list(keys)
+    name = wrong.replace("-", "_")
+    last = name.rpartition(".")[2]
+    for end in (name, *ALSO_CALLED.get(name, ()), last, *ALSO_CALLED.get(last, ())):
+        found = [key for key in keys if f".{key}".endswith(f".{end}")]
+        if found:
+            return sorted(found, key=lambda key: (key.count("."), key))
+    return []
 
 
 @functools.cache
@@ -73,6 +177,8 @@ class Section:
         changed: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
+                if name == "name" and isinstance(value, str):
+                    raise ConfigError(self._describe_unnamed(value))
                 raise ConfigError(f"no key {quote(name)} in {self.place}.{self._suggest(name)}")
             current = known[name]
             if isinstance(current, Section) and isinstance(value, str):
@@ -84,13 +190,29 @@ class Section:
             changed[name] = value
         return replace(self, **changed)
 
+    def key_names(self, place: str) -> Iterator[str]:
+        """Yields the keys of this section as they are typed, then those of the sections in it."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        sections = {name: value for name, value in values.items() if isinstance(value, Section)}
+        yield from (f"{place}.{name}" for name in values if name not in sections)
+        for name, section in sections.items():
+            yield from section.key_names(f"{place}.{name}")
+
     def _suggest(self, name: str) -> str:
-        """Returns what to say beside an unknown key: the key of that name in a section inside, else the nearest."""
-        inner = {f.name: getattr(self, f.name) for f in fields(self)}
-        for section, value in inner.items():
-            if isinstance(value, Section) and name in {f.name for f in fields(value)}:
-                return f" Did you mean '{self.place}.{section}.{name}'?{list_known(inner)}"
-        return did_you_mean(name, inner)
+        """Returns what to say beside an unknown key: the key that it stands for, here or inside, else the nearest."""
+        own = [f.name for f in fields(self)]
+        found = find_by_end(name, self.key_names(self.place))
+        if not found:
+            return did_you_mean(name, own)
+        bare = found[0].removeprefix(f"{self.place}.")
+        return f" Did you mean '{bare if bare in own else found[0]}'?{list_known(own)}"
+
+    def _describe_unnamed(self, value: str) -> str:
+        """Returns what to say where a text stands for this whole section, which has no name: `model.attention=elu`."""
+        parent, _, own = self.place.rpartition(".")
+        hint = "".join(f" Did you mean '{parent}.{other}'?" for other in ALSO_CALLED.get(own, ()))
+        known = list_known(f.name for f in fields(self))
+        return f"{self.place} = {quote(value)}: that is a section, whose keys are set one by one.{hint}{known}"
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, as JSON and TOML have them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from regard.mechanisms.gates import share_heads
 from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Queries, Values, Visible, Weights, check_sizes
 
+RULES = ("causal", "visible", "window", "documents", "bias", "slopes", "softcap", "sinks")
 _LOWER = "Lower B, H, T or S, set a window, take a linear mechanism, or a shorter dtype"
 
 
@@ -52,6 +54,11 @@ def attend(
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
     refuse_foreign(options, "regard.attend")
+    if isinstance(mechanism, bool | Tensor):
+        raise OptionError(
+            f"the argument after q, k and v is the mechanism, given a {type(mechanism).__name__}; who may be seen is "
+            "said by name: causal=True, visible=…, window=…, or bias=… of softmax"
+        )
     mask = Mask(causal, visible, window, documents, bias, slopes, softcap, sinks=sinks)
     gates = {name: x for name, x in (("a", a), ("b", b)) if x is not None}
     keys = k
@@ -67,12 +74,16 @@ def attend(
         )
     size = check_sizes(queries, keys, v, mask)
     if not isinstance(mechanism, Mechanism):
-        mechanism = fitted(mechanism, size, **options).to(device=v.device)
+        try:
+            mechanism = fitted(mechanism, size, **options).to(device=v.device)
+        except OptionError as error:
+            raise OptionError(f"{error}{_suggest_rule(options)}") from None
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
     try:
         out: Tensor = mechanism(q, k, v, mask, **gates)
     except (MemoryError, RuntimeError) as error:
+        _check_alike(q, k, v, visible)
         asked = f"attending with q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         explained = memory_error(error, asked, _LOWER)
         if explained is None:
@@ -94,6 +105,25 @@ def _decays_by_channel(mechanism: object, a: Tensor | None) -> dict[str, bool]:
     if isinstance(mechanism, str) and a is not None and a.dim() == 4 and "a" in MECHANISMS[mechanism].needs:
         return {"channels": True}
     return {}
+
+
+def _check_alike(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> None:
+    """Raises where tensors of one call are on several devices or of several dtypes, after that did not go well."""
+    tensors = {"q": q, "k": k, "v": v}
+    kinds = {name: str(x.dtype) for name, x in tensors.items()}
+    if visible is not None:
+        tensors["visible"] = visible
+    devices = {name: str(x.device) for name, x in tensors.items()}
+    for found, expected in ((devices, "one device"), (kinds, "one dtype")):
+        if len(set(found.values())) > 1:
+            shown = ", ".join(f"{name} {kind}" for name, kind in found.items())
+            raise ShapeError(f"{shown}: expected all of {expected}, as in k.to(q)") from None
+
+
+def _suggest_rule(options: Iterable[str]) -> str:
+    """Returns what to say beside an option that a mechanism has not: the argument of `attend` that is near to it."""
+    close = [match for name in options for match in get_close_matches(name, RULES, n=1)]
+    return f" Did you mean {close[0]}= of regard.attend?" if close else ""
 
 
 def _name_of(mechanism: object) -> str:

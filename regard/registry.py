@@ -132,16 +132,16 @@ def call_with_options(function: Any, title: str, offered: Mapping[str, Any], opt
         known = ", ".join(signature.parameters) or "none"
         raise OptionError(f"{title}: {error}. Its options: {known}.") from None
     for name, value in options.items():
-        if isinstance(value, str):
-            _refuse_text(function, title, name, value)
+        if isinstance(value, str | float):
+            _refuse_other_kind(function, title, name, value)
     return function(*bound.args, **bound.kwargs)
 
 
-def _refuse_text(function: Any, title: str, name: str, value: str) -> None:
-    """Raises where an option is a text and its parameter is annotated with numbers."""
+def _refuse_other_kind(function: Any, title: str, name: str, value: str | float) -> None:
+    """Raises where an option is a text, or a number that is not whole, and its parameter's annotation has none."""
     called = function
     if isinstance(function, type):
         called = inspect.getattr_static(function, "__init__")
     hint = getattr(called, "__annotations__", {}).get(name)
-    if hint in _NUMBERS:
+    if hint in _NUMBERS and (isinstance(value, str) or hint.startswith("int")):
         raise OptionError(f"{title}: {name} = {quote(value)}, expected {_NUMBERS[hint]}")

@@ -332,6 +332,10 @@ def check_sizes(
     that a mechanism was built for, which count where there is no q.
     """
     for name, x, shape in (("q", q, "[B,H,T,K]"), ("k", k, "[B,G,S,K]"), ("v", v, "[B,G,S,V]")):
+        if x is not None and not isinstance(x, Tensor):
+            raise ShapeError(
+                f"{name} is of type {type(x).__name__}, expected a tensor {shape}, as in torch.tensor({name})"
+            )
         if x is not None and x.dim() != 4:
             raise ShapeError(f"{name} has {x.dim()} dimensions, expected 4: {shape}. {_describe_shapes(q, k, v)}")
         if x is not None and not x.is_floating_point():
@@ -381,17 +385,14 @@ def check_mask(mask: Mask, size: Size) -> None:
     for name, x in (("visible", mask.visible), ("documents", mask.documents)):
         if x is not None and tuple(x.shape) != (size.B, size.S):
             raise ShapeError(f"{name} has shape {list(x.shape)}, expected [B,S] = [{size.B}, {size.S}].")
-    if mask.visible is not None and mask.visible.dtype != torch.bool:
-        raise ShapeError(
-            f"visible has dtype {mask.visible.dtype}, expected bool; True means 'may be seen'. Use visible.bool()."
-        )
+    check_visible(mask.visible)
     if mask.causal and mask.rows is None and size.T > size.S:
         raise ShapeError(
             f"causal attention of T = {size.T} queries over S = {size.S} keys: the queries are the last T keys, "
             "so T ≤ S."
         )
-    if mask.window is not None and mask.window < 1:
-        raise MaskError(f"window = {mask.window}, expected at least 1 (1 sees only itself).")
+    if mask.window is not None and (mask.window < 1 or isinstance(mask.window, float)):
+        raise MaskError(f"window = {mask.window}, expected a whole number of at least 1 (1 sees only itself).")
     if mask.softcap is not None and mask.softcap <= 0:
         raise MaskError(f"softcap = {mask.softcap}, expected a positive number.")
     for name, x in (("slopes", mask.slopes), ("sinks", mask.sinks)):
@@ -401,6 +402,14 @@ def check_mask(mask: Mask, size: Size) -> None:
     if mask.bias is not None and not _broadcasts(tuple(mask.bias.shape), full):
         raise ShapeError(
             f"bias has shape {list(mask.bias.shape)}, expected one that broadcasts to [B,H,T,S] = {list(full)}."
+        )
+
+
+def check_visible(visible: Tensor | None) -> None:
+    """Raises where what may be seen is said by anything but True and False."""
+    if visible is not None and visible.dtype != torch.bool:
+        raise ShapeError(
+            f"visible has dtype {visible.dtype}, expected bool; True means 'may be seen'. Use visible.bool()."
         )
 
 

@@ -132,6 +132,8 @@ def _model(name: str, download: bool) -> Any:
     except HubError:
         if check_path(name).is_dir() or name.startswith(RANDOM) or "/" in name or download:
             raise
+        if name.partition(":")[0].endswith(".py"):
+            raise UnknownNameError(f"{name} is a file of Python: regard check --plugin {name}") from None
         raise UnknownNameError(
             f"no mechanism is called '{name}'.{did_you_mean(name, mechanisms())} And no model: expected a folder, a "
             f"name that was downloaded before (or --download), or random:{name}"

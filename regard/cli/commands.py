@@ -107,7 +107,6 @@ COMMANDS: dict[str, Entry] = {
         USE,
         "Write a model as one file of plain PyTorch.",
         ("regard eject RUN --out ejected", "regard eject gpt2 --out ejected --download"),
-        plugins=False,
     ),
     "check": Entry(
         CHECK,
@@ -209,4 +208,26 @@ ALSO_CALLED = {
     "verify": "check",
     "visualise": "view",
     "visualize": "view",
+}
+
+# What options are called elsewhere; the first that a command has is meant.
+OPTIONS_ALSO_CALLED = {
+    "checkpoint": ("resume",),
+    "context": ("tokens",),
+    "cuda": ("device",),
+    "gpu": ("device",),
+    "length": ("tokens",),
+    "lengths": ("tokens",),
+    "max-length": ("max",),
+    "max-new-tokens": ("max",),
+    "max-tokens": ("max",),
+    "num-beams": ("beams",),
+    "num-return-sequences": ("n",),
+    "num-samples": ("n",),
+    "output": ("out", "output", "to"),
+    "output-dir": ("out", "to"),
+    "save-dir": ("out", "to"),
+    "seq": ("tokens",),
+    "seq-len": ("tokens",),
+    "seqlen": ("tokens",),
 }

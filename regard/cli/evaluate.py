@@ -202,7 +202,7 @@ def _load_answerer(model: str, device: str | None) -> Decoder[Any]:
     if loaded.tokenizer is None or loaded.tokenizer.id(MARK) is None:
         raise OptionError(
             f"{model} never learned to answer; expected what `regard run knowledge` trains. The loss of a text is "
-            "measured by --text FILE"
+            f"measured by regard evaluate {model} --text FILE"
         )
     return loaded
 

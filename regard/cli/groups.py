@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from regard.cli.commands import ALSO_CALLED, COMMANDS, GROUPS, PACKAGE, Entry
+from regard.cli.commands import ALSO_CALLED, COMMANDS, GROUPS, OPTIONS_ALSO_CALLED, PACKAGE, Entry
 from regard.cli.plugins import plugin_option
 from regard.errors import OptionError, UnknownNameError, quote
 
@@ -32,9 +32,11 @@ class Command(TyperCommand):
         try:
             left: list[str] = super().parse_args(ctx, args)
         except Exception as error:
-            wrong = getattr(error, "option_name", None)  # the parser's error for an option that there is not
+            wrong = getattr(error, "option_name", None)  # the parser's error for one that there is not, or has no value
             if wrong is None:
                 raise
+            if wrong in self._options():
+                raise OptionError(f"{wrong} needs a value. {self._ask_for_help(ctx)}") from None
             raise OptionError(self._explain(wrong, ctx, given)) from None
         finally:
             ctx.allow_extra_args = takes_more
@@ -47,23 +49,34 @@ class Command(TyperCommand):
         names = [p.name.upper() for p in self.params if p.param_type_name == "argument" and p.name]
         expected = f"it takes {' '.join(names)}" if names else "it takes options only"
         said = f"{' '.join(map(quote, left))}: too much for `{ctx.command_path}`, {expected}."
-        return " ".join(filter(None, [said, self.instead, f"`{ctx.command_path} -h` lists its options."]))
+        return " ".join(filter(None, [said, self.instead, self._ask_for_help(ctx)]))
 
     def _explain(self, wrong: str, ctx: Any, given: Sequence[str]) -> str:
         """Returns what to say of an unknown option: the key that it may mean, else the option nearest to it."""
         said = f"no option {quote(wrong, marks=False)} in `{ctx.command_path}`."
-        if any(parameter.name == "overrides" for parameter in self.params):
+        name = wrong.lstrip("-").replace("_", "-")
+        options = self._options()
+        # What it is called elsewhere, what it is short for, what is near.
+        meant = [f"--{own}" for own in OPTIONS_ALSO_CALLED.get(name, ())]
+        meant += [option for option in options if option.startswith(f"--{name}")]
+        meant = [option for option in meant if option in options]
+        if not meant and any(parameter.name == "overrides" for parameter in self.params):
             from regard.train.keys import find_keys  # it needs PyTorch
 
-            found = find_keys(wrong.lstrip("-"), given)
+            found = find_keys(name, given)
             if found:
                 alternatives = " or ".join(f"{key}=…" for key in found)
                 return f"{said} Settings are written behind the name, without dashes: {alternatives}"
-        options = [option for parameter in self.params for option in parameter.opts if option.startswith("--")]
-        close = get_close_matches(wrong, options, n=1)
-        if close:
-            said += f" Did you mean {close[0]}?"
-        return f"{said} `{ctx.command_path} -h` lists its options."
+        meant += get_close_matches(wrong, options, n=1)
+        if meant:
+            said += f" Did you mean {meant[0]}?"
+        return f"{said} {self._ask_for_help(ctx)}"
+
+    def _options(self) -> list[str]:
+        return [option for parameter in self.params for option in parameter.opts if option.startswith("--")]
+
+    def _ask_for_help(self, ctx: Any) -> str:
+        return f"`{ctx.command_path} -h` lists its options."
 
 
 class Group(TyperGroup):
@@ -149,6 +162,8 @@ def _build_command(name: str, entry: Entry) -> Any:
 
 def _describe_unknown(name: str) -> str:
     """Returns the error for a command that there is not, with the one that may be meant."""
+    if name == "help":
+        return "no command is called 'help': `regard -h` lists the commands, `regard COMMAND -h` a command's options."
     close = get_close_matches(name, [*COMMANDS, *ALSO_CALLED], n=1)
     hint = ""
     if close:

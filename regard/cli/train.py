@@ -21,6 +21,7 @@ from regard.lab.experiment import override_text
 from regard.lab.runs.listing import list_results
 from regard.lab.runs.summary import summarize_run
 from regard.reading import check_path
+from regard.report.markup import count_noun
 from regard.reporting import write_report
 from regard.train import Interrupted, stage
 from regard.train.distributed import Process
@@ -147,7 +148,7 @@ def _print_runs(rows: list[dict[str, Any]], folder: Path) -> None:
         made.add_row(name, *cells)
         status = row["status"]
         if row["steps"]:
-            status += f" after {row['steps']} steps"
+            status += " after " + count_noun(row["steps"], "step")
         about = ", ".join(filter(None, (row["recipe"], row["mechanism"], status, row["measured"])))
         blocks += [Text(printable(name), overflow="fold"), Padding(Text(printable(about)), (0, 0, 0, 2))]
     if out.measure(made, options=out.options.update(width=1000)).maximum <= out.width:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from regard.config import ConfigError, Section
-from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean, quote
+from regard.errors import OptionError, RunError, UnknownNameError, did_you_mean, list_known, quote
 from regard.lab.results import to_json
 from regard.reading import read_toml
 from regard.registry import Registry
@@ -33,7 +33,7 @@ from regard.report.page import Page
 from regard.storage import write_text
 from regard.train.claim import claimed
 from regard.train.progress import Progress
-from regard.train.recipe import parse
+from regard.train.recipe import parse, recipe_names
 from regard.version import __version__
 
 CONFIG, RESULTS, REPORT = "config.toml", "results.json", "report.html"
@@ -106,7 +106,10 @@ def find_experiment(name: str) -> Experiment:
     """Returns an experiment that can be run; the error of a wrong name lists the right ones."""
     if name not in EXPERIMENTS:
         runnable = [known for known, experiment in EXPERIMENTS.items() if experiment.is_runnable]
-        raise UnknownNameError(f"no experiment {quote(name)}.{did_you_mean(name, runnable)}")
+        hint = did_you_mean(name, runnable)
+        if name in recipe_names():
+            hint = f" It is a recipe: `regard train {name}`.{list_known(runnable)}"
+        raise UnknownNameError(f"no experiment {quote(name)}.{hint}")
     return EXPERIMENTS[name]
 
 

@@ -40,6 +40,7 @@ from regard.lab.base import (
     write_results,
 )
 from regard.reading import check_fields, check_path, read_toml
+from regard.report.markup import count_noun
 from regard.storage import write_text
 from regard.train import recipe as recipes
 from regard.train import stage
@@ -149,7 +150,7 @@ class Session:
         """The device in words."""
         if self.device.startswith("cuda"):
             return torch.cuda.get_device_name(self.device)
-        return f"{self.device}, {torch.get_num_threads()} threads"
+        return f"{self.device}, {count_noun(torch.get_num_threads(), 'thread')}"
 
 
 def override_words(asked: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -350,7 +351,7 @@ def read_log(run: Run) -> TrainingLog:
 
 def read_overrides(known: ResumableExperiment, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns overrides as nested tables, with absolute paths of files; an unknown section or stage is an error."""
-    asked = recipes.parse(overrides)
+    asked = recipes.parse(overrides, recipe=known.name)
     allowed = [*SECTIONS, *known.stages, *known.sections]
     if known.compares:
         allowed.append(COMPARE)

@@ -21,8 +21,16 @@ OURS = {
     "kdim": "source, the width of the sequence that keys and values come from",
     "batch_first": "nothing: the batch always comes first",
 }
+OURS["labels"] = "model.loss(tokens, targets), where targets[:, t] is what follows tokens[:, t]: nothing is shifted"
 OURS["mask"] = OURS["attn_mask"]
 OURS["attn_bias"] = OURS["attn_mask"]
+
+
+def refuse_others(others: Iterable[str], what: str) -> None:
+    """Raises for any argument that is left over, and says of PyTorch's what it is called here."""
+    refuse_foreign(others, what)
+    for name in sorted(others):
+        raise OptionError(f"{what} has no argument '{name}'")
 
 
 def refuse_foreign(given: Iterable[str], what: str) -> None:

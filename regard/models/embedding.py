@@ -19,6 +19,10 @@ class TokenEmbedding(nn.Embedding):
                 f"tokens are {tokens.dtype} {list(tokens.shape)}, expected whole numbers [B,T]; one sequence is "
                 "tokens[None]"
             )
+        if tokens.device != self.weight.device:
+            raise ShapeError(
+                f"tokens are on {tokens.device}, the model on {self.weight.device}: tokens.to(model.device)"
+            )
         try:
             return super().forward(tokens)
         except IndexError:  # on a CPU; a GPU cannot say it here

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.data.batch import IGNORE
+from regard.mechanisms.foreign import refuse_others
 from regard.models.base import MODELS, Model
 from regard.models.config import EncoderConfig
 from regard.models.embedding import TokenEmbedding
@@ -111,11 +112,13 @@ class Encoder(Model[EncoderConfig]):
         tokens: Int[Tensor, "B T"],
         visible: Bool[Tensor, "B T"] | None = None,
         types: Int[Tensor, "B T"] | None = None,
+        **others: Any,
     ) -> Float[Tensor, "B ..."]:
         """Returns what the head makes of the vectors.
 
         `types`: which of two texts, say, a token belongs to; 0 unless given.
         """
+        refuse_others(others, "Encoder")
         return self.head(self.vectors(tokens, visible, types), visible, self.embedding.weight)  # type: ignore[no-any-return]
 
     def vectors(

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.data.batch import IGNORE
+from regard.mechanisms.foreign import refuse_others
 from regard.models.base import MODELS
 from regard.models.config import GPTConfig
 from regard.models.decoder import Decoder
@@ -41,11 +42,13 @@ class GPT(Decoder[GPTConfig]):
         tokens: Int[Tensor, "B T"],
         visible: Bool[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
+        **others: Any,
     ) -> Float[Tensor, "B T N"]:
         """Returns logits of the next token at each place of a whole sequence.
 
         `documents` numbers documents packed into a row: a change of number starts a new one, read as if alone.
         """
+        refuse_others(others, "GPT")
         return self.logits(self.stack(self.embedding(tokens), visible, documents=documents))
 
     def loss(

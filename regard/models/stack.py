@@ -28,7 +28,7 @@ from regard.nn import (
     with_mechanism_state,
 )
 from regard.registry import accepted_options, accepts
-from regard.shapes import Mask
+from regard.shapes import Mask, check_visible
 
 Vectors = Float[Tensor, "B T D"]
 Seen = Bool[Tensor, "B T"] | None
@@ -107,6 +107,7 @@ class Stack(nn.Module):
         `documents` numbers the documents packed into a row; each is read as it would be alone.
         """
         T = x.shape[1]
+        check_visible(visible)
         positions = Mask(visible=visible, documents=documents).positions(T, x.device)
         longest = T
         if self.limit is not None and self.limit < T and (visible is not None or documents is not None):

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.errors import OptionError, ShapeError
+from regard.errors import ShapeError
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State
-from regard.mechanisms.foreign import refuse_foreign
+from regard.mechanisms.foreign import refuse_foreign, refuse_others
 from regard.nn.building import (
     build_convolution,
     build_mechanism,
@@ -35,7 +35,7 @@ from regard.nn.norms import NORMS
 from regard.nn.positions import Positions, Rotation, rotate
 from regard.nn.projection import Projection
 from regard.nn.torch_attention import from_torch, project_separately, to_torch
-from regard.shapes import Mask, Size
+from regard.shapes import Mask, Size, check_visible
 
 Tokens = Float[Tensor, "B T D"]
 Seen = Bool[Tensor, "B T"] | None
@@ -217,15 +217,14 @@ class Attention(nn.Module):
         may be seen, and causal queries are the last of the keys. `need_weights`: also returns the weights [B,H,T,S] of
         each head.
         """
-        refuse_foreign(others, "this layer")
-        if others:
-            raise OptionError(f"this layer has no argument '{min(others)}'")
+        refuse_others(others, "this layer")
         if value is not None and key is None:
             key, visible = visible, None
         if key is not None:
             q, k, v, mask = project_separately(self, x, key, value, source_visible)
             return self._attend(q, k, v, mask, x, None, need_weights)
         self._check_source(source is not None)
+        self._check_tokens(x)
         x = _zero_hidden(x, visible)
         if source is None:
             mask = self.rules.but(causal=self.size.causal, visible=visible)
@@ -275,6 +274,7 @@ class Attention(nn.Module):
         The state handed in is used up.
         """
         self._check_source(False)
+        self._check_tokens(x)
         x = _zero_hidden(x, visible)
         projected = self.project(x)
         if self.convolution is None:
@@ -414,6 +414,13 @@ class Attention(nn.Module):
         if not crossing and self.source is not None:
             raise ShapeError("this layer attends to another sequence: give it (source=…), or write it once and read it")
 
+    def _check_tokens(self, x: Tensor) -> None:
+        """Raises where these cannot be the tokens of this layer."""
+        if x.dim() != 3 or x.shape[-1] != self.width or not x.is_floating_point():
+            raise ShapeError(
+                f"x is {x.dtype} {list(x.shape)}, expected vectors [B,T,D] with D = {self.width}, the layer's width"
+            )
+
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
     """Returns [B,heads,T,width] from [B,T,heads·width]."""
@@ -427,4 +434,5 @@ def _zero_hidden(x: Tensor, visible: Tensor | None) -> Tensor:
     """Returns x [B,T,D] with zeros at invisible tokens, so that even NaN there reaches nothing."""
     if visible is None:
         return x
+    check_visible(visible)
     return x.masked_fill(~visible[..., None], 0)

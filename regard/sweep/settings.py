@@ -91,7 +91,7 @@ def configure_sweep(
     if recipe in EXPERIMENTS and stages and recipe not in recipes.recipe_names():
         raise ConfigError(f"{recipe} is an experiment of several trainings; sweep one of them: {', '.join(stages)}")
     _check_kind(grid, search, trials)
-    parameters, single = parse_parameters(grid or search, ranges=not grid)
+    parameters, single = parse_parameters(grid or search, not grid, recipe)
     if not parameters:
         raise OptionError("nothing is varied: expected a key with several values, e.g. train.lr=1e-3,2e-3")
     fixed = [*fixed, *single]
@@ -101,7 +101,7 @@ def configure_sweep(
     if twice:
         raise ConfigError(f"{min(twice)} is varied and also set; expected one of the two")
     base = recipes.apply_variant(recipes.read_tables(recipe), variant, recipe)
-    plain = recipes.resolve(recipe, base, recipes.parse(fixed))
+    plain = recipes.resolve(recipe, base, recipes.parse(fixed, recipe=recipe))
     task = TASKS[plain.task]
     own_metric = plain.train.evaluation.metric or task.metric or "loss"
     metric = metric or own_metric

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.config import ConfigError
 from regard.errors import RegardError, quote
-from regard.train.recipe import parse
+from regard.train.recipe import describe_override, parse
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -136,17 +136,17 @@ class Range:
 Parameter = Choices | Range
 
 
-def parse_parameters(pairs: Sequence[str], ranges: bool) -> tuple[list[Parameter], list[str]]:
+def parse_parameters(pairs: Sequence[str], ranges: bool, recipe: str = "") -> tuple[list[Parameter], list[str]]:
     """Returns `key=value,value` as parameters, and the pairs with a single value, which are nothing but changes.
 
-    `ranges`: whether ranges are allowed, as in a search.
+    `ranges`: whether ranges are allowed, as in a search. `recipe`: whose keys an error names.
     """
     parameters: list[Parameter] = []
     single: list[str] = []
     for pair in pairs:
         key, sign, value = (part.strip() for part in pair.partition("="))
         if not sign or "." not in key:
-            raise ConfigError(f"{quote(pair)}: expected section.key=values, e.g. train.lr=1e-4,5e-5")
+            raise ConfigError(f"{quote(pair)}: expected {describe_override(pair, recipe)}")
         if key in {p.key for p in parameters} | {s.partition("=")[0] for s in single}:
             raise ConfigError(f"{quote(pair)}: {key} is varied twice; name all its values in one place")
         match = _RANGE.fullmatch(value)

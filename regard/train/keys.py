@@ -6,31 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from regard.config import Section
+from regard.config import Section, find_by_end
 from regard.train import recipe as recipes
 from regard.train.meanings import MEANINGS, OF_MODEL
 
 MOST_FOUND = 3
-# What settings are called elsewhere.
-_ALSO_CALLED = {
-    "batch_size": "batch",
-    "block_size": "block",
-    "d_model": "width",
-    "data": "text",
-    "dim": "width",
-    "file": "text",
-    "hidden_size": "width",
-    "kv_heads": "groups",
-    "learning_rate": "lr",
-    "max_steps": "steps",
-    "n_embd": "width",
-    "n_head": "heads",
-    "n_layer": "layers",
-    "num_heads": "heads",
-    "num_layers": "layers",
-    "warmup_steps": "warmup",
-    "weight_decay": "optimizer.decay",
-}
 
 
 class Key(NamedTuple):
@@ -80,10 +60,5 @@ def find_keys(wrong: str, given: Sequence[str] = ()) -> list[str]:
     """
     known = recipes.recipe_names()
     asked = [name for word in given for name in known if name == word or name.startswith(f"{word}/")]
-    end = wrong.replace("-", "_")
-    end = _ALSO_CALLED.get(end, end)
-    found = set()
-    for name in asked or known:
-        keys = list_keys(recipes.load(name))
-        found |= {key.name for key in keys if f".{key.name}".endswith(f".{end}")}
-    return sorted(found, key=lambda name: (name.count("."), name))[:MOST_FOUND]
+    keys = {key.name for name in asked or known for key in list_keys(recipes.load(name))}
+    return find_by_end(wrong, keys)[:MOST_FOUND]

@@ -7,6 +7,7 @@ that hold where the model's mechanism is NAME; what is asked for by `key=value` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -24,6 +25,7 @@ from regard.train.tasks.base import TASKS
 
 SECTIONS = ("data", "model", "train")
 COMPARE = "compare"  # what an experiment varies; a single training has no use for it
+_BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # .1 and 1.
 MECHANISM = "mechanism"  # what holds for one mechanism only
 
 
@@ -57,7 +59,7 @@ def recipe_names() -> list[str]:
 
 def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:
     """Returns a recipe by its name or file, with changes applied."""
-    asked = parse(overrides)
+    asked = parse(overrides, recipe=name)
     made = resolve(name, apply_variant(read_tables(name), variant, name), asked)
     refuse_unused(made.task, asked)
     return made
@@ -82,8 +84,7 @@ def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         path = Path(name)
     else:
         if name not in recipe_names():
-            hint = did_you_mean(name, recipe_names())
-            raise ConfigError(f"no recipe {quote(name)}.{hint} A file of your own ends in .toml.")
+            raise ConfigError(f"no recipe {quote(name)}.{_suggest_recipe(name)} A file of your own ends in .toml.")
         path = Path(str(resources.files("regard") / "recipes" / f"{name}.toml"))
     if not check_path(path, ConfigError).is_file():
         raise ConfigError(f"the recipe {path} cannot be read: expected a TOML file")
@@ -92,6 +93,17 @@ def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     if extends is None:
         return tables
     return merge_tables(read_tables(str(extends), (*above, name)), tables)
+
+
+def _suggest_recipe(name: str) -> str:
+    """Returns what to say of a name that is no recipe's: that of an experiment, a model or a text, or what is near."""
+    if any(known.startswith(f"{name}/") for known in recipe_names()):
+        return f" It is an experiment of several trainings: `regard run {name}`.{list_known(recipe_names())}"
+    if name in MODELS["GPT"].PRESETS:
+        return f" It is a preset of GPT: lm model.preset={name}.{list_known(recipe_names())}"
+    if check_path(name, ConfigError).is_file():
+        return f" Is it a text to learn from? lm data.text={name}.{list_known(recipe_names())}"
+    return did_you_mean(name, recipe_names())
 
 
 def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> Recipe:
@@ -207,17 +219,20 @@ def _train_changes(asked: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
+def parse(overrides: Sequence[str], sections: bool = True, recipe: str = "") -> dict[str, Any]:
     """Returns `train.lr=6e-3 data.documents=wiki.txt` as nested tables; a value is TOML where it can be, else text.
 
-    `sections`: every key stands in one.
+    `sections`: every key stands in one. `recipe`, or the experiment, whose keys an error names; all have, unless said.
     """
     tables: dict[str, Any] = {}
     for text in overrides:
         key, sign, value = text.partition("=")
         parts = key.strip().split(".")
         if not sign or not all(parts) or len(parts) < 1 + sections:
-            raise ConfigError(f"{quote(text)}: expected {_describe_override(text, sections)}")
+            expected = "key=value, e.g. seed=1"
+            if sections:
+                expected = describe_override(text, recipe)
+            raise ConfigError(f"{quote(text)}: expected {expected}")
         nested: Any = _parse_value(value.strip())
         for part in reversed(parts):
             nested = {part: nested}
@@ -225,19 +240,17 @@ def parse(overrides: Sequence[str], sections: bool = True) -> dict[str, Any]:
     return tables
 
 
-def _describe_override(text: str, sections: bool) -> str:
-    """Returns how a change is written, with the key that this one may mean."""
-    if not sections:
-        return "key=value, e.g. seed=1"
-    key, sign, value = text.partition("=")
-    found = []
-    if sign:
-        from regard.train.keys import find_keys  # it reads recipes, with this module
+def describe_override(text: str, recipe: str) -> str:
+    """Returns how a change of a recipe is written, with the key that this one may mean."""
+    from regard.train.keys import find_keys  # it reads recipes, with this module
 
-        found = find_keys(key.strip())
+    key, sign, value = text.partition("=")
+    if not sign and Path(text).is_file():
+        key, value = "file", text  # a text to learn from, where there is a key for one
+    found = find_keys(key.strip(), [recipe])
     if not found:
         return "section.key=value, e.g. train.lr=3e-4"
-    return "section.key=value, e.g. " + " or ".join(f"{name}={value}" for name in found)
+    return "section.key=value, e.g. " + " or ".join(f"{name}={value or '…'}" for name in found)
 
 
 def _suggest(section: str, asked: Any, recipe: str) -> str:
@@ -254,4 +267,10 @@ def _parse_value(text: str) -> Any:
     try:
         return parse_toml(f"value = {text}", "the value", ConfigError)["value"]
     except ConfigError:
-        return text
+        pass
+    # As Python writes them, and TOML does not.
+    if text in ("True", "False"):
+        return text == "True"
+    if _BARE_POINT.fullmatch(text):
+        return float(text)
+    return text

@@ -98,13 +98,54 @@ def test_a_command_shows_all_of_its_help():
         (["train", "lm", "train.decay=3"], "Did you mean 'train.optimizer.decay'?"),
         (["train", "lm", "attention.heads=3"], "Did you mean 'model.attention.heads'?"),
         (["train", "lm", "lr=3e-4"], "expected section.key=value, e.g. train.lr=3e-4"),
+        # Habits from nanoGPT, transformers and Lightning.
+        (["train", "lm", "n_head=4"], "e.g. model.attention.heads=4\n"),
+        (["train", "lm", "model.n_head=4"], "Did you mean 'model.attention.heads'?"),
+        (["train", "lm", "model.dim=32"], "Did you mean 'width'?"),
+        (["train", "lm", "model.num_hidden_layers=2"], "Did you mean 'layers'?"),
+        (["train", "lm", "model.attention.num_key_value_heads=2"], "Did you mean 'groups'?"),
+        (["train", "lm", "model.block_size=64"], "Did you mean 'length'?"),
+        (["train", "lm", "block_size=64"], "e.g. data.block=64\n"),
+        (["train", "lm", "train.learning_rate=1e-3"], "Did you mean 'lr'?"),
+        (["train", "lm", "train.warmup_steps=10"], "Did you mean 'train.schedule.warmup'?"),
+        (["train", "lm", "data.path=t.txt"], "Did you mean 'text'?"),
+        (["train", "lm", "model.attention=elu"], "set one by one. Did you mean 'model.mechanism'?"),
+        (["train", "lm", "max_iters=10"], "e.g. train.steps=10\n"),
+        (["train", "lm", "own.txt"], "e.g. data.text=own.txt\n"),
+        (["train", "lm", "--max-iters", "10"], "without dashes: train.steps=…\n"),
+        (["train", "lm", "--model.n_layer=2"], "without dashes: model.layers=…\n"),
+        (["train", "lm", "--dtype", "bf16"], "without dashes: train.precision=…\n"),
+        (["train", "lm", "--wandb"], "without dashes: train.saving.log=…\n"),
+        (["train", "lm", "--output-dir", "x"], "Did you mean --out?"),
+        (["train", "gpt2"], "It is a preset of GPT: lm model.preset=gpt2."),
+        (["train", "own.txt"], "lm data.text=own.txt."),
+        (["train", "knowledge"], "`regard run knowledge`"),
+        (["train", "--resume"], "--resume needs a value. `regard train -h`"),
+        (["run", "lm"], "It is a recipe: `regard train lm`."),
+        (["sweep", "lm", "--grid", "lr=1e-3,2e-3"], "expected section.key=value, e.g. train.lr=1e-3,2e-3\n"),
+        (["check", "--plugin"], "--plugin needs a value."),
+        (["check", "theirs.py"], "theirs.py is a file of Python: regard check --plugin theirs.py"),
+        (["generate", "x", "--max-new-tokens", "5"], "Did you mean --max?"),
+        (["generate", "x", "--temp", "1"], "Did you mean --temperature?"),
+        (["bench", "softmax", "--seqlen", "64"], "Did you mean --tokens?"),
+        (["help"], "`regard -h` lists the commands"),
     ],
 )
-def test_a_wrong_name_gets_the_right_one(words, fragment, monkeypatch, capfd):
+def test_a_wrong_name_gets_the_right_one(words, fragment, tmp_path, monkeypatch, capfd):
+    """A fragment that ends with a line break is the end of what is said."""
     monkeypatch.setattr(sys, "argv", ["regard", *words])
+    monkeypatch.chdir(tmp_path)
+    Path("own.txt").write_text("to be, or not to be\n")
     with pytest.raises(SystemExit) as left:
         app.main()
-    assert left.value.code == 2 and fragment in " ".join(capfd.readouterr().err.split())
+    assert left.value.code == 2 and fragment in " ".join(capfd.readouterr().err.split()) + "\n"
+
+
+def test_numbers_and_truths_are_read_as_python_writes_them():
+    changes = ["model.dropout=.1", "train.clip=1.", "train.deterministic=True", "data.text=.hidden"]
+    made = load("lm", changes)
+    assert made.model["dropout"] == 0.1 and made.train.clip == 1.0 and made.train.deterministic is True
+    assert made.data.text == ".hidden"
 
 
 # Keys

@@ -80,6 +80,7 @@ def test_a_mechanism_of_a_plugin_is_trained_and_its_model_says_what_it_needs(reg
         ["evaluate", "r", "--text", "a.txt"],
         ["view", "r", "to be", "--no-labels"],
         ["export", "r", "--to", "e"],
+        ["eject", "r", "--out", "e"],
         ["convert", "r", "--kv-heads", "1", "--steps", "1"],
         ["heads", "r"],
         ["summarize", "r", "a.txt"],
@@ -94,6 +95,8 @@ def test_a_mechanism_of_a_plugin_is_trained_and_its_model_says_what_it_needs(reg
     for words in (["generate", "r", "to", "--max", "3"], ["evaluate", "r", "--text", "a.txt"], ["check", "r"]):
         code, out, err = regard_(*words, *PLUGIN)
         assert code == 0 and out and "warning" not in err, (words, err)
+    code, _, err = regard_("eject", "r", "--out", "e", *PLUGIN)
+    assert code == 2 and "'plugged' has no plain twin" in err and "it is your own" in err.replace("\n", " ")
     code, _, err = regard_("view", "r", "to be", "--no-labels", "-o", "p.html", *PLUGIN)
     assert code == 0 and Path("p.html").is_file(), err
     # Another file of that name works, and says that it is another.
@@ -140,7 +143,7 @@ def test_an_experiment_names_the_plugin_in_its_command(regard_):
 
 def test_every_command_that_names_mechanisms_has_the_option(regard_):
     named = {"train", "run", "sweep", "generate", "evaluate", "predict", "summarize", "view", "serve", "heads", "cost"}
-    named |= {"convert", "export", "check", "bench", "mechanisms", "report"}
+    named |= {"convert", "export", "eject", "check", "bench", "mechanisms", "report"}
     for name in (*named, "plot weights"):
         code, out, _ = regard_(*name.split(), "-h")
         assert code == 0 and "--plugin" in out, name

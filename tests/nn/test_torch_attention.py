@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import regard
-from regard.errors import OptionError, ShapeError, TokenError
+from regard.errors import OptionError, RegardError, ShapeError, TokenError
 from regard.lens.recording.maps import attention_maps
 from regard.nn import Attention
 from regard.registry import call_with_options
@@ -193,6 +193,40 @@ def test_options_that_are_no_numbers_are_told():
     with pytest.raises(OptionError, match="expected a number or None"):
         regard.mechanism("softmax", scale="large")
     assert call_with_options(lambda text: text, "a function", {}, {"text": "many"}) == "many"
+
+
+def test_inputs_of_another_kind_are_told():
+    q = torch.randn(2, 4, 6, 8)
+    layer = Attention(D, H, causal=True)
+    gpt = regard.GPT.preset("nano", vocabulary=50)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    for call_it, fragment in [
+        (lambda: regard.attend(q.numpy(), q.numpy(), q.numpy()), "q is of type ndarray, expected a tensor"),
+        (
+            lambda: regard.attend(q, q.half(), q),
+            "q torch.float32, k torch.float16, v torch.float32: expected all of one d",
+        ),
+        (lambda: regard.attend(q.to("meta"), q, q), "q meta, k cpu, v cpu: expected all of one device"),
+        (lambda: regard.attend(q, q, q, visible=torch.ones(2, 6, dtype=torch.bool, device="meta")), "visible meta"),
+        (lambda: regard.attend(q, q, q, torch.ones(6, 6)), "after q, k and v is the mechanism, given a Tensor"),
+        (lambda: regard.attend(q, q, q, True), "causal=True"),
+        (lambda: regard.attend(q, q, q, cauasl=True), "Did you mean causal= of regard.attend?"),
+        (lambda: regard.attend(q, q, q, causal=True, window=2.5), "window = 2.5, expected a whole number"),
+        (lambda: regard.attend(q, q, q, "performer", features=2.5), "features = 2.5, expected a whole number"),
+        (lambda: layer(torch.randn(5, D)), f"x is torch.float32 [5, {D}], expected vectors [B,T,D]"),
+        (lambda: layer(torch.randn(2, 5, D + 1)), f"D = {D}, the layer's width"),
+        (lambda: layer(torch.ones(2, 5, D).long()), "x is torch.int64"),
+        (lambda: layer(torch.randn(2, 5, D), torch.ones(2, 5)), "visible has dtype torch.float32, expected bool"),
+        (lambda: gpt(ids, ids), "visible has dtype torch.int64, expected bool"),
+        (lambda: gpt(ids.to("meta")), "tokens are on meta, the model on cpu"),
+        (lambda: gpt(ids, attention_mask=ids), "GPT has no argument 'attention_mask'. Here it is visible="),
+        (lambda: gpt(ids, labels=ids), "Here it is model.loss(tokens, targets)"),
+        (lambda: gpt(ids, cache=1), "GPT has no argument 'cache'"),
+        (lambda: regard.Encoder.preset("nano", vocabulary=50)(ids, attention_mask=ids), "Encoder has no argument"),
+    ]:
+        with pytest.raises(RegardError) as told:
+            call_it()
+        assert fragment in str(told.value)
 
 
 def test_whole_numbers_are_no_queries():

@@ -200,9 +200,9 @@ def _see(chapter: SeeChapter) -> Iterable[Markup]:
     pair = f"{chapter.page}#view=compare&a={found.layer}&h={found.head}&r2=1&a2={found.layer}&h2={found.head}"
     pictures = [("Trained", chapter.trained, "From each letter of the answer to all before it.")]
     pictures.append(("Untrained", chapter.untrained, "The same head of the same model before its first step."))
-    yield figures(
-        *(figure(heat(weights, chapter.rows, chapter.columns), text, title) for title, weights, text in pictures)
-    )
+    # One below the other: side by side they would be cut off at the right on most screens.
+    for title, weights, text in pictures:
+        yield figure(heat(weights, chapter.rows, chapter.columns), text, title)
     yield paragraph(
         f"“{chapter.question}” {chapter.answer}. Every head, weight and token in the lens: ",
         tag("a", "this head", href=lens),
@@ -244,6 +244,11 @@ def _race(chapter: RaceChapter) -> Iterable[Markup]:
         caption = "Between two lengths that were timed, by a straight line on the logarithmic axes of the figure."
         yield table(rows, ["", "takes less time than softmax"], caption)
     yield figures(*(time_figure(results, passing) for passing in results.passes if passing != "decode"))
+    yield paragraph(
+        "Shaded: from the first to the third quartile. Thin and dashed: the floor, the least time that this machine's "
+        "bandwidth and peak allow.",
+        quiet=True,
+    )
     if results.absent:
         absent = [[row.what, row.where or "everywhere", row.why] for row in results.absent]
         yield details("Left out", table(absent, ["", "where", "why"], "Who did not run, and why."))
