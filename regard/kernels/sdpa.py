@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regard.kernels.blocks import refuse_blocks, rules_of_block
 from regard.kernels.dropout import attention as dropout_attention
 from regard.kernels.registry import kernel
 from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
@@ -100,10 +101,10 @@ def fused_attention(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask:
         if mask.causal and T > 1:  # a branch: compiled for any length, T > 1 itself would not be a bool
             is_causal = True
         return call(is_causal=is_causal)
-    C = max(_LEAST_BLOCK, mask.window or S)
-    windowed = mask.but(window=None).is_plain and mask.causal and T == S > 2 * C
-    if windowed and q.device.type == "cpu":
-        return _window_by_blocks(mechanism, q, k, v, mask, scale, C)
+    if mask.window is not None and q.device.type == "cpu":
+        C = max(_LEAST_BLOCK, mask.window)
+        if 2 * C < S and refuse_blocks(mask, T, S) is None:
+            return _window_by_blocks(mechanism, q, k, mask.zero_hidden(v), mask, scale, C)
     attn_mask, blind = _dense_mask(q, mask, T, S)
     return call(attn_mask=attn_mask).masked_fill(blind, 0)
 
@@ -178,16 +179,19 @@ def _window_by_blocks(
     """
     # Split and not sliced: the gradient of a slice would be as long as the whole sequence.
     queries, keys, values = (x.split(C, 2) for x in (q, k, v))
-    own = mask.but(causal=True).allowed(C, C, q.device)
-    both = mask.but(causal=True).allowed(C, 2 * C, q.device)
-    assert own is not None and both is not None
-    outs = [_fused_call(mechanism, queries[0], keys[0], values[0], mask, scale)(attn_mask=own)]
-    for i in range(1, len(queries)):
+    varies = mask.visible is not None or mask.documents is not None
+    outs = []
+    for i in range(len(queries)):
+        before = max(0, i - 1)
+        near_keys = torch.cat(keys[before : i + 1], 2)
+        near_values = torch.cat(values[before : i + 1], 2)
         T = queries[i].shape[2]  # the last block may be shorter
-        near_keys = torch.cat(keys[i - 1 : i + 1], 2)
-        near_values = torch.cat(values[i - 1 : i + 1], 2)
+        S = near_keys.shape[2]
+        if varies or i < 2:  # all blocks but the first have the same rules where there are no others
+            shown, blind = _dense_mask(q, rules_of_block(mask, before * C, before * C + S), T, S)
         call = _fused_call(mechanism, queries[i], near_keys, near_values, mask, scale)
-        outs.append(call(attn_mask=both[:, :, :T, : C + T]))
+        out = call(attn_mask=shown[:, :, :T, :S])
+        outs.append(out.masked_fill(blind, 0) if varies else out)
     return torch.cat(outs, 2)
 
 

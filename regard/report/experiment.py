@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.report.chart import Axis
 from regard.report.markup import Markup, duration
-from regard.report.page import Page, ReportError, details, facts, heading, listing, paragraph
+from regard.report.page import Page, ReportError, command_listing, details, facts, heading, paragraph
 
 Row = Mapping[str, Any]
 # The title of a section, and what builds its blocks of an experiment's results.
@@ -46,7 +46,7 @@ def build_page(
 def _describe_run(header: Row) -> Iterable[Markup]:
     """Yields the command that gives the same numbers, the settings, and the versions."""
     yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers:")
-    yield listing(header["command"])
+    yield command_listing(header["command"])
     settings = {key: json.dumps(value) for key, value in header["config"].items()}
     yield details("Settings", facts(settings | {"time": duration(header["seconds"]), "threads": header["threads"]}))
     yield details("Versions", facts(header["versions"]))

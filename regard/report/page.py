@@ -7,6 +7,7 @@ escaped, whoever wrote it, and the page's own policy forbids the browser to load
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -24,6 +25,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 _NUMERIC = re.compile(r"[−-]?[\d.,]+(e[+-]\d+)?(%| ?(s|min|h)\b.*)?|–")
 
 _BAR = "share-of-one"  # the CSS class of `share_bar`
+COMMAND_WIDTH = 84  # characters of a line of a command
 
 
 class ReportError(RegardError, OSError):
@@ -139,6 +141,22 @@ def samples(items: Iterable[object]) -> Markup:
 def listing(text: str) -> Markup:
     """Returns text whose spaces and lines count: a command, a table made by a program."""
     return tag("pre", tag("code", text), tabindex=0)
+
+
+def command_listing(command: str) -> Markup:
+    """Returns a command of a shell, folded between its words where it is long, so that all of it is seen and copied."""
+    if len(command) <= COMMAND_WIDTH:
+        return listing(command)
+    try:
+        words = [shlex.quote(word) for word in shlex.split(command)]
+    except ValueError:  # of a file from elsewhere: quotes that do not close
+        return listing(command)
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > COMMAND_WIDTH:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return listing(" \\\n".join(lines))
 
 
 def share_bar(value: float) -> Markup:

@@ -182,14 +182,19 @@ def coverage(points: Mapping[str, Sequence[Point]], styles: Mapping[str, Style] 
     def paint(fig: Figure) -> None:
         ax = fig.add_subplot()
         ends = []
-        for name, line in kept.items():
+        for place, (name, line) in enumerate(kept.items()):
             colour, dash, _ = styles[name]
             ax.plot(*zip(*line, strict=True), color=colour, linestyle=dash)
             half = interpolate(line, 0.5)
             ax.plot(0.5, half, "o", color=colour, markersize=5.5, markeredgecolor=CARD.light)
-            ax.annotate(percent(half), (0.5, half), (5, 5), textcoords="offset points", color=colour, fontweight="bold")
+            label: Any = {"xytext": (5, 5), "ha": "left", "color": colour, "fontweight": "bold"}
+            if place % 2:  # two that are alike would be written over each other
+                label |= {"xytext": (-5, 5), "ha": "right"}
+            ax.annotate(percent(half), (0.5, half), textcoords="offset points", **label)
             ends.append((shorten(name), line[-1], colour))
-        ax.set(xlim=(0, 1), ylim=(0, 1.03), xlabel="share of the questions that it answers", ylabel="accuracy of those")
+        highest = max((y for line in kept.values() for _, y in line), default=1.0)
+        top = min(1.03, max(0.1, 1.2 * highest))
+        ax.set(xlim=(0, 1), ylim=(0, top), xlabel="share of the questions that it answers", ylabel="accuracy of those")
         format_axis_percent(ax.xaxis)
         format_axis_percent(ax.yaxis)
         label_line_ends(ax, ends)

@@ -8,12 +8,22 @@ None), command, again, curves {trial: [[step, value]]}, and train_curves, the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from textwrap import wrap
 from typing import Any
 
 from regard.report.learning import TrainAndDev, describe_overfitting, learning_caption, learning_figure
 from regard.report.markup import Markup, code, count_noun, duration, join, number, strong, tag
-from regard.report.page import Page, build_part, details, facts, figure, heading, listing, paragraph, share_bar, table
+from regard.report.page import (
+    Page,
+    build_part,
+    command_listing,
+    details,
+    facts,
+    figure,
+    heading,
+    paragraph,
+    share_bar,
+    table,
+)
 from regard.report.plots import Best, Point
 from regard.report.trials import Dimension, TrialPoint, parallel_coordinates, slice_plots, trial_curves
 
@@ -66,7 +76,7 @@ def _best(results: Results) -> Iterator[Markup]:
         found["on the training data"] = number(best["train"])
     yield facts({**best["settings"], **found})
     yield paragraph("Its run is in the folder ", code(best["folder"]), ". This trains it again:")
-    yield listing(" \\\n    ".join(wrap(results["command"], 84, break_long_words=False, break_on_hyphens=False)))
+    yield command_listing(results["command"])
 
 
 def _pictures(results: Results) -> Iterator[Markup]:

@@ -151,6 +151,7 @@ class Trainer:
         save_every = resolve_steps(self.config.saving.every, self.total)
         log_every = self._log_interval()
         meter = SpeedMeter(self.model, self.task, self.device, self.dtype, self.process.world_size)
+        meter.last = (self.state.tokens, self.state.seconds)
         self.model.train()
         stopping = catch_signals(self.process.world_size > 1)
         with stopping as signals, self._private_rng(), self.progress, watch_peers(self.process):
@@ -164,7 +165,7 @@ class Trainer:
                 else:
                     self.state.seconds += time.perf_counter() - started
                 if is_last or _is_due(step, evaluate_every):
-                    self._evaluate()
+                    meter.leave_out(self._evaluate())
                 if is_last or _is_due(step, save_every) or self._ends_early:
                     self._save()
                 # Every process asks in every step: a signal that one of them got stops all at the same step.
@@ -275,8 +276,8 @@ class Trainer:
             self.run.log({"step": self.state.step, **values})
             self.progress.show(self.state.step, self.total, values)
 
-    def _evaluate(self) -> None:
-        """Measures the model, and saves it where it is the best so far."""
+    def _evaluate(self) -> float:
+        """Measures the model, saves it where it is the best so far, and returns the seconds that measuring took."""
         self._check_finite()
         started = time.perf_counter()
         self.model.eval()
@@ -290,10 +291,12 @@ class Trainer:
         better = self._update_best(measured.get(self.metric))
         if measured:
             self._log(measured)
-        self.state.seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.state.seconds += seconds
         if better:
             self.state.best_step = self.state.step
             self._save()
+        return seconds
 
     def _update_best(self, value: float | None) -> bool:
         """Compares a value of the metric with the best so far, and returns whether it is better."""

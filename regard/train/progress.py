@@ -35,7 +35,7 @@ class SpeedMeter:
         self.last = (0, 0.0)  # tokens and seconds at the last reading
 
     def read(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Returns the speed since the last reading, given the tokens and seconds of the whole training so far."""
+        """Returns the speed since the last reading, given the tokens and seconds of the whole run so far."""
         last_tokens, last_seconds = self.last
         self.last = (tokens, seconds)
         rate = (tokens - last_tokens) / max(seconds - last_seconds, 1e-9)
@@ -43,6 +43,11 @@ class SpeedMeter:
         if self.peak is not None:
             mfu = round(rate * self.flops / self.peak, 4)
         return {"tokens_per_second": round(rate, 1), "mfu": mfu}
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves seconds in which nothing was trained, as in an evaluation, out of the next reading."""
+        tokens, last = self.last
+        self.last = (tokens, last + seconds)
 
 
 class Progress:
@@ -108,7 +113,8 @@ class Lines(Progress):
             return
         self.last = now
         left = self._time_left(step, total, now)
-        self.write(f"{self.name}: step {step:,} of {total:,}{left}  {format_metrics(values)}")
+        known = {name: value for name, value in values.items() if value is not None}
+        self.write(f"{self.name}: step {step:,} of {total:,}{left}  {format_metrics(known)}")
 
     def _time_left(self, step: int, total: int, now: float) -> str:
         """Returns how long the rest will take, in words; "" where it cannot be told."""

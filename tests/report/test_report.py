@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import random
 import re
+import shlex
+import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -23,7 +26,7 @@ from regard.mechanisms import mechanisms, mix
 from regard.report import Page, ReportError, heads_grid, heat, plots
 from regard.report.heat import token_label
 from regard.report.markup import Markup, duration, escape, number, percent, strong, tag
-from regard.report.page import details, facts, heading, paragraph, samples, table
+from regard.report.page import command_listing, details, facts, heading, paragraph, samples, table
 from regard.report.palette import CARD, INK, MUTED, PAGE, SERIES, WASH, styles
 
 pytest.importorskip("matplotlib")
@@ -553,6 +556,103 @@ def test_unwritten_people_are_told_apart_by_rank():
     assert (
         "surer of the one that it read of in 88%" in Reader(knowledge_page({"unwritten": {WITH: found}}).html()).joined
     )
+
+
+@pytest.mark.parametrize("right", [0, 4, 5])
+def test_who_knows_nothing_is_not_said_to_know_what_it_does_not_know(right):
+    """Confidence follows the length of names, too, so that a model that knows nothing may tell strangers apart."""
+    found = {"n": 2, "mean_confidence": 0.3, "written_confidences": [0.5, 0.9], "unwritten_confidences": [0.1, 0.2]}
+    curve = {"rows": [{"confidence": 0.7, "accuracy": right / 50, "n": 50}]}
+    said = Reader(knowledge_page({"unwritten": {WITH: found}, "calibration": {WITH: curve}}).html()).text
+    assert "read of in 100% of the cases" in said
+    assert ("it mostly knows what it does not know" in said) == (right == 5)
+    assert (f"of those that it read of it gets {right} of 50 right" in said) == (right < 5)
+
+
+def test_answers_that_do_not_end_are_cut(results_of_babble):
+    said = Reader(knowledge_page(results_of_babble).html()).joined
+    assert "Born Born" in said and "Born " * 20 not in said
+
+
+@pytest.fixture
+def results_of_babble():
+    """Results of a model that writes on until it must stop."""
+    babble = "Born " * 90
+    row = {"question": "Where was Bo born?", "person": "Bo", "expected": "Elm", "predicted": babble, "confidence": 0.0}
+    form = {"form": "two words", "n": 2, "mean_confidence": 0.3, "distinct": 1, "top": [babble, 1.0]}
+    form["examples"] = [["Where was Bo Ek born?", babble, 0.1]]
+    unwritten = {"n": 2, "mean_confidence": 0.3, "top_answers": [[babble, 2]], "by_form": [form]}
+    answers = [{**row, "right": False}, {**row, "right": True}]
+    return {"answers": {WITH: answers}, "unwritten": {WITH: unwritten}}
+
+
+def score_of(right, n=40):
+    return {"right": right, "n": n, "accuracy": right / n, "low": 0.0, "high": 0.5}
+
+
+def candidates_of(*rights, baseline=2, splits=("dev",)):
+    """Results of an experiment with several models, which have so many right answers."""
+
+    def one(name, right, split):
+        model = {"name": WITH, split: score_of(right)}
+        answers = [
+            {"question": f"{n}?", "person": "", "expected": "", "predicted": "", "confidence": 0.5, "right": n < right}
+            for n in range(40)
+        ]
+        results = {"models": [{"name": WITHOUT, split: score_of(0)}, model], "answers": {WITH: answers}}
+        results |= {"baselines": [{"name": "always Elm", split: score_of(baseline)}], "answers_of": split}
+        return {"name": name, "folder": name, "results": results}
+
+    names = "abcd"[: len(rights)]
+    return {"candidates": [one(*row) for row in zip(names, rights, splits * len(rights), strict=False)], "run": "a"}
+
+
+@pytest.mark.parametrize(
+    "rights, words",
+    [
+        ((0, 0), "None of them gives a right answer to one of 40 development questions"),
+        ((4, 9, 9), "Most is known by b and c: 22.5% of 40 development answers are right"),
+        ((9, 4), "Most is known by a: 22.5%"),
+        ((2, 1), "The best baseline, always Elm, gets 5.0%: that is no less than any of them"),
+    ],
+)
+def test_the_first_sentence_says_who_knows_most_if_any(rights, words):
+    page = knowledge_page(candidates_of(*rights)).html()
+    assert words in re.sub(r"\s+", " ", Reader(page).joined)
+    assert page.count('class="best"') == (rights.count(max(rights)) if max(rights) else 0)
+
+
+def test_answers_on_different_sets_are_not_compared():
+    """One experiment has the answers of test, the other does not: what is known of the first one's dev is its share."""
+    page = Reader(knowledge_page(candidates_of(9, 4)).html()).joined
+    assert "other questions" not in page
+    document = candidates_of(9, 4)
+    first = document["candidates"][0]["results"]
+    first |= {"answers_of": "test", "models": [first["models"][0], {"name": WITH, "dev": score_of(9)}]}
+    said = Reader(knowledge_page(document).html()).joined
+    assert "answers on dev were not kept" in said and "other questions" not in said
+
+
+def test_baselines_that_agree_are_one():
+    """One experiment knows the answers of its test questions, the other those of dev alone."""
+    document = candidates_of(9, 4)
+    second = document["candidates"][1]["results"]
+    second["baselines"] = [{"name": "always Elm", "dev": score_of(2), "test": score_of(7)}]
+    page = Reader(knowledge_page(document).html()).text
+    assert page.count("always Elm") == 2 + 1 and "always Elm, b" not in page  # in the lead, the table and the figure
+    second["baselines"][0]["dev"] = score_of(3)
+    page = Reader(knowledge_page(document).html()).text
+    assert "always Elm, a" in page and "always Elm, b" in page
+
+
+def test_a_long_command_is_folded_between_its_words():
+    command = shlex.join(["regard", "run", "knowledge", *(f"data.key{n}=a b, 'c' \\ {n}" for n in range(9))])
+    (listing,) = re.findall(r"<code>(.*?)</code>", command_listing(command), re.S)
+    lines = unescape(listing).split("\n")
+    assert len(lines) > 2 and max(map(len, lines)) <= 90
+    found = subprocess.run(["bash", "-c", f"set -- {unescape(listing)}; printf '%s\\n' \"$@\""], capture_output=True)
+    assert found.stdout.decode().split("\n")[:-1] == shlex.split(command)
+    assert "a 'quote" in unescape(command_listing("a 'quote " * 30))  # that does not close: as it is
 
 
 # The page that compares runs

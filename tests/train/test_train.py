@@ -7,6 +7,7 @@ import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from regard.config import ConfigError
 from regard.data.batch import IGNORE, Batch
 from regard.data.seeds import derive
 from regard.devices import autocast_dtype
-from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, recipe, stage, tasks
+from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, loop, recipe, stage, tasks
 from regard.train.loggers import LOGGERS, Logger
 from regard.train.loop import is_better
 from regard.train.optimizer import (
@@ -327,6 +328,36 @@ def test_patience_ends_early(patience, last, tmp_path):
     run = Run(tmp_path)
     assert run.metrics()[-1]["step"] == last
     assert run.best == 4 and run.finished and (run.checkpoints / f"step-{last}").is_dir()
+
+
+class Clocked(Toy):
+    """A toy whose evaluations take a thousand seconds of a clock that else goes on by a second when it is read."""
+
+    now = 0.0
+
+    def evaluate(self, model):
+        self.now += 1000
+        return super().evaluate(model)
+
+    def read_clock(self):
+        self.now += 1
+        return self.now
+
+
+def test_speed_is_that_of_training_alone(tmp_path, monkeypatch):
+    """Neither an evaluation nor what came before an interruption slows the steps behind it."""
+    task = Clocked()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=task.read_clock))
+    changes = {"steps": 8, "evaluation": {"every": 2}, "saving": {"every": 2}}
+    with pytest.raises(Crash):
+        trainer(tmp_path / "run", task, progress=StopAt(5), **changes).fit()
+    again = trainer(tmp_path / "run", task, **changes)
+    assert again.resume() == 4
+    again.fit()
+    lines = [row for row in again.run.metrics() if "lr" in row]
+    assert [row["step"] for row in lines] == list(range(1, 9))
+    assert {row["tokens_per_second"] for row in lines} == {4 * task.length}
+    assert lines[-1]["seconds"] > 3000  # which has the evaluations
 
 
 def test_an_unknown_metric_lists_what_is_measured(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.kernels.blocks import refuse_blocks, rules_of_block
 from regard.kernels.registry import kernel
 from regard.mechanisms import AnyFeatures, Elu, Fourier, Linear, Performer, Quadratic
 from regard.mechanisms.pairwise import attend_by_definition
@@ -27,27 +28,23 @@ def _block(q: Tensor, mask: Mask) -> int:
 
 def _when(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str | None:
     """Returns why the kernel cannot run, or None."""
-    if mask.window is None:
-        return "it is for windows"
-    if not mask.causal or mask.visible is not None or mask.documents is not None or mask.rows is not None:
-        return "it knows no rule beside causal and the window"
     T = q.shape[2]
-    if k.shape[2] != T:
-        return "it takes each causal query to stand at the key of the same index"
-    if 2 * _block(q, mask) >= T:
+    if mask.window is not None and 2 * _block(q, mask) >= T:
         return "the sequence is hardly longer than the window"
-    return None
+    return refuse_blocks(mask, T, k.shape[2])
 
 
 def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """Returns causal attention [B,H,T,V] within a window: each block of queries sees its keys and the block before."""
     # Split and not sliced: the gradient of a slice would be as long as the whole sequence.
-    queries, keys, values = (x.split(_block(q, mask), 2) for x in (q, k, v))
-    outs = [attend_by_definition(mechanism, queries[0], keys[0], values[0], mask)]
+    C = _block(q, mask)
+    queries, keys, values = (x.split(C, 2) for x in (q, k, v))
+    outs = [attend_by_definition(mechanism, queries[0], keys[0], values[0], rules_of_block(mask, 0, C))]
     for i in range(1, len(queries)):
         near_keys = torch.cat(keys[i - 1 : i + 1], 2)
         near_values = torch.cat(values[i - 1 : i + 1], 2)
-        outs.append(attend_by_definition(mechanism, queries[i], near_keys, near_values, mask))
+        rules = rules_of_block(mask, (i - 1) * C, (i + 1) * C)
+        outs.append(attend_by_definition(mechanism, queries[i], near_keys, near_values, rules))
     return torch.cat(outs, 2)
 
 

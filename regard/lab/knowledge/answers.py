@@ -67,9 +67,11 @@ def score(said: Sequence[str], questions: Sequence[Question]) -> dict[str, Any] 
 
 
 def baselines(train: Sequence[Question], sets: dict[str, Sequence[Question]]) -> list[dict[str, Any]]:
-    """Returns what always giving one answer reaches: the most frequent of training, and a constant."""
+    """Returns what always giving one answer reaches: the most frequent of training, and a constant that is another."""
     frequent = most_frequent([q.answer or "" for q in train])
-    named = {f"most frequent place ({frequent})": frequent, f"constant ({CONSTANT})": CONSTANT}
+    named = {f"most frequent place ({frequent})": frequent}
+    if frequent != CONSTANT:
+        named[f"constant ({CONSTANT})"] = CONSTANT
     return [
         {"name": name, "answer": place, **{key: score([place] * len(qs), qs) for key, qs in sets.items()}}
         for name, place in named.items()

@@ -18,11 +18,12 @@ from regard.lab.knowledge.results import (
 )
 from regard.report import plots
 from regard.report.heat import heads_grid, heat, token_label
-from regard.report.markup import Markup, count_noun, percent, strong
+from regard.report.markup import Markup, count_noun, percent, shorten, strong
 from regard.report.page import details, figure, figures, paragraph, share_bar, table
 from regard.report.palette import Style, style
 
 EXAMPLES = 12
+LONGEST = 60  # characters of an answer on the page: a model that has learned little writes on until it must stop
 
 T = TypeVar("T")
 
@@ -70,14 +71,17 @@ def _answer_tables(model: str, answers: Sequence[AnsweredQuestion]) -> Iterable[
     wrong = [a for a in ranked if not a.right]
     if right:
         rows: list[list[object]] = [
-            [a.question, a.predicted, share_bar(a.confidence)] for a in _spread(right, EXAMPLES)
+            [a.question, shorten(a.predicted, LONGEST), share_bar(a.confidence)] for a in _spread(right, EXAMPLES)
         ]
         caption = f"{len(rows)} of {count_noun(len(right), 'right answer')} {model}."
         yield table(rows, ["question", "answer", "confidence"], caption)
     else:
         yield paragraph("No answer is right.", quiet=True)
     if wrong:
-        rows = [[a.question, a.predicted, a.expected, share_bar(a.confidence)] for a in _spread(wrong, EXAMPLES)]
+        rows = [
+            [a.question, shorten(a.predicted, LONGEST), a.expected, share_bar(a.confidence)]
+            for a in _spread(wrong, EXAMPLES)
+        ]
         caption = f"{len(rows)} of {count_noun(len(wrong), 'wrong answer')} {model}."
         yield table(rows, ["question", "answer", "expected", "confidence"], caption)
     else:
@@ -169,7 +173,7 @@ def unwritten(results: KnowledgeResults) -> Iterable[Markup]:
     ]
     is_compared = bool(found.written_confidences and found.unwritten_confidences)
     if is_compared:
-        said += _compare_confidences(found)
+        said += _compare_confidences(found, (results.calibration or {}).get(model))
     yield paragraph(*said, ".")
     if is_compared:
         values = {"read of": found.written_confidences, "never read of": found.unwritten_confidences}
@@ -177,27 +181,35 @@ def unwritten(results: KnowledgeResults) -> Iterable[Markup]:
         caption = "The farther apart the two, the better its confidence tells the known from the unknown."
         yield figure(svg, caption, f"Confidence {model}")
     if found.top_answers:
-        top = ", ".join(f"{place} ({n:,})" for place, n in found.top_answers[:8])
+        top = ", ".join(f"{shorten(place, LONGEST)} ({n:,})" for place, n in found.top_answers[:8])
         yield paragraph("What it answers most often then: ", top, ".")
     if found.by_form:
         yield from _forms(found.by_form)
 
 
-def _compare_confidences(found: UnwrittenAnswers) -> list[object]:
-    """Returns in words how well confidence tells people of whom the model read from others."""
+def _compare_confidences(found: UnwrittenAnswers, curve: CalibrationCurve | None) -> list[object]:
+    """Returns in words how well confidence tells people of whom the model read from others.
+
+    `curve` is of its answers about people of whom it read: who is hardly ever right there knows nothing to be sure of.
+    """
     known = found.written_confidences
     chance = chance_of_order(known, found.unwritten_confidences)
-    verdict = "mostly knows"
-    if chance < 0.6:
-        verdict = "hardly knows"
+    verdict = "it mostly knows what it does not know"
+    if curve is not None and curve.right < FEWEST:
+        verdict = (
+            f"that is about how names look, not about knowledge, for of those that it read of it gets {curve.right:,} "
+            f"of {curve.n:,} right"
+        )
+    elif chance < 0.6:
+        verdict = "it hardly knows what it does not know"
     elif chance < 0.8:
-        verdict = "knows a little"
+        verdict = "it knows a little of what it does not know"
     return [
         ", against ",
         strong(percent(sum(known) / len(known))),
         " for people of whom it read. Of two people, one of each kind, it is surer of the one that it read of in ",
         strong(percent(chance, 0)),
-        f" of the cases (50% is chance): it {verdict} what it does not know",
+        f" of the cases (50% is chance): {verdict}",
     ]
 
 
@@ -210,11 +222,14 @@ def _forms(forms: Sequence[NameForm]) -> Iterable[Markup]:
         "most frequent answer",
         "its share",
     ]
-    rows = [[f.form, f.n, share_bar(f.mean_confidence), f.distinct, f.top[0], percent(f.top[1], 0)] for f in forms]
+    rows = [
+        [f.form, f.n, share_bar(f.mean_confidence), f.distinct, shorten(f.top[0], LONGEST), percent(f.top[1], 0)]
+        for f in forms
+    ]
     caption = "Unknown people by the form of their names. Where one answer is frequent, the form alone decides: a bias."
     yield table(rows, columns, caption)
     examples = [
-        [f.form, question, answer, share_bar(confidence)]
+        [f.form, question, shorten(answer, LONGEST), share_bar(confidence)]
         for f in forms
         for question, answer, confidence in f.examples[:4]
     ]

@@ -4,12 +4,14 @@ test}, beside what can be said without reading anything."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import comb
 from typing import Any
 
 from regard.data.scores import chance_of_order
 from regard.lab.knowledge.calibration import worth_of_confidence
 from regard.lab.knowledge.results import (
+    FEWEST,
     SPLITS,
     AnswerScore,
     CalibrationCurve,
@@ -29,7 +31,7 @@ from regard.report.learning import (
     train_and_dev,
 )
 from regard.report.markup import Markup, code, count_noun, duration, join, number, percent, strong, tag
-from regard.report.page import Page, details, facts, figure, figures, heading, listing, paragraph, table
+from regard.report.page import Page, command_listing, details, facts, figure, figures, heading, paragraph, table
 from regard.report.palette import Style, styles
 
 READINGS = ("without reading", "with reading")
@@ -44,7 +46,7 @@ def comparison_page(document: Mapping[str, Any]) -> Page:
     page = matrix_page({one.name: one.results for one in found.candidates}, folders)
     page.add(heading("How it was made"))
     page.add(paragraph("The same seed on the same machine, with as many threads, gives the same numbers:"))
-    page.add(listing(header.command or ""))
+    page.add(command_listing(header.command or ""))
     page.add(details("Settings", facts({"device": header.device, "time in all": duration(header.seconds)})))
     page.add(details("Versions", facts(header.versions or {})))
     return page
@@ -65,7 +67,7 @@ def compare_knowledge(documents: Mapping[str, Mapping[str, Any]]) -> Page:
     page = matrix_page(candidates, folders)
     page.add(heading("How they were made"))
     for folder, document in documents.items():
-        page.add(paragraph(strong(folder)), listing(read_results(ResultsHeader, document).command or ""))
+        page.add(paragraph(strong(folder)), command_listing(read_results(ResultsHeader, document).command or ""))
     return page
 
 
@@ -90,16 +92,33 @@ def matrix_rows(candidates: Candidates) -> list[ScoredModel]:
 
 
 def common_baselines(candidates: Candidates) -> dict[str, ConstantBaseline]:
-    """Returns the baselines by name. Where candidates were asked different questions, each has its own."""
-    lists = {name: results.baselines or [] for name, results in candidates.items()}
-    first, *others = lists.values()
-    if all(other == first for other in others):
-        return {row.name: row for row in first}
-    return {
-        f"{row.name}, {name}": ConstantBaseline(f"{row.name}, {name}", row.dev, row.test, row.answer)
-        for name, rows in lists.items()
-        for row in rows
-    }
+    """Returns the baselines by name. Where experiments asked different questions, each has its own."""
+    found: dict[str, list[tuple[ConstantBaseline, list[str]]]] = {}  # by name, those that differ, and whose they are
+    for name, results in candidates.items():
+        experiment = name.partition(": ")[0]
+        for row in results.baselines or ():
+            rows = found.setdefault(row.name, [])
+            place = next((n for n, (other, _) in enumerate(rows) if _agree(row, other)), None)
+            if place is None:
+                rows.append((row, [experiment]))
+            else:
+                other, owners = rows[place]
+                rows[place] = (replace(other, dev=other.dev or row.dev, test=other.test or row.test), owners)
+                owners.append(experiment)
+    common = {}
+    for name, rows in found.items():
+        for row, owners in rows:
+            own_name = name
+            if len(rows) > 1:
+                own_name = f"{name}, {', '.join(dict.fromkeys(owners))}"
+            common[own_name] = replace(row, name=own_name)
+    return common
+
+
+def _agree(first: ScoredModel, second: ScoredModel) -> bool:
+    """Returns whether two baselines have the same score on each set whose answers both know."""
+    pairs = [(first.on(split), second.on(split)) for split in SPLITS]
+    return all(ours is None or theirs is None or ours == theirs for ours, theirs in pairs)
 
 
 def _split(candidates: Candidates) -> str:
@@ -127,16 +146,31 @@ def _lead(candidates: Candidates) -> Markup:
     said: list[object] = [f"{count_noun(len(candidates), 'model')} read and were then asked where people were born"]
     if not ranked:
         return join(*said, ". No answers were scored.")
-    best, score = ranked[0]
-    said += [". Most is known by ", strong(best), ": ", strong(percent(score.accuracy)), f" of {score.n:,} "]
-    said += [f"{SPLITS[split]} answers are right (95% interval {_interval(score)})"]
-    for name, other in ranked[1:]:
-        said += [f"; {name}, ", strong(percent(other.accuracy))]
+    best = _best(ranked)
+    _, score = ranked[0]
+    if best:
+        said += [". Most is known by ", strong(" and ".join(best)), ": ", strong(percent(score.accuracy))]
+        said += [f" of {score.n:,} {SPLITS[split]} answers are right (95% interval {_interval(score)})"]
+        for name, other in ranked[len(best) :]:
+            said += [f"; {name}, ", strong(percent(other.accuracy))]
+    else:
+        said.append(f". None of them gives a right answer to one of {score.n:,} {SPLITS[split]} questions")
+        said.append(f" (95% interval {_interval(score)})")
     lines = [(row.name, found) for row in common_baselines(candidates).values() if (found := row.on(split)) is not None]
     if lines:
         name, found = max(lines, key=lambda pair: pair[1].accuracy)
         said += [". The best baseline, ", name, ", gets ", strong(percent(found.accuracy))]
+        if found.accuracy >= score.accuracy:
+            said.append(": that is no less than any of them, and takes no knowledge")
     return join(*said, ".")
+
+
+def _best(ranked: Sequence[tuple[str, AnswerScore]]) -> list[str]:
+    """Returns the candidates that have the most right answers, all that have as many; none where nothing is right."""
+    if not ranked or ranked[0][1].right == 0:
+        return []
+    most = ranked[0][1].accuracy
+    return [name for name, score in ranked if score.accuracy == most]
 
 
 def _interval(score: AnswerScore) -> str:
@@ -157,7 +191,8 @@ def _matrix(candidates: Candidates) -> Iterable[Markup]:
     """Yields the matrix of right answers, and the bars of those after reading."""
     splits = [split for split in SPLITS if _ranked(candidates, split)]
     columns = ["", *(f"{reading}, {split}" for split in splits for reading in READINGS)]
-    order = [name for name, _ in _ranked(candidates, _split(candidates))]
+    ranked = _ranked(candidates, _split(candidates))
+    order = [name for name, _ in ranked]
     order += [name for name in candidates if name not in order]
     rows: list[list[object]] = []
     for name in order:
@@ -172,7 +207,7 @@ def _matrix(candidates: Candidates) -> Iterable[Markup]:
         "Share of questions answered exactly right, with Wilson's 95% interval and the counts; the best after reading "
         "first. Below: what always giving one answer reaches, which takes no reading."
     )
-    yield table(rows, columns, caption, highlight=[0])
+    yield table(rows, columns, caption, highlight=range(len(_best(ranked))))
     pictures = []
     for split in splits:
         bars = [(name, s.accuracy, s.low, s.high, s.n) for name, s in _ranked(candidates, split)]
@@ -185,17 +220,21 @@ def _matrix(candidates: Candidates) -> Iterable[Markup]:
 
 def _against_best(candidates: Candidates) -> Iterable[Markup]:
     """Yields each model against the best one, question by question, where both were asked the same."""
-    ranked = _ranked(candidates, _split(candidates))
+    split = _split(candidates)
+    ranked = _ranked(candidates, split)
     if len(ranked) < 2:
         yield paragraph("Left out: fewer than two models have scores.", quiet=True)
         return
     best = ranked[0][0]
     rows = []
     for name, score in ranked[1:]:
-        counts = _paired_counts(candidates[best], candidates[name])
+        counts = _paired_counts(candidates[best], candidates[name], split)
         cells: list[object] = [name, percent(ranked[0][1].accuracy - score.accuracy)]
         if counts is None:
-            rows.append([*cells, "–", "–", "–", "other questions"])
+            reason = "other questions"
+            if any((candidates[one].answers_of or "dev") != split for one in (best, name)):
+                reason = f"answers on {split} were not kept"
+            rows.append([*cells, "–", "–", "–", reason])
             continue
         both, only_best, only_other = counts
         p = sign_test(only_best, only_other)
@@ -203,17 +242,22 @@ def _against_best(candidates: Candidates) -> Iterable[Markup]:
         rows.append([*cells, both, only_best, only_other, f"{verdict} (p = {p:.2g})"])
     columns = ["", f"behind {best}", "both right", f"only {best}", "only this", f"is {best} better?"]
     caption = (
-        f"Right answers after reading, {SPLITS[_split(candidates)]} questions, one by one. The last column is an "
+        f"Right answers after reading, {SPLITS[split]} questions, one by one. The last column is an "
         "exact sign test of the questions that only one of the two gets right; of many such tests some are below 5% "
         "by chance."
     )
     yield table(rows, columns, caption)
 
 
-def _paired_counts(first: KnowledgeResults, second: KnowledgeResults) -> tuple[int, int, int] | None:
-    """Returns how many questions both, only the first and only the second get right; None for other questions."""
+def _paired_counts(first: KnowledgeResults, second: KnowledgeResults, split: str) -> tuple[int, int, int] | None:
+    """Returns how many questions of a set both, only the first and only the second get right.
+
+    None where they were asked different ones, or the answers that are kept are those of another set.
+    """
     lists = []
     for results in (first, second):
+        if (results.answers_of or "dev") != split:
+            return None
         models = results.models or []
         lists.append((results.answers or {}).get(models[-1].name, []) if models else [])
     ours, theirs = lists
@@ -266,17 +310,30 @@ def _learning(candidates: Candidates) -> Iterable[Markup]:
     yield details("The trainings in numbers", table(rows, ["training", *STAGE_COLUMNS], STAGE_CAPTION))
 
 
-STAGE_COLUMNS = ("steps", "epochs", "tokens", "time", "best step, dev", "best step, train", "folder")
-STAGE_CAPTION = "What each training took, in steps and epochs done, and its best step by accuracy on dev and on train."
+STAGE_COLUMNS = ("steps", "epochs", "tokens", "time", "best on dev", "best on train", "folder")
+STAGE_CAPTION = "What each training took, in steps and epochs done, and its best accuracy on dev and on train."
 
 
 def stage_cells(stage: KnowledgeStage) -> list[object]:
     """Returns what a training took, for a table with these columns."""
     curves = train_and_dev((), stage.evaluations, "accuracy")
-    best = [best_of(points, "max") for points in curves[::-1]]
-    steps = [None if point is None else number(point[0]) for point in best]
+    best = [_describe_best(stage, points) for points in curves[::-1]]
     epochs = None if stage.epochs is None else f"{stage.epochs:.4g}"
-    return [stage.steps, epochs, stage.tokens, duration(stage.seconds), *steps, code(stage.run)]
+    return [stage.steps, epochs, stage.tokens, duration(stage.seconds), *best, code(stage.run)]
+
+
+def _describe_best(stage: KnowledgeStage, accuracies: Sequence[plots.Point]) -> str | None:
+    """Returns the best accuracy of a training with the step and the epoch of it; no step where nothing was right."""
+    found = best_of(accuracies, "max")
+    if found is None:
+        return None
+    step, accuracy = found
+    if accuracy == 0:
+        return percent(accuracy)
+    said = f"{percent(accuracy)} at step {number(step)}"
+    if stage.epochs is not None and stage.steps:
+        said += f", epoch {step * stage.epochs / stage.steps:.3g}"
+    return said
 
 
 def _confidence(candidates: Candidates) -> Iterable[Markup]:
@@ -292,14 +349,18 @@ def _confidence(candidates: Candidates) -> Iterable[Markup]:
         if found is not None and found.written_confidences and found.unwritten_confidences:
             apart = chance_of_order(found.written_confidences, found.unwritten_confidences)
             mean = sum(found.written_confidences) / len(found.written_confidences)
-            strangers.append([name, found.n, percent(mean), percent(found.mean_confidence), percent(apart)])
+            told_apart = percent(apart)
+            if own is not None and own.right < FEWEST:
+                told_apart = "–"
+            strangers.append([name, found.n, percent(mean), percent(found.mean_confidence), told_apart])
     if curves:
         yield worth_of_confidence(curves)
     if strangers:
         columns = ["", "strangers", "sure of people read of", "sure of strangers", "told apart"]
         caption = (
             "Mean confidence in answers about people of whom a model read and about strangers, of whom no document "
-            "tells. Told apart: of one of each, how often it is surer of the one it read of (50% is chance)."
+            "tells. Told apart: of one of each, how often it is surer of the one it read of (50% is chance). A dash: "
+            f"fewer than {FEWEST} right answers, so that there is no knowledge to be surer of."
         )
         yield table(strangers, columns, caption)
     if not curves and not strangers:

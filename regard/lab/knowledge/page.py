@@ -23,7 +23,19 @@ from regard.lab.results import ResultsHeader, read_results
 from regard.report import plots
 from regard.report.learning import describe_overfitting, learning_caption, learning_figure, train_and_dev
 from regard.report.markup import Markup, count_noun, duration, join, number, percent, strong, tag
-from regard.report.page import Page, details, facts, figure, figures, heading, listing, paragraph, samples, table
+from regard.report.page import (
+    Page,
+    command_listing,
+    details,
+    facts,
+    figure,
+    figures,
+    heading,
+    listing,
+    paragraph,
+    samples,
+    table,
+)
 from regard.report.palette import style
 
 READING = "pretraining"
@@ -188,7 +200,7 @@ def _describe_run(results: KnowledgeResults, header: ResultsHeader) -> Iterable[
     world = results.world or KnowledgeWorld()
     model = results.model or KnowledgeModel()
     yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers:")
-    yield listing(header.command or _old_command(results))
+    yield command_listing(header.command or _old_command(results))
     settings = {
         "attention": results.mechanism,
         "parameters": model.parameters,

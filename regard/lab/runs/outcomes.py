@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.lab.results import OutcomeTable, ResultsHeader, read_results
 from regard.report.markup import count_noun, duration
-from regard.report.page import Page, facts, heading, listing, paragraph, table
+from regard.report.page import Page, command_listing, facts, heading, paragraph, table
 
 
 def outcomes_page(documents: Mapping[str, Mapping[str, Any]]) -> Page:
@@ -28,6 +28,6 @@ def outcomes_page(documents: Mapping[str, Mapping[str, Any]]) -> Page:
     page.add(heading("How they were made"))
     for name, document in documents.items():
         header = read_results(ResultsHeader, document)
-        page.add(paragraph(f"{name}:"), listing(header.command or "–"))
+        page.add(paragraph(f"{name}:"), command_listing(header.command or "–"))
         page.add(facts({"device": header.device or "–", "time": duration(header.seconds)}))
     return page

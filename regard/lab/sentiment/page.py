@@ -18,7 +18,7 @@ from regard.report.learning import (
     train_and_dev,
 )
 from regard.report.markup import Markup, code, duration, join, number, percent, strong, tag
-from regard.report.page import Page, details, facts, figure, figures, heading, listing, paragraph, table
+from regard.report.page import Page, command_listing, details, facts, figure, figures, heading, paragraph, table
 from regard.report.palette import INK, MUTED, SERIES, Style, style
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _describe_run(results: SentimentResults, header: ResultsHeader) -> Iterable[
     data = results.data
     encoder = results.encoder
     yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers:")
-    yield listing(header.command or "")
+    yield command_listing(header.command or "")
     settings = {
         "encoder": encoder.name,
         "class": encoder.class_,

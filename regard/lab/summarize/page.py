@@ -22,6 +22,7 @@ from regard.report.markup import Markup, code, duration, join, number, percent, 
 from regard.report.masks import mask_picture
 from regard.report.page import (
     Page,
+    command_listing,
     details,
     facts,
     figure,
@@ -289,7 +290,7 @@ def _learning(results: SummarizeResults) -> Iterable[Markup]:
 def _describe_run(results: SummarizeResults, header: ResultsHeader) -> Iterable[Markup]:
     data = results.data
     yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers:")
-    yield listing(header.command or "")
+    yield command_listing(header.command or "")
     settings = {
         **{f"{name} pairs": n for name, n in data.pairs.items()},
         "words of an article": data.words["articles"],

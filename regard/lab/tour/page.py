@@ -16,6 +16,7 @@ from regard.report.heat import heat
 from regard.report.markup import Markup, count_noun, duration, join, number, percent, strong, tag
 from regard.report.page import (
     Page,
+    command_listing,
     details,
     facts,
     figure,
@@ -269,12 +270,12 @@ _BLOCKS: dict[str, Callable[[Any], Iterable[Markup]]] = {"check": _check, "train
 
 def _command(command: str, yours: str) -> Markup:
     """Returns the ordinary command of a chapter, and what else it takes."""
-    return join(paragraph(f"The command of this chapter takes {yours}:"), listing(command))
+    return join(paragraph(f"The command of this chapter takes {yours}:"), command_listing(command))
 
 
 def _describe_run(results: TourResults, header: ResultsHeader) -> Iterable[Markup]:
     yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers but for times:")
-    yield listing(header.command or "regard run tour")
+    yield command_listing(header.command or "regard run tour")
     times = {chapter.title: getattr(results, chapter.key) for chapter in CHAPTERS}
     took: dict[str, object] = {title: duration(found.seconds) for title, found in times.items() if found is not None}
     yield facts({"device": header.device or "–", **took, "in all": duration(header.seconds)})
