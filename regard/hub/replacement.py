@@ -147,8 +147,8 @@ def _build_replacement(
             f"{place.name}: {built.name} is causal, and an encoder looks both ways. Use 'softmax' or a linear mechanism"
         )
     gates = _build_gates(built, place, model, decay)
-    if gates is not None and isinstance(mechanism, str) and "checks" not in options:
-        setattr(built, "checks", False)  # noqa: B010  # the gates keep to the ranges
+    if gates is not None and gates.keeps_ranges and isinstance(mechanism, str) and "checks" not in options:
+        setattr(built, "checks", False)  # noqa: B010  # to look would make a GPU wait at each layer
     replacement = AttentionReplacement(built, place.name, place.part == "cross", gates)
     like = next((p for p in place.module.parameters() if p.is_floating_point()), None)
     if like is not None:

@@ -104,13 +104,18 @@ def prepare_gates(
     mask = Mask(visible=visible)
     if b is not None:
         b = mask.zero_hidden(b[..., None])
+    own = a is None
     if a is None:
         a = mechanism.log_decay(v).expand(B, G, S, 1)
     elif not mechanism.channels:
         a = a[..., None]
     a = mask.zero_hidden(a)
-    if mechanism.checks:
-        _check_gates(mechanism, a, b, mask.zero_hidden(k))
+    if not mechanism.checks:
+        return a, b
+    # A mechanism's own decays are as good as its code, for which no call on a GPU has to wait.
+    a = _check_decays(mechanism, a, can_read(a) and not (own and a.is_cuda))
+    if b is not None:
+        b = _check_writes(mechanism, b, mask.zero_hidden(k))
     return a, b
 
 
@@ -143,36 +148,48 @@ _MEANING = {
 }
 
 
-def _check_gates(mechanism: Recurrence, a: Tensor, b: Tensor | None, k: Tensor) -> None:
-    """Raises where a memory would grow: a > 0, b outside its range, or a key so long that erasing overshoots.
-
-    Erasing along k multiplies what k reads by 1 − b‖k‖²; beyond −1 it would grow from token to token.
-    """
-    if can_read(a) and not bool((a <= 0).all()):
+def _check_decays(mechanism: Recurrence, a: Tensor, looks: bool) -> Tensor:
+    """Returns the decays; where one is above 0, and a memory would grow, raises if it looks, else puts NaN there."""
+    fits = a <= 0
+    if not looks:
+        return a.masked_fill(~fits, float("nan"))
+    if not bool(fits.all()):
         raise GateError(
             f"{mechanism.name}: a = {_worst(a, a)}, expected at most 0, the logarithm of a decay: use "
             "-softplus(x) or logsigmoid(x)."
         )
-    if b is None or not can_read(b):
-        return
+    return a
+
+
+def _check_writes(mechanism: Recurrence, b: Tensor, k: Tensor) -> Tensor:
+    """Returns the write strengths; raises where one is outside its range, or its key so long that erasing overshoots.
+
+    Erasing along k multiplies what k reads by 1 − b‖k‖²; beyond −1 it would grow from token to token. Where nothing can
+    be raised, because no number can be read, NaN stands in the place of such a strength, so that it shows.
+    """
     if not mechanism.erases:
-        if not bool(b.isfinite().all()):
+        if can_read(b) and not bool(b.isfinite().all()):
             raise GateError(f"{mechanism.name}: b = {_worst(b, b.abs())}, expected a finite number.")
-        return
-    if not bool(((b >= 0) & (b <= mechanism.range)).all()):
+        return b
+    fits = (b >= 0) & (b <= mechanism.range)
+    # A key that is not a number makes the rows that see it NaN, as in all mechanisms: it is no question of its length.
+    length = torch.linalg.vector_norm(upcast_half(k.detach()).nan_to_num(0.0, 0.0, 0.0), dim=-1, keepdim=True)
+    overshoot = b.detach() * length.square()
+    # A key of length one has it but for rounding.
+    bounded = overshoot <= 2 + 8 * torch.finfo(k.dtype).eps
+    if not (can_read(b) and can_read(k)):
+        return b.masked_fill(~(fits & bounded), float("nan"))
+    if not bool(fits.all()):
         raise GateError(
             f"{mechanism.name}: b = {_worst(b, (b - mechanism.range / 2).abs())}, expected 0 to {mechanism.range:g} "
             f"(range={mechanism.range:g}): use {mechanism.range:g}·sigmoid(x)."
         )
-    if not can_read(k):
-        return
-    overshoot = b * torch.linalg.vector_norm(upcast_half(k.detach()), dim=-1, keepdim=True).square()
-    # A key of length one has it but for rounding.
-    if not bool((overshoot <= 2 + 8 * torch.finfo(k.dtype).eps).all()):
+    if not bool(bounded.all()):
         raise GateError(
             f"{mechanism.name}: b‖k‖² = {_worst(overshoot, overshoot)}, expected at most 2: beyond, what a key reads "
             "grows each time it is erased. Use keys of length 1: k / ‖k‖."
         )
+    return b
 
 
 def _worst(x: Tensor, badness: Tensor) -> str:
@@ -180,7 +197,7 @@ def _worst(x: Tensor, badness: Tensor) -> str:
     flat = int(badness.nan_to_num(float("inf"), float("inf")).argmax())
     place = torch.unravel_index(torch.tensor(flat), x.shape)
     row, head, token = (int(i) for i in place[:3])
-    return f"{float(x.flatten()[flat]):.4g} (batch {row}, head {head}, token {token})"
+    return f"{float(x.detach().flatten()[flat]):.4g} (batch {row}, head {head}, token {token})"
 
 
 def check_tokens(

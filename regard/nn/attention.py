@@ -121,10 +121,12 @@ class Attention(nn.Module):
         self.gates: Gates | None = None
         if self.needs != self.mechanism.needs:
             self.gates = Gates(D, G, K, self.mechanism, decay, decay_options)
+        bounded = self.gates is not None and self.gates.keeps_ranges
         if getattr(self.mechanism, "erases", False):
             qk_norm = qk_norm or "l2"  # longer keys would take out more than there is, and the memory would grow
-            if qk_norm == "l2" and isinstance(mechanism, str) and "checks" not in options:
-                setattr(self.mechanism, "checks", False)  # noqa: B010  # the layer keeps to the ranges
+            bounded = bounded and qk_norm == "l2"
+        if bounded and isinstance(mechanism, str) and "checks" not in options:
+            setattr(self.mechanism, "checks", False)  # noqa: B010  # to look would make a GPU wait at each layer
         self.query_norm = build_norm(qk_norm, K, eps, self.mechanism)
         self.key_norm = build_norm(qk_norm, K, eps, self.mechanism)
         self.positions = positions

@@ -90,6 +90,7 @@ class Constant(Decay):
 
 DECAYS: Registry[Callable[..., Decay]] = Registry("decay")
 DECAYS.update({"softplus": Decay, "logsigmoid": LogSigmoid, "constant": Constant, "step": StepDecay})
+_NEVER_POSITIVE = (Decay, LogSigmoid, Constant, StepDecay)
 
 
 class Gates(nn.Module):
@@ -121,6 +122,11 @@ class Gates(nn.Module):
         self.project: Projection | None = None
         if any(self.sizes):
             self.project = Projection(D, sum(self.sizes), bias=False)
+
+    @property
+    def keeps_ranges(self) -> bool:
+        """Returns whether a ≤ 0 and b in its range by construction: not so of a decay that somebody else registered."""
+        return self.decay is None or type(self.decay) in _NEVER_POSITIVE
 
     def forward(self, x: Float[Tensor, "B T D"]) -> dict[str, Tensor]:
         """Returns a [B,G,T] or [B,G,T,K] and b [B,G,T], those that the mechanism needs, by their names."""

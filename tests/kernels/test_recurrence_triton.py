@@ -152,6 +152,8 @@ print("same")
 
 COMPILED = """
 from torch.utils.flop_counter import FlopCounterMode
+from triton.runtime.errors import OutOfResources
+from regard.errors import KernelError
 
 m = fast(mechanism("gated"), "triton")
 q, k, v, a, _ = draw(2, 2, 2, 2, 70, 5, 7, torch.float32)
@@ -165,6 +167,18 @@ with FlopCounterMode(display=False) as backward:
 assert backward.get_total_flops() == m.gradient_cost(size).matmul
 whole = torch.compile(m, fullgraph=True, backend="aot_eager")
 assert torch.equal(whole(q, k, v, Mask(causal=True), a=a), out)
+
+class Large:  # a program that no setting fits on the device
+    def __getitem__(self, grid):
+        raise OutOfResources(1, 0, "shared memory")
+
+ops.decayed_kernel = Large()
+try:
+    m(q, k, v, Mask(causal=True), a=a)
+except KernelError as error:
+    assert "Triton, K = 5, V = 7, torch.float32: it does not fit" in str(error) and "plain(model)" in str(error)
+else:
+    raise AssertionError("it ran")
 print("same")
 """
 

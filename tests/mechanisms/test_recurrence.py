@@ -411,6 +411,57 @@ class TestRefused:
         visible[1, 0] = False  # what nobody sees may be anything
         assert m(q, k, v, Mask(causal=True, visible=visible), **gates).isfinite().all()
 
+    @pytest.mark.parametrize("T", [1, 9])
+    @pytest.mark.parametrize(
+        ("name", "bad"),
+        [
+            ("gated", {"a": 0.3}),
+            ("gated-delta", {"a": 0.3}),
+            ("delta", {"b": 1.2}),
+            ("delta", {"b": -0.1}),
+            ("delta", {"k": 3.0}),
+        ],
+    )
+    def test_what_would_grow_shows_where_no_number_can_be_read(self, name, bad, T):
+        """Compiled, captured, transformed or counted, nothing can be raised: NaN from that token on, at the latest."""
+        m = mechanism(name)
+        q, k, v, gates = draw(m, T)
+        want = m(q, k, v, Mask(causal=True), **gates)
+        for letter, x in bad.items():
+            if letter == "k":
+                gates["b"][1, 2, T // 2] = 0.5
+                k[1, 2, T // 2] *= x
+            else:
+                gates[letter][1, 2, T // 2] = x
+        with FlopCounterMode(display=False):
+            out = m(q, k, v, Mask(causal=True), **gates)
+            extended, _ = m.extend(q, k, v, m.empty(Size.of(q, k, v)), **gates)
+        for found in (out, extended):
+            assert found[1, 4:, T // 2 :].isnan().all()  # both query heads of the memory
+            assert difference(found[:, :4], want[:, :4]) < 1e-13 and difference(found[:1], want[:1]) < 1e-13
+
+    @pytest.mark.parametrize("name", ["delta", "gated-delta"])
+    @pytest.mark.parametrize("broken", [math.nan, math.inf])
+    @pytest.mark.parametrize("T", [1, 3])
+    def test_a_key_that_is_not_a_number_is_seen_and_not_too_long(self, name, broken, T):
+        m = mechanism(name)
+        q, k, v, gates = draw(m, T)
+        k[1, 2, T - 1, 0] = broken
+        out, state = m.extend(q, k, v, m.empty(Size.of(q, k, v)), **gates)
+        for found in (out, m(q, k, v, Mask(causal=True), **gates), m.weights(q, k, Mask(causal=True), **gates)):
+            lost = found.isnan().any(-1)
+            assert lost[1, 4:, T - 1].all() and lost.sum() == 2
+        assert state.memory.isnan().any((2, 3)).sum() == 1
+
+    def test_decays_of_a_mechanism_of_ones_own_are_looked_at(self):
+        class Growing(type(mechanism("retention"))):
+            def log_decay(self, v):
+                return -super().log_decay(v)
+
+        q, k, v, _ = draw(Growing(), 9)
+        with pytest.raises(GateError, match="expected at most 0"):
+            Growing()(q, k, v, Mask(causal=True))
+
     def test_inputs_that_are_missing_or_have_another_shape(self):
         m = mechanism("gated-delta")
         q, k, v, gates = draw(m, 9)

@@ -8,10 +8,12 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+import regard
 from regard.errors import GateError, OptionError
 from regard.kernels import plain
 from regard.mechanisms import fork, mechanisms
 from regard.nn import NORMS, Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
+from regard.nn.gates import DECAYS, LogSigmoid
 
 NAMES = sorted(set(mechanisms()) - {"linear"})
 PARTS: dict[str, Any] = {"convolution": 4, "out_norm": "rms", "gate": "silu"}
@@ -250,6 +252,24 @@ def test_a_layer_that_erases_keeps_its_memory_bounded(name: str) -> None:
     assert bool((torch.linalg.matrix_norm(kept.memory, 2) <= bound).all())
     with pytest.raises(GateError, match="expected at most 2"), torch.no_grad():
         layer(mechanism=name, qk_norm="rms", bias=False)(x)
+
+
+def test_a_layer_looks_at_decays_and_keys_unless_it_makes_them_within_their_ranges(monkeypatch: Any) -> None:
+    """To look costs a GPU a wait for each layer."""
+
+    class Growing(LogSigmoid):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -super().forward(x)
+
+    monkeypatch.setitem(DECAYS, "growing", Growing)
+    for name in ("gated", "delta", "gated-delta"):
+        assert not layer(mechanism=name).mechanism.checks
+    for name, options in (("gated", {"decay": "growing"}), ("delta", {"qk_norm": "rms"})):
+        assert layer(mechanism=name, **options).mechanism.checks
+    for mechanism in (regard.mechanism("gated"), "retention"):
+        assert layer(mechanism=mechanism).mechanism.checks
+    with pytest.raises(GateError, match="expected at most 0"):
+        layer(mechanism="gated-delta", decay="growing")(tokens(9, 14))
 
 
 @pytest.mark.parametrize("name", RECURRENCES)

@@ -169,7 +169,7 @@ def run_pass(
         if sums_only and segments == 1:
             continue
         chosen = named | {"SUMS_ONLY": sums_only}
-        key = (decayed_kernel, q.device, numbers, *chosen.values())
+        key = (decayed_kernel, f"K = {K}, V = {V}, {q.dtype}", q.device, numbers, *chosen.values())
         launch(key, decayed_kernel, grid, tensors, numbers, lambda chosen=chosen: chosen, lambda: SETTINGS)  # type: ignore[misc]
     return Passed(out, dots.sum(0), after)
 

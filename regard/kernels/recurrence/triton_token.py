@@ -49,7 +49,8 @@ def token_kernel(
     key = tl.load(k + b * k_b + (g // K_SHARED) * k_h + kk, mask=seen & (kk < K), other=0.0).to(tl.float32)
     value = tl.load(v + b * v_b + g * v_h + vv, mask=seen & (vv < V), other=0.0).to(tl.float32)
     decay = tl.load(a + bg * X + tl.where(kk < X, kk, 0)).to(tl.float32)
-    S *= tl.exp(tl.maximum(decay, STRONGEST))[:, None]
+    # A decay that is not a number shows: the larger of it and a number would be the number, which clears the memory.
+    S *= tl.exp(tl.maximum(decay, STRONGEST, propagate_nan=tl.PropagateNan.ALL))[:, None]
     if ERASES:
         # [BK] @ [BK,BV] -> [BV]
         value -= tl.sum(key[:, None] * S, 0)
