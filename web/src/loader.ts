@@ -111,7 +111,7 @@ export function names(seen: Seen[]): string[] {
     const name = called ? s.recording.name : "";
     return [models ? s.model : "", (read && excerpt(texts[r], from)) || name].filter(Boolean).join(": ");
   });
-  return found.map((name, r) => (found.indexOf(name) === found.lastIndexOf(name) ? name : `${name} (${r + 1})`));
+  return found.map((name, r) => (found.indexOf(name) === found.lastIndexOf(name) ? name : `${r + 1}: ${name}`));
 }
 
 /** Where texts that begin alike begin to differ, back to the start of that word; 0 where that is soon. */
