@@ -39,10 +39,10 @@ const TARGETS: Record<string, string> = {
 const SHORT: Record<string, string> = {
   previous: "prev.",
   separator: "separ.",
-  punctuation: "punct.",
+  punctuation: "punc.",
   "same word": "same",
   "rare word": "rare",
-  induction: "induct.",
+  induction: "induc.",
   broadcast: "bcast.",
 };
 
