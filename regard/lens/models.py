@@ -19,6 +19,7 @@ from regard.lens.recording.images import image_inputs
 from regard.lens.recording.pairs import joins_pairs
 from regard.lens.recording.record import Text, record
 from regard.lens.recording.regard_models import regard_card
+from regard.lens.trace.tokens import tokens_of, word_indices
 from regard.lens.trace.trace import Card, Recording, Trace
 from regard.models import Model, Seq2Seq, Stack
 
@@ -72,8 +73,19 @@ class RecordableModel:
     def record(self, text: Text, text_b: Text | None = None, **options: Any) -> Trace:
         """Records the attention of the model while it reads one text, or each of two; see `record` for the options.
 
-        A model that reads images is given the name of a file, or of two.
+        A model that reads images is given the name of a file, or of two. If the model has random weights and no
+        tokenizer, its tokens are the bytes of the text, and are named by the characters that they stand for.
         """
+        trace = self._record(text, text_b, **options)
+        if self.tokenizer is None and self.reads_text:
+            for recording, given in zip(trace.recordings, (text, text_b), strict=False):
+                for words in (given, options.get("target")):
+                    if isinstance(words, str):
+                        self._name_bytes(recording, words)
+        return trace
+
+    def _record(self, text: Text, text_b: Text | None = None, **options: Any) -> Trace:
+        """Records one text, or each of two; without a tokenizer, tokens are named by their ids."""
         if self.reads_images and isinstance(text, str):
             return self._record_images([text, text_b], options)
         if options.get("pair") is not None and self.tokenizer is None:
@@ -99,7 +111,7 @@ class RecordableModel:
     def record_one(self, text: Text | Sample) -> Recording:
         """Returns the recording of one text or sample; without a target an encoder-decoder writes its own."""
         sample = as_sample(text)
-        return self.record(sample.text, pair=sample.pair, target=sample.target).recordings[0]
+        return self._record(sample.text, pair=sample.pair, target=sample.target).recordings[0]
 
     def inputs(self, sample: Sample) -> tuple[dict[str, Any], Places]:
         """Returns the inputs of a Hugging Face model for a sample, without its target, and where its tokens stand."""
@@ -120,6 +132,18 @@ class RecordableModel:
         if isinstance(given, str):
             given = self.tokenizer.encode(given)
         return [int(i) for i in given]
+
+    def _name_bytes(self, recording: Recording, text: str) -> None:
+        """Names the tokens that are the bytes of a text by its characters, after a start token as well."""
+        given = self._as_input(text)
+        named = tokens_of(Bytes(), Bytes().encode(text))
+        for tokens in recording.sequences:
+            for first in (0, 1):
+                part = slice(first, first + len(named))
+                if given and tokens.ids is not None and tokens.ids[part] == given:
+                    tokens.tokens[part], tokens.text = named.tokens, text
+                    tokens.starts[part], tokens.ends[part] = named.starts, named.ends
+                    tokens.words = word_indices(text, tokens.starts, tokens.ends)
 
     def _as_input(self, text: Any) -> Any:
         """Returns the text, or its UTF-8 bytes as token ids if the model has random weights and no tokenizer.

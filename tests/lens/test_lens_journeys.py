@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,22 @@ def test_checkpoints_follow_a_slider(window):
     assert slider.input_value() == "1"
 
 
+def test_what_differs_is_named_and_rounding_is_no_difference(window):
+    """In the first layer of a causal model a later word changes no earlier row, but for the last bits of sums."""
+    first, second = "The small dog ran home to the wall", "The small dog ran home to the door"
+    trace = Trace.joined(record(gpt(), first, second), record(gpt(), first))
+    trace.recordings[2].model = replace(trace.recordings[2].model, name="other")
+    trace.recordings[1].attentions[0].q += 1e-6
+    shown = window(trace, "view=compare&a=0&h=1&r2=1")
+    names = shown.page.get_by_label("left", exact=True).locator("option").all_inner_texts()
+    assert names == ["GPT: …wall", "GPT: …door", "other: …wall"]
+    bars = shown.page.locator(".bars rect.plus").evaluate_all("all => all.map(x => x.height.baseVal.value)")
+    assert len(bars) == len(first) + 4 and max(bars[:30]) < 1  # of the last words letters have no partner
+    assert shown.page.locator(".bars .tick").first.text_content() == "0.01"
+    shown.show("view=head")  # and every token has room beside its curves
+    assert shown.page.locator(".arcs-box").evaluate("x => x.scrollHeight - x.clientHeight") <= 0
+
+
 @pytest.mark.parametrize("space", [0, 1])
 def test_tokens_without_a_partner_are_hatched_and_said_to_be(window, space):
     """ "The old dog" and "The dog": one word stands on one side only, and the sentence goes on behind it. A space that
@@ -185,17 +202,21 @@ def test_an_image_shows_the_weights_of_a_query_at_its_patches(window):
     red = torch.tensor(red, dtype=torch.float)
     apart = (at[:, None] - at[None]) > 0.1 * at.max()
     assert apart.any() and bool((red[:, None] <= red[None])[apart].all())
-    # The image lies below, as large as the map, and is seen alone where it is pointed at.
+    # The image lies below, as large as the map, and alone beside it.
     image, map_ = shown.page.locator(".patches img"), shown.page.locator(".patches canvas")
     assert image.evaluate("x => x.complete && x.naturalWidth") == 32 and image.bounding_box() == map_.bounding_box()
     assert 0.5 < float(map_.evaluate("x => getComputedStyle(x).opacity")) < 0.9
-    pointed(shown, 6, 3, (17, 17))
-    shown.page.mouse.down()
-    shown.page.mouse.up()  # the query is held, so that the map stays
-    map_.hover()
-    assert map_.evaluate("x => getComputedStyle(x).opacity") == "0"
-    said = shown.page.locator(".note", has_text="over the image").inner_text()
+    alone, box = shown.page.locator(".imaged > img").bounding_box(), map_.bounding_box()
+    assert alone["width"] == pytest.approx(box["width"], abs=1) and alone["x"] + alone["width"] < box["x"]
+    said = shown.page.locator(".note", has_text="patches of the image").inner_text()
     assert number(re.search(r"up to (\S+)\.", said)[1]) == pytest.approx(at.max().item(), abs=2e-3)
+    # A patch that is clicked is the one that looks, in every view: the third of the second row is token 7.
+    shown.show("view=heads&a=1&h=2")
+    box = map_.bounding_box()
+    shown.page.mouse.click(box["x"] + 0.6 * box["width"], box["y"] + 0.4 * box["height"])
+    shown.page.locator(".note", has_text="What “1,2” looks at").wait_for()
+    shown.until("location.hash.includes('i=7')")
+    assert "text" not in shown.page.locator(".intro").inner_text()
 
 
 def test_a_lens_that_is_taken_away_leaves_nothing_behind(window):

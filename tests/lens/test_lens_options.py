@@ -115,6 +115,17 @@ def test_a_small_vocabulary_reads_any_text(tmp_path):
     assert result.exception is None, result.exception
 
 
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_bytes_that_a_random_model_reads_are_named_by_their_characters(name):
+    """Its ids say nothing to a reader, and the page would show "84 104 101" for "The"."""
+    pytest.importorskip("transformers")
+    recordable = open_recordable(f"random:{name}@tiny")
+    target = {"target": "Ay"} if name == "t5" else {}
+    first, *others = recordable.record("Élan", **target).recordings[0].sequences
+    assert first.tokens[:5] == ["É", "É", "l", "a", "n"] and first.text == "Élan" and first.words[0] == 0
+    assert [tokens.tokens[-2:] for tokens in others] == [["A", "y"]] * (name == "t5")
+
+
 def run(*arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a decoder without a target says so

@@ -31,7 +31,8 @@ interface Curve {
   strong: boolean; // of the token that is looked at
 }
 
-const ROW = 21;
+const [LOW, ROW, HIGH] = [17, 21, 34]; // a token's height: where all fit by a little less, usually, where there is room
+const ROOM = 640; // pixels of the box for all of them, above a note
 const TOP = 30;
 const WIDTH = 350;
 const [LEFT, RIGHT] = [128, 222];
@@ -51,11 +52,12 @@ export function arcs(heard: Heard): Arcs {
   );
   let [left, right]: [number[], number[]] = [[], []];
   let held = ""; // the token that was scrolled to
+  let pitch = ROW;
   /** The token at a point, by its place: elements are drawn anew under the mouse. */
   const at = (event: MouseEvent): [Way, number] | null => {
     const box = svg.getBoundingClientRect();
     const scale = WIDTH / (box.width || WIDTH);
-    const n = Math.floor(((event.clientY - box.top) * scale - TOP) / ROW);
+    const n = Math.floor(((event.clientY - box.top) * scale - TOP) / pitch);
     const x = (event.clientX - box.left) * scale;
     const side: Way | null = x < LEFT ? "to" : x > RIGHT ? "from" : null;
     const list = side === "to" ? left : right;
@@ -90,7 +92,10 @@ export function arcs(heard: Heard): Arcs {
     const asked = around(w.j0, w.j1, !to || same ? centre : Math.max(0, chosen.J));
     left = focus && !to ? strongest(line, asks, w.i0, w.i1, threshold) : asks;
     right = focus && to ? strongest(line, asked, w.j0, w.j1, threshold) : asked;
-    const height = ROW * Math.max(left.length, right.length) + 34;
+    const fits = ROOM / Math.max(left.length, right.length);
+    pitch = fits < LOW ? ROW : Math.min(HIGH, fits);
+    const middle = (n: number) => TOP + pitch * (n + 0.5);
+    const height = pitch * Math.max(left.length, right.length) + 34;
     svg.setAttribute("height", String(height));
     svg.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
     const long = Math.max(cells.columns.n, cells.rows.n) > LONG;
@@ -98,7 +103,7 @@ export function arcs(heard: Heard): Arcs {
     const most = ramp.most || 1;
     const kept = found.slice(0, focus && chosen.fixed ? found.length : EACH * Math.max(left.length, right.length));
     const thin = Math.min(1, THICK / Math.max(left.length, right.length));
-    const drawn = kept.reverse().map((c) => curve(c, c.strong && focus ? 1 : thin, most, focus && !chosen.fixed));
+    const drawn = kept.reverse().map((c) => curve(c, [middle(c.a), middle(c.b)], c.strong && focus ? 1 : thin, most, focus && !chosen.fixed));
     const words = [
       s("text", { class: "axis", x: LEFT - 8, y: 16, "text-anchor": "end" }, "looks"),
       s("text", { class: "axis", x: RIGHT + 8, y: 16 }, "is looked at"),
@@ -108,12 +113,12 @@ export function arcs(heard: Heard): Arcs {
     left.forEach((I, n) => {
       const on = I === chosen.I;
       const mark = { side: "to" as Way, unit: I, first: I === (to ? centre : -1), pressed: chosen.fixed && to && on };
-      words.push(token(gap(left, n, I) + cells.rows.label(I), n, on, mark, to ? 0 : share(I)) as never);
+      words.push(token(gap(left, n, I) + cells.rows.label(I), [middle(n), pitch], on, mark, to ? 0 : share(I)) as never);
     });
     right.forEach((J, n) => {
       const on = J === chosen.J;
       const mark = { side: "from" as Way, unit: J, first: J === (to ? -1 : centre), pressed: chosen.fixed && !to && on };
-      words.push(token(cells.columns.label(J) + gap(right, n, J), n, on, mark, to ? share(J) : 0) as never);
+      words.push(token(cells.columns.label(J) + gap(right, n, J), [middle(n), pitch], on, mark, to ? share(J) : 0) as never);
     });
     const had = svg.contains(document.activeElement);
     svg.replaceChildren(...drawn, ...words);
@@ -177,14 +182,9 @@ function curves(cells: HeadCells, [left, right]: [number[], number[]], chosen: F
   return found.sort((x, y) => Number(y.strong) - Number(x.strong) || Math.abs(y.weight) - Math.abs(x.weight));
 }
 
-function middle(n: number): number {
-  return TOP + ROW * (n + 0.5);
-}
-
 /** One curve: the wider, the more weight. Its colour stays clear of the ground's, so that thin ones can be seen. */
-function curve({ a, b, weight, strong }: Curve, thin: number, most: number, dim: boolean): SVGPathElement {
+function curve({ weight, strong }: Curve, [p, q]: [number, number], thin: number, most: number, dim: boolean): SVGPathElement {
   const size = Math.min(1, Math.abs(weight) / most);
-  const [p, q] = [middle(a), middle(b)];
   return s("path", {
     class: `arc ${weight < 0 ? "below" : "above"}${dim && !strong ? " dim" : ""}`,
     d: `M${LEFT} ${p}C${LEFT + 45} ${p} ${RIGHT - 45} ${q} ${RIGHT} ${q}`,
@@ -199,11 +199,11 @@ interface Mark {
   pressed: boolean;
 }
 
-function token(label: string, n: number, on: boolean, { side, unit, first, pressed }: Mark, strength: number): SVGGElement {
+function token(label: string, [middle, pitch]: [number, number], on: boolean, { side, unit, first, pressed }: Mark, strength: number): SVGGElement {
   const end = side === "to";
-  const y = middle(n) - ROW / 2;
+  const y = middle - pitch / 2;
   const wide = end ? LEFT : WIDTH - RIGHT;
-  const words = { x: end ? LEFT - 8 : RIGHT + 8, y: middle(n), dy: "0.32em", "text-anchor": end ? "end" : "start" };
+  const words = { x: end ? LEFT - 8 : RIGHT + 8, y: middle, dy: "0.32em", "text-anchor": end ? "end" : "start" };
   return s(
     "g",
     {
@@ -216,7 +216,7 @@ function token(label: string, n: number, on: boolean, { side, unit, first, press
       "data-side": side,
       "data-k": `${side} ${unit}`,
     },
-    s("rect", { class: "token-box", x: end ? 0 : RIGHT, y, width: wide, height: ROW, "fill-opacity": (0.4 * strength).toFixed(3) }),
+    s("rect", { class: "token-box", x: end ? 0 : RIGHT, y, width: wide, height: pitch, "fill-opacity": (0.4 * strength).toFixed(3) }),
     s("text", words, label),
   );
 }

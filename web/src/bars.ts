@@ -10,18 +10,19 @@ export interface Bars {
   height?: number;
   order?: number[];
   name?: (n: number) => string;
+  least?: number; // the axis goes up to this at least
   unit?: string; // written above the axis
-  below?: (n: number) => string; // what stands under bars, as far as there is room
+  below?: (n: number) => string; // what stands under bars, as far as there is room; under those with "" nothing does
 }
 
 const MARK = 9; // letters that a name under bars may have
 const UNDER = 18; // room for names under bars
 
 /** One bar an entry, up and down from zero. */
-export function bars({ label, values, other, width = 640, height = 64, order, name, unit, below }: Bars): SVGSVGElement {
+export function bars({ label, values, other, width = 640, height = 64, order, name, least = 0, unit, below }: Bars): SVGSVGElement {
   const n = values.length;
   const all = Array.from(values).concat(other ? Array.from(other) : []);
-  const top = Math.max(0, ...all.filter(Number.isFinite));
+  const top = Math.max(least, ...all.filter(Number.isFinite));
   const bottom = Math.min(0, ...all.filter(Number.isFinite));
   const span = top - bottom || 1;
   const [left, room] = [52, width - 52];
@@ -85,9 +86,10 @@ export function bars({ label, values, other, width = 640, height = 64, order, na
 function under(n: number, below: (n: number) => string, left: number, w: number, height: number): SVGElement[] {
   const names = Array.from({ length: n }, (_, d) => below(d));
   const longest = Math.min(MARK, Math.max(...names.map((x) => x.length)));
-  const step = Math.max(1, Math.ceil((longest * 7 + 6) / w));
+  const chosen = names.includes(""); // by who names them
+  const step = chosen ? 1 : Math.max(1, Math.ceil((longest * 7 + 6) / w));
   return names.flatMap((text, d) =>
-    d % step ? [] : [s("text", { class: "tick", x: left + (d + 0.5) * w, y: height - 4, "text-anchor": "middle" }, text)],
+    d % step || !text ? [] : [s("text", { class: "tick", x: left + (d + 0.5) * w, y: height - 4, "text-anchor": "middle" }, text)],
   );
 }
 
@@ -99,7 +101,7 @@ export interface Dots {
 }
 
 /** 1, 2 or 5 times a power of ten, no less than x. */
-function nice(x: number): number {
+export function nice(x: number): number {
   const power = 10 ** Math.floor(Math.log10(x));
   return [1, 2, 5, 10].map((m) => m * power).find((m) => m >= x * 0.999)!;
 }

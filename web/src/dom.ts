@@ -105,7 +105,7 @@ export function number(x: number | null | undefined, digits = 4): string {
   if (x === -Infinity) return "−∞";
   const size = Math.abs(x);
   const text = size !== 0 && (size < 1e-4 || size >= 1e5) ? x.toExponential(Math.min(2, digits - 1)) : String(Number(x.toPrecision(digits)));
-  return text.replace("-", "−");
+  return text.replaceAll("-", "−");
 }
 
 /** A number with so many digits, zeros at its end included: 3.60 says more than 3.6. */

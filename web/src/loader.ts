@@ -96,14 +96,38 @@ export class Seen {
   }
 }
 
-/** What recordings are called where several are there: by their texts, and by their models where these differ. */
+const NAMED = 36; // letters of a text in a name
+const KEPT = 12; // letters that texts may begin with alike before they are left out
+
+/** What recordings are called where several are there: by what differs of their models, texts and names. */
 export function names(seen: Seen[]): string[] {
-  const models = new Set(seen.map((s) => s.model)).size > 1;
-  return seen.map((s) => {
-    const letters = Array.from(s.text);
-    const text = letters.length > 48 ? letters.slice(0, 47).join("") + "…" : s.text;
-    return `${models ? `${s.model}, ` : ""}${s.recording.name}${text ? `: ${text}` : ""}`;
+  const texts = seen.map((s) => Array.from(s.text));
+  const differ = (all: string[]) => new Set(all).size > 1;
+  const models = differ(seen.map((s) => s.model));
+  const read = differ(seen.map((s) => s.text));
+  const called = differ(seen.map((s) => s.recording.name)) || !models;
+  const from = read ? alike(texts) : 0;
+  const found = seen.map((s, r) => {
+    const name = called ? s.recording.name : "";
+    return [models ? s.model : "", (read && excerpt(texts[r], from)) || name].filter(Boolean).join(": ");
   });
+  return found.map((name, r) => (found.indexOf(name) === found.lastIndexOf(name) ? name : `${r + 1}: ${name}`));
+}
+
+/** Where texts that begin alike begin to differ, back to the start of that word; 0 where that is soon. */
+function alike(texts: string[][]): number {
+  const [one] = texts;
+  let n = 0;
+  while (n < one.length && texts.every((text) => text[n] === one[n])) n++;
+  if (n <= KEPT || n === one.length) return 0;
+  const space = one.lastIndexOf(" ", n - 1);
+  return space > n - KEPT ? space + 1 : n;
+}
+
+function excerpt(letters: string[], from: number): string {
+  const rest = letters.slice(from);
+  const cut = rest.length > NAMED ? `${rest.slice(0, NAMED - 1).join("")}…` : rest.join("");
+  return from && cut ? `…${cut}` : cut;
 }
 
 /** All recordings of a source. */

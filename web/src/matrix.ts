@@ -45,11 +45,13 @@ const STRETCH = 1.7; // how much wider than high a cell may be
 const [NARROW, LEFT] = [86, 118]; // room beside for words
 const NUMBERS = 1024; // cells that may have their numbers in them
 const [WRITTEN, HIGH] = [37, 19]; // the room that a number needs
+const [SMALL, LARGE] = [11, 17]; // pixels of a number, where there is just room and where there is plenty
 const RULED = 14; // size of a cell from which on kinds have lines between them
 const TOP = 92; // room for words; numbers need less
 const LOW = 32;
 const STRIPE = 4; // pixels that a stripe of a cell needs
 const WORD = 11; // pixels that a word needs
+const SHORT = 14; // pixels of a row whose name is as high
 
 export class Matrix {
   readonly node: HTMLElement;
@@ -125,12 +127,10 @@ export class Matrix {
     const [rows, columns] = [w.i1 - w.i0, w.j1 - w.j0];
     this.left = this.beside(w);
     const room = Math.max(200, (this.node.clientWidth || 640) - this.left - 8);
-    const side = this.options.side ?? Math.max(360, innerHeight - 345);
-    const across = Math.min(WIDEST, room / columns);
-    const size = Math.min(across, side / rows);
-    this.width = Math.round(Math.min(room, Math.max(columns * Math.min(across, STRETCH * size), 160)));
-    this.height = Math.round(Math.min(side, Math.max(rows * size, rows === 1 ? size : 100)));
+    this.fit(room, rows, columns);
     this.top = this.gutter(w, this.width / columns);
+    const over = this.width + this.overhang(w) - room;
+    if (over > 0) this.fit(Math.max(200, room - over), rows, columns);
     this.over.setAttribute("width", String(this.left + this.width + 8));
     this.over.setAttribute("height", String(this.top + this.height + 4));
     this.canvas.style.left = `${this.left}px`;
@@ -188,6 +188,24 @@ export class Matrix {
 
   destroy(): void {
     this.stop();
+  }
+
+  /** The size of the cells together, in the room there is. */
+  private fit(room: number, rows: number, columns: number): void {
+    const side = this.options.side ?? Math.max(360, innerHeight - 345);
+    const across = Math.min(WIDEST, room / columns);
+    const size = Math.min(across, side / rows);
+    this.width = Math.round(Math.min(room, Math.max(columns * Math.min(across, STRETCH * size), 160)));
+    this.height = Math.round(Math.min(side, Math.max(rows * size, rows === 1 ? size : 100)));
+  }
+
+  /** How far the last slanted word reaches over the edge. */
+  private overhang(w: Window): number {
+    const cell = this.width / (w.j1 - w.j0);
+    const { step, at } = ticks(w.j0, w.j1, cell);
+    if (this.angle !== -45 || !at.length) return 0;
+    const last = at[at.length - 1];
+    return Math.min(14, this.name("columns", last, step).length) * 4.9 - (w.j1 - last - 0.5) * cell;
   }
 
   /** Room for the words of the rows. */
@@ -299,6 +317,7 @@ export class Matrix {
     const single = grid.i1 - grid.i0 === grid.R && grid.j1 - grid.j0 === grid.C;
     if (palette || !single || w < WRITTEN || t < HIGH || grid.R * grid.C > NUMBERS) return;
     const group = s("g", { class: "numbers" });
+    group.style.setProperty("--figure", `${Math.max(SMALL, Math.min(LARGE, w / 5, t / 3)).toFixed(1)}px`);
     grid.values.forEach((x, n) => {
       if (x !== x) return;
       const [r, c] = [Math.floor(n / grid.C), n % grid.C];
@@ -363,9 +382,10 @@ export class Matrix {
     // A name above a narrow first column hangs over the edge.
     const hangs = this.angle || !across.at.length ? 0 : this.name("columns", across.at[0], across.step).length * 3.2 - cw / 2;
     const corner = { class: "axis", x: this.left - Math.max(8, hangs + 4), "text-anchor": "end" };
+    const lift = ch < SHORT ? 6 : 0; // the name of a short first row reaches up
     parts.push(
-      s("text", { ...corner, y: this.top - 21 }, `${axes[1]} →`),
-      s("text", { ...corner, y: this.top - 7 }, `${axes[0]} ↓`),
+      s("text", { ...corner, y: this.top - 21 - lift }, `${axes[1]} →`),
+      s("text", { ...corner, y: this.top - 7 - lift }, `${axes[0]} ↓`),
     );
     if (line) {
       for (const [u, vertical] of [
@@ -440,11 +460,13 @@ export class Matrix {
       this.note.replaceChildren();
       return;
     }
+    // Dots of which some stand for one cell and some for two are no "1 × 1".
+    const few = [down, across].some((x) => x > 1 && x < 1.95);
+    const of = few ? `up to ${Math.ceil(down)} × ${Math.ceil(across)} cells` : `${number(down, 2)} × ${number(across, 2)} cells`;
     if (this.options.palette) {
-      this.note.textContent = `A dot stands for ${number(down, 2)} × ${number(across, 2)} cells and has the colour of the last kind among them.`;
+      this.note.textContent = `A dot stands for ${of} and has the colour of the last kind among them.`;
       return;
     }
-    const of = `${number(down, 2)} × ${number(across, 2)} cells`;
     const so =
       grid.done < grid.passes
         ? ` So far from ${Math.max(1, grid.done)} of ${grid.passes} rows each; the rest is being read.`

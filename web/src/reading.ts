@@ -4,6 +4,7 @@ import { extent, HeadCells } from "./cells";
 import { legible, Ramp, type Extent } from "./colour";
 import { button, h, replace, shown } from "./dom";
 import type { Sequence } from "./format";
+import { patches } from "./patches";
 import type { State, Way } from "./state";
 import { term } from "./tips";
 import { letters } from "./units";
@@ -31,6 +32,8 @@ export function reading(app: App): Reading {
   const head = h("p", { class: "quiet" });
   const ways = h("div", { class: "ways", role: "group", "aria-label": "Which way" });
   const texts = h("div", { class: "texts" });
+  const title = h("h3", {}, "The text");
+  const image = patches({ over: (token) => hover(token ?? -1), pick: (token) => pick(chooses(), token) });
   const says = h("p", { class: "about", role: "status" });
   const best = h("ol", { class: "best" });
   const count = h("span", { class: "quiet", role: "status" });
@@ -38,9 +41,10 @@ export function reading(app: App): Reading {
   const node = h(
     "section",
     { class: "card reading", "aria-label": "The text" },
-    h("div", { class: "top" }, h("h3", {}, "The text"), head),
+    h("div", { class: "top" }, title, head),
     ways,
     texts,
+    image.node,
     says,
     best,
     h("div", { class: "find" }, search, count),
@@ -66,6 +70,7 @@ export function reading(app: App): Reading {
     scale = extent(cells, state.scale);
     means = null;
     head.replaceChildren(headTitle(seen, state.a, state.h));
+    title.textContent = opened.keys.grid ? "The image" : "The text";
     drawWays();
     write();
     shade();
@@ -103,7 +108,8 @@ export function reading(app: App): Reading {
   }
 
   function flowOf(sequence: Sequence, at: number): { made: Flow; node: HTMLElement } {
-    const n = sequence.tokens.length;
+    // Patches of an image are seen in the picture.
+    const n = sequence.tokens.length - (sequence.grid ? sequence.grid[0] * sequence.grid[1] : 0);
     const first = Math.max(0, Math.min(n - MOST, at - MOST / 2));
     const last = Math.min(n, first + MOST);
     const node = h("p", { class: "run", lang: "", dir: "auto" });
@@ -162,6 +168,10 @@ export function reading(app: App): Reading {
     for (const flow of new Set(flows))
       flow.pieces.forEach((piece, n) => piece.classList.toggle("on", flow === mine && flow.first + n === token));
     tell(token, line, largest);
+    const asked = `“${shown(drawnOf(to ? "to" : "from").tokens[token] ?? "")}”`;
+    const what = to ? `What ${asked} looks at` : `Who looks at ${asked}`;
+    const mean = `Mean ${cells.word} that each gets`;
+    image.draw(drawnOf("from"), { line, at: token, says: token < 0 ? mean : what, signed: cells.signed, mode: app.mode() });
   }
 
   /** In words and numbers. */
@@ -232,12 +242,12 @@ export function reading(app: App): Reading {
     const side = flows[chooses() === "to" ? 0 : 1];
     return side.pieces.includes(piece) ? Number(piece.dataset.t) : -1;
   };
-  texts.addEventListener("pointerover", (event) => {
-    const token = tokenAt(event);
+  function hover(token: number): void {
     const { fixed, way, i, j } = app.store.state;
     if (fixed) return;
     app.store.set({ hover: token < 0 ? null : way === "to" ? { i: token, j } : { i, j: token } });
-  });
+  }
+  texts.addEventListener("pointerover", (event) => hover(tokenAt(event)));
   texts.addEventListener("pointerleave", () => !app.store.state.fixed && app.store.set({ hover: null }));
   texts.addEventListener("click", (event) => {
     const token = tokenAt(event);

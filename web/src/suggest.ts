@@ -52,15 +52,20 @@ function measured(seen: Seen): Suggestion[] {
   const made = (e: { a: number; h: number } | undefined, title: (x: typeof all[number]) => string, reason: (x: typeof all[number]) => string) =>
     e ? [{ ...e, title: title(e), reason: reason(e), from: "this text" as const }] : [];
   return [
-    ...made(best(busy, "peak", 1), (e) => (figure(e, "peak")! >= ALONE ? "looks at one token at a time" : "has the largest weights"), (e) => `The largest weight of a token is ${fixed(figure(e, "peak")!, 2)} on average`),
+    ...made(best(busy, "peak", 1), (e) => (figure(e, "peak")! >= ALONE ? "looks at one token at a time" : "has the largest weights"), (e) => largest(figure(e, "peak")!)),
     ...made(best(busy, "distance", 1), () => "looks farthest", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
     ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), () => "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there`),
     ...made(best(all, "entropy", 1), (e) => (figure(e, "entropy")! >= EVEN ? "looks at everything alike" : "spreads its weight most"), (e) => `Evenness ${fixed(figure(e, "entropy")!, 2)}, where 1 is all alike`),
     ...made(best(all, "self", 1), () => "looks at itself most", (e) => `${percent(figure(e, "self")!)} of a token's weight is on itself`),
     ...made(best(busy, "distance", -1), () => "looks nearest", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
-    ...made(all[0], () => "the first head", () => ""),
-    ...made(all[1], () => "the second head", () => ""),
+    ...[...all].sort((x, y) => (figure(y, "peak") ?? 0) - (figure(x, "peak") ?? 0)).flatMap((e) =>
+      made(e, () => ((figure(e, "peak") ?? 0) >= ALONE ? "looks at one token at a time" : "spreads its weight"), () => largest(figure(e, "peak") ?? 0)),
+    ),
   ];
+}
+
+function largest(peak: number): string {
+  return `The largest weight of a token is ${fixed(peak, 2)} on average`;
 }
 
 function percent(x: number): string {

@@ -125,7 +125,7 @@ class SharedModel:
         sample = Sample(text, _optional_text(request, "pair"), _optional_text(request, "target"))
         self._ids(sample)  # raises for an invalid request before waiting for the model
         with self.turn():
-            recording = self.recordable.record_one(sample)
+            recording = self.recordable.record(sample.text, pair=sample.pair, target=sample.target).recordings[0]
         if prompt is not None:
             recording.sequences[0].mark_generated(prompt)
         recording.name = str(request.get("name", "text"))[:80]

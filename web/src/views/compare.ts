@@ -12,9 +12,11 @@ import type { State } from "../state";
 import { term } from "../tips";
 import { changed, headTitle, howToRead, place, scalePicker, type App, type View } from "../view";
 import { sentence } from "./head";
+import { WIDEST } from "./positions";
 
 const ROWS = 256; // rows whose divergence is computed
 const [RANKED, READ] = [12, 24]; // heads that are listed, and rows of each that are read for it
+const LEAST = 0.01; // bits: a scale that ended lower would make rows that are all but alike look far apart
 /** How much a head differs between the two sides. */
 interface Ranked extends Apart {
   a: number;
@@ -306,8 +308,9 @@ export function compareView(app: App): View {
       h("h3", {}, "Which tokens look elsewhere"),
       bars({
         label: "Jensen–Shannon divergence of each row in bits, over tokens that both sides have",
-        values: values.map((x) => x || 0),
-        width: Math.max(320, Math.min(1180, node.clientWidth - 48)),
+        values: values.map((x) => (x >= 0.5 * 10 ** -d.decimals ? x : 0)), // what is less may be rounding
+        least: LEAST,
+        width: Math.max(320, Math.min(WIDEST, node.clientWidth - 48)),
         height: 130,
         unit: "bits",
         below: (n) => cut(d.rows.label(rows[n]), 9),

@@ -8,7 +8,6 @@ import type { Head } from "../head";
 import { Matrix, type Layer } from "../matrix";
 import { laid, overlay } from "../overlay";
 import { exactness } from "../memory";
-import { patches } from "../patches";
 import { copied, matrixCsv, matrixPicture } from "../save";
 import { parts } from "../segments";
 import type { State, Way } from "../state";
@@ -43,7 +42,6 @@ export function headView(app: App): View {
   const arcsView = arcs({ over: (side, u) => hover(side, u), pick: (side, u) => pick(side, u) });
   const reads = h("p", { class: "how" });
   const numbers = h("details", { class: "card" }, h("summary", {}, "The same as a table"));
-  const map = patches();
   let cells: HeadCells | null = null;
   let layers: Layer[] = [];
   let drawn = 0;
@@ -67,7 +65,7 @@ export function headView(app: App): View {
     h(
       "div",
       { class: "pair" },
-      h("div", { class: "card grow" }, matrix.node, map.node),
+      h("div", { class: "card grow" }, matrix.node),
       h("div", { class: "card" }, arcsView.node),
     ),
     numbers,
@@ -225,7 +223,6 @@ export function headView(app: App): View {
     const row = fixed && way === "to" && state.i >= 0 && state.i < cells.head.T ? cells.rows.of[state.i] : I;
     const column = fixed && way === "from" && state.j >= 0 && state.j < cells.head.S ? cells.columns.of[state.j] : J;
     arcsView.draw(cells, ramp, { I: row, J: column, fixed, way }, state.threshold * ramp.most, matrix.window);
-    map.draw(cells.head, row < 0 ? -1 : cells.rows.from[row], app.mode());
     slider.value = String(state.threshold);
     sliderValue.textContent = number(state.threshold * ramp.most, 2);
   }

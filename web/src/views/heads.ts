@@ -8,7 +8,8 @@ import { Rules } from "../rules";
 import type { State } from "../state";
 import { suggestions } from "../suggest";
 import { term } from "../tips";
-import { ERROR_TIP, EXACT_TIP, FIGURES, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, shortened, target } from "../words";
+import type { Seen } from "../loader";
+import { ERROR_TIP, EXACT_TIP, FIGURES, HEAD_TIP, INTERVAL_TIP, labelTip, REST_TIP, SCORE_TIP, shortened, target, TOKEN_TIP } from "../words";
 import {
   changed,
   facts,
@@ -29,14 +30,31 @@ function exact(error: number): (string | Node)[] {
   return [term("Largest error", ERROR_TIP), ` of a weight as shown: ${number(error, 1)}.`];
 }
 
+/** What a model has read. */
+function read(seen: Seen): string {
+  return seen.recording.sequences[0].grid ? "image" : "text";
+}
+
+/** What the tokens of a recording are, where that can be said in a few words. */
+function pieces(seen: Seen): string {
+  const [{ tokens, special, grid }] = seen.recording.sequences;
+  if (grid) return ", its patches";
+  const words = tokens.filter((_, t) => !special[t]);
+  const single = words.filter((token) => Array.from(token).length === 1).length;
+  return words.length && single >= LETTERS * words.length ? ", here single letters" : "";
+}
+
 interface Entry {
   a: number;
   h: number;
   label: Label | null;
 }
 
-const [USUAL, LARGEST] = [132, 190]; // pixels of a small picture, where there is room, and where layers are few
+const [USUAL, LARGEST] = [132, 340]; // pixels of a small picture, where there is room, and where layers are few
+const [LEAST, PHONE] = [46, 640]; // pixels of a small picture at least; of a window where names of layers stand above
+const LETTERS = 0.9; // of all tokens that are single letters where the page says that tokens are letters
 const ROOMY = 92; // pixels of a small picture under which every label has room
+const APART = 2; // times the even weight that an example has at least
 const SHORT = 512; // tokens of a text that is searched for an example
 const SIDES: Record<string, string> = {
   "encoder self": "encoder",
@@ -111,7 +129,7 @@ export function headsView(app: App): View {
           {},
           h("b", {}, headTitle(seen, x.a, x.h)),
           h("span", {}, x.title),
-          h("small", {}, `${x.reason} (${x.from})`),
+          h("small", {}, `${x.reason} (${x.from.replace("this text", `this ${read(seen)}`)})`),
         ),
       );
     });
@@ -128,8 +146,12 @@ export function headsView(app: App): View {
         h(
           "p",
           { class: "quiet" },
-          `Rows and columns are the tokens in the order of the text. A small picture for each of the ${heads} heads, of this text: point at one to read about it, click to open it.`,
-          seen.recording.labels ? " The names under them (labels) come from other texts; without a name, no pattern stands out." : "",
+          "Rows and columns are the ",
+          term("tokens", TOKEN_TIP),
+          ` of this ${read(seen)} in order${pieces(seen)}. Below are pictures of all ${heads} `,
+          term("heads", HEAD_TIP),
+          ` on this ${read(seen)}: point at one to read about it, click to open it.`,
+          seen.recording.labels ? " The names under them (labels) and percentages come from other texts; no name: no pattern stands out." : "",
         ),
         worked,
       ),
@@ -155,7 +177,9 @@ export function headsView(app: App): View {
     // Of weights that are nearly alike a late row's: under a causal mask it sees most of the text.
     const clear = (n: number) => values[n] + (0.1 * n) / values.length;
     const best = [...values.keys()].filter(plain).reduce((top, n) => (top < 0 || clear(n) > clear(top) ? n : top), -1);
-    if (best < 0) return [];
+    // Of a row that is even nothing is dark beside the rest.
+    const sees = best < 0 ? 0 : values.subarray(best - (best % c), best - (best % c) + c).filter((x) => x === x).length;
+    if (best < 0 || values[best] * sees < APART) return [];
     const [i, j] = [Math.floor(best / c), best % c];
     const { state } = app.store;
     // The text beside shows the same row, until a token is chosen.
@@ -238,11 +262,14 @@ export function headsView(app: App): View {
     };
     const key = state.sort.replace(/^-/, "");
     const across = Math.max(...seen.recording.attentions.map((x) => x.heads));
-    const room = (grid.clientWidth || 900) - 72;
+    const narrow = innerWidth <= PHONE;
+    const room = (grid.clientWidth || 900) - (narrow ? 0 : 72);
     // Few layers have room for larger pictures, all of them in one window.
     const high = Math.floor((innerHeight - 480) / seen.recording.attentions.length) - 30;
     const most = Math.min(LARGEST, Math.max(USUAL, high));
-    const small = Math.max(48, Math.min(most, Math.floor(room / across) - 15));
+    // Where a layer needs several lines, all of them are as long.
+    const parted = narrow ? Math.ceil((across * (LEAST + 15)) / room) : 1;
+    const small = Math.max(LEAST, Math.min(most, Math.floor(room / Math.ceil(across / parted)) - 15));
     grid.style.setProperty("--thumb", `${small}px`);
     entries.forEach((e, n) => {
       const at = seen.attention(e.a);
@@ -333,12 +360,15 @@ export function headsView(app: App): View {
   /** What colours mean in all the small pictures. */
   function drawKey(state: State): void {
     const at = app.current().attention(Math.min(state.a, app.current().recording.attentions.length - 1));
-    const hides = app.current().recording.attentions.some((x) => masked(x).includes(1));
+    const hiding = app.current().recording.attentions.filter((x) => masked(x).includes(1));
+    const reaches = (limit: number | null, a: Attention) => limit === null || limit >= app.current().recording.sequences[a.keys].tokens.length;
+    const later = hiding.every((a) => a.mask.causal && reaches(a.mask.window, a) && reaches(a.mask.chunk, a) && !a.mask.hidden);
+    const hidden = later ? "hidden: a token cannot look at later ones" : "hidden by the mask";
     const ramp = new Ramp(state.scale, at.signed, app.mode(), 1);
     const end = state.scale === "row" ? "largest of the row" : "most of that head";
     const ends = state.scale === "log" ? null : at.signed ? [`−${end}`, "0", end] : ["0", end];
     const what = state.scale === "log" ? "weight, the same scale in all pictures" : "weight; each picture has a scale of its own";
-    key.replaceChildren(legend(what, ramp, { masked: hides ? "hidden by the mask" : "", alone: "" }, ends));
+    key.replaceChildren(legend(what, ramp, { masked: hiding.length ? hidden : "", alone: "" }, ends));
   }
 
   function show(e: Entry | undefined): void {
@@ -363,7 +393,7 @@ export function headsView(app: App): View {
       ),
       h("p", { class: "does" }, does(label)),
       h("p", { class: "quiet" }, `${at.mechanism}${group}`),
-      h("h4", {}, "In this text"),
+      h("h4", {}, `In this ${read(seen)}`),
       facts(figures.map((k) => [term(FIGURES[k].name, FIGURES[k].tip), fixed(at.figures[k]![e.h]!, 2)])),
       label ? h("h4", {}, "In other texts") : "",
       label

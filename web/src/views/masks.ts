@@ -129,5 +129,6 @@ function described(head: Head): string {
     hidden ? `${hidden} keys are padding` : "",
     mask.hidden ? "and the model has a rule of its own" : "",
   ];
-  return rules.filter(Boolean).join("; ") + ".";
+  const said = rules.filter(Boolean).join("; ");
+  return `${said[0].toUpperCase()}${said.slice(1)}.`;
 }

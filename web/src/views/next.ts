@@ -22,7 +22,7 @@ const ENCODER = "This model reads in both directions: it does not say what comes
 /** A probability: 99.8%, 1.5%, 0.02%, < 0.01%. */
 export function percent(p: number): string {
   const x = 100 * p;
-  return x < 0.01 ? "< 0.01%" : `${x >= 10 ? x.toFixed(1) : Number(x.toPrecision(2))}%`;
+  return x < 0.01 ? "<0.01%" : `${x >= 10 ? x.toFixed(1) : Number(x.toPrecision(2))}%`;
 }
 
 export function nextView(app: App): View {
@@ -184,7 +184,7 @@ export function nextView(app: App): View {
     }
     const all = parts(chosen, against, found!.about);
     const sum = (some: Part[]) => some.reduce((total, x) => total + x.value, 0);
-    const said = (x: number) => x.toFixed(2).replace("-", "−");
+    const said = (x: number) => (Math.abs(x) < 0.005 ? "0.00" : x.toFixed(2).replace("-", "−"));
     const heads = all.filter((x) => x.a >= 0);
     const mlps = all.filter((x) => x.name.startsWith("MLP"));
     const [first, last] = [all[heads.length], all[all.length - 1]];

@@ -1,6 +1,6 @@
 // Where weight goes by distance and by place, and what positions add to scores.
 
-import { bars } from "../bars";
+import { bars, nice } from "../bars";
 import { named, Numbers } from "../cells";
 import { fixed, h, number, replace, shown } from "../dom";
 import type { Head } from "../head";
@@ -10,6 +10,8 @@ import type { State } from "../state";
 import { away, changed, headPicker, headTitle, scalePicker, type App, type View } from "../view";
 
 const ROWS = 192; // queries read, spread over the text
+const NUMBER = 44; // pixels for the number of a token
+export const WIDEST = 2100; // of a chart
 
 /** Distances that are counted together: from … to, negative before the query. */
 interface Bin {
@@ -93,7 +95,14 @@ export function positionsView(app: App): View {
   }
 
   function drawOne(head: Head, p: Profile): void {
-    const width = Math.max(320, Math.min(1180, node.clientWidth - 48));
+    const width = Math.max(320, Math.min(WIDEST, node.clientWidth - 48));
+    // A bar of several tokens is named where a round number is among them.
+    const round = nice(Math.max(1, (head.S * NUMBER) / width));
+    const from = (n: number) => Math.ceil((n * head.S) / p.landed.length);
+    const numbered = (n: number) => {
+      const first = Math.ceil(from(n) / round) * round;
+      return first < from(n + 1) ? String(first) : "";
+    };
     const parts: (Node | null)[] = [
       h("h3", {}, "Mean weight by distance"),
       bars({
@@ -112,8 +121,8 @@ export function positionsView(app: App): View {
         width,
         height: 110,
         unit: "weight that a token gets, mean over all",
-        below: (n) => (p.landed.length === head.S ? cut(shown(head.keys.tokens[n].trim() || head.keys.tokens[n]), 9) : String(Math.floor((n * head.S) / p.landed.length))),
-        name: (n) => (p.landed.length === head.S ? `“${shown(head.keys.tokens[n])}” (${n})` : `tokens from ${Math.floor((n * head.S) / p.landed.length)}`),
+        below: (n) => (p.landed.length === head.S ? cut(shown(head.keys.tokens[n].trim() || head.keys.tokens[n]), 9) : numbered(n)),
+        name: (n) => (p.landed.length === head.S ? `“${shown(head.keys.tokens[n])}” (${n})` : `tokens from ${from(n)}`),
       }),
     ];
     if (head.attention.bias.length) {
