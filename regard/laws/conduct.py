@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -142,23 +143,21 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
         scores = f"−{scores}"
         why = "does a maximum begin at zero, which all scores of a row may lie below?"
     elif not finite and subject.projects and not _overflows(subject, case, large):
-        # Tokens so large make queries of either sign, which features such as elu + 1 may all lose.
+        # Tokens so large make queries of either sign, which features such as elu + 1 may all lose, and high powers.
         noted = True
-        why = "nothing overflows, but some query's weights or features are all zero"
+        why = "no exponential overflows, but features that are all zero, or a power of the tokens, may do it"
     return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: {why}", noted)
 
 
 class _Overflow(TorchDispatchMode):
-    """Notices that an operation makes infinity of finite numbers, other than by being told to, as a mask is."""
+    """Notices an exponential that is infinite."""
 
     seen = False
-    told = ("fill", "full", "where", "scalar_tensor", "lift", "copy")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.is_floating_point() and not any(name in str(func) for name in self.told):
-            given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
-            self.seen = self.seen or (bool(made.isposinf().any()) and all(_finite(x) for x in given))
+        if isinstance(made, Tensor) and re.match(r"aten\.(exp|exp2|expm1)_?\.", str(func)):
+            self.seen = self.seen or bool(made.isposinf().any())
         return made
 
 

@@ -25,7 +25,8 @@ def test_what_is_right_is_not_accused(name):
     verdicts = regard.check(RIGHT[name], like=like, draws=6)
     assert verdicts.ok and verdicts.asked and not verdicts.problems, str(verdicts)
     kept = {v.law for v in verdicts.having("holds")}
-    assert {"batch", "heads", "pure", "attends", "precision"} <= kept
+    noted = {v.law for v in verdicts.having("noted")}
+    assert {"batch", "heads", "pure", "attends", "precision"} <= kept | noted
     assert ("same" in kept) == (name in SOFTMAX)
 
 
@@ -45,6 +46,11 @@ def test_states_of_others_are_asked():
     for name in ("Cached", "EluFromAState"):
         (verdict,) = regard.check(RIGHT[name], only=["recurrent"], draws=4)
         assert verdict.status == "holds", str(verdict)
+
+
+def test_rounding_ahead_is_no_looking_ahead():
+    (verdict,) = regard.check(RIGHT["LongConvolution"], only=["looks-ahead"], draws=6)
+    assert verdict.status == "holds"
 
 
 def test_a_verdict_ends_with_what_was_not_asked():
