@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
@@ -85,9 +85,23 @@ def other_tokens_matter(subject: Subject, case: Case) -> Finding:
         was = before.narrow(subject.token_axis, before.shape[subject.token_axis] - 1, 1)
         moved = max(moved, difference(last, was))
     error = 0.0
+    what = "the last token's output, which no change of the others moves"
+    zero = ""
     if moved <= case.tolerance_or(1.0):  # weights that sum to one may do so but for rounding
         error = math.inf
-    return Finding(error, 0.0, "the last token's output, which no change of the others moves")
+        zero = _zero_parameter(subject)
+    if zero:
+        what += f": {zero} is all zero, as layers begin that are to be switched on by training"
+    return Finding(error, 0.0, what, noted=bool(zero))
+
+
+def _zero_parameter(subject: Subject) -> str:
+    """Returns the name of a module's parameter that is zero throughout, biases aside, or nothing."""
+    module = getattr(subject, "f", None)
+    if not isinstance(module, nn.Module):
+        return ""
+    named = module.named_parameters()
+    return next((name for name, x in named if not name.endswith("bias") and not bool(x.any())), "")
 
 
 def numbers_bear_large_scores(subject: Subject, case: Case) -> Finding:
@@ -152,7 +166,9 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
 class _Overflow(TorchDispatchMode):
     """Notices an exponential that is infinite."""
 
-    seen = False
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: bool = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -162,7 +178,8 @@ class _Overflow(TorchDispatchMode):
 
 
 def _overflows(subject: Subject, case: Case, inputs: list[Tensor]) -> bool:
-    with torch.no_grad(), _Overflow() as watch:
+    watch = _Overflow()
+    with torch.no_grad(), watch:
         subject.run(case, inputs)
     return watch.seen
 
@@ -172,12 +189,12 @@ def _reads_differences_only(subject: Subject, case: Case, inputs: list[Tensor]) 
 
     Where it changes something, features of keys that point away may vanish, and nobody is to blame.
     """
-    if subject.projects or len(inputs) != 3:
+    if subject.projects or len(inputs) != 3 or case.tolerance is None:
         return False
     q, k, v = inputs
     shift = case.draw(1, 1, 1, k.shape[-1], stream=90)
     shifted = subject.run(case, [q, k + shift, v])
-    return difference(shifted, subject.run(case, inputs)) <= 1e3 * case.tolerance_or(100.0)
+    return difference(shifted, subject.run(case, inputs)) <= 1e3 * case.tolerance
 
 
 def _finite(out: Tensor) -> bool:

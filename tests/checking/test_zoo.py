@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from zoo import RIGHT, SOFTMAX, WRONG, Pooled, PooledOverPadding, scores, see
+from torch import nn
+from zoo import RIGHT, SOFTMAX, WRONG, Heads, Pooled, PooledOverPadding, scores, see
 
 import regard
 
@@ -46,6 +47,20 @@ def test_states_of_others_are_asked():
     for name in ("Cached", "EluFromAState"):
         (verdict,) = regard.check(RIGHT[name], only=["recurrent"], draws=4)
         assert verdict.status == "holds", str(verdict)
+
+
+class SwitchedOff(Heads):
+    """Its output projection begins with zeros."""
+
+    def __init__(self):
+        super().__init__()
+        nn.init.zeros_(self.c_proj.weight)
+
+
+def test_a_layer_that_begins_with_zeros_is_not_accused():
+    verdicts = regard.check(SwitchedOff, like="softmax", draws=4, only=["attends", "heads", "batch"])
+    assert verdicts.ok and {v.law for v in verdicts.having("noted")} == {"attends"}, str(verdicts)
+    assert "c_proj.weight is all zero" in str(verdicts)
 
 
 def test_rounding_ahead_is_no_looking_ahead():
