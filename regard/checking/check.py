@@ -146,7 +146,8 @@ def check(
     if not only:
         unasked += [sentence for s in subjects if not s.own for sentence in tell_taken(s)]
     if not only and like is None:
-        unasked += [sentence for s in subjects if not s.own for sentence in tell_unasked(s)]
+        blind = {v.subject for v in verdicts if v.law == "attends" and v.status == "broken"}
+        unasked += [x for s in subjects if not s.own for x in tell_unasked(s, attends=s.label not in blind)]
     return Verdicts(verdicts, unasked)
 
 
@@ -332,17 +333,18 @@ def tell_taken(s: Subject) -> list[str]:
     return sentences
 
 
-def tell_unasked(s: Subject) -> list[str]:
+def tell_unasked(s: Subject, attends: bool = True) -> list[str]:
     """Returns sentences about what the laws cannot tell of attention that somebody else wrote.
 
-    The laws say how attention behaves, not which attention it is: an unscaled softmax keeps them all.
+    The laws say how attention behaves, not which attention it is: an unscaled softmax keeps them all. `attends` says
+    whether its tokens depend on one another.
     """
     try:
         s.find_out()  # type: ignore[attr-defined]
     except CouldNotBeAsked:
         return []
     sentences = []
-    if not s.causal:
+    if not s.causal and attends and not s.pools:
         sentences.append(
             f"Not asked of {s.label}: 'looks-ahead'. It attends in both directions and has no parameter that says "
             "otherwise; if it should be causal, say causal=True (--causal)."
@@ -355,6 +357,7 @@ def tell_unasked(s: Subject) -> list[str]:
 
 LAYOUT_WORDS = {
     "heads last": "q, k, v [B,T,H,K]",
+    "tokens first": "q, k, v [T,B,H,K]",
     "merged": "q, k, v [B,T,H·K]",
     "flat": "q, k, v [n,T,K]",
     "matrices": "q, k, v [T,K], one sequence at a time",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
@@ -84,9 +85,23 @@ def other_tokens_matter(subject: Subject, case: Case) -> Finding:
         was = before.narrow(subject.token_axis, before.shape[subject.token_axis] - 1, 1)
         moved = max(moved, difference(last, was))
     error = 0.0
+    what = "the last token's output, which no change of the others moves"
+    zero = ""
     if moved <= case.tolerance_or(1.0):  # weights that sum to one may do so but for rounding
         error = math.inf
-    return Finding(error, 0.0, "the last token's output, which no change of the others moves")
+        zero = _zero_parameter(subject)
+    if zero:
+        what += f": {zero} is all zero, as layers begin that are to be switched on by training"
+    return Finding(error, 0.0, what, noted=bool(zero))
+
+
+def _zero_parameter(subject: Subject) -> str:
+    """Returns the name of a module's parameter that is zero throughout, biases aside, or nothing."""
+    module = getattr(subject, "f", None)
+    if not isinstance(module, nn.Module):
+        return ""
+    named = module.named_parameters()
+    return next((name for name, x in named if not name.endswith("bias") and not bool(x.any())), "")
 
 
 def numbers_bear_large_scores(subject: Subject, case: Case) -> Finding:
@@ -142,28 +157,29 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
         scores = f"−{scores}"
         why = "does a maximum begin at zero, which all scores of a row may lie below?"
     elif not finite and subject.projects and not _overflows(subject, case, large):
-        # Tokens so large make queries of either sign, which features such as elu + 1 may all lose.
+        # Tokens so large make queries of either sign, which features such as elu + 1 may all lose, and high powers.
         noted = True
-        why = "nothing overflows, but some query's weights or features are all zero"
+        why = "no exponential overflows, but features that are all zero, or a power of the tokens, may do it"
     return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: {why}", noted)
 
 
 class _Overflow(TorchDispatchMode):
-    """Notices that an operation makes infinity of finite numbers, other than by being told to, as a mask is."""
+    """Notices an exponential that is infinite."""
 
-    seen = False
-    told = ("fill", "full", "where", "scalar_tensor", "lift", "copy")
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: bool = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.is_floating_point() and not any(name in str(func) for name in self.told):
-            given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
-            self.seen = self.seen or (bool(made.isposinf().any()) and all(_finite(x) for x in given))
+        if isinstance(made, Tensor) and re.match(r"aten\.(exp|exp2|expm1)_?\.", str(func)):
+            self.seen = self.seen or bool(made.isposinf().any())
         return made
 
 
 def _overflows(subject: Subject, case: Case, inputs: list[Tensor]) -> bool:
-    with torch.no_grad(), _Overflow() as watch:
+    watch = _Overflow()
+    with torch.no_grad(), watch:
         subject.run(case, inputs)
     return watch.seen
 
@@ -173,12 +189,12 @@ def _reads_differences_only(subject: Subject, case: Case, inputs: list[Tensor]) 
 
     Where it changes something, features of keys that point away may vanish, and nobody is to blame.
     """
-    if subject.projects or len(inputs) != 3:
+    if subject.projects or len(inputs) != 3 or case.tolerance is None:
         return False
     q, k, v = inputs
     shift = case.draw(1, 1, 1, k.shape[-1], stream=90)
     shifted = subject.run(case, [q, k + shift, v])
-    return difference(shifted, subject.run(case, inputs)) <= 1e3 * case.tolerance_or(100.0)
+    return difference(shifted, subject.run(case, inputs)) <= 1e3 * case.tolerance
 
 
 def _finite(out: Tensor) -> bool:

@@ -5,6 +5,7 @@ its own. A layout says how these are handed over:
 
     heads       q [B,H,T,K]        a function, or a module without projections
     heads last  q [B,T,H,K]        flash-attn's order
+    tokens first  q [T,B,H,K]      Megatron's order
     merged      q [B,T,H·K]        with the number of heads as an argument
     flat        q [B,T,K]          a function over [n,T,d]
     matrices    q [T,K]            a function over one sequence
@@ -41,10 +42,17 @@ class Layout:
     has_heads: bool = True
     same_widths: bool = False
 
+    @property
+    def given_axis(self) -> int:
+        """The axis of tokens in what is handed over."""
+        return {"heads": 2, "matrices": 0, "tokens first": 0}.get(self.name, 1)
+
     def pack(self, inputs: list[Tensor]) -> list[Tensor]:
         """Returns the tensors to hand over, from those that laws draw."""
         if self.name == "heads last":
             return [x.transpose(1, 2) for x in inputs]
+        if self.name == "tokens first":
+            return [x.permute(2, 0, 1, 3) for x in inputs]
         if self.name == "merged":
             return [x.transpose(1, 2).flatten(2) for x in inputs]
         if self.name == "flat":
@@ -57,6 +65,8 @@ class Layout:
         """Returns an output in the laws' own form, [B,H,T,V] or [B,T,D]."""
         if self.name in ("heads last", "packed") and out.dim() == 4:
             return out.transpose(1, 2)
+        if self.name == "tokens first" and out.dim() == 4:
+            return out.permute(1, 2, 0, 3)
         if self.name == "flat" and out.dim() == 3:
             return out.unsqueeze(1)
         if self.name == "merged" and out.dim() == 3:
@@ -66,6 +76,7 @@ class Layout:
 
 HEADS = Layout("heads")
 HEADS_LAST = Layout("heads last")
+TOKENS_FIRST = Layout("tokens first")
 MERGED = Layout("merged", same_widths=True)
 FLAT = Layout("flat", has_heads=False)
 MATRICES = Layout("matrices", has_heads=False)

@@ -52,7 +52,7 @@ _ROLE = re.compile(
 # Tokens before the batch, as it is said in docstrings (Time x Batch x Channel) and in code (T, B, C = x.shape).
 _TOKENS_FIRST = re.compile(
     r"(?i:time\s*[x×]\s*batch|(?:sequence|seq|time)[ _-]?first)"
-    r"|[\[(](?:T|L|S|seq_len|tgt_len|src_len),\s*(?:B|N|bsz|batch\w*),"
+    r"|[\[(](?:T|L|S|s|sq|seq_len|tgt_len|src_len),\s*(?:B|N|b|bsz|batch\w*),"
     r"|\b(?:T|L|S|seq_len|seqlen|tgt_len|src_len)\s*,\s*(?:B|N|b|bs|bsz|batch\w*)\s*,\s*\w+\s*=\s*\w+\.(?:shape|size)"
 )
 
@@ -114,8 +114,10 @@ def wants_names(f: Callable[..., Any]) -> bool:
 
 
 def says_tokens_first(f: Any) -> bool:
-    """Returns whether a module's docstrings or code say that its tokens come before the batch, [T,B,D]."""
-    kinds = [kind for kind in type(f).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")]
+    """Returns whether docstrings or code of somebody's attention say that tokens come before the batch, [T,B,…]."""
+    kinds = [f]
+    if not inspect.isfunction(f):
+        kinds = [kind for kind in type(f).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")]
     try:
         return any(_TOKENS_FIRST.search(inspect.getsource(kind)) for kind in kinds)
     except (OSError, TypeError):  # typed into a console: there is no source to read

@@ -67,7 +67,7 @@ class StateCall(NamedTuple):
         elif self.names:
             options |= dict(zip(self.names, state, strict=True))
         given = call.layout.pack(tokens)
-        axis = self._token_axis(call)
+        axis = call.layout.given_axis
         if self.squeezed:
             given = [x.squeeze(axis) for x in given]
         before = _kept_tensors(state)
@@ -108,14 +108,6 @@ class StateCall(NamedTuple):
         if after is None or _is_empty(after) or unused:
             raise CouldNotBeAsked(f"{call.label} took {', '.join(self.names)} and returned no state")
         return parts[0], after
-
-    def _token_axis(self, call: Caller) -> int:
-        """Returns the axis of tokens in what is handed over."""
-        if call.layout.name == "heads":
-            return 2
-        if call.layout.name == "matrices":
-            return 0
-        return 1
 
 
 def _is_empty(state: Any) -> bool:
@@ -273,7 +265,7 @@ def _no_tokens(call: Caller, case: Case) -> tuple[Tensor, Tensor]:
         x = torch.zeros(case.B, 0, case.K, dtype=case.type, device=case.device)
         return x, x
     _, k, v = call.layout.pack(list(case.but(T=1).qkv()))
-    axis = 1 + (call.layout.name == "heads")
+    axis = call.layout.given_axis
     return k.narrow(axis, 0, 0), v.narrow(axis, 0, 0)
 
 

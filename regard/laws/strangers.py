@@ -27,6 +27,7 @@ from regard.laws.layouts import (
     MERGED,
     PACKED,
     TOKENS,
+    TOKENS_FIRST,
     Layout,
     MaskForm,
     X,
@@ -327,12 +328,17 @@ class Stranger(Caller, Subject):
         self.dtypes = known
 
     def _find_head_axis(self) -> None:
-        """Takes heads to come after tokens where values mix along the second axis and not along the third."""
+        """Takes heads to come after tokens where values mix along the second axis and not along the third.
+
+        Where they mix along the first, tokens come before the batch if the code says so.
+        """
         if self.layout is not HEADS or self.output_form != "same":
             return
         case = self._probe()
         if self._mixes_along(1, case) and not self._mixes_along(2, case):
             self.layout = HEADS_LAST
+        elif says_tokens_first(self.pristine) and self._mixes_along(0, case) and not self._mixes_along(2, case):
+            self.layout = TOKENS_FIRST
 
     def _find_token_axis(self) -> None:
         """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
@@ -410,7 +416,7 @@ class Stranger(Caller, Subject):
 
     def _find_sizes(self) -> None:
         """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""
-        with_groups = self.layout in (HEADS, HEADS_LAST)
+        with_groups = self.layout in (HEADS, HEADS_LAST, TOKENS_FIRST)
         self.takes_groups = with_groups and self._runs(self._probe(B=1, T=3, H=4, G=2))
         if self.layout.inputs > 1 and self.layout is not PACKED and self.exact_length is None:
             for causal in (False, True):

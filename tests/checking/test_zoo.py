@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from zoo import RIGHT, SOFTMAX, WRONG, Pooled, PooledOverPadding, scores, see
+from torch import nn
+from zoo import RIGHT, SOFTMAX, WRONG, Heads, Pooled, PooledOverPadding, scores, see
 
 import regard
 
@@ -25,7 +26,8 @@ def test_what_is_right_is_not_accused(name):
     verdicts = regard.check(RIGHT[name], like=like, draws=6)
     assert verdicts.ok and verdicts.asked and not verdicts.problems, str(verdicts)
     kept = {v.law for v in verdicts.having("holds")}
-    assert {"batch", "heads", "pure", "attends", "precision"} <= kept
+    noted = {v.law for v in verdicts.having("noted")}
+    assert {"batch", "heads", "pure", "attends", "precision"} <= kept | noted
     assert ("same" in kept) == (name in SOFTMAX)
 
 
@@ -45,6 +47,25 @@ def test_states_of_others_are_asked():
     for name in ("Cached", "EluFromAState"):
         (verdict,) = regard.check(RIGHT[name], only=["recurrent"], draws=4)
         assert verdict.status == "holds", str(verdict)
+
+
+class SwitchedOff(Heads):
+    """Its output projection begins with zeros."""
+
+    def __init__(self):
+        super().__init__()
+        nn.init.zeros_(self.c_proj.weight)
+
+
+def test_a_layer_that_begins_with_zeros_is_not_accused():
+    verdicts = regard.check(SwitchedOff, like="softmax", draws=4, only=["attends", "heads", "batch"])
+    assert verdicts.ok and {v.law for v in verdicts.having("noted")} == {"attends"}, str(verdicts)
+    assert "c_proj.weight is all zero" in str(verdicts)
+
+
+def test_rounding_ahead_is_no_looking_ahead():
+    (verdict,) = regard.check(RIGHT["LongConvolution"], only=["looks-ahead"], draws=6)
+    assert verdict.status == "holds"
 
 
 def test_a_verdict_ends_with_what_was_not_asked():

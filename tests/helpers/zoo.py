@@ -452,3 +452,38 @@ class Pooled(nn.Module):
 class PooledOverPadding(Pooled):
     def forward(self, x, key_padding_mask=None):
         return super().forward(x)
+
+
+@right
+def tokens_before_the_batch(q, k, v):
+    """q [sq, b, np, hn], as Megatron has it."""
+    raw = torch.einsum("tbhk,sbhk->bhts", q, k) / math.sqrt(q.shape[-1])
+    return torch.einsum("bhts,sbhv->tbhv", raw.softmax(-1), v)
+
+
+@right_but_no_softmax
+class LongConvolution(nn.Module):
+    """Looks at no later token but for the rounding of FFT, and nobody says that it is causal."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.filters, self.gate = nn.Parameter(torch.randn(64, width) / 8), nn.Linear(width, width)
+
+    def forward(self, x):
+        T = x.shape[1]
+        filters = functional.pad(self.filters[:T], (0, 0, 0, max(0, T - 64)))
+        made = torch.fft.rfft(x * self.gate(x), n=2 * T, dim=1) * torch.fft.rfft(filters, n=2 * T, dim=0)
+        return torch.fft.irfft(made, n=2 * T, dim=1)[:, :T]
+
+
+@right_but_no_softmax
+class GatedUnit(nn.Module):
+    """The fifth power of its tokens, which float16 does not hold, and no exponential."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.made, self.back = nn.Linear(width, 4 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        gate, v, q, k = functional.silu(self.made(x)).chunk(4, -1)
+        return self.back(gate * ((q @ k.mT / x.shape[1]).relu() ** 2 @ v))
