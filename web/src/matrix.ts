@@ -330,10 +330,11 @@ export class Matrix {
     this.over.insertBefore(group, this.over.querySelector(".cursor"));
   }
 
-  /** A number as a cell has room for it: two decimals at most, none that does not hold. */
+  /** A number as a cell has room for it: two decimals, or more of a small scale, and none that does not hold. */
   private short(x: number, most: number): string {
     const said = told(this.options.cells, x);
-    if (/^[<>]/.test(said) || (most > 0.05 && Math.abs(x) < 0.005)) return "0.00";
+    if (most < 0.1) return said;
+    if (/^[<>]/.test(said) || Math.abs(x) < 0.005) return "0.00";
     return /^−?\d\.\d{3,}$/.test(said) ? x.toFixed(2).replace("-", "−") : said;
   }
 
