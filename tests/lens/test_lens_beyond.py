@@ -24,13 +24,20 @@ PIXELS = """() => {
 @pytest.mark.browser
 def test_a_cell_shows_how_much_is_handed_on(window):
     trace = record(gpt(), TEXT)
-    shown = window(trace, "view=head&a=1&h=2&show=length&i=9&j=4&fixed=true")
     attended = trace.recordings[0].attention(1)
+    attended.vo[:, 1::2] *= 1e-5  # what every second key hands on is next to nothing
+    shown = window(trace, "view=head&a=1&h=2&show=length&i=9&j=4&fixed=true")
     expected = float(trace.weights(1, 2)[9, 4].abs() * attended.vo[2, 4])
     said = shown.page.locator(".readout").inner_text()
     assert number(re.search(r"length handed on ([\d.e−]+)", said)[1]) == pytest.approx(expected, rel=0.02, abs=1e-5)
     assert "‖weight · v · Wₒ‖" in shown.page.locator(".legend").text_content()
     assert "lengths handed on" in shown.page.locator(".about").inner_text()
+    # Numbers stay within their cells, however small: 2.13e−5 beside 1.82 would not.
+    shown.show("view=head&a=1&h=2&show=length&zoom=0-9,0-9")
+    written = shown.page.locator(".numbers text").all_text_contents()
+    assert written and not any("e" in text for text in written)
+    wide = shown.page.locator(".numbers").evaluate("g => Math.max(...[...g.children].map(x => x.getBBox().width))")
+    assert wide < shown.page.locator(".stage canvas").bounding_box()["width"] / 9
 
 
 @pytest.mark.browser

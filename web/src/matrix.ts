@@ -45,6 +45,7 @@ const STRETCH = 1.7; // how much wider than high a cell may be
 const [NARROW, LEFT] = [86, 118]; // room beside for words
 const NUMBERS = 1024; // cells that may have their numbers in them
 const [WRITTEN, HIGH] = [37, 19]; // the room that a number needs
+const LETTER = 6.4; // pixels of a digit where they are smallest
 const [SMALL, LARGE] = [11, 17]; // pixels of a number, where there is just room and where there is plenty
 const RULED = 14; // size of a cell from which on kinds have lines between them
 const TOP = 92; // room for words; numbers need less
@@ -323,15 +324,17 @@ export class Matrix {
       const [r, c] = [Math.floor(n / grid.C), n % grid.C];
       const place = { x: this.left + (c + 0.5) * w, y: this.top + (r + 0.5) * t, dy: "0.35em", "text-anchor": "middle" };
       const fill = legible(ramp.colour(x, ends?.[r]));
-      group.append(s("text", { ...place, fill }, this.short(x)));
+      const said = this.short(x, ramp.most);
+      if (said.length * LETTER < w) group.append(s("text", { ...place, fill }, said));
     });
     this.over.insertBefore(group, this.over.querySelector(".cursor"));
   }
 
-  /** A number as a cell has room for it: two decimals at most, none that does not hold. */
-  private short(x: number): string {
+  /** A number as a cell has room for it: two decimals, or more of a small scale, and none that does not hold. */
+  private short(x: number, most: number): string {
     const said = told(this.options.cells, x);
-    if (/^[<>]/.test(said)) return "0.00";
+    if (most < 0.1) return said;
+    if (/^[<>]/.test(said) || Math.abs(x) < 0.005) return "0.00";
     return /^−?\d\.\d{3,}$/.test(said) ? x.toFixed(2).replace("-", "−") : said;
   }
 

@@ -17,6 +17,7 @@ const REST = new Set(["first", "separator", "punctuation", "mixed"]); // what te
 const COUNT = 3;
 const RESTS = 0.5; // weight on the first token of a head that is said to rest there
 const ALONE = 0.5; // largest weight of a head that is said to look at one token at a time
+const ONE = "looks at one token at a time";
 const EVEN = 0.9; // evenness of a head that is said to look at everything alike
 
 export function suggestions(seen: Seen): Suggestion[] {
@@ -46,20 +47,21 @@ function labelled(seen: Seen): Suggestion[] {
 function measured(seen: Seen): Suggestion[] {
   const all = seen.recording.attentions.flatMap((at, a) => Array.from({ length: at.heads }, (_, h) => ({ a, h })));
   const figure = (e: { a: number; h: number }, key: FigureName) => seen.attention(e.a).figures[key]?.[e.h] ?? null;
+  const peak = (e: { a: number; h: number }) => figure(e, "peak") ?? 0;
   const busy = all.filter((e) => (figure(e, "first") ?? 0) < 0.5);
   const best = (from: typeof all, key: FigureName, sign: number) =>
     from.filter((e) => figure(e, key) !== null).sort((x, y) => sign * (figure(y, key)! - figure(x, key)!))[0];
   const made = (e: { a: number; h: number } | undefined, title: (x: typeof all[number]) => string, reason: (x: typeof all[number]) => string) =>
     e ? [{ ...e, title: title(e), reason: reason(e), from: "this text" as const }] : [];
   return [
-    ...made(best(busy, "peak", 1), (e) => (figure(e, "peak")! >= ALONE ? "looks at one token at a time" : "has the largest weights"), (e) => largest(figure(e, "peak")!)),
+    ...made(best(busy, "peak", 1), (e) => (peak(e) >= ALONE ? ONE : "has the largest weights"), (e) => largest(peak(e))),
     ...made(best(busy, "distance", 1), () => "looks farthest", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
     ...made(best(all.filter((e) => (figure(e, "first") ?? 0) >= RESTS), "first", 1), () => "rests on the first token", (e) => `${percent(figure(e, "first")!)} of its weight is there`),
     ...made(best(all, "entropy", 1), (e) => (figure(e, "entropy")! >= EVEN ? "looks at everything alike" : "spreads its weight most"), (e) => `Evenness ${fixed(figure(e, "entropy")!, 2)}, where 1 is all alike`),
     ...made(best(all, "self", 1), () => "looks at itself most", (e) => `${percent(figure(e, "self")!)} of a token's weight is on itself`),
     ...made(best(busy, "distance", -1), () => "looks nearest", (e) => `${fixed(figure(e, "distance")!, 1)} tokens away on average`),
-    ...[...all].sort((x, y) => (figure(y, "peak") ?? 0) - (figure(x, "peak") ?? 0)).flatMap((e) =>
-      made(e, () => ((figure(e, "peak") ?? 0) >= ALONE ? "looks at one token at a time" : "spreads its weight"), () => largest(figure(e, "peak") ?? 0)),
+    ...[...all].sort((x, y) => peak(y) - peak(x)).flatMap((e) =>
+      made(e, () => (peak(e) >= ALONE ? ONE : "spreads its weight"), () => largest(peak(e))),
     ),
   ];
 }

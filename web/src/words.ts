@@ -69,9 +69,9 @@ export const ERROR_TIP =
   "The page computes weights from stored queries and keys. This is the most by which any weight of this head differs from the model's own; only digits that hold are written.";
 export const EXACT_TIP =
   "The page computes weights from the model's own queries and keys, in full precision; three decimals are written.";
-export const TOKEN_TIP = "What a model reads at a time: a word, a piece of a word, a letter, or a patch of an image.";
+export const TOKEN_TIP = "What a model reads at a time: a word, a piece of one, a letter, or a patch of an image.";
 export const HEAD_TIP =
-  "A head is one of the parts of a layer. For each token it decides how much to take from which tokens: these are its weights.";
+  "One of the parts of a layer: for each token it decides how much to take from which tokens, its weights.";
 export const WEIGHT_TIP = "A token's weights say how it mixes what the tokens it sees hand on. They sum to 1 over a row.";
 export const LENGTH_TIP =
   "‖weight · v · Wₒ‖: the length of the vector that a token hands on through this head. A large weight on a token whose value is short changes little.";
