@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from regard.grade.submissions import find_submissions
 from regard.reading import check_path
 from regard.storage import write_text
 
+SUMMARY = 72  # characters of a fault that no slip names, in the table of a folder
 _MARKS = {True: Text("✓", "green"), False: Text("✗", "bold red")}
 
 
@@ -181,6 +183,12 @@ def _folder_table(grades: list[Grade]) -> Table:
         fault = one.first_fault
         words = ""
         if fault is not None:
-            words = fault.slip or f"{fault.status}: {fault.text}"[:60]
+            words = fault.slip or _summary(fault)
         made.add_row(one.submission, *cells, f"{one.score:g}", printable(words))
     return made
+
+
+def _summary(fault: ItemOutcome) -> str:
+    """Returns what is wrong in a few words: of an error its name and message, without the call that it came from."""
+    words = fault.words.rpartition(" ends with ")[2] or fault.advice
+    return shorten(f"{fault.status}: {words}", SUMMARY, placeholder=" …")

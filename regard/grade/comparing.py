@@ -59,7 +59,7 @@ def _first(found: Any) -> Mismatch | None:
 
 
 def _compare_sequences(got: Any, want: list[Any] | tuple[Any, ...], tolerance: float, what: str) -> Mismatch | None:
-    if isinstance(got, Tensor | np.ndarray):
+    if isinstance(got, Tensor | np.ndarray) and not any(isinstance(entry, Tensor) for entry in want):
         got = got.tolist()
     if not isinstance(got, list | tuple):
         return Mismatch(f"{what} is {_describe(got)}, expected {len(want)} values in a tuple or list", form=True)
@@ -116,6 +116,37 @@ def _as_tensor(value: Any) -> Tensor | None:
         return torch.as_tensor(np.asarray(value))
     except (ValueError, TypeError, RuntimeError):  # rows of several lengths, or entries that are no numbers
         return None
+
+
+def plain_output(value: Any, dtype: torch.dtype) -> Any:
+    """Returns an output with its arrays and tables of numbers as tensors, and floating point in one dtype.
+
+    Whole numbers that are tensors of one entry become Python's own, as tokens in a list are. What is none of these
+    stays as it is.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value)
+    if isinstance(value, Tensor):
+        return _plain_tensor(value, dtype)
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(plain_output(entry, dtype) for entry in value)
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(entry, list) for entry in value):
+        table = _as_tensor(value)
+        if table is not None and table.is_floating_point():
+            return table.to(dtype)
+    return [plain_output(entry, dtype) for entry in value]
+
+
+def _plain_tensor(value: Tensor, dtype: torch.dtype) -> Any:
+    if value.is_floating_point():
+        return value.to(dtype)
+    if value.dim() == 0:
+        return value.item()
+    return value
 
 
 def _is_number(got: Any, want: Any) -> bool:

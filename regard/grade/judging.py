@@ -11,20 +11,27 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.checking import check
 from regard.devices import requested_memory
 from regard.errors import MAX_QUOTED, RegardError, quote
+from regard.grade.advice import advise
 from regard.grade.cases import GradeCase, copy_arguments, describe_case, make_cases
-from regard.grade.comparing import Mismatch, compare, compare_form
+from regard.grade.comparing import Mismatch, compare, compare_form, plain_output
 from regard.grade.outcomes import ItemOutcome, ItemStatus, outcome_of
 from regard.grade.spec import Export, GradeItem, Spec
 
 LAW_DRAWS = 8  # cases a law
+MOST_REPEATED = 4  # calls made once more, to see whether something is drawn at random
+CHANGES = (
+    "Two calls with the same arguments give different outputs: something is drawn at random in each, such as dropout "
+    "or weights that are made anew, or is kept from the call before"
+)
 ROUNDING = 100.0  # times the tolerance: how far a slip's numbers may be rounded otherwise, such as large angles
 
 
@@ -120,8 +127,8 @@ class _TakesFirst:
         self.function = function
         self.wanted = wanted
 
-    def __call__(self, *arguments: Any) -> Any:
-        return take_first(self.function(*arguments), self.wanted)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return take_first(self.function(*arguments, **named), self.wanted)
 
 
 def _inner(subject: Any) -> Any:
@@ -163,8 +170,9 @@ def explain_error(error: BaseException, called: str) -> SubmissionError:
     asked = requested_memory(error)
     if asked is not None:
         return SubmissionError(f"It needs more memory than there is: {asked}{_place(error)}.", "memory")
-    message = quote(error, marks=False)
-    return SubmissionError(f"{called} ends with {type(error).__name__}: {message}{_place(error)}.")
+    message = quote(error, marks=False).rstrip(".")
+    words = f"{called} ends with {type(error).__name__}: {message}{_place(error)}."
+    return SubmissionError(words, advice=_sentence(advise(error)))
 
 
 def _place(error: BaseException) -> str:
@@ -199,7 +207,22 @@ def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> 
     if wrong is None:
         return
     called, mismatch = wrong
-    raise _wrong(spec, item, called, mismatch.words, _find_slip(spec, item, seen))
+    slip = _find_slip(spec, item, seen)
+    fault = _wrong(spec, item, called, mismatch.words, slip)
+    export = spec.export_of(item)
+    if slip is None and any(_changes(one, item.tolerance, export) for one in (called, *seen[:MOST_REPEATED])):
+        fault.advice = _sentence(CHANGES)
+    raise fault
+
+
+def _changes(called: Called, tolerance: float, export: Export) -> bool:
+    """Returns whether a call that is made once more gives another output than it gave."""
+    try:
+        again = take_first(called.subject(*copy_arguments(called.case.arguments)), export.takes_first)
+        first, second = (plain_output(output, torch.float32) for output in (called.output, again))
+        return compare(second, first, tolerance) is not None
+    except (Exception, SystemExit):  # it has been called once, and fails now: it keeps something
+        return True
 
 
 def _judge_shape(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
@@ -227,11 +250,33 @@ def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> N
     function = spec.function(item.check)
     for case in make_cases(spec.function(item.cases), seed):
         subject = caller(case)
-        said = attempt(lambda *given, subject=subject: function(subject, *given), case.arguments, "It")
+        asked = _plain(subject)
+        said = attempt(lambda *given, asked=asked: function(asked, *given), case.arguments, "It")
         called = Called(case, subject)
         if said is not None:
             slip, words = _split_finding(spec, said)
             raise _wrong(spec, item, called, words, slip)
+
+
+def _plain(subject: Any) -> Any:
+    """Returns a function whose outputs are plain: a property reads tensors, whatever a submission computes in."""
+    if not isinstance(subject, _TakesFirst):
+        return subject
+
+    @wraps(subject.function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        output = plain_output(subject(*arguments, **named), _dtype_of(arguments))
+        if output is None:
+            raise SubmissionError("It returns None: is a `return` missing?", "failed")
+        return output
+
+    return call
+
+
+def _dtype_of(arguments: tuple[Any, ...]) -> torch.dtype:
+    """Returns the dtype of the first tensor of floating point, float32 where there is none."""
+    found = (x.dtype for x in arguments if isinstance(x, Tensor) and x.is_floating_point())
+    return next(found, torch.float32)
 
 
 def _split_finding(spec: Spec, said: Any) -> tuple[str | None, str]:
@@ -253,9 +298,7 @@ def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
 
 def broken_law(subject: Any, *, draws: int = LAW_DRAWS, **options: Any) -> str | None:
     """Returns the first law that something breaks, in words, or None; `options` are those of `regard.check`."""
-    if isinstance(subject, _TakesFirst):
-        subject = subject.function  # the laws read its signature
-    verdicts = check(subject, draws=draws, **options)
+    verdicts = check(_plain(subject), draws=draws, **options)
     if verdicts.broken:
         verdict = verdicts.broken[0]
         return f"It breaks the law '{verdict.law}' ({verdict.claim}): {verdict.detail}"

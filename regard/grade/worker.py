@@ -91,7 +91,7 @@ def _grade(spec: Spec, job: Job, report: _Report) -> None:
     try:
         names = _import_submission(job.file, spec)
     except SubmissionError as fault:
-        report.send({"import": str(fault), "status": fault.status})
+        report.send({"import": f"{fault} {fault.advice}".strip(), "status": fault.status})
         return
     report.send({"notes": describe_failed_cells(names)})
     for number in job.items:

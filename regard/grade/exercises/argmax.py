@@ -154,6 +154,23 @@ def sum_of_ties(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return (scores >= scores.amax(-1, keepdim=True) - 1e-5).to(v.dtype) @ v
 
 
+def first_batch(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return v[0][_scores(q, k, causal).argmax(-1)]
+
+
+def one_later(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns argmax attention whose queries see one key behind themselves."""
+    assert causal
+    T = q.shape[-2]
+    return _pick((q @ k.mT).masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(1), float("-inf")).argmax(-1), v)
+
+
+def masked_after(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns nothing for queries whose best key is a later one."""
+    assert causal
+    return one_hot((q @ k.mT).argmax(-1), k.shape[-2]).to(v.dtype).tril() @ v
+
+
 def long_queries_do_not_matter(f: Function, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
     """Returns what is wrong where a query ten times as long gets another output: the best key stays the best."""
     if torch.allclose(f(q, k, v, causal), f(10 * q, k, v, causal), atol=1e-5):

@@ -77,6 +77,10 @@ def divided_by_length(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = Non
     return _hide(q @ k.mT / math.sqrt(k.shape[-2]), mask).softmax(-1) @ v
 
 
+def divided_by_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _hide(q @ k.mT / math.sqrt(q.shape[-2]), mask).softmax(-1) @ v
+
+
 def divided_by_value_width(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return _hide(q @ k.mT / math.sqrt(v.shape[-1]), mask).softmax(-1) @ v
 
@@ -92,6 +96,17 @@ def scaled_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) ->
 def over_all_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     scores = _hide(_scores(q, k), mask)
     return scores.flatten(1).softmax(-1).view_as(scores) @ v
+
+
+def over_everything(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    scores = _hide(_scores(q, k), mask)
+    return scores.flatten().softmax(0).view_as(scores) @ v
+
+
+def last_key_unseen(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    if mask is not None:
+        mask = mask[..., :-1]
+    return attention(q, k[:, :-1], v[:, :-1], mask)
 
 
 def log_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

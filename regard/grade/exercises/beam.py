@@ -54,6 +54,8 @@ def _search(
     keep_cut: bool = True,
     first_stop: bool = False,
     places_taken: bool = False,
+    compete: bool = False,
+    enough: bool = False,
 ) -> list[int]:
     """Returns the best list of tokens; the keywords make the slips."""
     alive: list[Hypothesis] = [([], 0.0)]
@@ -65,11 +67,14 @@ def _search(
         places = beams
         if places_taken:
             places = max(1, beams - len(finished))
+        if compete:  # finished lists compete again
+            grown.append(finished)
+            finished = []
         chosen = _best([hypothesis for lists in grown for hypothesis in lists], places)
         ended = [h for h in chosen if h[0][-1] == stop]
         finished += ended
         alive = [h for h in chosen if h[0][-1] != stop]
-        if not alive or (first_stop and ended):
+        if not alive or (first_stop and ended) or (enough and len(finished) >= beams):
             break
     if not keep_stopped and alive:
         finished = []
@@ -148,6 +153,26 @@ def places_taken(step: Step, beams: int, max_length: int, stop: int, alpha: floa
     return _search(step, beams, max_length, stop, _by_length(alpha), places_taken=True)
 
 
+def finished_compete(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), compete=True)
+
+
+def stops_when_enough(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    return _search(step, beams, max_length, stop, _by_length(alpha), enough=True, keep_cut=False)
+
+
+def stops_when_enough_with_others(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    """Returns what a search finds that ends early, and compares the lists that would have gone on, too."""
+    return _search(step, beams, max_length, stop, _by_length(alpha), enough=True)
+
+
+def stop_not_counted(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    def rank(tokens: list[int], total: float) -> float:
+        return total / max(1, len(tokens) - tokens.count(stop)) ** alpha
+
+    return _search(step, beams, max_length, stop, rank)
+
+
 def one_too_long(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
     return beam_search(step, beams, max_length + 1, stop, alpha)
 
@@ -196,8 +221,10 @@ def finds_better(f: Function, step: Step, beams: int, max_length: int, stop: int
 
 # The slips that show in each kind of case; elsewhere they give what is right.
 ANYWHERE = (greedy, last_score_only, probabilities_added, best_of_each, worst_kept, one_too_long, one_too_short)
-WHERE_LISTS_END = (*ANYWHERE, finished_lost, stops_at_first, goes_on_after_stop, without_stop, places_taken)
-BY_LENGTH = (unfinished_lost, ignores_alpha, multiplied_by_length, alpha_times_length, other_penalty)
+AT_STOP = (finished_lost, stops_at_first, goes_on_after_stop, without_stop, places_taken)
+WHERE_LISTS_END = (*ANYWHERE, *AT_STOP)
+RANKED = (ignores_alpha, multiplied_by_length, alpha_times_length, other_penalty)
+BY_LENGTH = (*RANKED, stop_not_counted, unfinished_lost)
 WHERE_LENGTH_COUNTS = (*WHERE_LISTS_END, *BY_LENGTH)
 
 

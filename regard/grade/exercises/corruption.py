@@ -108,6 +108,8 @@ def shifted(dataset: Any, data: str) -> Any:
         x, y = _read(dataset, i)
         if torch.equal(x, y):
             return "targets_not_shifted"
+        if torch.equal(x[:-1], y[1:]):
+            return "shifted_backwards"
         if not torch.equal(x[1:], y[:-1]):
             return "y is not x one token later: y[j] must be x[j+1]"
     return None
@@ -127,6 +129,8 @@ def marks(dataset: Any, data: str) -> Any:
             return "third_mark"
         if count > 3 and body.endswith(MARK * 2):
             return "padded_with_marks"
+        if count > 2 and MARK * 2 in body:  # of two marks side by side, the suffix between them is empty
+            return "mark_for_each"
         if count != 2:
             return f"a row has {count} marks {MARK}, expected two: {row[:60]!r}"
     return None
@@ -145,8 +149,12 @@ def reconstructable(dataset: Any, data: str) -> Any:
             return "span_is_end"
         if document.startswith(parts.prefix + parts.suffix) and parts.prefix + parts.suffix:
             return "nothing_taken_out"
+        if parts.prefix and document.startswith(parts.suffix + parts.span + parts.prefix):
+            return "suffix_first"
         if parts.document in document:
             return "cut_at_front"
+        if any(other.startswith(parts.document) for other in _documents(data)):
+            return "another_document"
         if _is_off_by_one(parts, document):
             return "off_by_one"
         return f"putting the span back does not give the document: {parts.document[:50]!r} … of {document[:50]!r}"

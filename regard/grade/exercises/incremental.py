@@ -113,6 +113,41 @@ def scaled_by_model_width(
     return _attend(x, keys, values, P_q / x.shape[-1] ** 0.5, P_o), keys, values
 
 
+def scaled_by_heads(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return _attend(x, keys, values, P_q / P_q.shape[0] ** 0.5, P_o), keys, values
+
+
+def only_itself(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return _attend(x, keys[..., -1:, :], values[..., -1:, :], P_q, P_o), keys, values
+
+
+def query_appended(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    """Returns the multi-head step that appends the query in place of the key."""
+    assert P_k.dim() == 3
+    keys, values = _extend(x, prev_K, prev_V, P_q, P_v)
+    return _attend(x, keys, values, P_q, P_o), keys, values
+
+
+def output_last(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return keys, values, _attend(x, keys, values, P_q, P_o)
+
+
+def no_output_projection(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    weights = _logits(x, keys, P_q).softmax(-1)
+    out = torch.einsum("bhm,bhmv->bhv", weights, _per_head(values, P_o.shape[0]))
+    return out.flatten(1), keys, values
+
+
 def old_values(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor) -> Step:
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     return _attend(x, keys, values, P_q, P_o), keys, prev_V

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from regard.grade.cases import Draw, GradeCase, causal_mask
 
@@ -147,26 +148,60 @@ def sums_of_all(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tens
     return phi(q) @ (phi(k).mT @ v) / own
 
 
+def hidden_by_large_negative(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    assert causal
+    weights = (phi(q) @ phi(k).mT).masked_fill(~causal_mask(q.shape[-2]), -1e9)
+    return _divide(weights, v)
+
+
+def hidden_by_infinity(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    assert causal
+    weights = (phi(q) @ phi(k).mT).masked_fill(~causal_mask(q.shape[-2]), float("-inf"))
+    return _divide(weights, v)
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(~causal_mask(q.shape[-2]), float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def divided_by_everything(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    weights = _similarities(q, k, phi, causal)
+    return weights @ v / weights.sum()
+
+
+def first_row_without_itself(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    """Returns what a triangle without its diagonal gives: 0/0, NaN, in the first row."""
+    assert causal
+    return _divide(_similarities(q, k, phi, causal).tril(-1), v)
+
+
 def divided_by_count(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
     weights = _similarities(q, k, phi, causal)
     seen = (weights != 0).sum(-1, keepdim=True)
     return weights @ v / seen
 
 
+class _LargestTensor(TorchDispatchMode):
+    """Notes the number of entries of the largest tensor that any operation makes."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self.entries = max(self.entries, tensor.numel())
+        return made
+
+
 def forms_no_pairs(f: Function, q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Any:
-    """Returns the slip of a linear form that makes a matrix of all pairs of queries and keys.
-
-    What a product reads is kept for its gradient, so a matrix of pairs that values are multiplied by is seen there.
-    """
-    sizes = [0]
-
-    def note(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel())
-        return tensor
-
-    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
-        f(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), phi, causal)
+    """Returns the slip of a linear form that makes a matrix of all pairs of queries and keys."""
+    with _LargestTensor() as largest:
+        f(q, k, v, phi, causal)
     # Sums of every prefix, T·K·V entries, are fine; T·T are not.
-    if max(sizes) >= q.shape[1] * k.shape[1]:
+    if largest.entries >= q.shape[1] * k.shape[1]:
         return "forms_pairs"
     return None

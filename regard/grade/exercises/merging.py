@@ -139,6 +139,27 @@ def not_divided(x: Tensor) -> Tensor:
     return concatenate_heads(x * _length(x))
 
 
+def mean_over_tokens(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x) / _length(x).mean(2, keepdim=True))
+
+
+def mean_over_everything(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x) / _length(x).mean())
+
+
+def deviation(x: Tensor) -> Tensor:
+    spread = x.std(-1, keepdim=True)
+    return concatenate_heads(x * spread / spread.mean(1, keepdim=True))
+
+
+def shifted_batch(x: Tensor) -> Tensor:
+    return concatenate_heads(x.roll(1, 0))
+
+
+def rolled_flat(x: Tensor) -> Tensor:
+    return concatenate_heads(x.roll(1))
+
+
 def divided_by_sum(x: Tensor) -> Tensor:
     return concatenate_heads(x * _length(x) / _length(x).sum(1, keepdim=True))
 

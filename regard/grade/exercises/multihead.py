@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from regard.grade.cases import Draw, GradeCase, causal_mask
 from regard.grade.judging import SubmissionError, take_first
@@ -60,7 +61,8 @@ def find_layers(module: Any) -> Layers:
         if layer is None:
             raise SubmissionError(
                 f"There is no nn.Linear called self.{name} (nor {', '.join(known[1:5])}), whose weights the grader "
-                "reads to know what should come out."
+                "reads to know what should come out.",
+                advice="Keep the template's four layers, from d_model to d_model each, and split what they give.",
             )
         found.append(layer)
     return Layers(*found)
@@ -138,6 +140,61 @@ def divided_by_width(module: Any, *given: Any) -> Tensor:
 
 def scaled_by_heads(module: Any, *given: Any) -> Tensor:
     return _run(module, given, _scaled_by(lambda q: math.sqrt(q.shape[-1] / q.shape[1])))
+
+
+def scaled_by_length(module: Any, *given: Any) -> Tensor:
+    return _run(module, given, _scaled_by(lambda q: math.sqrt(q.shape[-1] / q.shape[-2])))
+
+
+def sigmoid_instead(module: Any, *given: Any) -> Tensor:
+    def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -1e9)
+        return scores.sigmoid() @ v
+
+    return _run(module, given, mix)
+
+
+def mask_added(module: Any, *given: Any) -> Tensor:
+    def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return (q @ k.mT / math.sqrt(q.shape[-1]) + mask).softmax(-1) @ v
+
+    return _run(module, given, mix)
+
+
+def mask_transposed(module: Any, *given: Any) -> Tensor:
+    mask = _mask(given)
+    assert mask is not None
+    return _run(module, (*given[:3], mask.mT))
+
+
+def unprojected(module: Any, *given: Any) -> Tensor:
+    parts = [_split(x, _heads(module)) for x in given[:3]]
+    return _project(module, _merge(_attend(parts[0], parts[1], parts[2], _mask(given))))
+
+
+def keys_and_values_exchanged(module: Any, *given: Any) -> Tensor:
+    return _run(module, (given[0], given[2], given[1], *given[3:]))
+
+
+def output_projected_twice(module: Any, *given: Any) -> Tensor:
+    return _project(module, _run(module, given))
+
+
+def residual_normed(module: Any, *given: Any) -> Tensor:
+    out: Tensor = given[0] + _run(module, given)
+    return layer_norm(out, out.shape[-1:])
+
+
+def heads_averaged(module: Any, *given: Any) -> Tensor:
+    heads = _mixed(module, given)
+    return _project(module, heads.mean(1).repeat(1, 1, heads.shape[1]))
+
+
+def over_batch(module: Any, *given: Any) -> Tensor:
+    return _run(module, given, _over(0))
 
 
 def no_softmax(module: Any, *given: Any) -> Tensor:
@@ -290,6 +347,8 @@ def layers_are_known(module: Any, *given: Any) -> Any:
 def gradients_flow(module: Any, *given: Any) -> Any:
     """Returns the slip of an output that some weights do not reach."""
     out = take_first(module(*given), wanted=True)
+    if not isinstance(out, Tensor):
+        return "the output is no tensor: is a `return` missing?"
     if not out.requires_grad:
         return "no_gradient"
     out.square().sum().backward()

@@ -99,6 +99,44 @@ def small_base(length: int, width: int) -> Tensor:
     return _interleaved(angles.sin(), angles.cos())
 
 
+def large_base(length: int, width: int) -> Tensor:
+    angles = _angles(length, width, base=100000.0)
+    return _interleaved(angles.sin(), angles.cos())
+
+
+def unbracketed(length: int, width: int) -> Tensor:
+    """Returns the table of t / 10000 ** 2*i / width, which Python reads as t / 10000² · i / width."""
+    steps = torch.arange(width // 2, dtype=torch.float64)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] / 1e8 * steps / width
+    return _interleaved(angles.sin(), angles.cos())
+
+
+def rounded_angle(length: int, width: int) -> Tensor:
+    angles = _angles(length, width).add(1e-9).floor()  # 1e-9: that 10 · 0.1 is not 0
+    return _interleaved(angles.sin(), angles.cos())
+
+
+def over_length(length: int, width: int) -> Tensor:
+    angles = _angles(length, width) / length
+    return _interleaved(angles.sin(), angles.cos())
+
+
+def turned_back(length: int, width: int) -> Tensor:
+    angles = _angles(length, width)
+    return _interleaved(-angles.sin(), angles.cos())
+
+
+def scaled(length: int, width: int) -> Tensor:
+    return sinusoidal_positions(length, width) / width**0.5
+
+
+def by_row(length: int, width: int) -> Tensor:
+    """Returns the table whose even rows are sines and whose odd rows are cosines."""
+    angles = _angles(length, width).repeat_interleave(2, -1)
+    is_even = torch.arange(length)[:, None] % 2 == 0
+    return torch.where(is_even, angles.sin(), angles.cos()).float()
+
+
 def natural_base(length: int, width: int) -> Tensor:
     angles = _angles(length, width, base=math.e)
     return _interleaved(angles.sin(), angles.cos())

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, leaky_relu
 
 from regard.grade.cases import Draw, GradeCase, causal_mask
 
@@ -140,6 +140,43 @@ def dense_without_itself(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tens
 
 def dense_inverted(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
     return _inverted(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]), v)
+
+
+def dense_sigmoid(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix(((x @ w1 + b1).sigmoid() @ w2 + b2)[..., : v.shape[-2]], v)
+
+
+def dense_leaky(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix((leaky_relu(x @ w1 + b1) @ w2 + b2)[..., : v.shape[-2]], v)
+
+
+def relu_twice(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]).relu(), v)
+
+
+def dense_transposed(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return dense_synthesizer(x, w1.mT, b1, w2, b2, v)
+
+
+def _one_later(scores: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return scores.masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(1), NEVER).softmax(-1) @ v
+
+
+def dense_one_later(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _one_later(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]), v)
+
+
+def random_one_later(R: Tensor, v: Tensor) -> Tensor:
+    return _one_later(_random_scores(R, v), v)
+
+
+def random_even(R: Tensor, v: Tensor) -> Tensor:
+    return _mix(torch.zeros_like(_random_scores(R, v)), v)
+
+
+def random_masked_by_zero(R: Tensor, v: Tensor) -> Tensor:
+    return _random_scores(R, v).tril().softmax(-1) @ v
 
 
 def _random_scores(R: Tensor, v: Tensor) -> Tensor:

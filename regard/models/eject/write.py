@@ -70,12 +70,12 @@ def write_source(model: Model[Any], name: str = "a model") -> str:
     if model.tokenizer is not None:
         tokenizer = type(model.tokenizer).__name__
     pieces = [
-        _head(model, name, stack),
         *(inspect.getsource(part).rstrip() for part in parts),
         _write_build(model, stack, written, positions, merge),
         _write_text(tokenizer, stack.limit),
     ]
-    return "\n\n\n".join(pieces) + "\n"
+    body = "\n\n\n".join(pieces) + "\n"
+    return f"{_head(model, name, stack, body)}\n\n\n{body}"
 
 
 def _refuse_parts(stack: Stack) -> None:
@@ -117,12 +117,13 @@ def _block_name(stack: Stack) -> str:
     return "Block" if stack.config.block.before else "NormAfterBlock"
 
 
-def _head(model: GPT, name: str, stack: Stack) -> str:
-    """Returns the docstring and the imports of the file."""
+def _head(model: GPT, name: str, stack: Stack, body: str) -> str:
+    """Returns the docstring of the file and the imports that its body needs."""
     config = model.config
     parameters = sum(x.numel() for x in model.parameters())
     names = ", ".join(dict.fromkeys(config.per_layer))
-    imports = ["import json", "import sys", "from collections.abc import Callable", "from pathlib import Path"]
+    imports = [f"import {module}" for module in ("json", "math", "sys") if f"{module}." in body]
+    imports += ["from collections.abc import Callable", "from pathlib import Path"]
     imports += ["from typing import Any", "", "import torch", "from safetensors.torch import load_file"]
     sizes = f"{config.layers} layers, {config.width} wide, {parameters:,} parameters"
     # A name is that of a folder, which may have quotation marks and backslashes, and must not end the docstring.
@@ -135,7 +136,6 @@ Plain PyTorch, written by regard {__version__} (`regard eject`); it needs torch 
 
 from __future__ import annotations
 
-import math
 ''' + "\n".join([*imports, "from torch import Tensor, nn", "from torch.nn import functional as F"])
 
 
