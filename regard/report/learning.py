@@ -191,7 +191,7 @@ def _draw_training(ax: Axes, curves: TrainAndDev, best: Best, style: Style) -> N
             continue
         ax.plot(*zip(*thin_out(points), strict=True), color=style.colour, **how)
         edge: Any = {"markerfacecolor": face, "markeredgecolor": style.colour, "markeredgewidth": 1.2}
-        ax.plot(*best_point(points, best), "o", markersize=5, **edge)
+        ax.plot(*best_point(points, best), "o", markersize=5, clip_on=False, **edge)
 
 
 def learning_caption(best: Best) -> str:

@@ -109,6 +109,8 @@ def slice_plots(dimensions: Sequence[Dimension], trials: Sequence[TrialPoint], o
         if log:
             grid[0, 0].set_yscale("log")
         format_axis_numbers(grid[0, 0].yaxis, log)
+        if len(set(ys)) == 1:
+            grid[0, 0].set_yticks(ys[:1], [number(ys[0])])
 
     alt = f"{outcome} against {', '.join(d.name for d in dimensions)}. {_describe_best(dimensions, ranked)}"
     return draw(paint, alt, 1.3 + 1.9 * across, 2.6 * down)
@@ -187,9 +189,8 @@ class AxisScale(NamedTuple):
         if low == high and log:
             low /= 2
             high *= 2
-        elif low == high:
-            low -= 0.5
-            high += 0.5
+        elif low == high:  # one mark: those around it may be numbers that cannot be, such as an accuracy below 0
+            return cls([(0.5, number(low))], (), low - 0.5, high + 0.5, log, falling)
         scale = cls((), (), low, high, log, falling)
         return scale._replace(marks=[(scale.height(x), number(x)) for x in _rounded_marks(low, high, log)])
 

@@ -57,9 +57,13 @@ def _lead(results: Results) -> Markup:
     parts: list[object] = [f"{count_noun(len(results['trials']), 'trial')} over {over}: {counts}."]
     done = _done(results)
     if done:
+        best = done[0]["value"]
+        equal = sum(t["value"] == best for t in done)
+        if 1 < equal == len(done):
+            return join(*parts, f" None is best by {results['metric']}: each has ", strong(number(best)), ".")
         direction = "higher" if results["maximize"] else "lower"
         parts += [f" Best by {results['metric']} ({direction} is better): ", strong(done[0]["folder"]), " with "]
-        parts += [strong(number(done[0]["value"])), "."]
+        parts += [strong(number(best)), f", as {count_noun(equal - 1, 'other')}." if equal > 1 else "."]
     return join(*parts)
 
 

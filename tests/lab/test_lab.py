@@ -23,11 +23,13 @@ from regard.lab.approximate import run as approximate
 from regard.lab.argmax import run as selecting
 from regard.lab.base import EXPERIMENTS, LabConfig, Measurement, lab, normal, quartiles, run
 from regard.lab.results import to_json
+from regard.lab.runs.summary import summarize_run
 from regard.lab.scale import run as scale
 from regard.mechanisms import mechanism
 from regard.report.chart import Axis, Series, chart
 from regard.report.page import Page, ReportError
 from regard.report.palette import style
+from regard.train.run import Run
 
 pytest.importorskip("matplotlib")
 
@@ -343,3 +345,13 @@ def test_the_median_of_an_even_count_is_the_mean_of_the_two_in_the_middle(monkey
     expected = [float(x.sort().values[2:4].mean()) for x in draws]
     assert measured.medians[1].tolist() == pytest.approx(expected, rel=1e-12)
     assert measured.medians[1].tolist() != pytest.approx([float(x.median()) for x in draws], rel=1e-12)
+
+
+@pytest.mark.parametrize("speeds, median", [([5.0, 100.0, 200.0, 7.0], 53.5), ([3.0], 3.0), ([None], None)])
+def test_the_speed_of_a_run_is_that_of_its_middle_line(speeds, median, tmp_path):
+    """The last line alone may be of a moment in which the machine did something else."""
+    run = Run.create(tmp_path / "run", {"recipe": "toy", "model": {}})
+    for step, speed in enumerate(speeds):
+        run.log({"step": step, "loss": 1.0, "lr": 0.1, "tokens_per_second": speed, "mfu": None})
+    metrics = summarize_run(run)["metrics"]
+    assert metrics["tokens_per_second"] == median and metrics["mfu"] is None

@@ -322,6 +322,20 @@ def test_settings_of_generated_data_are_refused_beside_files(name, overrides, wo
             planned(whole, [*overrides, *files], bare=True)
 
 
+def test_strangers_that_cannot_be_made_are_refused_where_they_were_asked_for(planned, tmp_path):
+    (tmp_path / "d.txt").write_text("Ada was born in Elm.\nBo was born in Oak.\n")
+    (tmp_path / "q.tsv").write_text("Where was Ada born?\tElm\nWho was born in Oak?\tBo\n")
+    files = [
+        f"data.documents={tmp_path / 'd.txt'}",
+        f"data.train={tmp_path / 'q.tsv'}",
+        f"data.dev={tmp_path / 'q.tsv'}",
+    ]
+    with pytest.raises(ConfigError, match=r"compare\.strangers: the questions differ in more than a name"):
+        planned("knowledge", [*files, "compare.strangers=9"], bare=True)
+    for overrides in ([], ["compare.strangers=0"]):
+        planned("knowledge", [*files, *overrides], bare=True)
+
+
 def test_candidates_have_the_settings_that_they_are_named_by(planned):
     overrides = ['compare.mechanisms=["softmax", "elu"]', "train.lr=0.5", "compare.settings.slow.finetune.train.lr=0.1"]
     overrides += ["compare.settings.wide.model.width=256", "compare.settings.wide.train.lr=0.25"]

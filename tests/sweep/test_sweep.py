@@ -740,6 +740,17 @@ def test_the_page_shows_what_there_is_and_escapes_it():
     )
 
 
+def test_trials_that_end_alike_have_no_best_and_one_mark():
+    """An accuracy of 0 in all trials has no axis from -0.4 to 0.4."""
+    alike = results(metric="dev/accuracy", maximize=True)
+    for trial in alike["trials"]:
+        trial["value"] = 0.0
+    page = sweep_page(alike).html()
+    assert "None is best by dev/accuracy: each has <strong>0</strong>" in page and ">-0." not in page
+    alike["trials"][0]["value"] = -1.0
+    assert "<strong>trial-001</strong> with <strong>0</strong>, as 1 other." in sweep_page(alike).html()
+
+
 def test_the_pictures_have_a_line_a_trial_the_best_in_its_own_colour():
     settings = [Dimension("train.lr", log=True), Dimension("model.mechanism", ["softmax", "elu"])]
     tried = [TrialPoint([10.0**-n, "elu" if n % 2 else "softmax"], None if n == 3 else 10.0**n) for n in range(6)]

@@ -93,7 +93,14 @@ def plan(session: Session) -> KnowledgePlan:
     for name, folder, changed in _list_candidates(session, compare):
         titles = _add_trainings(trainings, changed, files, name, folder)
         candidates.append(Candidate(name, folder, titles))
-    return KnowledgePlan(trainings, files, sets, _find_strangers(compare, files, sets, documents), candidates)
+    strangers = _find_strangers(compare, files, sets, documents)
+    if compare.strangers and not strangers:
+        session.refuse(
+            "compare.strangers",
+            "the questions differ in more than a name, so that no strangers can be made of them; say "
+            "compare.strangers_file, or compare.strangers=0",
+        )
+    return KnowledgePlan(trainings, files, sets, strangers, candidates)
 
 
 def _refuse_unused(session: Session, data: KnowledgeData, compare: KnowledgeComparison) -> None:

@@ -189,8 +189,11 @@ def _results(runs: Sequence[Run], names: Sequence[str]) -> Markup:
             shown = _shown(metric, values.get(metric))
             cells.append(strong(shown) if best[metric] == n else shown)
         rows.append(cells)
-    first = next((best[m] for m in metrics if best[m] is not None), None)
-    caption = "Best value of each run by each metric, the last where no best is known. Bold: the best of all runs."
+    first = best[metrics[0]] if metrics else None  # the best by what runs are judged by, and not by their speed
+    caption = (
+        "Best value of each run by each metric, the last where no best is known, and the median of speeds. Bold: the "
+        "best of all runs."
+    )
     columns = ["run", "status", "attention", "parameters", "steps", "time", *metrics]
     kept = [n for n in range(len(columns)) if any(row[n] not in (None, "–") for row in rows)]
     rows = [[row[n] for n in kept] for row in rows]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from regard.lab.experiment import TrainingLog, read_log
 from regard.train.progress import format_metrics
 from regard.train.recipe import resolve_model
 from regard.train.run import Run
+
+SPEEDS = ("tokens_per_second", "mfu")
 
 
 def summarize_run(run: Run) -> dict[str, Any]:
@@ -20,6 +23,10 @@ def summarize_run(run: Run) -> dict[str, Any]:
         last = log.curve[-1]
     shown = best or {key: last[key] for key in ("loss",) if key in last}
     metrics = dict(last)
+    for key in SPEEDS:  # that of the last steps alone may be anything
+        known = [row[key] for row in log.curve if isinstance(row.get(key), int | float)]
+        if known:
+            metrics[key] = median(known)
     if log.evaluations:
         metrics |= log.evaluations[-1]
     return {
