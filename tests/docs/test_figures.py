@@ -75,3 +75,20 @@ def test_the_speeds_in_the_readme_and_in_the_table_name_their_results():
     assert len(re.findall("<!--=", readme)) >= len(measured)
     rows = [line for line in speed.splitlines() if re.match(r"\| .*\d", line)]
     assert rows and all("<!--=" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [
+        ("kernels", "masks-h200-2026-11-18"),
+        ("knowledge", "knowledge-cpu-2026-11-19"),
+        ("knowledge", "knowledge-h200-2026-11-15"),
+        ("recall", "recall-cpu-2026-11-19"),
+        ("sentiment", "sentiment-h200-2026-11-15"),
+        ("summarize", "summarize-h200-2026-11-15"),
+        ("training", "train-h200-2026-11-18"),
+    ],
+)
+def test_a_table_of_what_was_measured_names_its_result(page, file):
+    named = [found for path, found in FIGURES if path.stem == page and found["file"] == file]
+    assert len(named) >= 8

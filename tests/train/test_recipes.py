@@ -59,7 +59,7 @@ def test_the_known_recipes():
     [
         ("knowledge/pretrian", None, [], "no recipe 'knowledge/pretrian'. Did you mean 'knowledge/pretrain'"),
         ("knowledge/pretrain", "ful", [], "no variant 'ful'. Did you mean 'full'"),
-        ("knowledge/pretrain", None, ["trian.lr=1"], "no section 'trian'.* Did you mean 'train'"),
+        ("knowledge/pretrain", None, ["trian.lr=1"], "no section 'trian'.* Did you mean 'train.lr'"),
         ("knowledge/pretrain", None, ["train.lrr=1"], "no key 'lrr' in train. Did you mean 'lr'"),
         ("knowledge/pretrain", None, ["train.schedule.warmpu=1"], "no key 'warmpu' in train.schedule. Did you mean"),
         ("knowledge/pretrain", None, ["data.world.peple=1"], "no key 'peple' in data.world. Did you mean 'people'"),
