@@ -18,7 +18,6 @@ from regard.report.plots import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis as PlottedAxis
     from matplotlib.figure import Figure
 
 _DASH = (0, (4, 2.5))
@@ -137,18 +136,12 @@ def _format_axes(ax: Axes, x: Axis, y: Axis) -> None:
     for settings, axis in ((x, ax.xaxis), (y, ax.yaxis)):
         if settings.shares:
             format_axis_percent(axis)
-        elif settings.log and _spans_decades(axis):
+        elif settings.log:
             format_axis_decades(axis)
         else:
-            format_axis_numbers(axis, settings.log)
+            format_axis_numbers(axis)
         if settings.ticks:
             axis.set_major_locator(FixedLocator(list(settings.ticks)))
-
-
-def _spans_decades(axis: PlottedAxis) -> bool:
-    """Returns whether an axis spans more than three decades."""
-    low, high = axis.get_view_interval()
-    return bool(high > 1e3 * low)
 
 
 def _format(value: float, y: Axis) -> str:

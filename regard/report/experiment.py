@@ -45,7 +45,7 @@ def build_page(
 
 def _describe_run(header: Row) -> Iterable[Markup]:
     """Yields the command that gives the same numbers, the settings, and the versions."""
-    yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers:")
+    yield paragraph("The same seed on the same machine, with as many threads, gives the same numbers but for times:")
     yield command_listing(header["command"])
     settings = {key: json.dumps(value) for key, value in header["config"].items()}
     yield details("Settings", facts(settings | {"time": duration(header["seconds"]), "threads": header["threads"]}))

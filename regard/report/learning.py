@@ -160,7 +160,8 @@ def learning_figure(
             format_axis_percent(ax.yaxis)
         else:
             format_axis_numbers(ax.yaxis, log)
-        format_axis_numbers(ax.xaxis)
+        drawn = [point for curves in kept.values() for line in curves for point in line]
+        format_axis_numbers(ax.xaxis, whole=all(float(x).is_integer() for x, _ in drawn))
         ends = [(labels[n], (curves.dev or curves.train)[-1], styles[n].colour) for n, curves in kept.items()]
         label_line_ends(ax, ends)
 

@@ -353,8 +353,10 @@ def format_axis_numbers(axis: Axis, log: bool = False, whole: bool = False) -> N
 
 
 def format_axis_decades(axis: Axis) -> None:
-    """Writes powers of ten as numbers, for a logarithmic axis that spans many of them."""
+    """Writes powers of ten as numbers on a logarithmic axis that spans more than three of them, else others too."""
     from matplotlib.ticker import LogLocator
 
     format_axis_numbers(axis, log=True)
-    axis.set_major_locator(LogLocator(numticks=7))
+    low, high = axis.get_view_interval()
+    if high > 1e3 * low:
+        axis.set_major_locator(LogLocator(numticks=7))

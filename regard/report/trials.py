@@ -152,7 +152,7 @@ def trial_curves(
             ax.plot(*zip(*curve, strict=True), color=MUTED.light, linewidth=1.0, linestyle=_DOTS)
         ax.set_ylim(*span)
         ax.set(xlabel="step", ylabel=outcome)
-        format_axis_numbers(ax.xaxis)
+        format_axis_numbers(ax.xaxis, whole=True)
         format_axis_numbers(ax.yaxis, log)
         if best:
             label_line_ends(ax, [(f"{shorten(name)}\n{number(top[1])}", best[-1], _BEST)])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.config import ConfigError
 from regard.errors import RegardError, quote
-from regard.train.recipe import describe_override, parse
+from regard.train.recipe import example_override, parse
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -146,7 +146,7 @@ def parse_parameters(pairs: Sequence[str], ranges: bool, recipe: str = "") -> tu
     for pair in pairs:
         key, sign, value = (part.strip() for part in pair.partition("="))
         if not sign or "." not in key:
-            raise ConfigError(f"{quote(pair)}: expected {describe_override(pair, recipe)}")
+            raise ConfigError(f"{quote(pair)}: expected section.key=values, e.g. {example_override(pair, recipe)}")
         if key in {p.key for p in parameters} | {s.partition("=")[0] for s in single}:
             raise ConfigError(f"{quote(pair)}: {key} is varied twice; name all its values in one place")
         match = _RANGE.fullmatch(value)

@@ -231,7 +231,7 @@ def parse(overrides: Sequence[str], sections: bool = True, recipe: str = "") -> 
         if not sign or not all(parts) or len(parts) < 1 + sections:
             expected = "key=value, e.g. seed=1"
             if sections:
-                expected = describe_override(text, recipe)
+                expected = f"section.key=value, e.g. {example_override(text, recipe)}"
             raise ConfigError(f"{quote(text)}: expected {expected}")
         nested: Any = _parse_value(value.strip())
         for part in reversed(parts):
@@ -240,8 +240,8 @@ def parse(overrides: Sequence[str], sections: bool = True, recipe: str = "") -> 
     return tables
 
 
-def describe_override(text: str, recipe: str) -> str:
-    """Returns how a change of a recipe is written, with the key that this one may mean."""
+def example_override(text: str, recipe: str) -> str:
+    """Returns what a change that names no section of a recipe may mean, else any change, as an example."""
     from regard.train.keys import find_keys  # it reads recipes, with this module
 
     key, sign, value = text.partition("=")
@@ -249,8 +249,8 @@ def describe_override(text: str, recipe: str) -> str:
         key, value = "file", text  # a text to learn from, where there is a key for one
     found = find_keys(key.strip(), [recipe])
     if not found:
-        return "section.key=value, e.g. train.lr=3e-4"
-    return "section.key=value, e.g. " + " or ".join(f"{name}={value or '…'}" for name in found)
+        return "train.lr=3e-4"
+    return " or ".join(f"{name}={value or '…'}" for name in found)
 
 
 def _suggest(section: str, asked: Any, recipe: str) -> str:

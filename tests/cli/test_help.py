@@ -122,7 +122,7 @@ def test_a_command_shows_all_of_its_help():
         (["train", "knowledge"], "`regard run knowledge`"),
         (["train", "--resume"], "--resume needs a value. `regard train -h`"),
         (["run", "lm"], "It is a recipe: `regard train lm`."),
-        (["sweep", "lm", "--grid", "lr=1e-3,2e-3"], "expected section.key=value, e.g. train.lr=1e-3,2e-3\n"),
+        (["sweep", "lm", "--grid", "lr=1e-3,2e-3"], "expected section.key=values, e.g. train.lr=1e-3,2e-3\n"),
         (["check", "--plugin"], "--plugin needs a value."),
         (["check", "theirs.py"], "theirs.py is a file of Python: regard check --plugin theirs.py"),
         (["generate", "x", "--max-new-tokens", "5"], "Did you mean --max?"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +113,16 @@ def test_a_stranger_who_keeps_the_laws_races_without_a_floor(tmp_path: Path) -> 
     assert [row["N"] for row in of(found, "mine", "forward")] == [16, 32]
     assert all("floor" not in row for row in of(found, "mine", "forward"))
     assert not of(found, "mine", "decode")
-    bench_page({"command": "regard bench", **found})
+    page = bench_page({"command": "regard bench", **found}).html()
+    # One's own is in the summary, first or not, and the page does not say that times come again.
+    assert re.search(r"<strong>mine</strong> takes|, mine [\d.e+]+ times that", page.partition("<h2")[0])
+    assert "gives the same numbers but for times" in page
+
+
+def test_a_roofline_has_numbers_at_both_axes_however_narrow(found: dict[str, Any]) -> None:
+    narrow = found | {"rows": [row for row in found["rows"] if row["what"] == "elu" and row["pass"] == "forward"]}
+    svg = bench_page(narrow).html().partition("useful FLOPs a byte")[0].rpartition("<svg")[2]
+    assert len(re.findall(r"<text[^>]*>[\d.,]+</text>", svg)) >= 2
 
 
 def test_a_size_that_would_take_too_long_is_left_out_and_said() -> None:

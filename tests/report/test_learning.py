@@ -81,6 +81,12 @@ def test_one_figure_has_both_lines_and_the_best_of_each():
     assert "a, dev 1, train 0.2; b, train 0.2" in svg
 
 
+def test_steps_are_whole_numbers_at_their_axis():
+    losses = [(n, 3.0 - n / 10) for n in range(1, 5)]
+    marks = re.findall(r"<text[^>]*>([\d.]+)</text>", learning_figure({"a": TrainAndDev(losses, losses)}))
+    assert {"1", "2", "3", "4"} <= set(marks) and not {"1.6", "2.4", "3.2"} & set(marks)
+
+
 def test_the_page_of_runs_tells_the_best_step_by_each_and_overfitting():
     rows = evaluations(
         train_loss=[y for _, y in FALLING],

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.lab.bench.peers import PEERS
 from regard.lab.bench.results import RaceResults, RaceRow
 from regard.report.canvas import draw
 from regard.report.chart import Axis, Series, chart
@@ -62,8 +63,11 @@ def _lead(results: RaceResults) -> Markup:
         words += [f"{PASSES[passing].capitalize()} at {longest:,} tokens: ", strong(fastest.what)]
         words += [f" takes {1e3 * fastest.median:.3g} ms"]
         softmax = [row for row in ranked if row.what == "softmax"]
-        if softmax and fastest.what != "softmax":
-            words += [f", softmax {softmax[0].median / fastest.median:.2g} times that"]
+        # The reader's own is told of too, wherever it came in.
+        known = {"softmax", *(peer.name for peer in PEERS)}
+        own = [row for row in ranked if row.peer and row.what not in known]
+        told = [row for row in [*softmax, *own] if row is not fastest]
+        words += [f", {row.what} {row.median / fastest.median:.2g} times that" for row in told]
         words += [". "]
     if results.interrupted:
         words += ["The race was interrupted: this is what was measured until then."]
