@@ -10,6 +10,7 @@ import torch
 from lens_window import drawn, gpt, holds, number
 
 from regard.lens import record
+from regard.lens.recording.overview import add_overview
 from regard.lens.trace.trace import Trace
 
 TEXT = "The dog ran, the dog sat"
@@ -38,6 +39,18 @@ def test_a_cell_shows_how_much_is_handed_on(window):
     assert written and not any("e" in text for text in written)
     wide = shown.page.locator(".numbers").evaluate("g => Math.max(...[...g.children].map(x => x.getBBox().width))")
     assert wide < shown.page.locator(".stage canvas").bounding_box()["width"] / 9
+
+
+@pytest.mark.browser
+def test_nearly_even_weights_have_the_digits_that_tell_them_apart(window):
+    recording = drawn(12, 1, causal=False)
+    attended = recording.attentions[0]
+    attended.q, attended.n = 0.02 * attended.q, None
+    add_overview(recording, attended)
+    shown = window(Trace([recording]), "view=head")
+    shown.page.locator(".numbers").wait_for()
+    written = [float(x) for x in shown.page.locator(".numbers text").all_text_contents()]
+    assert written == pytest.approx(recording.weights(0, 0).flatten().tolist(), abs=6e-4) and len(set(written)) > 3
 
 
 @pytest.mark.browser

@@ -333,7 +333,7 @@ export class Matrix {
   /** A number as a cell has room for it: two decimals, or more of a small scale, and none that does not hold. */
   private short(x: number, most: number): string {
     const said = told(this.options.cells, x);
-    if (most < 0.1) return said;
+    if (most <= 0.1) return said;
     if (/^[<>]/.test(said) || Math.abs(x) < 0.005) return "0.00";
     return /^−?\d\.\d{3,}$/.test(said) ? x.toFixed(2).replace("-", "−") : said;
   }
