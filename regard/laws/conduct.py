@@ -189,7 +189,7 @@ def _reads_differences_only(subject: Subject, case: Case, inputs: list[Tensor]) 
 
     Where it changes something, features of keys that point away may vanish, and nobody is to blame.
     """
-    if subject.projects or len(inputs) != 3 or case.tolerance is None:
+    if subject.projects or len(inputs) != 3 or case.T < 2 or case.tolerance is None:
         return False
     q, k, v = inputs
     shift = case.draw(1, 1, 1, k.shape[-1], stream=90)
