@@ -189,7 +189,7 @@ export function reading(app: App): Reading {
     const hides = order.length < line.length ? ". Struck through: hidden by the mask" : "";
     const hint = `${hides}${state.fixed ? "" : ". Click a token to hold it."}`;
     if (token < 0)
-      replace(says, `Mean ${what} from the tokens that may see each, the most on the ${app.mode() === "dark" ? "brightest" : "darkest"}. `, h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
+      replace(says, `Mean ${what} from all tokens, the most on the ${app.mode() === "dark" ? "brightest" : "darkest"}. `, h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
     else if (state.way === "to")
       replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(plural(what), tip(what)), share, hint);
     else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(plural(what), tip(what)), share, hint);
@@ -320,7 +320,7 @@ function plain(text: string): string {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "�");
 }
 
-/** What each key gets, as a mean over the queries that see it; of long texts over some of them. */
+/** What each key gets, as a mean over all queries; of long texts over some of them. */
 function received(cells: HeadCells): Float32Array {
   const { rows, columns } = cells;
   const read = Math.max(1, Math.min(rows.n, READ, Math.ceil(1e6 / columns.n)));
@@ -333,5 +333,5 @@ function received(cells: HeadCells): Float32Array {
       seen[J]++;
     });
   }
-  return sum.map((x, J) => (seen[J] ? x / seen[J] : NaN));
+  return sum.map((x, J) => (seen[J] ? x / read : NaN)); // of all: a late token has few that may see it
 }

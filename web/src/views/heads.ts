@@ -160,7 +160,7 @@ export function headsView(app: App): View {
     );
   }
 
-  /** The clearest weight between two tokens of a head in words; none of a long text. */
+  /** The clearest weight between two tokens of a head in words, the largest of its row; none of a long text. */
   async function example(a: number, head: number): Promise<(string | Node)[]> {
     const seen = app.current();
     const [queries, keys] = [seen.queries(a), seen.keys(a)];
@@ -168,11 +168,15 @@ export function headsView(app: App): View {
     if (queries.tokens.length > SHORT || c > SHORT || seen.attention(a).signed) return [];
     const opened = await seen.head(a, head);
     const values = new Float32Array(queries.tokens.length * c);
-    for (let i = 0; i < queries.tokens.length; i++) opened.row(i, 0, c, values.subarray(i * c, (i + 1) * c));
+    const most = queries.tokens.map((_, i) => {
+      const row = values.subarray(i * c, (i + 1) * c);
+      opened.row(i, 0, c, row);
+      return row.reduce((top, x) => (x > top ? x : top), 0);
+    });
     const word = (tokens: string[], n: number) => /[\p{L}\p{N}]/u.test(tokens[n]);
     const plain = (n: number) => {
       const [i, j] = [Math.floor(n / c), n % c];
-      return values[n] > 0 && i > 0 && j > 0 && i !== j && !queries.special[i] && !keys.special[j] && word(queries.tokens, i) && word(keys.tokens, j);
+      return values[n] === most[i] && i > 0 && j > 0 && i !== j && !queries.special[i] && !keys.special[j] && word(queries.tokens, i) && word(keys.tokens, j);
     };
     // Of weights that are nearly alike a late row's: under a causal mask it sees most of the text.
     const clear = (n: number) => values[n] + (0.1 * n) / values.length;

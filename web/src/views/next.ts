@@ -116,7 +116,7 @@ export function nextView(app: App): View {
         );
         svg.append(cell);
       }
-      const coming = at + 1 < T ? cut(token(at + 1), fit) : "?";
+      const coming = at + 1 < T ? cut(token(at + 1), fit) : "–";
       svg.append(s("text", { class: "tick strong", ...middle, y: top + (M + 0.5) * row + 4, dy: "0.33em" }, coming));
       if (at === t) svg.append(s("rect", { class: "chosen", x: x + 1, y: top - 1, width: size - 2, height: M * row + 2 }));
     }
