@@ -128,15 +128,19 @@ ALSO_CALLED: dict[str, tuple[str, ...]] = {
 
 
 def find_by_end(wrong: str, keys: Iterable[str]) -> list[str]:
-    """Returns the keys that a name may stand for, those of fewest parts first: keys that end so, else those that end
-    in what is called so elsewhere."""
-    keys = list(keys)
+    """Returns the keys that a name may stand for, those of fewest parts first: keys that end so, else those of fewest
+    parts that end in what is called so elsewhere."""
+    keys = sorted(keys, key=lambda key: (key.count("."), key))
     name = wrong.replace("-", "_")
     last = name.rpartition(".")[2]
-    for end in (name, *ALSO_CALLED.get(name, ()), last, *ALSO_CALLED.get(last, ())):
-        found = [key for key in keys if f".{key}".endswith(f".{end}")]
+    for own in (name, last):
+        found = [key for key in keys if f".{key}".endswith(f".{own}")]
         if found:
-            return sorted(found, key=lambda key: (key.count("."), key))
+            return found
+        for end in ALSO_CALLED.get(own, ()):
+            found = [key for key in keys if f".{key}".endswith(f".{end}")]
+            if found:
+                return [key for key in found if key.count(".") == found[0].count(".")]
     return []
 
 

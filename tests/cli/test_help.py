@@ -186,6 +186,7 @@ def test_keys_that_are_listed_can_be_set(tmp_path):
 def test_keys_are_found_by_their_end_and_by_the_names_of_others():
     assert find_keys("lr", ["lm"]) == ["train.lr"]
     assert find_keys("weight-decay", ["lm"]) == ["train.optimizer.decay"]
+    assert find_keys("hidden_size", ["lm"]) == ["model.width"]  # and not that of a convolution inside
     assert find_keys("heads", ["knowledge"]) == ["model.attention.heads"]
     assert find_keys("cut") == ["data.cut"] and find_keys("nonsense") == []
     assert set(TASKS)

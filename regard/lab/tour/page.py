@@ -201,7 +201,7 @@ def _see(chapter: SeeChapter) -> Iterable[Markup]:
     pair = f"{chapter.page}#view=compare&a={found.layer}&h={found.head}&r2=1&a2={found.layer}&h2={found.head}"
     pictures = [("Trained", chapter.trained, "From each letter of the answer to all before it.")]
     pictures.append(("Untrained", chapter.untrained, "The same head of the same model before its first step."))
-    # One below the other: side by side they would be cut off at the right on most screens.
+    # One below the other: the same columns, and side by side they are cut off at the right on windows of 1000 pixels.
     for title, weights, text in pictures:
         yield figure(heat(weights, chapter.rows, chapter.columns), text, title)
     yield paragraph(
