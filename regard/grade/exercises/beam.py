@@ -168,7 +168,7 @@ def stops_when_enough_with_others(step: Step, beams: int, max_length: int, stop:
 
 def stop_not_counted(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
     def rank(tokens: list[int], total: float) -> float:
-        return total / max(1, len(tokens) - tokens.count(stop)) ** alpha
+        return total / math.pow(max(1, len(tokens) - tokens.count(stop)), alpha)
 
     return _search(step, beams, max_length, stop, rank)
 

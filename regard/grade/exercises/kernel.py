@@ -6,6 +6,7 @@ S_t = Σ_s φ(k_s) v_sᵀ and z_t = Σ_s φ(k_s), which never form a matrix of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -161,7 +162,7 @@ def hidden_by_infinity(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) 
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
-    scores = q @ k.mT / q.shape[-1] ** 0.5
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         scores = scores.masked_fill(~causal_mask(q.shape[-2]), float("-inf"))
     return scores.softmax(-1) @ v
@@ -187,7 +188,9 @@ def divided_by_count(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) ->
 class _LargestTensor(TorchDispatchMode):
     """Notes the number of entries of the largest tensor that any operation makes."""
 
-    entries = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entries = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

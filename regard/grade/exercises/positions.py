@@ -127,7 +127,7 @@ def turned_back(length: int, width: int) -> Tensor:
 
 
 def scaled(length: int, width: int) -> Tensor:
-    return sinusoidal_positions(length, width) / width**0.5
+    return sinusoidal_positions(length, width) / math.sqrt(width)
 
 
 def by_row(length: int, width: int) -> Tensor:
