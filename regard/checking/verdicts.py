@@ -40,10 +40,16 @@ class Verdict:
     reproducer: str | None = None
     raised: str | None = None
 
+    @property
+    def measured(self) -> str:
+        """What was seen, with the error and its limit where the error is a size."""
+        if self.error is None or self.limit is None or math.isinf(self.error):
+            return self.detail
+        return f"{self.detail}: {self.error:.1e}, allowed {self.limit:.1e}"
+
     def __str__(self) -> str:
         if self.status == "broken":
-            size = f"{self.error:.1e}, allowed {self.limit:.1e}"
-            return f"✗ {self.subject} breaks '{self.law}': {self.claim}\n  {self.detail}: {size}"
+            return f"✗ {self.subject} breaks '{self.law}': {self.claim}\n  {self.measured}"
         said = self.detail
         if self.status == "holds":
             said = self.claim

@@ -234,7 +234,7 @@ def _explain(v: Verdict, before: Sequence[str]) -> None:
     """Prints a broken law with its reproducer, without the lines that it shares with the one printed before."""
     out = console()
     out.print(Text(printable(f"\n✗ {v.subject} breaks '{v.law}': {v.claim}"), style="bold red"))
-    out.print(f"  {v.detail}: {_number(v.error)}, allowed {_number(v.limit)}", soft_wrap=True)
+    out.print(f"  {v.measured}", soft_wrap=True)
     lines = (v.reproducer or "").splitlines()
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(lines, before, strict=False))))
     if shared:

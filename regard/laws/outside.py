@@ -336,14 +336,25 @@ def _heads_that_move(subject: Subject, case: Case, inputs: list[Tensor], out: Te
             moved = (subject.run(case, changed) - out).detach().abs().amax((0, 2, 3)).double()
             reads = case.range(case.H) // size == h
             others = moved[~reads]
+            limit = case.tolerance_or(2.0) * float(out.detach().abs().max())
+            told = f"{name} head {h} is for output {_list_heads(reads)}; it moved {_list_heads(moved > limit)}"
             if others.numel():
-                limit = case.tolerance_or(2.0) * float(out.detach().abs().max())
-                findings.append(Finding(float(others.max()), limit, f"output heads that {name} head {h} must not move"))
+                findings.append(Finding(float(others.max()), limit, told))
             # With one token every weight is one, so that only values matter; argmax may choose the same key again.
             if name == "v":
                 # Weights may all be zero, as those of relu(q·k): outputs are then zero, too.
                 error = 0.0
                 if bool(((moved == 0) & (sizes > 0))[reads].any()):
                     error = math.inf
-                findings.append(Finding(error, 0.0, f"output heads that {name} head {h} must move"))
+                findings.append(Finding(error, 0.0, told))
     return findings
+
+
+def _list_heads(chosen: Tensor) -> str:
+    """Returns the heads that are True in a tensor [H], in words."""
+    numbers = chosen.nonzero().flatten().tolist()
+    if not numbers:
+        return "no head"
+    if len(numbers) == 1:
+        return f"head {numbers[0]}"
+    return f"heads {', '.join(map(str, numbers))}"
