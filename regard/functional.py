@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -61,17 +61,13 @@ def attend(
         )
     mask = Mask(causal, visible, window, documents, bias, slopes, softcap, sinks=sinks)
     gates = {name: x for name, x in (("a", a), ("b", b)) if x is not None}
+    _check_gates(mechanism, gates)
     keys = k
     queries = q
     if _is_recurrence(mechanism):
         options = _decays_by_channel(mechanism, a) | options
         if v.dim() == 4:
             queries, keys = share_heads(q, k, v.shape[1])
-    elif gates:
-        raise OptionError(
-            f"{', '.join(gates)}: only gated and delta mechanisms take decays a and write strengths b; "
-            f"{_name_of(mechanism)} does not."
-        )
     size = check_sizes(queries, keys, v, mask)
     if not isinstance(mechanism, Mechanism):
         try:
@@ -98,6 +94,20 @@ def _is_recurrence(mechanism: object) -> bool:
     if isinstance(mechanism, str) and mechanism in MECHANISMS:
         return issubclass(MECHANISMS[mechanism], Recurrence)
     return isinstance(mechanism, Recurrence)
+
+
+def _check_gates(mechanism: object, gates: Mapping[str, object]) -> None:
+    """Raises where decays or write strengths are no tensors, or go to a mechanism that takes none."""
+    if isinstance(mechanism, str):
+        MECHANISMS.find(mechanism)  # what is misspelt is first of all unknown
+    if gates and not _is_recurrence(mechanism):
+        raise OptionError(
+            f"{', '.join(gates)}: only gated and delta mechanisms take decays a and write strengths b; "
+            f"{_name_of(mechanism)} does not."
+        )
+    for name, x in gates.items():
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"{name} is a {type(x).__name__}, expected a tensor: one number a token and head [B,G,S].")
 
 
 def _decays_by_channel(mechanism: object, a: Tensor | None) -> dict[str, bool]:

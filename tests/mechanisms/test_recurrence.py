@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard import Mask, Size, cost
 from regard.cost import crossing
-from regard.errors import GateError, MaskError, OptionError, ShapeError
+from regard.errors import GateError, MaskError, OptionError, ShapeError, UnknownNameError
 from regard.kernels import fast, plain
 from regard.laws.case import difference
 from regard.mechanisms import Memory, fork, mechanism, mix
@@ -471,6 +471,10 @@ class TestRefused:
             regard.attend(q, k, v, "delta", causal=True, **gates)
         with pytest.raises(OptionError, match=r"only gated and delta mechanisms take.*softmax does not"):
             regard.attend(q, k, v, "softmax", causal=True, **gates)
+        with pytest.raises(UnknownNameError, match="Did you mean 'gated-delta'"):
+            regard.attend(q, k, v, "gated_delta", causal=True, **gates)
+        with pytest.raises(ShapeError, match="a is a float, expected a tensor"):
+            regard.attend(q, k, v, "gated", causal=True, a=-0.1)
         with pytest.raises(ShapeError, match=r"a has shape .*channels=True"):
             m(q, k, v, Mask(causal=True), a=k, b=gates["b"])
         with pytest.raises(ShapeError, match="b has shape"):
