@@ -174,7 +174,7 @@ def test_the_first_screen_says_what_is_shown_and_where_to_begin(window):
     said = page.locator(".suggestion").first.inner_text()
     assert f"Layer {best // 4}, head {best % 4}" in said and "this text" in said
     assert number(re.search(r"average|is (\d\.\d+)", said)[1]) == pytest.approx(peaks[best], abs=6e-3)
-    for name in ("evenness (entropy)", "largest weight"):
+    for name in ("evenness (entropy)", "mean largest weight"):
         page.locator(".info .term", has_text=name).hover()
         assert "of this text" in page.locator(".tip").inner_text()
     page.locator(".suggestion").first.click()

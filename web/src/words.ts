@@ -2,21 +2,20 @@
 
 import type { FigureName } from "./format";
 
+const averaged = (tip: string) => `${tip} Mean over the tokens of this text.`;
+
 export const FIGURES: Record<FigureName, { name: string; tip: string }> = {
   entropy: {
     name: "evenness (entropy)",
-    tip: "How evenly a token spreads its weight over the tokens that it sees: 1 is all alike, 0 is one token only. Mean over the tokens of this text.",
+    tip: averaged("How evenly a token spreads its weight over the tokens that it sees: 1 is all alike, 0 is one token only."),
   },
-  distance: {
-    name: "mean distance",
-    tip: "How many tokens away the head looks, weighted. Mean over the tokens of this text.",
-  },
+  distance: { name: "mean distance", tip: averaged("How many tokens away the head looks, weighted.") },
   first: {
     name: "on the first token",
-    tip: "Weight on the first token, where heads rest that have nothing to look for. Mean over the tokens of this text.",
+    tip: averaged("Weight on the first token, where heads rest that have nothing to look for."),
   },
-  self: { name: "on itself", tip: "Weight of a token on itself. Mean over the tokens of this text." },
-  peak: { name: "largest weight", tip: "The largest weight of a token. Mean over the tokens of this text." },
+  self: { name: "on itself", tip: averaged("Weight of a token on itself.") },
+  peak: { name: "mean largest weight", tip: averaged("The largest weight of a token.") },
 };
 
 /** What a head looks at that has a label: the end of “looks at …”. */

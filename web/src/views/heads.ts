@@ -150,14 +150,20 @@ export function headsView(app: App): View {
           term("tokens", TOKEN_TIP),
           ` of this ${read(seen)} in order${pieces(seen)}. Below are pictures of all ${heads} `,
           term("heads", HEAD_TIP),
-          ` on this ${read(seen)}: point at one to read about it, click to open it.`,
-          seen.recording.labels ? " The names under them (labels) and percentages come from other texts; no name: no pattern stands out." : "",
+          ` on this ${read(seen)}${coarse(seen)}: point at one to read about it, click to open it.`,
+          seen.recording.labels ? " Names under them (labels) and percentages come from other texts; no name: no pattern stands out." : "",
         ),
         worked,
       ),
       h("h3", {}, "Three heads to begin with"),
       h("div", { class: "three" }, ...small),
     );
+  }
+
+  /** Says of small pictures whose cells are several tokens that they are. */
+  function coarse({ recording }: Seen): string {
+    const pooled = recording.attentions.some((at) => at.overview.shape[2] < recording.sequences[at.keys].tokens.length);
+    return pooled ? " (a cell is several tokens)" : "";
   }
 
   /** The clearest weight between two tokens of a head in words, the largest of its row; none of a long text. */
