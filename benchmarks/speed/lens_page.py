@@ -148,7 +148,7 @@ def lens(
 
 
 def bertviz(browser: Browser, folder: Path, scripts: Path, layers: int, heads: int, T: int) -> dict[str, Any]:
-    """The same heads in bertviz's model view, opened once: it takes minutes until its last head is drawn."""
+    """Returns size and opening time of the same heads in bertviz's model view; its last head takes minutes."""
     from bertviz import model_view
 
     trace = made(layers, heads, T, causal=False)
@@ -173,7 +173,7 @@ def bertviz(browser: Browser, folder: Path, scripts: Path, layers: int, heads: i
 
 
 def told(what: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The same, printed."""
+    """Prints what was measured on one line and returns it."""
     print(f"{what:18}", ", ".join(f"{key} {value:,.4g}" for key, value in found.items()), flush=True)
     return found
 

@@ -59,7 +59,7 @@ def milliseconds(run: Callable[[], object], flush: Tensor) -> float:
 
 
 def graph(run: Callable[[], object]) -> Callable[[], object]:
-    """The same work as a CUDA graph."""
+    """Captures the work in a CUDA graph and returns what replays it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -122,7 +122,7 @@ def ceilings(flush: Tensor) -> tuple[float, float]:
 
 
 def made(name: str) -> Mechanism:
-    """As a model in bfloat16 has it, its random directions too."""
+    """Returns the mechanism in bfloat16, its random directions too, as it stands in a model."""
     options = {} if name == "elu" else {"features": F, "width": D}
     return regard.mechanism(name, **options).to("cuda", torch.bfloat16)
 

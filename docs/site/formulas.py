@@ -22,12 +22,12 @@ class FormulaError(ValueError):
 
 
 def mathml(html: str, where: str) -> str:
-    """The page with each marked formula drawn. One with a command that is not known is an error that names it."""
+    """Returns the page with each marked formula drawn; a command that is not known is an error that names it."""
     return _MARKED.sub(lambda found: _drawn(unescape(found[2]).strip(), found[1] == "div", where), html)
 
 
 def drawn(text: str, where: str) -> str:
-    """The same for a heading as a list of contents has it, without marks around its formulas."""
+    """Returns a heading with its formulas drawn, as a list of contents has it: without marks around them."""
     return re.sub(r"\\\((.*?)\\\)", lambda found: _drawn(unescape(found[1]).strip(), False, where), text)
 
 
