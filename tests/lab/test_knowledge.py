@@ -129,7 +129,7 @@ def test_changes_for_one_stage_and_for_all(tmp_path):
         ("knowledge", ["trian.lr=3"], "'trian': no such section or stage in knowledge. Did you mean 'train'"),
         ("knowledge", ["finetun.train.lr=3"], "Did you mean 'finetune'"),
         ("knowledge", ["finetune.lr=3"], "finetune.lr = 3: expected a section too"),
-        ("knowledge", ["finetune.modle.width=3"], "no section 'modle'.* Did you mean 'model'"),
+        ("knowledge", ["finetune.modle.width=3"], "no section 'modle'.* Did you mean 'model.width'"),
         ("knowledge", ["finetune.train=3"], "finetune.train = 3: expected a section too"),
         ("knowledge", ["data.train=none.tsv"], "data.train is given without data.documents"),
         ("knowledge", ["data.documents=none.txt"], "data.train is missing|none.txt cannot be read"),
