@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from regard.cli import app
+from regard.cli.app import app
 from regard.cli.models import resolve_small
 
 

@@ -131,11 +131,11 @@ def test_gradients_are_those_of_the_model(tmp_path):
 
 @pytest.mark.parametrize(
     ("tokenizer", "example"),
-    [(None, "0"), (Characters("abc de"), "ce a e"), (Characters("xyz"), "x"), (Bytes(), "Once upon a time")],
+    [(None, "0"), (Characters("abc de"), "ce  a e"), (Characters("xyz"), "x"), (Bytes(), "Once upon a time")],
     ids=["none", "some", "others", "bytes"],
 )
 def test_the_file_names_a_text_that_its_model_can_read(tokenizer, example, tmp_path, monkeypatch, capsys):
-    model = small(vocabulary=259 if isinstance(tokenizer, Bytes) else 8, length=16)
+    model = small(vocabulary=8 if tokenizer is None else tokenizer.size, length=16)
     model.tokenizer = tokenizer
     path = eject(model, tmp_path / "plain")
     assert example_text(model) == example and f'python model.py "{example}"' in path.read_text()
