@@ -177,26 +177,35 @@ def _explain(spec: Spec, item: GradeItem, called: Called, words: str, seen: list
 
 
 def _describe_unknown(spec: Spec, item: GradeItem, called: Called, seen: list[Called]) -> str:
-    """Returns what is odd about outputs that no slip explains, and the item's hint behind it; nothing if nothing is."""
+    """Returns what is odd about outputs that no slip explains; nothing if nothing is.
+
+    The item's hint stands behind it where more may be wrong.
+    """
     export = spec.export_of(item)
     if any(_changes(one, item.tolerance, export) for one in (called, *seen[:MOST_REPEATED])):
         return end_sentence(CHANGES)
     wrong = [one for one in seen if compare(one.output, one.want, item.tolerance) is not None]
-    calls = [WrongCall(_plain_call(one, export), one.case.arguments, one.output, one.want) for one in wrong]
+    pattern = describe_pattern([_wrong_call(spec, item, one) for one in wrong], item.tolerance)
+    told = [pattern.words]
+    if not pattern.is_whole:  # else the hint would be about what is right
+        told.append(item.hint)
+    if not pattern.words:
+        return ""
+    return " ".join(end_sentence(text) for text in told if text)
+
+
+def _wrong_call(spec: Spec, item: GradeItem, called: Called) -> WrongCall:
+    """Returns a call with a wrong output; of (output, weights), where both may be returned, its function gives one."""
+    export = spec.export_of(item)
+
+    def call(*arguments: Any) -> Any:
+        return take_first(called.subject(*arguments), export.takes_first)
 
     def reference(*arguments: Any) -> Any:
         case = replace(called.case, arguments=arguments)
         return _model_output(spec.function(item.reference), export, called.subject, case)
 
-    words = describe_pattern(calls, reference, item.tolerance)
-    if not words:
-        return ""
-    return " ".join(end_sentence(text) for text in (words, item.hint) if text)
-
-
-def _plain_call(called: Called, export: Export) -> Callable[..., Any]:
-    """Returns what was called; of (output, weights), where both may be returned, it gives the output."""
-    return lambda *arguments: take_first(called.subject(*arguments), export.takes_first)
+    return WrongCall(call, reference, called.case.arguments, called.output, called.want)
 
 
 def _changes(called: Called, tolerance: float, export: Export) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,48 +21,62 @@ NEARLY = 2e-2  # of the largest entry: as far off as a small epsilon, half preci
 CLEARLY = 30.0  # times the tolerance: how far off a place is that is wrong beside others that are right
 MOST_AXES = 4  # of an output whose axes are tried in every order
 LEAST_FACTOR = 1e-6  # an output that is all but zero is no multiple of the right one
+SHARED = (
+    "Each sequence alone gives the right output, and in a batch it does not: something is taken from another sequence, "
+    "or summed over the batch"
+)
+NEAR = "It is nearly right: is there a number too large to add, such as an ε, or rounding, or half precision?"
 
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A call with a wrong output: the function, its arguments, what came out and what was wanted."""
+    """A call with a wrong output: the function, its arguments, what came out and what was wanted.
+
+    `reference(*arguments)` returns what is wanted of other arguments.
+    """
 
     function: Callable[..., Any]
+    reference: Callable[..., Any]
     arguments: tuple[Any, ...]
     output: Any
     want: Any
 
 
-def describe_pattern(wrong: Sequence[WrongCall], reference: Callable[..., Any], tolerance: float) -> str:
-    """Returns in words what all wrong outputs have in common with the right ones; nothing where it is nothing.
+class Pattern(NamedTuple):
+    """What wrong outputs have in common with the right ones, in words, and whether nothing else is wrong with them."""
 
-    `reference(*arguments)` returns what is wanted. Of an output of several tensors the first wrong one is described.
+    words: str = ""
+    is_whole: bool = False
+
+
+def describe_pattern(wrong: Sequence[WrongCall], tolerance: float) -> Pattern:
+    """Returns what all wrong outputs have in common with the right ones; no words where it is nothing.
+
+    Of an output of several tensors the first wrong one is described.
     """
     pairs = [_first_difference(call, tolerance) for call in wrong]
     if any(pair is None for pair in pairs):
-        return ""
+        return Pattern()
     known: list[tuple[Tensor, Tensor, str]] = [pair for pair in pairs if pair is not None]
     if len({name for _, _, name in known}) != 1:
-        return ""
+        return Pattern()
     what = known[0][2]
     for describe in (_exchanged_axes, _reversed_axis):
         words = {describe(got, want, tolerance) for got, want, _ in known}
         if len(words) == 1 and words != {""}:
-            return words.pop()
+            return Pattern(words.pop(), is_whole=True)
     factors = [_factor(got, want, tolerance) for got, want, _ in known]
     if None not in factors:
-        return _describe_factors([factor for factor in factors if factor is not None], tolerance)
-    if _is_right_alone(wrong, reference, tolerance):
-        return (
-            "Each sequence alone gives the right output, and in a batch it does not: something is taken from another "
-            "sequence, or summed over the batch"
-        )
+        said = _describe_factors([factor for factor in factors if factor is not None], tolerance)
+        return Pattern(said, is_whole=True)
+    if _is_right_alone(wrong, tolerance):
+        return Pattern(SHARED, is_whole=True)
     if all(_is_close(got, want, NEARLY) for got, want, _ in known):
-        return "It is nearly right: is there a number too large to add, such as an ε, or rounding, or half precision?"
+        return Pattern(NEAR)
     places = {_right_places(got, want, tolerance) for got, want, _ in known}
     if len(places) != 1:
-        return ""
-    return places.pop().format(what=what)
+        return Pattern()
+    return Pattern(places.pop().format(what=what))
 
 
 def _first_difference(call: WrongCall, tolerance: float) -> tuple[Tensor, Tensor, str] | None:
@@ -142,10 +156,10 @@ def _reversed_axis(got: Tensor, want: Tensor, tolerance: float) -> str:
     return ""
 
 
-def _is_right_alone(wrong: Sequence[WrongCall], reference: Callable[..., Any], tolerance: float) -> bool:
+def _is_right_alone(wrong: Sequence[WrongCall], tolerance: float) -> bool:
     """Returns whether each sequence of a batch, called alone, gives the right output."""
     batches = [call for call in wrong if _batch_of(call) > 1]
-    return bool(batches) and all(_calls_alone(call, reference, tolerance) for call in batches)
+    return bool(batches) and all(_gives_each_alone(call, tolerance) for call in batches)
 
 
 def _batch_of(call: WrongCall) -> int:
@@ -156,12 +170,13 @@ def _batch_of(call: WrongCall) -> int:
     return int(first.shape[0])
 
 
-def _calls_alone(call: WrongCall, reference: Callable[..., Any], tolerance: float) -> bool:
+def _gives_each_alone(call: WrongCall, tolerance: float) -> bool:
+    """Returns whether a function gives the right output for each sequence of a call when it is alone in its batch."""
     count = _batch_of(call)
     for n in range(count):
         alone = tuple(_row(x, n, count) for x in call.arguments)
         try:
-            want = reference(*copy_arguments(alone))
+            want = call.reference(*copy_arguments(alone))
             whole = _row_of_output(call.want, n)
             got = call.function(*copy_arguments(alone))
         except (Exception, SystemExit):  # weights whose first axis is as long as the batch, or a batch that is needed

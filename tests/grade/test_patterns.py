@@ -15,8 +15,8 @@ def right(q, k):
 
 
 def described(wrong, arguments=(Q, K), reference=right):
-    call = WrongCall(wrong, arguments, wrong(*arguments), reference(*arguments))
-    return describe_pattern([call], reference, TOLERANCE)
+    call = WrongCall(wrong, reference, arguments, wrong(*arguments), reference(*arguments))
+    return describe_pattern([call], TOLERANCE).words
 
 
 def test_axes_that_are_exchanged_are_named():
@@ -33,8 +33,8 @@ def test_factors_may_differ_from_call_to_call():
     calls = []
     for n in (2, 5):
         arguments = (Q, K[:, :n])
-        calls.append(WrongCall(right, arguments, right(*arguments) / n, right(*arguments)))
-    assert "differs from call to call" in describe_pattern(calls, right, TOLERANCE)
+        calls.append(WrongCall(right, right, arguments, right(*arguments) / n, right(*arguments)))
+    assert "differs from call to call" in describe_pattern(calls, TOLERANCE).words
 
 
 def test_numbers_in_reverse():
@@ -106,11 +106,39 @@ def summed_over_batch(x, prev_K, prev_V, P_q, P_k, P_v, P_o):
     return torch.einsum("bhm,cmv,hdv->bd", weights, values, P_o), keys, values
 
 
-def test_a_grade_says_what_is_odd_and_keeps_the_hint():
+def test_a_grade_says_what_is_odd_in_place_of_a_hint_about_what_is_right():
     grade = grade_objects("incremental", multiquery_attention_incremental=summed_over_batch)
     text = next(outcome.text for outcome in grade.outcomes if outcome.item == "multi-query: one step")
-    assert "Each sequence alone gives the right output" in text
-    assert "einsum('bhk,bmk->bhm')" in text
+    assert text.endswith("or summed over the batch.")
+
+
+def test_classes_are_asked_with_the_weights_of_each_case():
+    from regard.grade.exercises.multihead import multihead
+
+    class MultiHeadAttention(torch.nn.Module):
+        def __init__(self, d_model, num_heads):
+            super().__init__()
+            self.num_heads = num_heads
+            for name in ("W_q", "W_k", "W_v", "W_o"):
+                setattr(self, name, torch.nn.Linear(d_model, d_model))
+
+        def forward(self, Q, K, V, mask=None):
+            return multihead(self, Q, K, V, mask)[:1].expand(len(Q), -1, -1)
+
+    grade = grade_objects("multihead", MultiHeadAttention)
+    text = next(outcome.text for outcome in grade.outcomes if outcome.item == "self-attention")
+    assert "Each sequence alone" in text
+
+
+def test_the_hint_stays_where_more_may_be_wrong():
+    def right_at_the_first(q, k, v, mask=None):
+        out = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        out[:, 1:] = v.sum(1, keepdim=True)
+        return out
+
+    grade = grade_objects("attention", attention=right_at_the_first)
+    text = next(outcome.text for outcome in grade.outcomes if outcome.item == "values without a mask")
+    assert "output[:, 0] is right" in text and "Compute one query by hand" in text
 
 
 def test_an_item_about_the_shape_says_which_axes_are_exchanged():
