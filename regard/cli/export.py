@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from regard import hub
+from regard.cli.models import resolve_small
 from regard.cli.show import console, print_json
 from regard.hub.opening import load_regard_model
 
@@ -19,7 +20,7 @@ def export(
 ) -> None:
     """Write a model as transformers' AutoModel and AutoTokenizer load it, with the same numbers; or say what of it
     transformers has no equivalent of."""
-    exported = hub.export(load_regard_model(model, download=download), to)
+    exported = hub.export(load_regard_model(resolve_small(model), download=download), to)
     if json:
         notes = {"files": exported.files, "left_out": list(exported.notes)}
         print_json({"folder": to, "class": exported.architecture, "loads_with": exported.loads_with, **notes})

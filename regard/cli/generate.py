@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.models import resolve_small
 from regard.cli.show import console, print_json, print_text
 from regard.errors import OptionError
 from regard.generate import Choice, Settings, stream
@@ -52,7 +53,7 @@ def generate(
         seed=seed,
         slide=slide,
     )
-    loaded = load_regard_model(model, device, download=download)
+    loaded = load_regard_model(resolve_small(model), device, download=download)
     if loaded.tokenizer is None:
         raise OptionError(f"{model} has no tokenizer.json, so it cannot read text; use regard.generate with token ids")
     # Beams and several outputs are known only at the end, so there is nothing to stream.

@@ -4,9 +4,10 @@
 of those that come with regard: cases, references, slips and properties.
 """
 
+from regard.grade.advice import SubmissionError
 from regard.grade.cases import Draw, GradeCase, causal_mask
 from regard.grade.grading import Grader, grade, grade_objects
-from regard.grade.judging import SubmissionError, broken_law
+from regard.grade.judging import broken_law
 from regard.grade.outcomes import Grade, ItemOutcome
 from regard.grade.spec import Spec, SpecError, load_spec, shipped_specs
 

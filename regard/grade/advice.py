@@ -1,6 +1,15 @@
-"""What to do about errors that students often meet: a sentence for each, found by a part of the error's words."""
+"""Errors of a submission in words that a student can read, and what to do about those that are often met."""
 
 from __future__ import annotations
+
+import linecache
+import traceback
+
+from regard.devices import requested_memory
+from regard.errors import MAX_QUOTED, RegardError, quote
+from regard.grade.outcomes import ItemStatus
+
+SUBMITTED = "submitted.py"  # how the file of a submission ends when it is imported
 
 # A part of the message, and what to do. The first that fits counts.
 COMMON_ERRORS = (
@@ -40,3 +49,48 @@ def advise(error: BaseException) -> str:
         return "Is it imported, and spelt as where it is defined?"
     text = str(error)
     return next((advice for part, advice in COMMON_ERRORS if part in text), "")
+
+
+class SubmissionError(RegardError, RuntimeError):
+    """Something that a submission did in place of returning a value."""
+
+    def __init__(self, words: str, status: ItemStatus = "error", advice: str = "", slip: str | None = None) -> None:
+        super().__init__(words)
+        self.status: ItemStatus = status
+        self.advice = advice
+        self.slip = slip
+
+
+def explain_error(error: BaseException, called: str) -> SubmissionError:
+    """Returns an exception of a submission in words: what it was, and at which of its own lines."""
+    if isinstance(error, NotImplementedError):
+        return SubmissionError("It is not written yet (NotImplementedError).", "missing")
+    if isinstance(error, SystemExit):
+        return SubmissionError("It calls exit() or sys.exit(), which ends the program; use return.")
+    if isinstance(error, RecursionError):
+        return SubmissionError(f"It calls itself without end (RecursionError){_place(error)}.")
+    if isinstance(error, EOFError):
+        return SubmissionError(f"It asks for input(), and nobody is there to type{_place(error)}.")
+    asked = requested_memory(error)
+    if asked is not None:
+        return SubmissionError(f"It needs more memory than there is: {asked}{_place(error)}.", "memory")
+    message = quote(error, marks=False).rstrip(".")
+    words = f"{called} ends with {type(error).__name__}: {message}{_place(error)}."
+    return SubmissionError(words, advice=end_sentence(advise(error)))
+
+
+def _place(error: BaseException) -> str:
+    """Returns the last line of the submission that an exception came through, in words; nothing for other files."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.endswith(SUBMITTED)]
+    if not own:
+        return ""
+    line = linecache.getline(own[-1].filename, own[-1].lineno or 0).strip()
+    return f", at `{line[:MAX_QUOTED]}`"
+
+
+def end_sentence(text: str) -> str:
+    """Returns a text with a full stop at its end, where it has none."""
+    if text and text[-1] not in ".?!":
+        return text + "."
+    return text

@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from regard.errors import DataError, OptionError, RegardError, quote
-from regard.grade.judging import SUBMITTED, judge_item
+from regard.grade.advice import SUBMITTED
+from regard.grade.judging import judge_item
 from regard.grade.outcomes import Grade, ItemOutcome, failed_everywhere
 from regard.grade.spec import GradeLimits, Spec, load_spec
 from regard.grade.submissions import Submission, find_submissions, read_source
@@ -36,6 +37,7 @@ class Grader:
 
     seed: int = 0
     process: subprocess.Popen[str] | None = None
+    asked: int = 0
 
     def __enter__(self) -> Grader:
         if not hasattr(os, "fork"):
@@ -84,18 +86,29 @@ class Grader:
         return Grade(submission.name, spec.name, outcomes, tuple(notes), answer["printed"])
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Sends a job to the server and returns its answer."""
-        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
-        line = ""
+        """Sends a job to the server and returns its answer.
+
+        An answer to an earlier job, whose grading was interrupted, is passed over: it is about another submission.
+        """
+        assert self.process is not None and self.process.stdin is not None
+        self.asked += 1
         with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.write(json.dumps({**message, "number": self.asked}) + "\n")
             self.process.stdin.flush()
-            line = self.process.stdout.readline()
+        answer = self._read_answer()
+        while answer["number"] != self.asked:
+            answer = self._read_answer()
+        if "error" in answer:
+            raise GraderError(answer["error"])
+        return answer
+
+    def _read_answer(self) -> dict[str, Any]:
+        """Returns the next answer of the server; raises where it has ended."""
+        assert self.process is not None and self.process.stdout is not None
+        line = self.process.stdout.readline()
         if not line:
             raise GraderError(f"the process that grades has ended with {self.process.wait()}; what it said is above")
         answer: dict[str, Any] = parse_json(line, "the answer of the process that grades", GraderError)
-        if "error" in answer:
-            raise GraderError(answer["error"])
         return answer
 
 

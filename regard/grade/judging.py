@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import random
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.checking import check
-from regard.devices import requested_memory
-from regard.errors import MAX_QUOTED, RegardError, quote
-from regard.grade.advice import advise
+from regard.errors import quote
+from regard.grade.advice import SubmissionError, end_sentence, explain_error
 from regard.grade.cases import GradeCase, copy_arguments, describe_case, make_cases
 from regard.grade.comparing import Mismatch, compare, compare_form, plain_output
-from regard.grade.outcomes import ItemOutcome, ItemStatus, outcome_of
+from regard.grade.outcomes import ItemOutcome, outcome_of
+from regard.grade.patterns import WrongCall, describe_pattern
 from regard.grade.spec import Export, GradeItem, Spec
 
 LAW_DRAWS = 8  # cases a law
@@ -33,16 +31,6 @@ CHANGES = (
     "or weights that are made anew, or is kept from the call before"
 )
 ROUNDING = 100.0  # times the tolerance: how far a slip's numbers may be rounded otherwise, such as large angles
-
-
-class SubmissionError(RegardError, RuntimeError):
-    """Something that a submission did in place of returning a value."""
-
-    def __init__(self, words: str, status: ItemStatus = "error", advice: str = "", slip: str | None = None) -> None:
-        super().__init__(words)
-        self.status: ItemStatus = status
-        self.advice = advice
-        self.slip = slip
 
 
 def judge_item(spec: Spec, number: int, names: Mapping[str, Any], seed: int = 0) -> ItemOutcome:
@@ -157,37 +145,6 @@ def attempt(function: Callable[..., Any], arguments: tuple[Any, ...], called: st
         raise explain_error(error, called) from error
 
 
-def explain_error(error: BaseException, called: str) -> SubmissionError:
-    """Returns an exception of a submission in words: what it was, and at which of its own lines."""
-    if isinstance(error, NotImplementedError):
-        return SubmissionError("It is not written yet (NotImplementedError).", "missing")
-    if isinstance(error, SystemExit):
-        return SubmissionError("It calls exit() or sys.exit(), which ends the program; use return.")
-    if isinstance(error, RecursionError):
-        return SubmissionError(f"It calls itself without end (RecursionError){_place(error)}.")
-    if isinstance(error, EOFError):
-        return SubmissionError(f"It asks for input(), and nobody is there to type{_place(error)}.")
-    asked = requested_memory(error)
-    if asked is not None:
-        return SubmissionError(f"It needs more memory than there is: {asked}{_place(error)}.", "memory")
-    message = quote(error, marks=False).rstrip(".")
-    words = f"{called} ends with {type(error).__name__}: {message}{_place(error)}."
-    return SubmissionError(words, advice=_sentence(advise(error)))
-
-
-def _place(error: BaseException) -> str:
-    """Returns the last line of the submission that an exception came through, in words; nothing for other files."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.endswith(SUBMITTED)]
-    if not own:
-        return ""
-    line = linecache.getline(own[-1].filename, own[-1].lineno or 0).strip()
-    return f", at `{line[:MAX_QUOTED]}`"
-
-
-SUBMITTED = "submitted.py"  # how the file of a submission ends when it is imported
-
-
 # Kinds of items
 
 
@@ -207,12 +164,48 @@ def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> 
     if wrong is None:
         return
     called, mismatch = wrong
+    raise _explain(spec, item, called, mismatch.words, seen)
+
+
+def _explain(spec: Spec, item: GradeItem, called: Called, words: str, seen: list[Called]) -> SubmissionError:
+    """Returns the error of a wrong output, with the slip that explains it or else what is odd about it."""
     slip = _find_slip(spec, item, seen)
-    fault = _wrong(spec, item, called, mismatch.words, slip)
+    fault = _wrong(spec, item, called, words, slip)
+    if slip is None:
+        fault.advice = _describe_unknown(spec, item, called, seen) or fault.advice
+    return fault
+
+
+def _describe_unknown(spec: Spec, item: GradeItem, called: Called, seen: list[Called]) -> str:
+    """Returns what is odd about outputs that no slip explains; nothing if nothing is.
+
+    The item's hint stands behind it where more may be wrong.
+    """
     export = spec.export_of(item)
-    if slip is None and any(_changes(one, item.tolerance, export) for one in (called, *seen[:MOST_REPEATED])):
-        fault.advice = _sentence(CHANGES)
-    raise fault
+    if any(_changes(one, item.tolerance, export) for one in (called, *seen[:MOST_REPEATED])):
+        return end_sentence(CHANGES)
+    wrong = [one for one in seen if compare(one.output, one.want, item.tolerance) is not None]
+    pattern = describe_pattern([_wrong_call(spec, item, one) for one in wrong], item.tolerance)
+    told = [pattern.words]
+    if not pattern.is_whole:  # else the hint would be about what is right
+        told.append(item.hint)
+    if not pattern.words:
+        return ""
+    return " ".join(end_sentence(text) for text in told if text)
+
+
+def _wrong_call(spec: Spec, item: GradeItem, called: Called) -> WrongCall:
+    """Returns a call with a wrong output; of (output, weights), where both may be returned, its function gives one."""
+    export = spec.export_of(item)
+
+    def call(*arguments: Any) -> Any:
+        return take_first(called.subject(*arguments), export.takes_first)
+
+    def reference(*arguments: Any) -> Any:
+        case = replace(called.case, arguments=arguments)
+        return _model_output(spec.function(item.reference), export, called.subject, case)
+
+    return WrongCall(call, reference, called.case.arguments, called.output, called.want)
 
 
 def _changes(called: Called, tolerance: float, export: Export) -> bool:
@@ -232,7 +225,7 @@ def _judge_shape(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None
         seen.append(called)
         found = compare_form(called.output, called.want)
         if found is not None:
-            raise _wrong(spec, item, called, found.words, _find_slip(spec, item, seen))
+            raise _explain(spec, item, called, found.words, seen)
 
 
 def _judge_slip(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
@@ -293,7 +286,7 @@ def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     subject = caller(GradeCase((), item.constructor))
     words = broken_law(subject, like=item.like or None, only=item.laws, dtype="fp32", seed=seed)
     if words is not None:
-        raise SubmissionError(_sentence(words), "failed", _sentence(item.hint))
+        raise SubmissionError(end_sentence(words), "failed", end_sentence(item.hint))
 
 
 def broken_law(subject: Any, *, draws: int = LAW_DRAWS, **options: Any) -> str | None:
@@ -379,7 +372,7 @@ def _wrong(spec: Spec, item: GradeItem, called: Called, words: str, slip: str | 
     where = ""
     if words:
         where = f"{_capitalised(words)} ({describe_case(called.case, _inner(called.subject))})"
-    return SubmissionError(_sentence(where), "failed", _sentence(advice), slip)
+    return SubmissionError(end_sentence(where), "failed", end_sentence(advice), slip)
 
 
 def _capitalised(words: str) -> str:
@@ -387,10 +380,3 @@ def _capitalised(words: str) -> str:
     if words[1:2] == " " and words[0] != "a":
         return words
     return words[0].upper() + words[1:]
-
-
-def _sentence(text: str) -> str:
-    """Returns a text with a full stop at its end, where it has none."""
-    if text and text[-1] not in ".?!":
-        return text + "."
-    return text

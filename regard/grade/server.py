@@ -1,8 +1,8 @@
 """The grading server: a process with torch imported that forks once a submission, watches over it and reports.
 
-It reads jobs as lines of JSON from standard input and answers each with one line: the outcomes of all items, notes and
-the beginning of what was printed. An item that ends its process, or takes too long, gets no points; the items after it
-are asked in a new process.
+It reads jobs as lines of JSON from standard input and answers each with one line: its number, the outcomes of all
+items, notes and the beginning of what was printed. An item that ends its process, or takes too long, gets no points;
+the items after it are asked in a new process.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever a spec's own Python prints must not come between the answers
     for line in sys.stdin:
         message = parse_json(line, "the job")
+        number = message.pop("number")
         limits = GradeLimits(**message.pop("limits"))
         job = Job(**message | {"items": (), "limits": limits})
         try:
@@ -219,7 +220,7 @@ def serve() -> None:
             answer = grade_submission(specs[job.spec], job)
         except RegardError as error:
             answer = {"error": str(error)}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer | {"number": number}) + "\n")
         answers.flush()
 
 

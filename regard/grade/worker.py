@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import torch
 
 from regard.errors import quote
-from regard.grade.judging import SubmissionError, explain_error, judge_item
+from regard.grade.advice import SubmissionError, explain_error
+from regard.grade.judging import judge_item
 from regard.grade.limits import die_with_parent, leave_network, limit_resources
 from regard.grade.outcomes import outcome_of
 from regard.grade.spec import GradeLimits, Spec

@@ -26,6 +26,7 @@ from regard.train.tasks.base import TASKS
 SECTIONS = ("data", "model", "train")
 COMPARE = "compare"  # what an experiment varies; a single training has no use for it
 _BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # .1 and 1.
+_BARE_NAMES = re.compile(r"\[ *[a-z][\w-]*( *, *[a-z][\w-]*)* *\]", re.IGNORECASE)  # [adamw,sgd]
 MECHANISM = "mechanism"  # what holds for one mechanism only
 
 
@@ -273,4 +274,7 @@ def _parse_value(text: str) -> Any:
         return text == "True"
     if _BARE_POINT.fullmatch(text):
         return float(text)
+    # A list of names whose quotation marks the shell has taken away.
+    if _BARE_NAMES.fullmatch(text):
+        return [name.strip() for name in text[1:-1].split(",")]
     return text

@@ -186,3 +186,19 @@ def test_spans_at_the_end_are_no_row_of_marks():
     grade = grade_objects("corruption", CharCorruptionDataset)
     passed = {outcome.item: outcome.passed for outcome in grade.outcomes}
     assert passed["marks and padding"] and passed["can be put together again"] and not passed["spans begin anywhere"]
+
+
+def test_an_output_of_another_shape_is_not_said_to_look_ahead():
+    def turned(x):
+        return x.norm(dim=-1, keepdim=True).mul(x).mT.flatten(1, 2)
+
+    grade = grade_objects("merging", reweight_heads=turned)
+    said = next(outcome for outcome in grade.outcomes if outcome.item == "reweight: never looks ahead")
+    assert said.slip is None and "expected [2, 5, 21]" in said.text
+
+
+def test_a_tuple_of_tokens_and_score_is_no_list():
+    grade = grade_objects("beam", beam_search=lambda step, beams, *rest: ([1, 2, 0], -1.5))
+    assert grade.slips == ["more_than_a_list"]
+    told = {outcome.item: outcome.text for outcome in grade.outcomes}
+    assert "has a larger log p" not in told["many beams find the best"]

@@ -374,3 +374,20 @@ def test_a_spec_may_give_names_and_read_tagged_cells_alone(grader, tmp_path):
     (tmp_path / "roots.toml").write_text(table.replace('["math"]', '["mathh"]') + item)
     with pytest.raises(SpecError, match="mathh"):
         load_spec(tmp_path / "roots.toml")
+
+
+class Interrupting:
+    """Stands for a pipe at which whoever waits is interrupted."""
+
+    def readline(self):
+        raise KeyboardInterrupt
+
+
+def test_after_an_interrupt_nobody_gets_the_grade_of_another(grader, judged, monkeypatch):
+    wrong = replaced("split_heads", "return given[0]")
+    with monkeypatch.context() as patch:
+        patch.setattr(grader.process, "stdout", Interrupting())
+        with pytest.raises(KeyboardInterrupt):
+            judged(wrong, "first.py")
+    second = judged(RIGHT, "second.py")
+    assert second.full, [(o.item, o.text) for o in second.outcomes if not o.passed]

@@ -5,6 +5,7 @@ import re
 import sys
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from small_models import tiny
 from training import SENTENCES, Crash, StopAt, bits
 
 from regard.cli import main
+from regard.cli.show import print_outcome
 from regard.config import ConfigError
 from regard.data.bag import BagOfWords
 from regard.data.files import DataError
@@ -23,7 +25,9 @@ from regard.data.splits import split_by_hash
 from regard.hub import HubError
 from regard.hub.classifier import Classifier, HubTokenizer, default_encoder
 from regard.lab import experiment
-from regard.lab.sentiment.run import Judged, _confusion, _wrong
+from regard.lab.base import as_document
+from regard.lab.sentiment.results import SentimentScore
+from regard.lab.sentiment.run import Judged, _confusion, _outcome, _wrong
 from regard.models import token_loss
 from regard.reporting import write_report
 from regard.train import recipe, stage
@@ -560,3 +564,18 @@ def test_a_batch_is_shown(roberta, tmp_path, typed):
     assert code == 0 and "torch.bool" in printed and found["rows"][0]["text"][:20] in printed
     code, _, wrong = typed("data", "show", "sentiment", "--model", tmp_path / "nothing")
     assert code == 2 and "model.download=true" in wrong
+
+
+def test_what_a_terminal_shows_has_a_line_a_row_at_80_columns(monkeypatch, capsys):
+    score = SentimentScore(1821, 0.8957, 0.8808, 0.9089)
+    scores = {"train": score, "dev": score, "test": score}
+    model = SimpleNamespace(
+        title="sgd, momentum 0.0", rate=5e-5, best_epoch=1.75, best_train_epoch=2.5, scores=scores, test=score
+    )
+    words = SimpleNamespace(name="words and pairs", scores=scores, test=score)
+    data = SimpleNamespace(sentences={"train": 6920, "dev": 872, "test": 1821})
+    monkeypatch.setenv("COLUMNS", "80")
+    print_outcome({"outcome": as_document(_outcome(data, [words], [model]))})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("89.6% (88–91%)" in line for line in lines) == 2 and len(lines) <= 5

@@ -14,7 +14,7 @@ from regard.data.tokenizers import Bytes, Characters, TextError
 from regard.errors import OptionError
 from regard.lens.heads.ablation import ablate
 from regard.lens.heads.annotations import Mentions, Parsed, read_conllu, read_mentions
-from regard.lens.heads.examine import default_texts, examine, repeated_tokens
+from regard.lens.heads.examine import default_labels, default_texts, examine, repeated_tokens
 from regard.lens.heads.labels import MIXED, HeadLabel, Score, _interval, choose_label, label_heads
 from regard.lens.heads.linguistics import evaluate_coreference, evaluate_syntax
 from regard.lens.heads.redundancy import redundant_pairs
@@ -585,6 +585,12 @@ def test_an_encoder_decoder_is_examined_on_both_sides():
         found, _ = examine(subject_of(Seq2Seq.preset("nano", vocabulary=256)), ["the dog ran home ."] * 2)
     assert {x["side"] for x in found["heads"]} == {"encoder", "decoder"} and len(found["heads"]) == 18
     assert [row["side"] for row in found["layers"]] == ["encoder"] * 3 + ["decoder"] * 3
+
+
+def test_labels_for_a_page_say_nothing_of_targets_that_regards_texts_have_not(recwarn):
+    labels = default_labels(subject_of(Seq2Seq.preset("nano", vocabulary=256)))
+    assert {x["side"] for x in labels} == {"encoder", "decoder"}
+    assert not [str(w.message) for w in recwarn if "no target was given" in str(w.message)]
 
 
 def test_default_texts_are_plain_and_many():

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import runpy
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from regard.errors import OptionError, printable
 from regard.kernels import plain
 from regard.mechanisms import mechanisms
 from regard.models import GPT, Seq2Seq
-from regard.models.eject import eject, write_source
+from regard.models.eject import eject, example_text, write_source
 
 SMALL = {"vocabulary": 31, "width": 24, "layers": 2, "length": 200, "attention": {"heads": 4}}
 PLAIN = sorted(mechanisms())
@@ -126,6 +127,21 @@ def test_gradients_are_those_of_the_model(tmp_path):
     assert grads.keys() == dict(model.named_parameters()).keys()
     for name, p in model.named_parameters():
         torch.testing.assert_close(grads[name].grad, p.grad)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "example"),
+    [(None, "0"), (Characters("abc de"), "ce  a e"), (Characters("xyz"), "x"), (Bytes(), "Once upon a time")],
+    ids=["none", "some", "others", "bytes"],
+)
+def test_the_file_names_a_text_that_its_model_can_read(tokenizer, example, tmp_path, monkeypatch, capsys):
+    model = small(vocabulary=8 if tokenizer is None else tokenizer.size, length=16)
+    model.tokenizer = tokenizer
+    path = eject(model, tmp_path / "plain")
+    assert example_text(model) == example and f'python model.py "{example}"' in path.read_text()
+    monkeypatch.setattr("sys.argv", ["model.py"])  # without a text it goes on with its own
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.startswith("[0, " if tokenizer is None else example)
 
 
 @pytest.mark.parametrize("tokenizer", [Characters(sorted("abc de"), ()), Bytes(), "bpe", None], ids=str)

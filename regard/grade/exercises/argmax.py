@@ -154,6 +154,22 @@ def sum_of_ties(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return (scores >= scores.amax(-1, keepdim=True) - 1e-5).to(v.dtype) @ v
 
 
+def first_column(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns the first entry of the best value in every column."""
+    return argmax_attention(q, k, v, causal)[..., :1].expand(-1, -1, v.shape[-1])
+
+
+def more_than_half(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns the values of keys that softmax gives more than half of the weight; nothing where none has it."""
+    return (_scores(q, k, causal).softmax(-1) > 0.5).to(v.dtype) @ v
+
+
+def one_for_all(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Returns for every query the value of the key that some query fits best."""
+    best = _scores(q, k, causal).amax(-2).argmax(-1)
+    return v[torch.arange(len(v)), best][:, None].expand(-1, q.shape[-2], -1)
+
+
 def first_batch(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return v[0][_scores(q, k, causal).argmax(-1)]
 

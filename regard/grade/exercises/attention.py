@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from regard.grade.cases import Draw, GradeCase, causal_mask
 
@@ -182,6 +183,24 @@ def keys_for_values(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 
 def returns_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return _hide(_scores(q, k), mask).softmax(-1)
+
+
+def softmax_twice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return _hide(_scores(q, k), mask).softmax(-1).softmax(-1) @ v
+
+
+def unit_vectors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return attention(normalize(q, dim=-1) * math.sqrt(q.shape[-1]), normalize(k, dim=-1), v, mask)
+
+
+def unit_vectors_scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return attention(normalize(q, dim=-1), normalize(k, dim=-1), v, mask)
+
+
+def always_causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns attention that hides later keys where no mask is given."""
+    assert mask is None
+    return attention(q, k, v, causal_mask(max(q.shape[-2], k.shape[-2]))[: q.shape[-2], : k.shape[-2]])
 
 
 def large_scores(f: Function, q: Tensor, k: Tensor, v: Tensor) -> Any:

@@ -189,6 +189,11 @@ def goes_on_after_stop(step: Step, beams: int, max_length: int, stop: int, alpha
     return _search(step, beams, max_length, -1, _by_length(alpha))
 
 
+def last_token_only(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
+    """Returns what a search finds that gives `step` the last token in place of the whole list."""
+    return _search(lambda tokens: step(tokens[-1:]), beams, max_length, stop, _by_length(alpha))
+
+
 def without_stop(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
     """Returns the best list without its stop token."""
     return [token for token in beam_search(step, beams, max_length, stop, alpha) if token != stop]
@@ -199,8 +204,8 @@ def well_formed(f: Function, step: Step, beams: int, max_length: int, stop: int,
     result = f(step, beams, max_length, stop, alpha)
     if isinstance(result, Tensor):
         result = result.tolist()
-    if not isinstance(result, list | tuple) or not all(isinstance(t, int) for t in result):
-        return f"a list of tokens (whole numbers) is expected, and {type(result).__name__} was returned"
+    if not _is_tokens(result):
+        return _describe_other(result)
     if len(result) == max_length + 1:
         return "one_too_long", f"the list has {len(result)} tokens, expected 1 … {max_length}"
     if not 1 <= len(result) <= max_length:
@@ -210,17 +215,42 @@ def well_formed(f: Function, step: Step, beams: int, max_length: int, stop: int,
     return None
 
 
+def _is_tokens(result: Any) -> bool:
+    """Returns whether a result is a list of whole numbers."""
+    return isinstance(result, list | tuple) and all(isinstance(token, int) for token in result)
+
+
+def _describe_other(result: Any) -> Any:
+    """Returns what is wrong with a result that is no list of tokens."""
+    if isinstance(result, list | tuple) and any(_is_tokens(entry) for entry in result):
+        return "more_than_a_list", f"a list of tokens is expected, and a {type(result).__name__} with one in it came"
+    return f"a list of tokens (whole numbers) is expected, and a {type(result).__name__} was returned"
+
+
 def finds_better(f: Function, step: Step, beams: int, max_length: int, stop: int, alpha: float) -> Any:
     """Returns what is wrong where very many beams, with which the search is exhaustive, miss the best list."""
     want = _search(step, VOCABULARY**4, 4, stop, _by_length(alpha))
-    got = list(f(step, VOCABULARY**4, 4, stop, alpha))
-    if got == want:
+    got = f(step, VOCABULARY**4, 4, stop, alpha)
+    if isinstance(got, Tensor):
+        got = got.tolist()
+    if not _is_tokens(got):
+        return _describe_other(got)
+    if list(got) == want:
         return None
     return f"with so many beams that none is dropped, {got} is found, and {want} has a larger log p"
 
 
 # The slips that show in each kind of case; elsewhere they give what is right.
-ANYWHERE = (greedy, last_score_only, probabilities_added, best_of_each, worst_kept, one_too_long, one_too_short)
+ANYWHERE = (
+    greedy,
+    last_score_only,
+    probabilities_added,
+    best_of_each,
+    worst_kept,
+    one_too_long,
+    one_too_short,
+    last_token_only,
+)
 AT_STOP = (finished_lost, stops_at_first, goes_on_after_stop, without_stop, places_taken)
 WHERE_LISTS_END = (*ANYWHERE, *AT_STOP)
 RANKED = (ignores_alpha, multiplied_by_length, alpha_times_length, other_penalty)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.grade.advice import SubmissionError
 from regard.grade.cases import Draw, GradeCase
-from regard.grade.judging import SubmissionError
 
 MARK = "⁇"
 PAD = "□"
@@ -120,6 +120,10 @@ def marks(dataset: Any, data: str) -> Any:
     for i in range(len(_documents(data))):
         row = _row(dataset, i)
         body = row.rstrip(PAD)
+        if PAD not in body.lstrip(PAD) and body != body.lstrip(PAD):
+            return "padding_first"
+        if body.count(PAD) == 1 and body.count(MARK) == 1:
+            return "padding_for_mark"
         if PAD in body:
             return "padding_inside"
         count = body.count(MARK)
@@ -145,6 +149,8 @@ def reconstructable(dataset: Any, data: str) -> Any:
             return f"no prefix {MARK} suffix {MARK} span can be read from {row[:60]!r}"
         if document.startswith(parts.document):
             continue
+        if document.startswith(parts.prefix + parts.span[::-1] + parts.suffix):
+            return "span_reversed"
         if document.startswith(parts.prefix + parts.suffix + parts.span) and parts.suffix:
             return "span_is_end"
         if document.startswith(parts.prefix + parts.suffix) and parts.prefix + parts.suffix:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.grade.advice import SubmissionError
 from regard.grade.cases import Draw, GradeCase
-from regard.grade.judging import SubmissionError
 
 Step = tuple[Tensor, Tensor, Tensor]
 Function = Callable[..., Any]
@@ -246,6 +246,28 @@ def query_misread(
     q = q.reshape(q.shape[0], q.shape[2], q.shape[1]).mT
     logits = torch.einsum("bhk,bhmk->bhm", q, _per_head(keys, P_q.shape[0]))
     return _mix(logits.softmax(-1), values, P_o), keys, values
+
+
+def sigmoid_instead(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
+    return _mix(_logits(x, keys, P_q).sigmoid(), values, P_o), keys, values
+
+
+def projections_exchanged(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    """Returns the multi-head step whose queries are made by P_k and whose keys are made by P_q."""
+    assert P_k.dim() == 3
+    return multihead_attention_incremental(x, prev_K, prev_V, P_k, P_q, P_v, P_o)
+
+
+def appended_twice(
+    x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
+) -> Step:
+    keys, values = _extend(x, *_extend(x, prev_K, prev_V, P_k, P_v), P_k, P_v)
+    return _attend(x, keys, values, P_q, P_o), keys, values
 
 
 def steps_are_whole(f: Function, x: Tensor, *rest: Tensor) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -137,6 +138,19 @@ def always_causal(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Te
 def sees_what_is_later(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
     assert causal
     return _divide(_similarities(q, k, phi, False).triu(), v)
+
+
+def one_later(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    assert causal
+    return _divide(_similarities(q, k, phi, False).tril(1), v)
+
+
+def map_twice(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    return kernel_attention(phi(q), phi(k), v, phi, causal)
+
+
+def unit_rows(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
+    return normalize(_similarities(q, k, phi, causal), dim=-1) @ v
 
 
 def normalised_by_all(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:

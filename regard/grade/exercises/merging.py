@@ -147,6 +147,19 @@ def mean_over_everything(x: Tensor) -> Tensor:
     return concatenate_heads(x * _length(x) / _length(x).mean())
 
 
+def mean_over_batch(x: Tensor) -> Tensor:
+    return concatenate_heads(x * _length(x) / _length(x).mean(0, keepdim=True))
+
+
+def largest_entry(x: Tensor) -> Tensor:
+    size = x.abs().amax(-1, keepdim=True)
+    return concatenate_heads(x * size / size.mean(1, keepdim=True))
+
+
+def heads_reversed_side_by_side(x: Tensor) -> Tensor:
+    return concatenate_heads(x.flip(1))
+
+
 def deviation(x: Tensor) -> Tensor:
     spread = x.std(-1, keepdim=True)
     return concatenate_heads(x * spread / spread.mean(1, keepdim=True))
@@ -191,10 +204,14 @@ def squared_length(x: Tensor) -> Tensor:
 
 
 def later_tokens_do_not_matter(f: Function, x: Tensor) -> Any:
-    """Returns the slip of weights that depend on later tokens."""
+    """Returns the slip of weights that depend on later tokens; only an output [B,T,H·V] can be asked."""
     changed = x.clone()
     changed[:, :, -1] *= 5.0
-    before = f(x)[:, :-1]
+    whole = f(x)
+    want = concatenate_heads(x)
+    if whole.shape != want.shape:
+        return f"the output has the shape {list(whole.shape)}, expected {list(want.shape)}"
+    before = whole[:, :-1]
     if torch.allclose(before, f(changed)[:, :-1], atol=1e-5):
         return None
     return "looks_ahead"

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from regard.grade.advice import SubmissionError
 from regard.grade.cases import Draw, GradeCase, causal_mask
-from regard.grade.judging import SubmissionError, take_first
+from regard.grade.judging import take_first
 
 # What people call the four layers; the first of each is what the template says.
 NAMES = {
@@ -330,6 +331,23 @@ def single_head(module: Any, *given: Any) -> Tensor:
     layers = find_layers(module)
     parts = [layer(x)[:, None] for layer, x in zip(layers[:3], given[:3], strict=True)]
     return _project(module, _attend(parts[0], parts[1], parts[2], _mask(given))[:, 0])
+
+
+def softmax_twice(module: Any, *given: Any) -> Tensor:
+    def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -1e9)
+        return scores.softmax(-1).softmax(-1) @ v
+
+    return _run(module, given, mix)
+
+
+def always_causal(module: Any, *given: Any) -> Tensor:
+    """Returns attention that hides later keys where no mask is given."""
+    assert _mask(given) is None
+    mask = causal_mask(max(given[0].shape[1], given[1].shape[1]))
+    return _run(module, (*given[:3], mask[: given[0].shape[1], : given[1].shape[1]]))
 
 
 def layers_are_known(module: Any, *given: Any) -> Any:

@@ -175,6 +175,28 @@ def backwards(length: int, width: int) -> Tensor:
     return _interleaved(angles.sin(), angles.cos())
 
 
+def in_degrees(length: int, width: int) -> Tensor:
+    angles = _angles(length, width) * math.pi / 180
+    return _interleaved(angles.sin(), angles.cos())
+
+
+def whole_turns(length: int, width: int) -> Tensor:
+    angles = _angles(length, width) * 2 * math.pi
+    return _interleaved(angles.sin(), angles.cos())
+
+
+def first_row_empty(length: int, width: int) -> Tensor:
+    table = sinusoidal_positions(length, width)
+    table[0] = 0.0
+    return table
+
+
+def cosine_of_next(length: int, width: int) -> Tensor:
+    """Returns the table whose cosines have exponents of their own, −(2i + 1)/width."""
+    angles = _angles(length, width)
+    return _interleaved(angles.sin(), (angles * 10000.0 ** (-1 / width)).cos())
+
+
 def is_transposed(length: int, width: int) -> Tensor:
     return sinusoidal_positions(length, width).mT
 

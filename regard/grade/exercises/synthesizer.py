@@ -146,6 +146,47 @@ def dense_sigmoid(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: 
     return _mix(((x @ w1 + b1).sigmoid() @ w2 + b2)[..., : v.shape[-2]], v)
 
 
+def dense_relu_before(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix(((torch.relu(x) @ w1 + b1) @ w2 + b2)[..., : v.shape[-2]], v)
+
+
+def dense_bias_after_relu(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _mix((torch.relu(x @ w1) + b1) @ w2[:, : v.shape[-2]] + b2[: v.shape[-2]], v)
+
+
+def dense_softmax_twice(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _softmax_twice(_dense_scores(x, w1, b1, w2, b2, v.shape[-2]), v)
+
+
+def random_softmax_twice(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return _softmax_twice(R[:, :T, :T], v)
+
+
+def random_softmax_before(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return _mix(R[:, :T, :T].softmax(-1), v)
+
+
+def random_relu(R: Tensor, v: Tensor) -> Tensor:
+    return random_synthesizer(torch.relu(R), v)
+
+
+def _softmax_twice(scores: Tensor, v: Tensor) -> Tensor:
+    """Returns causal attention whose weights went through a causal softmax once more."""
+    hidden = ~causal_mask(v.shape[-2])
+    return _mix(scores.masked_fill(hidden, NEVER).softmax(-1), v)
+
+
+def dense_not_divided(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
+    return _dense_scores(x, w1, b1, w2, b2, v.shape[-2]).exp().tril() @ v
+
+
+def random_not_divided(R: Tensor, v: Tensor) -> Tensor:
+    T = v.shape[-2]
+    return R[:, :T, :T].exp().tril() @ v
+
+
 def dense_leaky(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, v: Tensor) -> Tensor:
     return _mix((leaky_relu(x @ w1 + b1) @ w2 + b2)[..., : v.shape[-2]], v)
 
@@ -238,9 +279,11 @@ def random_from_end(R: Tensor, v: Tensor) -> Tensor:
 
 
 def dense_looks_back(f: Function, x: Tensor, *rest: Tensor) -> Any:
-    """Returns the slip of an output that later tokens change."""
+    """Returns the slip of an output that later tokens change; only one of the values' shape can be asked."""
     *weights, v = rest
     before = f(x, *weights, v)
+    if before.shape != v.shape:
+        return f"the output has the shape {list(before.shape)}, expected {list(v.shape)}"
     changed = (x.clone(), v.clone())
     for tensor in changed:
         tensor[..., -1, :] += 3.0

@@ -337,14 +337,14 @@ def _outcome(
     data: SentimentDataSummary, baselines: Sequence[SentimentBaseline], models: Sequence[OptimizerModel]
 ) -> OutcomeTable:
     """Returns the table that a terminal shows."""
-    counts = [f"{name}, n = {data.sentences[name]:,}" for name in SentenceSplit._fields]
+    counts = [f"{name} ({data.sentences[name]:,})" for name in SentenceSplit._fields]
     rows = [[row.name, "", "", *_accuracy_cells(row)] for row in baselines]
     for model in models:
-        epochs = f"{model.best_epoch:.3g} / {model.best_train_epoch or 0:.3g}"
+        epochs = f"{model.best_epoch:.3g}/{model.best_train_epoch or 0:.3g}"
         rows.append([model.title, f"{model.rate:g}", epochs, *_accuracy_cells(model)])
-    return OutcomeTable(["", "learning rate", "best epoch: dev / train", *counts], rows)
+    return OutcomeTable(["", "rate", "best epoch: dev/train", *counts], rows)
 
 
 def _accuracy_cells(row: SentimentBaseline) -> list[str]:
-    *others, test = (f"{score.accuracy:6.1%}" for score in row.scores.values())
-    return [*others, f"{test}  [{row.test.low:.1%}, {row.test.high:.1%}]"]
+    *others, test = (f"{score.accuracy:.1%}" for score in row.scores.values())
+    return [*others, f"{test} ({100 * row.test.low:.0f}–{row.test.high:.0%})"]

@@ -16,6 +16,7 @@ from regard.errors import LengthError, OptionError
 from regard.lens.heads.labels import MIXED, HeadLabel, label_heads
 from regard.lens.heads.redundancy import redundant_pairs
 from regard.lens.models import RecordableModel, Sample
+from regard.lens.recording.regard_models import OwnTargetWarning
 from regard.lens.trace.trace import Recording
 from regard.models import Model
 
@@ -37,7 +38,10 @@ def default_labels(recordable: RecordableModel, seed: int = 0) -> list[dict[str,
     if not recordable.reads_text:
         return None
     try:
-        labels: list[dict[str, Any]] = examine(recordable, None, seed)[0]["heads"]
+        with warnings.catch_warnings():
+            # A warning would seem to be about the reader's text, whose target may well have been given.
+            warnings.simplefilter("ignore", OwnTargetWarning)
+            labels: list[dict[str, Any]] = examine(recordable, None, seed)[0]["heads"]
     except OptionError as error:  # for example, characters that are not in a small vocabulary
         warnings.warn(f"no labels: {error}", stacklevel=2)
         return None

@@ -18,7 +18,7 @@ from regard.lens.recording.pairs import (
     tokenizer_options,
     warn_about_typed_separator,
 )
-from regard.lens.recording.regard_models import MAX_OWN_TARGET_TOKENS
+from regard.lens.recording.regard_models import MAX_OWN_TARGET_TOKENS, OwnTargetWarning
 from regard.registry import accepted_options, accepts_any_keyword
 
 HubText = str | Sequence[int] | Tensor | Mapping[str, Any]
@@ -150,12 +150,15 @@ def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any
     start = _start_token(model)
     if model.can_generate():
         warnings.warn(
-            f"no target was given, so the decoder wrote its own, at most {MAX_OWN_TARGET_TOKENS} tokens", stacklevel=4
+            f"no target was given, so the decoder wrote its own, at most {MAX_OWN_TARGET_TOKENS} tokens",
+            OwnTargetWarning,
+            stacklevel=4,
         )
         return {"max_new_tokens": MAX_OWN_TARGET_TOKENS}
     warnings.warn(
         f"no target was given, and {type(model).__name__} has no head to write one with, so the decoder read its start "
         "token alone",
+        OwnTargetWarning,
         stacklevel=4,
     )
     inputs["decoder_input_ids"] = torch.tensor([[start]], device=next(model.parameters()).device)

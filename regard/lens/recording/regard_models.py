@@ -48,6 +48,10 @@ Gradient = bool | Callable[[Any], Tensor]
 MAX_OWN_TARGET_TOKENS = 20  # limit for a decoder that generates its own target because none was given
 
 
+class OwnTargetWarning(UserWarning):
+    """No target was given, so the decoder wrote one itself, or read its start token alone."""
+
+
 class LayerCapture:
     """The captured inputs of one attention layer (first example of the batch), and a gradient.
 
@@ -217,11 +221,14 @@ def _settings_for_own_target(model: Seq2Seq) -> Settings | None:
         warnings.warn(
             "no target was given, and this model looks ahead and cannot write one, so the decoder read its start token "
             "alone",
+            OwnTargetWarning,
             stacklevel=5,
         )
         return None
     warnings.warn(
-        f"no target was given, so the decoder wrote its own, at most {MAX_OWN_TARGET_TOKENS} tokens", stacklevel=5
+        f"no target was given, so the decoder wrote its own, at most {MAX_OWN_TARGET_TOKENS} tokens",
+        OwnTargetWarning,
+        stacklevel=5,
     )
     return Settings(max_tokens=MAX_OWN_TARGET_TOKENS)
 

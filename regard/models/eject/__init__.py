@@ -1,5 +1,5 @@
 """A model as one file of plain PyTorch, so that nobody is locked in."""
 
-from regard.models.eject.write import eject, write_source
+from regard.models.eject.write import eject, example_text, write_source
 
-__all__ = ["eject", "write_source"]
+__all__ = ["eject", "example_text", "write_source"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from regard.data.tokenizers import Characters
 from regard.errors import OptionError, printable
 from regard.mechanisms import Mechanism, Recurrence
 from regard.mechanisms.argmax import Argmax
@@ -33,6 +34,7 @@ from regard.version import __version__
 
 MODEL = "model.py"
 WEIGHTS = "model.safetensors"
+EXAMPLE = "Once upon a time"
 _ACTIVATIONS = {"gelu": "F.gelu", "gelu_tanh": 'lambda x: F.gelu(x, approximate="tanh")', "relu": "torch.relu"}
 _MERGES = {"concatenate": None, "shuffle": None, "reweight": "reweight", "reweight-sequence": "reweight_sequence"}
 _MERGES["shift"] = "lambda heads: heads.roll(1, 1)"
@@ -57,8 +59,8 @@ def write_source(model: Model[Any], name: str = "a model") -> str:
     """Returns the source of the file."""
     if not isinstance(model, GPT):
         raise OptionError(
-            f"{name} is a {type(model).__name__}; expected a GPT. A model with an encoder is exported to transformers "
-            "instead: regard export"
+            f"{name} is of the class {type(model).__name__}; expected a GPT. A model with an encoder is exported to "
+            "transformers instead: regard export"
         )
     stack = model.stack
     _refuse_parts(stack)
@@ -66,16 +68,24 @@ def write_source(model: Model[Any], name: str = "a model") -> str:
     positions = _build_positions(stack)
     merge = _merge(stack)
     parts = _needed_parts(stack, written, positions, merge)
-    tokenizer = None
-    if model.tokenizer is not None:
-        tokenizer = type(model.tokenizer).__name__
+    text = example_text(model)
     pieces = [
         *(inspect.getsource(part).rstrip() for part in parts),
         _write_build(model, stack, written, positions, merge),
-        _write_text(tokenizer, stack.limit),
+        _write_text(model, text, stack.limit),
     ]
     body = "\n\n\n".join(pieces) + "\n"
-    return f"{_head(model, name, stack, body)}\n\n\n{body}"
+    return f"{_head(model, name, stack, text, body)}\n\n\n{body}"
+
+
+def example_text(model: Model[Any]) -> str:
+    """Returns a text that a model can read: of its own characters, or a token's number where it has no tokenizer."""
+    if model.tokenizer is None:
+        return "0"
+    if not isinstance(model.tokenizer, Characters):
+        return EXAMPLE
+    characters = model.tokenizer.tokens[len(model.tokenizer.special) :]
+    return "".join(c for c in EXAMPLE if c in characters) or "".join(characters[:1])
 
 
 def _refuse_parts(stack: Stack) -> None:
@@ -117,7 +127,7 @@ def _block_name(stack: Stack) -> str:
     return "Block" if stack.config.block.before else "NormAfterBlock"
 
 
-def _head(model: GPT, name: str, stack: Stack, body: str) -> str:
+def _head(model: GPT, name: str, stack: Stack, text: str, body: str) -> str:
     """Returns the docstring of the file and the imports that its body needs."""
     config = model.config
     parameters = sum(x.numel() for x in model.parameters())
@@ -131,7 +141,7 @@ def _head(model: GPT, name: str, stack: Stack, body: str) -> str:
     return f'''"""{shown}: a GPT with {names} attention, {sizes}.
 
 Plain PyTorch, written by regard {__version__} (`regard eject`); it needs torch and safetensors. The weights are in
-{WEIGHTS} beside this file. To let it write:   python {MODEL} "Once upon a time"
+{WEIGHTS} beside this file. To let it write:   python {MODEL} {json.dumps(text)}
 """
 
 from __future__ import annotations
@@ -335,8 +345,9 @@ def _write_mlp(block: Block, width: int, name: str) -> str:
     return f"MLP({width}, {hidden}, {_ACTIVATIONS[name]}, bias={bias})"
 
 
-def _write_text(tokenizer: str | None, limit: int | None) -> str:
-    """Returns the end of the file: how text becomes tokens, and what the file does when it is run."""
+def _write_text(model: GPT, text: str, limit: int | None) -> str:
+    """Returns the end of the file: how text becomes tokens, and what it does when it is run, by itself with `text`."""
+    tokenizer = type(model.tokenizer).__name__
     if tokenizer == "Characters":
         read = [
             '    known = json.loads((here / "tokenizer.json").read_text("utf-8"))',
@@ -349,7 +360,7 @@ def _write_text(tokenizer: str | None, limit: int | None) -> str:
             "    ids = list(text.encode())",
             '    write = lambda row: bytes(i for i in row if i < 256).decode(errors="replace")',
         ]
-    elif tokenizer is None:
+    elif model.tokenizer is None:
         read = ["    ids = [int(word) for word in text.split()]  # it was saved without a tokenizer", "    write = str"]
     else:
         read = [
@@ -365,7 +376,7 @@ def _write_text(tokenizer: str | None, limit: int | None) -> str:
             '    """Continues the text that the command line gives by 200 tokens."""',
             "    here = Path(__file__).parent",
             "    model = build(here)",
-            '    text = sys.argv[1] if len(sys.argv) > 1 else "\\n"',
+            f"    text = sys.argv[1] if len(sys.argv) > 1 else {text!r}",
             *read,
             f"    out = model.generate(torch.tensor([ids]), 200, {limit}, temperature=0.8)",
             "    print(write(out[0].tolist()))",

@@ -1,4 +1,4 @@
-# slip: none
+# slip: largest_entry
 import torch
 
 
