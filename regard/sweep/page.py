@@ -47,6 +47,13 @@ def _done(results: Results) -> list[Mapping[str, Any]]:
     return sorted(finished, key=lambda t: -t["value"] if results["maximize"] else t["value"])
 
 
+def _best_ones(results: Results) -> list[Mapping[str, Any]]:
+    """Returns the trials that no other is better than; none where several trials all end alike."""
+    done = _done(results)
+    equal = [t for t in done if t["value"] == done[0]["value"]]
+    return [] if 1 < len(equal) == len(done) else equal
+
+
 def _lead(results: Results) -> Markup:
     """Returns the sentences at the head: what was varied, how far it is, and the best."""
     keys = [p["key"] for p in results["parameters"]]
@@ -58,8 +65,8 @@ def _lead(results: Results) -> Markup:
     done = _done(results)
     if done:
         best = done[0]["value"]
-        equal = sum(t["value"] == best for t in done)
-        if 1 < equal == len(done):
+        equal = len(_best_ones(results))
+        if not equal:
             return join(*parts, f" None is best by {results['metric']}: each has ", strong(number(best)), ".")
         direction = "higher" if results["maximize"] else "lower"
         parts += [f" Best by {results['metric']} ({direction} is better): ", strong(done[0]["folder"]), " with "]
@@ -69,8 +76,11 @@ def _lead(results: Results) -> Markup:
 
 def _best(results: Results) -> Iterator[Markup]:
     """Yields the section of the best trial: its settings, and the command that trains it again."""
-    yield heading("The best trial")
     done = _done(results)
+    if done and not _best_ones(results):
+        yield heading("One of the trials, which all end alike")
+    else:
+        yield heading("The best trial")
     if not done:
         yield paragraph(f"No trial has ended well yet. `{results['again']}` goes on.", quiet=True)
         return
@@ -182,7 +192,7 @@ def _trials(results: Results) -> Iterator[Markup]:
     names = [code(name) for name in _short_names(keys)]
     columns = ["trial", *names, results["metric"], "train", "at step", "time"]
     if done:
-        yield table(rows[:SHOWN], columns, BEST_FIRST, highlight=[0])
+        yield table(rows[:SHOWN], columns, BEST_FIRST, highlight=range(len(_best_ones(results))))
     if rows[SHOWN:]:
         yield details(f"{count_noun(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, BEST_FIRST))
     if failed:

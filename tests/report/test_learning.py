@@ -99,3 +99,17 @@ def test_the_page_of_runs_tells_the_best_step_by_each_and_overfitting():
     assert re.search(r"one\|+80.0%\|+2\|+100.0%\|+10\|+from step 4", page)
     assert "1 run: dev/accuracy 80.0%" in page  # what it learned from does not come first
     assert "Accuracy, train and dev" in page and "Loss, train and dev" in page
+
+
+def test_a_run_whose_dev_loss_was_not_measured_is_not_called_free_of_overfitting():
+    measured = {
+        "name": "one",
+        "path": "runs/one",
+        "curve": [],
+        "evaluations": evaluations(
+            train_loss=[y for _, y in FALLING], dev_loss=[y for _, y in FALLING], dev_accuracy=[0.5] * 10
+        ),
+    }
+    other = {"name": "two", "path": "runs/two", "curve": [], "evaluations": evaluations(dev_accuracy=[0.5] * 10)}
+    page = re.sub(r"<[^>]*>", "|", compare_page([measured, other]).html())
+    assert re.search(r"\|one\|+50.0%\|+1\|+–\|+–\|+no\|", page) and re.search(r"\|two\|+50.0%\|+1\|+–\|+–\|+–\|", page)

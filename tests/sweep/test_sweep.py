@@ -747,8 +747,12 @@ def test_trials_that_end_alike_have_no_best_and_one_mark():
         trial["value"] = 0.0
     page = sweep_page(alike).html()
     assert "None is best by dev/accuracy: each has <strong>0</strong>" in page and ">-0." not in page
+    assert 'class="best"' not in page and "The best trial<" not in page and "which all end alike" in page
     alike["trials"][0]["value"] = -1.0
-    assert "<strong>trial-001</strong> with <strong>0</strong>, as 1 other." in sweep_page(alike).html()
+    page = sweep_page(alike).html()
+    assert "<strong>trial-001</strong> with <strong>0</strong>, as 1 other." in page
+    assert page.count('class="best"') == 2 and "The best trial<" in page
+    assert sweep_page(results()).html().count('class="best"') == 1
 
 
 def test_the_pictures_have_a_line_a_trial_the_best_in_its_own_colour():
