@@ -353,6 +353,11 @@ def test_several_mechanisms_make_one_matrix(compared):
             asked = read_questions(out / "data/test.tsv")
             assert row["test"]["right"] == sum(p == q.answer for p, q in zip(said, asked, strict=True))
     assert not (out / "softmax-slow/pretraining").exists()  # what reads alike reads once
+    page = (out / "report.html").read_text()
+    for one in results["candidates"]:
+        for training in one["results"]["stages"]:
+            run = (out / one["folder"] / training["run"]).resolve()
+            assert (run / "metrics.jsonl").is_file() and f"<code>{run.relative_to(out.resolve())}</code>" in page
     assert regard.load(out) is not None and results["run"].endswith("with-pretraining")
 
 

@@ -101,6 +101,12 @@ def test_the_page_of_runs_tells_the_best_step_by_each_and_overfitting():
     assert "Accuracy, train and dev" in page and "Loss, train and dev" in page
 
 
+def test_names_with_commas_are_told_apart():
+    falling = TrainAndDev(FALLING, FALLING)
+    assert describe_overfitting({"a": falling, "b": falling}).endswith(": a, b.")
+    assert describe_overfitting({"a": falling, "a, slow": falling}).endswith(": a; a, slow.")
+
+
 def test_a_run_whose_dev_loss_was_not_measured_is_not_called_free_of_overfitting():
     measured = {
         "name": "one",
