@@ -23,6 +23,7 @@ from regard.data.splits import split_by_hash
 from regard.hub import HubError
 from regard.hub.classifier import Classifier, HubTokenizer, default_encoder
 from regard.lab import experiment
+from regard.lab.sentiment.page import sentiment_page
 from regard.lab.sentiment.run import Judged, _confusion, _wrong
 from regard.models import token_loss
 from regard.reporting import write_report
@@ -475,6 +476,31 @@ def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):
     ):
         assert words in text
     assert write_report([out], tmp_path / "again.html").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "rights, words, marked",
+    [
+        ((9, 8, 7), "the best optimiser by dev", 1),
+        ((9, 9, 7), "the first of 2 optimisers that are right equally often on dev", 2),
+        ((9, 9, 9), "the first of 3 optimisers that are right equally often on dev", 0),
+    ],
+)
+def test_no_optimiser_is_called_best_that_is_not(rights, words, marked, done):
+    document = json.loads((done[0] / "results.json").read_text())
+    document["best"] = document["models"][0]["name"]
+    for row, right in zip(document["models"], rights, strict=True):
+        row["dev"]["right"] = right
+    page = sentiment_page(document).html()
+    assert words in page and page.count('class="best"') == marked
+
+
+@pytest.mark.parametrize("skill, words", [(0.12, "12% smaller than"), (-0.3, "30% larger than")])
+def test_a_confidence_that_misleads_is_not_called_better(skill, words, done):
+    document = json.loads((done[0] / "results.json").read_text())
+    document["calibration"] |= {"separation": 0.4, "skill": skill}
+    page = sentiment_page(document).html().replace("\xa0", " ")
+    assert words in page and "-30%" not in page and "−30%" not in page
 
 
 def test_a_stopped_experiment_goes_on(done, roberta, tmp_path):
