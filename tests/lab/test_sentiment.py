@@ -459,6 +459,8 @@ def test_the_experiment(done, roberta):
     assert [len(t["shape"]) for t in results["batch"]["tensors"]] == [2, 1, 2]
     assert sum(by[results["best"]]["n"] for by in results["kinds"].values()) == 20
     assert json.loads((out / "results.json").read_text())["outcome"] == results["outcome"]
+    cells = [row[-1] for row in results["outcome"]["rows"]]
+    assert all(re.fullmatch(r" *\S+% +\[\S+\]", cell) for cell in cells), "an interval is one word"
 
 
 def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):
@@ -490,9 +492,14 @@ def test_no_optimiser_is_called_best_that_is_not(rights, words, marked, done):
     document = json.loads((done[0] / "results.json").read_text())
     document["best"] = document["models"][0]["name"]
     for row, right in zip(document["models"], rights, strict=True):
-        row["dev"]["right"] = right
+        row["dev"]["accuracy"] = right / 20
+    for row, right in zip(document["baselines"], (rights[2], 20, 0), strict=True):
+        row["test"]["accuracy"] = right / 20
+    document["models"][0]["test"]["accuracy"] = 8 / 20
     page = sentiment_page(document).html()
     assert words in page and page.count('class="best"') == marked
+    named = [row["name"] for row in document["baselines"] if row["test"]["accuracy"] >= 8 / 20]
+    assert f"No less is reached without an encoder: {', '.join(named)}." in page
 
 
 @pytest.mark.parametrize("skill, words", [(0.12, "12% smaller than"), (-0.3, "30% larger than")])

@@ -377,6 +377,8 @@ def test_what_the_experiment_leaves(whole):
         (out / name / "model" / "tokenizer.json").read_text() for name in ("base-lr-0.01", "performer-8-lr-0.01")
     }
     assert len(tokenizers) == 1  # their losses can be compared
+    cells = [cell for row in results["outcome"]["rows"] for cell in row[2:]]
+    assert all(re.fullmatch(r"– *| *\S+ \[\S+\]", cell) for cell in cells), "an interval is one word"
     page = (out / "report.html").read_text()
     for title in ("Outcome", "True, confused and invented", "Who may see whom", "Where it looks", "Side by side"):
         assert f">{title}</h2>" in page

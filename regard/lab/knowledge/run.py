@@ -244,4 +244,4 @@ def _outcome(rows: Sequence[ScoredModel]) -> OutcomeTable:
 def _accuracy_cell(score: AnswerScore | None) -> str:
     if score is None:
         return "–"
-    return f"{score.accuracy:6.1%}  [{score.low:.1%}, {score.high:.1%}]"
+    return f"{score.accuracy:6.1%}  [{score.low:.1%}–{score.high:.1%}]"

@@ -60,6 +60,9 @@ def _lead(results: SentimentResults) -> Markup:
     ]
     for row in results.baselines:
         said.append(f"; {row.name}: {percent(row.test.accuracy)}")
+    as_good = [row.name for row in results.baselines if row.test.accuracy >= best.test.accuracy]
+    if as_good:
+        said.append(f". No less is reached without an encoder: {', '.join(as_good)}")
     return join(*said, ".")
 
 
@@ -75,7 +78,7 @@ def _why_best(results: SentimentResults) -> str:
 
 def _best_on_dev(results: SentimentResults) -> list[str]:
     """Returns the names of all models that have the most right answers on dev."""
-    return [row.name for row in results.models if row.dev.right == results.best_model.dev.right]
+    return [row.name for row in results.models if row.dev.accuracy == results.best_model.dev.accuracy]
 
 
 def _between(score: SentimentScore) -> str:

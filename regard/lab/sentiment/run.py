@@ -347,4 +347,4 @@ def _outcome(
 
 def _accuracy_cells(row: SentimentBaseline) -> list[str]:
     *others, test = (f"{score.accuracy:6.1%}" for score in row.scores.values())
-    return [*others, f"{test}  [{row.test.low:.1%}, {row.test.high:.1%}]"]
+    return [*others, f"{test}  [{row.test.low:.1%}–{row.test.high:.1%}]"]  # one word: a narrow terminal keeps it whole

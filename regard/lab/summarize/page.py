@@ -234,7 +234,8 @@ def _examples(results: SummarizeResults) -> Iterable[Markup]:
         lines: list[list[object]] = [["reference", example.reference, ""], [results.baseline, example.lead, ""]]
         for name, written in example.by.items():
             for label, choices in (("beam", written.beams), ("drawn", written.samples)):
-                lines += [[f"{name}, {label} {i}", text, f"{score:.2f}"] for i, (text, score) in enumerate(choices, 1)]
+                for i, (text, score) in enumerate(choices, 1):
+                    lines.append([f"{name}, {label} {i}", text or "(nothing)", f"{score:.2f}"])
         shown = join(samples([example.article]), table(lines, ["by", "summary", "score"], "Summaries of this article."))
         if n > 0:
             likeliest = [text for text, _ in next(iter(example.by.values())).beams]
