@@ -749,7 +749,8 @@ def test_trials_that_end_alike_have_no_best_and_one_mark(capsys):
     assert "None is best by dev/accuracy: each has <strong>0</strong>" in page and ">-0." not in page
     assert 'class="best"' not in page and "The best trial<" not in page and "which all end alike" in page
     alike["curves"] = {n: [(1, 0.0), (9, 0.0)] for n in range(3)}
-    assert ">-0." not in sweep_page(alike).html()
+    page = sweep_page(alike).html()
+    assert ">-0." not in page and "best trial" not in page and page.count("first trial") == 2
     _print_results(alike, Path("s"))
     assert "None is best by dev/accuracy; one of them: regard train lm" in capsys.readouterr().out
     alike["trials"][0]["value"] = -1.0
