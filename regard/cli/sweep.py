@@ -155,5 +155,8 @@ def _print_results(results: dict[str, Any], path: Path) -> None:
     counts = ", ".join(f"{n:,} {state}" for state, n in results["counts"].items())
     out.print(f"\n{len(results['trials']):,} trials: {counts}", soft_wrap=True)
     if finished:
-        out.print(f"Best: {results['command']}\nRun: {(path / finished[0]['folder']).resolve()}", soft_wrap=True)
+        word = "Best"
+        if len(finished) > 1 and finished[0]["value"] == finished[-1]["value"]:
+            word = f"None is best by {results['metric']}; one of them"
+        out.print(f"{word}: {results['command']}\nRun: {(path / finished[0]['folder']).resolve()}", soft_wrap=True)
     out.print(f"Report: {(path / 'report.html').resolve()}", soft_wrap=True)

@@ -110,7 +110,8 @@ def describe_overfitting(losses: Mapping[str, TrainAndDev], unit: str = "step") 
     ]
     others = [name for name, one in found.items() if one is None]
     if others:
-        listed = ", ".join(others)
+        mark = "; " if any("," in name for name in others) else ", "  # such as "softmax, slow"
+        listed = mark.join(others)
         said.append(f"No sign of overfitting, a dev loss that rises while the training loss falls: {listed}.")
     return " ".join(said)
 

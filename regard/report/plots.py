@@ -342,14 +342,33 @@ def format_axis_numbers(axis: Axis, log: bool = False, whole: bool = False) -> N
 
     `whole` numbers, such as steps and epochs, are all that is written where there are no others.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
+
+    class Numbers(Formatter):
+        def __call__(self, value: float, pos: int | None = None) -> str:
+            return number(float(value))
+
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return format_marks([float(value) for value in values])
 
     if log:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
     else:
         axis.set_major_locator(MaxNLocator(5, integer=whole))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
+    axis.set_major_formatter(Numbers())
+
+
+def format_marks(values: Sequence[float]) -> list[str]:
+    """Returns the marks of an axis as numbers that differ: 5.2741 and 5.2742, not 5.274 twice."""
+    written = [number(value) for value in values]
+    if len(set(written)) == len(written) or len(set(values)) < len(values):
+        return written
+    step = min(b - a for a, b in pairwise(sorted(values)))
+    for digits in range(1, 16):
+        if all(abs(round(value, digits) - value) < step / 100 for value in values):
+            return [f"{value:,.{digits}f}" for value in values]
+    return written
 
 
 def format_axis_decades(axis: Axis) -> None:

@@ -154,6 +154,9 @@ def trial_curves(
         ax.set(xlabel="step", ylabel=outcome)
         format_axis_numbers(ax.xaxis, whole=True)
         format_axis_numbers(ax.yaxis, log)
+        levels = {y for curve in (*others, best, *failed) for _, y in curve}
+        if len(levels) == 1:  # marks around it may be numbers that cannot be, such as an accuracy below 0
+            ax.set_yticks([*levels], [number(y) for y in levels])
         if best:
             label_line_ends(ax, [(f"{shorten(name)}\n{number(top[1])}", best[-1], _BEST)])
 

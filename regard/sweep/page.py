@@ -47,6 +47,18 @@ def _done(results: Results) -> list[Mapping[str, Any]]:
     return sorted(finished, key=lambda t: -t["value"] if results["maximize"] else t["value"])
 
 
+def _best_ones(results: Results) -> list[Mapping[str, Any]]:
+    """Returns the trials that no other is better than; none where several trials all end alike."""
+    done = _done(results)
+    equal = [t for t in done if t["value"] == done[0]["value"]]
+    return [] if 1 < len(equal) == len(done) else equal
+
+
+def _bold_one(results: Results) -> str:
+    """Returns what the trial is called that is drawn bold: the best, or the first where none is best."""
+    return "best" if _best_ones(results) else "first"
+
+
 def _lead(results: Results) -> Markup:
     """Returns the sentences at the head: what was varied, how far it is, and the best."""
     keys = [p["key"] for p in results["parameters"]]
@@ -58,8 +70,8 @@ def _lead(results: Results) -> Markup:
     done = _done(results)
     if done:
         best = done[0]["value"]
-        equal = sum(t["value"] == best for t in done)
-        if 1 < equal == len(done):
+        equal = len(_best_ones(results))
+        if not equal:
             return join(*parts, f" None is best by {results['metric']}: each has ", strong(number(best)), ".")
         direction = "higher" if results["maximize"] else "lower"
         parts += [f" Best by {results['metric']} ({direction} is better): ", strong(done[0]["folder"]), " with "]
@@ -69,8 +81,11 @@ def _lead(results: Results) -> Markup:
 
 def _best(results: Results) -> Iterator[Markup]:
     """Yields the section of the best trial: its settings, and the command that trains it again."""
-    yield heading("The best trial")
     done = _done(results)
+    if done and not _best_ones(results):
+        yield heading("One of the trials, which all end alike")
+    else:
+        yield heading("The best trial")
     if not done:
         yield paragraph(f"No trial has ended well yet. `{results['again']}` goes on.", quiet=True)
         return
@@ -91,8 +106,8 @@ def _pictures(results: Results) -> Iterator[Markup]:
     dimensions = [Dimension(p["key"], p["values"], p["log"]) for p in results["parameters"]]
     points = [TrialPoint([t["settings"][d.name] for d in dimensions], t["value"]) for t in ended]
     caption = (
-        "A line a trial, from its settings to what came of it. The bold one is the best, the fainter the worse; on the "
-        "last axis the best stands highest."
+        f"A line a trial, from its settings to what came of it. The bold one is the {_bold_one(results)}, the fainter "
+        "the worse; on the last axis the best stands highest."
     )
     if results["counts"].get("failed"):
         caption += " Dashed: trials that failed."
@@ -100,7 +115,7 @@ def _pictures(results: Results) -> Iterator[Markup]:
     yield figure(parallel_coordinates(dimensions, points, results["metric"], results["maximize"]), caption)
     yield figure(
         slice_plots(dimensions, points, results["metric"], results["maximize"]),
-        "A dot a trial: what came of it against one setting at a time. The diamond is the best trial.",
+        f"A dot a trial: what came of it against one setting at a time. The diamond is the {_bold_one(results)} trial.",
         "Each setting by itself",
     )
 
@@ -133,8 +148,8 @@ def _curves(results: Results) -> Iterator[Markup]:
     name = next((t["folder"] for t in results["trials"] if t["trial"] == best), "")
     failed = {t["trial"] for t in results["trials"] if t["state"] == "failed"}
     caption = (
-        f"{results['metric']} over the steps of {count_noun(len(curves), 'trial')}. Bold: the best trial, with a dot "
-        "at its best."
+        f"{results['metric']} over the steps of {count_noun(len(curves), 'trial')}. Bold: the {_bold_one(results)} "
+        "trial, with a dot at its best."
     )
     if failed & set(curves):
         caption += " Dashed: those that failed."
@@ -165,7 +180,7 @@ def _best_training(results: Results, dev: Sequence[Point], name: str) -> Iterato
     said = learning_caption(best)
     if quantity == "loss":
         said = f"{said} {describe_overfitting({name: curves})}"
-    yield figure(svg, said, "The best trial: training and dev")
+    yield figure(svg, said, f"The {_bold_one(results)} trial: training and dev")
 
 
 def _trials(results: Results) -> Iterator[Markup]:
@@ -182,7 +197,7 @@ def _trials(results: Results) -> Iterator[Markup]:
     names = [code(name) for name in _short_names(keys)]
     columns = ["trial", *names, results["metric"], "train", "at step", "time"]
     if done:
-        yield table(rows[:SHOWN], columns, BEST_FIRST, highlight=[0])
+        yield table(rows[:SHOWN], columns, BEST_FIRST, highlight=range(len(_best_ones(results))))
     if rows[SHOWN:]:
         yield details(f"{count_noun(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, BEST_FIRST))
     if failed:

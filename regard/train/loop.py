@@ -28,6 +28,7 @@ from regard.errors import DataError, Interrupted, RegardError, RunError, quote
 from regard.models import Model
 from regard.models.locate import MODEL
 from regard.train import checkpoint
+from regard.train.averaging import WeightAverage
 from regard.train.compiling import CompiledLoss, choose_compile
 from regard.train.contexts import catch_signals, deterministic
 from regard.train.distributed import Loss, ParallelModel, Process, ReplicatedModel, ShardedModel, full_tensor
@@ -103,6 +104,7 @@ class Trainer:
         capture = compiled in ("graph", "both") and self.dtype is not torch.float16
         self.parallel = self._parallelize()
         self.optimizer = build_optimizer(config.optimizer, model, config.lr, capture)
+        self.average = WeightAverage(model, config.average)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.loss: Loss = self.parallel.loss
         if compiled in ("inductor", "both"):
@@ -136,7 +138,8 @@ class Trainer:
             progress = checkpoint.check_progress(folder, saved.state)
             with checkpoint.explain_misfit(folder):
                 self._load_weights(folder)
-                import_state(self.optimizer, saved.tensors, saved.state["optimizer"])
+                tensors = self.average.import_weights(saved.tensors)
+                import_state(self.optimizer, tensors, saved.state["optimizer"])
                 self.scaler.load_state_dict(saved.state["scaler"])
             self.state = State(**progress)
             self.sums = torch.tensor(self.state.sums, dtype=self.sums.dtype, device=self.device)
@@ -218,6 +221,7 @@ class Trainer:
         seed_default(self.device, derive(config.seed, "dropout", state.step, self.process.rank))
         self.update(batch)
         state.step += 1
+        self.average.update(state.step)
         state.tokens += batch.tokens
 
     def _update(self, batch: Batch) -> None:
@@ -281,7 +285,7 @@ class Trainer:
         self._check_finite()
         started = time.perf_counter()
         self.model.eval()
-        with torch.no_grad(), self.parallel.full_model(self.device) as model, self._autocast():
+        with torch.no_grad(), self.average.in_place(), self.parallel.full_model(self.device) as model, self._autocast():
             measured = self.process.broadcast_values(self.task.evaluate(model))
         self.model.train()
         if self.config.evaluation.metric and self.metric not in measured:
@@ -335,8 +339,9 @@ class Trainer:
         self.state.sums = self.sums.tolist()
         # Both gather shards: all processes take part, and rank 0 writes.
         tensors, plain = export_state(self.optimizer)
+        tensors |= self.average.export_weights()
         document = {"state": vars(self.state), "optimizer": plain, "scaler": self.scaler.state_dict()}
-        with self.parallel.full_model() as model:
+        with self.average.in_place(), self.parallel.full_model() as model:
             if not self.process.is_main:
                 return
             self.run.sync_metrics()  # a checkpoint on disk has all lines of metrics up to its step

@@ -188,6 +188,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "lr": "the highest learning rate",
         "clip": "the largest norm of the gradient; 0: any",
         "smoothing": "share of a target's probability spread over all tokens",
+        "average": "decay of the average of weights that is measured and saved; 0: none",
         "precision": "auto, float32, bfloat16 or float16",
         "compile": "auto, off, graph, inductor or both",
         "deterministic": "the same bits each time on a GPU too",

@@ -10,6 +10,7 @@ from regard.config import ConfigError, Section
 from regard.errors import quote
 
 LARGEST_BATCH = 1 << 20
+HIGHEST_DECAY = 1 - 1e-6  # of an average; with 1 it would stay what it was at the beginning
 MOST_ROWS = 1 << 53  # above, a number of rows is not exact
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 COMPILES = ("auto", "off", "graph", "inductor", "both")
@@ -109,12 +110,13 @@ class TrainConfig(Section):
     `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
     which changes memory and the order of sums; with dropout each part draws its own numbers, so that the result is
     another one, as good. `smoothing`: the share of a target's probability that the loss spreads over
-    all tokens; what is measured has none. `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere.
-    `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both; "auto" is "off"
-    on a CPU, which gains nothing from either, and on a GPU "both" where the run is long enough to win back the seconds
-    that compiling takes, else "graph". `deterministic`: the same bits each time on a
-    GPU too. `shard`: several processes share the weights (FSDP2), where each would have a copy. `init`: a run or model
-    folder to start from.
+    all tokens; what is measured has none. `average`: the decay of a moving average of the weights, which is measured
+    and saved in their place (0: the weights themselves). `precision`: "auto" is bfloat16 on a GPU that has it, float32
+    elsewhere. `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both;
+    "auto" is "off" on a CPU, which gains nothing from either, and on a GPU "both" where the run is long enough to win
+    back the seconds that compiling takes, else "graph". `deterministic`: the same bits each time on a GPU too. `shard`:
+    several processes share the weights (FSDP2), where each would have a copy. `init`: a run or model folder to start
+    from.
     """
 
     place = "train"
@@ -126,6 +128,7 @@ class TrainConfig(Section):
     lr: float = 1e-3
     clip: float = 1.0
     smoothing: float = 0.0
+    average: float = 0.0
     precision: str = "auto"
     compile: str = "auto"
     deterministic: bool = False
@@ -143,6 +146,7 @@ class TrainConfig(Section):
         _check_range(self, 0, MOST_ROWS, "steps", "micro")
         _check_range(self, 1, LARGEST_BATCH, "batch")
         _check_range(self, 0, 1, "smoothing")
+        _check_range(self, 0, HIGHEST_DECAY, "average")
         if self.micro and self.batch % self.micro:
             raise ConfigError(f"train.micro = {self.micro} does not divide train.batch = {self.batch}")
         for name, known in {"precision": PRECISIONS, "compile": COMPILES}.items():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -342,6 +343,8 @@ def test_several_mechanisms_make_one_matrix(compared):
     names = [row[0] for row in results["outcome"]["rows"]]
     assert len(names) == 2 + 4 * 2 and names[0].startswith("most frequent place")
     assert names[2:4] == ["softmax, without reading", "softmax, with reading"]
+    cells = [cell for row in results["outcome"]["rows"] for cell in row[1:]]
+    assert all(re.fullmatch(r" *\S+% +\[\S+\]", cell) for cell in cells), "an interval is one word"
     assert results["outcome"]["columns"] == ["right answers", "dev, n = 5", "test, n = 5"]
     for one in results["candidates"]:
         own = one["results"]
@@ -353,6 +356,11 @@ def test_several_mechanisms_make_one_matrix(compared):
             asked = read_questions(out / "data/test.tsv")
             assert row["test"]["right"] == sum(p == q.answer for p, q in zip(said, asked, strict=True))
     assert not (out / "softmax-slow/pretraining").exists()  # what reads alike reads once
+    page = (out / "report.html").read_text()
+    for one in results["candidates"]:
+        for training in one["results"]["stages"]:
+            run = (out / one["folder"] / training["run"]).resolve()
+            assert (run / "metrics.jsonl").is_file() and f"<code>{run.relative_to(out.resolve())}</code>" in page
     assert regard.load(out) is not None and results["run"].endswith("with-pretraining")
 
 

@@ -26,6 +26,7 @@ from regard.hub import HubError
 from regard.hub.classifier import Classifier, HubTokenizer, default_encoder
 from regard.lab import experiment
 from regard.lab.base import as_document
+from regard.lab.sentiment.page import sentiment_page
 from regard.lab.sentiment.results import SentimentScore
 from regard.lab.sentiment.run import Judged, _confusion, _outcome, _wrong
 from regard.models import token_loss
@@ -462,6 +463,8 @@ def test_the_experiment(done, roberta):
     assert [len(t["shape"]) for t in results["batch"]["tensors"]] == [2, 1, 2]
     assert sum(by[results["best"]]["n"] for by in results["kinds"].values()) == 20
     assert json.loads((out / "results.json").read_text())["outcome"] == results["outcome"]
+    cells = [row[-1] for row in results["outcome"]["rows"]]
+    assert all(re.fullmatch(r" *\S+% +\[\S+\]", cell) for cell in cells), "an interval is one word"
 
 
 def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):
@@ -479,6 +482,36 @@ def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):
     ):
         assert words in text
     assert write_report([out], tmp_path / "again.html").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "rights, words, marked",
+    [
+        ((9, 8, 7), "the best optimiser by dev", 1),
+        ((9, 9, 7), "the first of 2 optimisers that are right equally often on dev", 2),
+        ((9, 9, 9), "the first of 3 optimisers that are right equally often on dev", 0),
+    ],
+)
+def test_no_optimiser_is_called_best_that_is_not(rights, words, marked, done):
+    document = json.loads((done[0] / "results.json").read_text())
+    document["best"] = document["models"][0]["name"]
+    for row, right in zip(document["models"], rights, strict=True):
+        row["dev"]["accuracy"] = right / 20
+    for row, right in zip(document["baselines"], (rights[2], 20, 0), strict=True):
+        row["test"]["accuracy"] = right / 20
+    document["models"][0]["test"]["accuracy"] = 8 / 20
+    page = sentiment_page(document).html()
+    assert words in page and page.count('class="best"') == marked
+    named = [row["name"] for row in document["baselines"] if row["test"]["accuracy"] >= 8 / 20]
+    assert f"No less is reached without an encoder: {', '.join(named)}." in page
+
+
+@pytest.mark.parametrize("skill, words", [(0.12, "12% smaller than"), (-0.3, "30% larger than")])
+def test_a_confidence_that_misleads_is_not_called_better(skill, words, done):
+    document = json.loads((done[0] / "results.json").read_text())
+    document["calibration"] |= {"separation": 0.4, "skill": skill}
+    page = sentiment_page(document).html().replace("\xa0", " ")
+    assert words in page and "-30%" not in page and "−30%" not in page
 
 
 def test_a_stopped_experiment_goes_on(done, roberta, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import warnings
 
@@ -23,6 +24,7 @@ from regard.data.splits import split_by_hash
 from regard.data.tokenizers import BPE
 from regard.generate import Settings
 from regard.lab import experiment
+from regard.lab.summarize.page import summarize_page
 from regard.lab.summarize.summaries import count_facts, score_summaries, summaries
 from regard.lens import attention_maps
 from regard.models import token_loss
@@ -375,10 +377,29 @@ def test_what_the_experiment_leaves(whole):
         (out / name / "model" / "tokenizer.json").read_text() for name in ("base-lr-0.01", "performer-8-lr-0.01")
     }
     assert len(tokenizers) == 1  # their losses can be compared
+    cells = [cell for row in results["outcome"]["rows"] for cell in row[2:]]
+    assert all(re.fullmatch(r"– *| *\S+ \[\S+\]", cell) for cell in cells), "an interval is one word"
     page = (out / "report.html").read_text()
     for title in ("Outcome", "True, confused and invented", "Who may see whom", "Where it looks", "Side by side"):
         assert f">{title}</h2>" in page
     assert write_report([out], out.parent / "again.html").read_text() == page
+
+
+@pytest.mark.parametrize("lead, marked", [(0.0, 1), (0.99, 1), (None, 0)])
+def test_what_is_brought_out_has_the_highest_score(lead, marked, whole):
+    """The lead of an article may be a better summary than what a model writes, or as good."""
+    document = json.loads((whole[0] / "results.json").read_text())
+    first, *others = document["best"]
+    test = document["scores"]["test"]
+    for name in others:
+        test[name]["rouge"]["rougeL"] = [0.1, 0.0, 0.2]
+    test[first]["rouge"]["rougeL"] = [0.5, 0.4, 0.6]
+    baseline = next(name for name, row in test.items() if row["rouge"] and name not in document["best"])
+    test[baseline]["rouge"]["rougeL"] = [0.5 if lead is None else lead, 0.0, 1.0]
+    page = summarize_page(document).html().partition("The same on the dev pairs")[0]
+    assert page.count('class="best"') == marked
+    if marked:
+        assert re.search(rf'class="best"><th[^>]*>{re.escape(baseline if lead else first)}<', page)
 
 
 def test_the_masks_are_those_of_the_model(whole):

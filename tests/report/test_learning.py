@@ -16,6 +16,7 @@ from regard.report.learning import (
     learning_figure,
     train_and_dev,
 )
+from regard.report.plots import format_marks
 
 pytest.importorskip("matplotlib")
 
@@ -99,3 +100,46 @@ def test_the_page_of_runs_tells_the_best_step_by_each_and_overfitting():
     assert re.search(r"one\|+80.0%\|+2\|+100.0%\|+10\|+from step 4", page)
     assert "1 run: dev/accuracy 80.0%" in page  # what it learned from does not come first
     assert "Accuracy, train and dev" in page and "Loss, train and dev" in page
+
+
+@pytest.mark.parametrize(
+    "values, written",
+    [
+        ([5.2741, 5.2742, 5.2743], ["5.2741", "5.2742", "5.2743"]),
+        ([5.27425, 5.2745, 5.27475], ["5.27425", "5.27450", "5.27475"]),
+        ([-123456.5, -123456.25], ["-123,456.50", "-123,456.25"]),
+        ([3.0, 3.15, 3.3], ["3", "3.15", "3.3"]),
+        ([0.0, 100.0, 12345.0], ["0", "100", "12,345"]),
+        ([1e-7, 2e-7], ["1e-07", "2e-07"]),
+        ([2.0], ["2"]),
+        ([], []),
+    ],
+)
+def test_marks_of_an_axis_differ(values, written):
+    assert format_marks(values) == written
+
+
+def test_an_axis_with_a_narrow_range_has_marks_that_differ():
+    curve = [(n, 5.2741 + n * 1e-5) for n in STEPS]
+    texts = re.findall(r"<text[^>]*>(5\.27[\d]*)</text>", learning_figure({"a": TrainAndDev([], curve)}))
+    assert len(set(texts)) == len(texts) >= 3
+
+
+def test_names_with_commas_are_told_apart():
+    falling = TrainAndDev(FALLING, FALLING)
+    assert describe_overfitting({"a": falling, "b": falling}).endswith(": a, b.")
+    assert describe_overfitting({"a": falling, "a, slow": falling}).endswith(": a; a, slow.")
+
+
+def test_a_run_whose_dev_loss_was_not_measured_is_not_called_free_of_overfitting():
+    measured = {
+        "name": "one",
+        "path": "runs/one",
+        "curve": [],
+        "evaluations": evaluations(
+            train_loss=[y for _, y in FALLING], dev_loss=[y for _, y in FALLING], dev_accuracy=[0.5] * 10
+        ),
+    }
+    other = {"name": "two", "path": "runs/two", "curve": [], "evaluations": evaluations(dev_accuracy=[0.5] * 10)}
+    page = re.sub(r"<[^>]*>", "|", compare_page([measured, other]).html())
+    assert re.search(r"\|one\|+50.0%\|+1\|+–\|+–\|+no\|", page) and re.search(r"\|two\|+50.0%\|+1\|+–\|+–\|+–\|", page)

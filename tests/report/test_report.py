@@ -514,6 +514,41 @@ def test_a_test_file_without_answers_is_told():
     assert "50.8% of 500 development answers" in read.text
 
 
+@pytest.mark.parametrize(
+    "without, reading, baseline, best",
+    [
+        (12, 247, 25, WITH),
+        (0, 0, 25, "always Elm"),
+        (0, 25, 25, None),
+        (40, 30, 25, WITHOUT),
+        (30, 30, 25, None),
+        (0, 0, 0, None),
+    ],
+)
+def test_what_is_brought_out_is_the_best_alone(without, reading, baseline, best):
+    document = {"answers_of": "test", "models": [], "baselines": [{"name": "always Elm", "test": score(baseline, 500)}]}
+    for name, right in ((WITHOUT, without), (WITH, reading)):
+        document["models"].append({"name": name, "test": score(right, 500)})
+    page = knowledge_page(document).html()
+    said = re.sub(r"\s+", " ", Reader(page).joined)
+    assert ("no less, and takes no knowledge" in said) is (baseline >= reading)
+    assert page.count('class="best"') == (best is not None)
+    if best is not None:
+        assert re.search(rf'class="best"><th[^>]*>{best}<', page)
+
+
+def test_an_answer_of_spaces_is_seen():
+    document = results()
+    model = document["answers"][WITH]
+    said = [" " * 80 + "Ban", "", "St.  Ives", " Rome", "São Paulo"]
+    document["answers"][WITH] = [
+        model[0] | {"question": f"{n}?", "predicted": text, "right": False} for n, text in enumerate(said)
+    ]
+    read = Reader(knowledge_page(document).html()).joined
+    for shown in ("␣×80 Ban", "(nothing)", "St.␣×2 Ives", "␣Rome", "São Paulo"):
+        assert shown in read, shown
+
+
 def test_nothing_at_all_still_makes_a_page():
     read = Reader(knowledge_page({}).html())
     assert "No answers were scored." in read.text and "Left out" in read.text

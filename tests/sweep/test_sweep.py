@@ -23,7 +23,7 @@ from sqlalchemy.engine import Engine
 from training import Crash, StopAt, bits
 
 from regard.cli import app
-from regard.cli.sweep import repeat_options
+from regard.cli.sweep import _print_results, repeat_options
 from regard.config import ConfigError
 from regard.errors import OptionError, RegardError
 from regard.lab.base import Shown
@@ -740,15 +740,26 @@ def test_the_page_shows_what_there_is_and_escapes_it():
     )
 
 
-def test_trials_that_end_alike_have_no_best_and_one_mark():
+def test_trials_that_end_alike_have_no_best_and_one_mark(capsys):
     """An accuracy of 0 in all trials has no axis from -0.4 to 0.4."""
     alike = results(metric="dev/accuracy", maximize=True)
     for trial in alike["trials"]:
-        trial["value"] = 0.0
+        trial |= {"value": 0.0, "train": 0.0}
     page = sweep_page(alike).html()
     assert "None is best by dev/accuracy: each has <strong>0</strong>" in page and ">-0." not in page
+    assert 'class="best"' not in page and "The best trial<" not in page and "which all end alike" in page
+    alike["curves"] = {n: [(1, 0.0), (9, 0.0)] for n in range(3)}
+    page = sweep_page(alike).html()
+    assert ">-0." not in page and "best trial" not in page and page.count("first trial") == 2
+    _print_results(alike, Path("s"))
+    assert "None is best by dev/accuracy; one of them: regard train lm" in capsys.readouterr().out
     alike["trials"][0]["value"] = -1.0
-    assert "<strong>trial-001</strong> with <strong>0</strong>, as 1 other." in sweep_page(alike).html()
+    _print_results(alike, Path("s"))
+    assert "Best: regard train lm" in capsys.readouterr().out
+    page = sweep_page(alike).html()
+    assert "<strong>trial-001</strong> with <strong>0</strong>, as 1 other." in page
+    assert page.count('class="best"') == 2 and "The best trial<" in page
+    assert sweep_page(results()).html().count('class="best"') == 1
 
 
 def test_the_pictures_have_a_line_a_trial_the_best_in_its_own_colour():

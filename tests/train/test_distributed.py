@@ -98,7 +98,10 @@ def close(run, to, by):
     return all((got[n] - x).abs().max() <= by * x.abs().max().clamp(min=0.01) for n, x in weights(to).items())
 
 
-CHANGES = {"replicated": ["train.batch=5"], "sharded": ["train.batch=6", "train.micro=1", "train.shard=true"]}
+CHANGES = {
+    "replicated": ["train.batch=5", "train.average=0.5"],
+    "sharded": ["train.batch=6", "train.micro=1", "train.shard=true", "train.average=0.5"],
+}
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
@@ -143,6 +146,7 @@ def test_an_error_of_the_first_is_a_line_of_each(tmp_path):
 def test_a_run_goes_on_in_the_same_bits(tmp_path, program, shard):
     """Stopped by a signal that one of them got, killed, or never."""
     changes = [*SMALL, "train.batch=5", f"train.shard={shard}", "model.dropout=0.1", "train.optimizer=adamw"]
+    changes.append("train.average=0.9")
     whole = program(tmp_path / "whole", *changes)
     for number in (signal.SIGINT, signal.SIGKILL):
         part = program(tmp_path / number.name, *changes, number=number, at=7)

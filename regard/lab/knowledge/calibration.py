@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -65,13 +66,23 @@ def answers(results: KnowledgeResults) -> Iterable[Markup]:
             yield details(f"Right and wrong answers {name}", *_answer_tables(name, given[name]))
 
 
+def show_answer(text: str) -> str:
+    """Returns an answer as it can be seen: a page shows neither an empty text nor spaces at its ends or in a row."""
+    if not text:
+        return "(nothing)"
+    if text != " ".join(text.split()):
+        text = re.sub(r"^ (?! )|(?<! ) $", "␣", text)
+        text = re.sub(" {2,}", lambda spaces: f"␣×{len(spaces[0])} ", text).rstrip()
+    return shorten(text, LONGEST)
+
+
 def _answer_tables(model: str, answers: Sequence[AnsweredQuestion]) -> Iterable[Markup]:
     ranked = sorted(answers, key=lambda a: -a.confidence)
     right = [a for a in ranked if a.right]
     wrong = [a for a in ranked if not a.right]
     if right:
         rows: list[list[object]] = [
-            [a.question, shorten(a.predicted, LONGEST), share_bar(a.confidence)] for a in _spread(right, EXAMPLES)
+            [a.question, show_answer(a.predicted), share_bar(a.confidence)] for a in _spread(right, EXAMPLES)
         ]
         caption = f"{len(rows)} of {count_noun(len(right), 'right answer')} {model}."
         yield table(rows, ["question", "answer", "confidence"], caption)
@@ -79,7 +90,7 @@ def _answer_tables(model: str, answers: Sequence[AnsweredQuestion]) -> Iterable[
         yield paragraph("No answer is right.", quiet=True)
     if wrong:
         rows = [
-            [a.question, shorten(a.predicted, LONGEST), a.expected, share_bar(a.confidence)]
+            [a.question, show_answer(a.predicted), a.expected, share_bar(a.confidence)]
             for a in _spread(wrong, EXAMPLES)
         ]
         caption = f"{len(rows)} of {count_noun(len(wrong), 'wrong answer')} {model}."
@@ -181,7 +192,7 @@ def unwritten(results: KnowledgeResults) -> Iterable[Markup]:
         caption = "The farther apart the two, the better its confidence tells the known from the unknown."
         yield figure(svg, caption, f"Confidence {model}")
     if found.top_answers:
-        top = ", ".join(f"{shorten(place, LONGEST)} ({n:,})" for place, n in found.top_answers[:8])
+        top = ", ".join(f"{show_answer(place)} ({n:,})" for place, n in found.top_answers[:8])
         yield paragraph("What it answers most often then: ", top, ".")
     if found.by_form:
         yield from _forms(found.by_form)
@@ -223,13 +234,13 @@ def _forms(forms: Sequence[NameForm]) -> Iterable[Markup]:
         "its share",
     ]
     rows = [
-        [f.form, f.n, share_bar(f.mean_confidence), f.distinct, shorten(f.top[0], LONGEST), percent(f.top[1], 0)]
+        [f.form, f.n, share_bar(f.mean_confidence), f.distinct, show_answer(f.top[0]), percent(f.top[1], 0)]
         for f in forms
     ]
     caption = "Unknown people by the form of their names. Where one answer is frequent, the form alone decides: a bias."
     yield table(rows, columns, caption)
     examples = [
-        [f.form, question, shorten(answer, LONGEST), share_bar(confidence)]
+        [f.form, question, show_answer(answer), share_bar(confidence)]
         for f in forms
         for question, answer, confidence in f.examples[:4]
     ]

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import comb
+from posixpath import join as join_paths
+from posixpath import normpath
 from typing import Any
 
 from regard.data.scores import chance_of_order
@@ -76,7 +78,7 @@ def matrix_page(candidates: Candidates, folders: Mapping[str, str]) -> Page:
     page = Page("What do they know from reading?", _lead(candidates))
     page.add(heading("Outcome"), *_matrix(candidates))
     page.add(heading("Which is better?"), *_against_best(candidates))
-    page.add(heading("Learning"), *_learning(candidates))
+    page.add(heading("Learning"), *_learning(candidates, folders))
     page.add(heading("Do they know what they do not know?"), *_confidence(candidates))
     page.add(heading("The models"), _models(candidates, folders))
     return page
@@ -284,7 +286,7 @@ def _stages(candidates: Candidates, title: str) -> dict[str, KnowledgeStage]:
     return found
 
 
-def _learning(candidates: Candidates) -> Iterable[Markup]:
+def _learning(candidates: Candidates, folders: Mapping[str, str]) -> Iterable[Markup]:
     """Yields train and dev of all candidates in one figure a quantity, what overfits, and what each training took."""
     drawn = _styles(candidates)
     answering = _stages(candidates, "with pretraining")
@@ -306,7 +308,7 @@ def _learning(candidates: Candidates) -> Iterable[Markup]:
         yield paragraph(said[0].upper() + said[1:])
     rows = []
     for name, results in candidates.items():
-        rows += [[f"{name}, {stage.name}", *stage_cells(stage)] for stage in results.stages or ()]
+        rows += [[f"{name}, {stage.name}", *stage_cells(stage, folders[name])] for stage in results.stages or ()]
     yield details("The trainings in numbers", table(rows, ["training", *STAGE_COLUMNS], STAGE_CAPTION))
 
 
@@ -314,12 +316,19 @@ STAGE_COLUMNS = ("steps", "epochs", "tokens", "time", "best on dev", "best on tr
 STAGE_CAPTION = "What each training took, in steps and epochs done, and its best accuracy on dev and on train."
 
 
-def stage_cells(stage: KnowledgeStage) -> list[object]:
-    """Returns what a training took, for a table with these columns."""
+def stage_cells(stage: KnowledgeStage, folder: str = "") -> list[object]:
+    """Returns what a training took, for a table with these columns; its run is named as seen from `folder`."""
     curves = train_and_dev((), stage.evaluations, "accuracy")
     best = [_describe_best(stage, points) for points in curves[::-1]]
     epochs = None if stage.epochs is None else f"{stage.epochs:.4g}"
-    return [stage.steps, epochs, stage.tokens, duration(stage.seconds), *best, code(stage.run)]
+    return [
+        stage.steps,
+        epochs,
+        stage.tokens,
+        duration(stage.seconds),
+        *best,
+        code(normpath(join_paths(folder, stage.run))),
+    ]
 
 
 def _describe_best(stage: KnowledgeStage, accuracies: Sequence[plots.Point]) -> str | None:

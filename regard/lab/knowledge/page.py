@@ -78,15 +78,17 @@ def _lead(results: KnowledgeResults) -> Markup:
     scored = _scores(results.models, split)
     if not scored:
         return join(*said, " No answers were scored.")
-    *others, (best, score) = scored
-    said += [f" {best.name.capitalize()} it gives ", strong(percent(score.accuracy))]
-    said += [f" of {score.n:,} {SPLITS[split]} answers right (95% interval {_interval(score)})"]
+    *others, (main, known) = scored
+    said += [f" {main.name.capitalize()} it gives ", strong(percent(known.accuracy))]
+    said += [f" of {known.n:,} {SPLITS[split]} answers right (95% interval {_interval(known)})"]
     for model, other in others:
         said += [f"; {model.name}, ", strong(percent(other.accuracy))]
     baselines = _scores(results.baselines, split)
     if baselines:
         top, score = max(baselines, key=lambda pair: pair[1].accuracy)
         said += [". The best baseline, ", top.name, ", gets ", strong(percent(score.accuracy))]
+        if score.accuracy >= known.accuracy:
+            said.append(": that is no less, and takes no knowledge")
     return join(*said, ".")
 
 
@@ -123,9 +125,11 @@ def accuracy(results: KnowledgeResults) -> Iterable[Markup]:
     tiles = {f"{m.name}, {SPLITS[split]} questions": percent(s.accuracy) for m, s in _scores(models[::-1], split)}
     yield facts(tiles | {b.name: percent(s.accuracy) for b, s in _scores(baselines, split)}, big=True)
     splits = [name for name in SPLITS if _scores([*models, *baselines], name)]
-    rows = [[row.name, *(_score_cell(row.on(name)) for name in splits)] for row in [*reversed(models), *baselines]]
+    listed: list[ScoredModel] = [*reversed(models), *baselines]
+    rows = [[row.name, *(_score_cell(row.on(name)) for name in splits)] for row in listed]
     caption = "Share of questions answered exactly right, with its 95% interval and the counts."
-    yield table(rows, ["", *(f"{SPLITS[name]} questions" for name in splits)], caption, highlight=[0])
+    columns = ["", *(f"{SPLITS[name]} questions" for name in splits)]
+    yield table(rows, columns, caption, highlight=_better_than_all_others(listed, split))
     pictures = []
     for name in splits:
         bars = [(m.name, s.accuracy, s.low, s.high, s.n) for m, s in _scores(models[::-1], name)]
@@ -134,6 +138,14 @@ def accuracy(results: KnowledgeResults) -> Iterable[Markup]:
             svg = plots.bars(bars, lines, styles=model_styles(results))
             pictures.append(figure(svg, _read_bars(bars), f"{SPLITS[name].capitalize()} questions"))
     yield figures(*pictures)
+
+
+def _better_than_all_others(rows: Sequence[ScoredModel], split: str) -> list[int]:
+    """Returns the place of the one row that has the most right answers; none where several have as many."""
+    scores = {place: score.accuracy for place, row in enumerate(rows) if (score := row.on(split)) is not None}
+    most = max(scores.values(), default=0.0)
+    best = [place for place, accuracy in scores.items() if accuracy == most]
+    return best if len(best) == 1 else []
 
 
 def _score_cell(score: AnswerScore | None) -> Markup:

@@ -7,6 +7,7 @@ compared on one page.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def _measure_candidate(
         mechanism=model.config.mechanism,
         world=_world(plan.files, plan.sets),
         model=KnowledgeModel(model.summary().total.parameters, str(model.summary())),
-        stages=[_stage(name, run, _rows(name, plan)) for name, run in runs.items()],
+        stages=[_stage(name, run, _rows(name, plan), session.out / candidate.folder) for name, run in runs.items()],
         baselines=lines,
         models=models,
         answers={name: found.answers for name, found in examined.items()},
@@ -192,13 +193,14 @@ def _attention(model: Decoder[Any], answers: Sequence[AnsweredQuestion]) -> Answ
     return AnswerAttention([model.tokenizer.decode([i]) for i in ids], heads, row.question)
 
 
-def _stage(name: str, run: Run, rows: int) -> KnowledgeStage:
-    """Returns what a training took, of which an epoch has so many rows."""
+def _stage(name: str, run: Run, rows: int, folder: Path) -> KnowledgeStage:
+    """Returns what a training took, of which an epoch has so many rows; its run is named as seen from a folder, for
+    candidates share what they train alike."""
     log = read_log(run)
     train = run.config["train"]
     return KnowledgeStage(
         name=name,
-        run=run.path.name,
+        run=Path(os.path.relpath(run.path, folder)).as_posix(),
         steps=log.steps,
         epochs=log.steps * train["batch"] / rows,
         tokens=log.tokens,
@@ -242,4 +244,4 @@ def _outcome(rows: Sequence[ScoredModel]) -> OutcomeTable:
 def _accuracy_cell(score: AnswerScore | None) -> str:
     if score is None:
         return "–"
-    return f"{score.accuracy:6.1%}  [{score.low:.1%}, {score.high:.1%}]"
+    return f"{score.accuracy:6.1%}  [{score.low:.1%}–{score.high:.1%}]"

@@ -265,12 +265,20 @@ def _best_steps(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
         for points in _learned(run, quantity)[::-1]:
             best = best_of(points, direction(quantity))
             cells += ["–", "–"] if best is None else [_shown(quantity, best[1]), number(best[0])]
-        overfitting = find_overfitting(_learned(run, "loss"))
-        cells.append("no" if overfitting is None else f"from step {number(overfitting.start)}")
-        rows.append(cells)
+        rows.append([*cells, _overfits(_learned(run, "loss"))])
     columns = ["run", f"dev {quantity}", "at step", f"train {quantity}", "at step", "overfits"]
     caption = (
         "The best of dev and of the training data, the earliest of equals. A run overfits from where its dev loss is "
         "lowest, if it has risen by more than 2% at the end while the training loss fell."
     )
     yield table(rows, columns, caption)
+
+
+def _overfits(loss: TrainAndDev) -> str:
+    """Returns since when a run overfits; – where its dev loss was not measured often enough to tell."""
+    found = find_overfitting(loss)
+    if found is not None:
+        return f"from step {number(found.start)}"
+    if min(len(loss.train), len(loss.dev)) < 2:
+        return "–"
+    return "no"

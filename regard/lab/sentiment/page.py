@@ -56,11 +56,29 @@ def _lead(results: SentimentResults) -> Markup:
         f"{results.encoder.name} learned from {data.sentences['train']:,} {what} which are positive and which "
         f"negative. Of {best.test.n:,} others it is right about ",
         strong(percent(best.test.accuracy)),
-        f" ({_between(best.test)}) with {best.name}, the best optimiser by dev",
+        f" ({_between(best.test)}) with {best.name}, {_why_best(results)}",
     ]
     for row in results.baselines:
         said.append(f"; {row.name}: {percent(row.test.accuracy)}")
+    as_good = [row.name for row in results.baselines if row.test.accuracy >= best.test.accuracy]
+    if as_good:
+        said.append(f". No less is reached without an encoder: {', '.join(as_good)}")
     return join(*said, ".")
+
+
+def _why_best(results: SentimentResults) -> str:
+    """Returns in words why one optimiser's model is judged: it is best on dev, or the first of those that are."""
+    alike = _best_on_dev(results)
+    if len(results.models) == 1:
+        return "the only optimiser"
+    if len(alike) == 1:
+        return "the best optimiser by dev"
+    return f"the first of {len(alike)} optimisers that are right equally often on dev"
+
+
+def _best_on_dev(results: SentimentResults) -> list[str]:
+    """Returns the names of all models that have the most right answers on dev."""
+    return [row.name for row in results.models if row.dev.accuracy == results.best_model.dev.accuracy]
 
 
 def _between(score: SentimentScore) -> str:
@@ -88,8 +106,10 @@ def _outcome(results: SentimentResults) -> Iterable[Markup]:
         "on dev is judged; test had no say in anything. Baselines: one answer to all, and logistic regression on which "
         "words (and pairs of neighbouring words) occur, its penalty chosen on dev."
     )
-    best = next(place for place, row in enumerate(models) if row.name == results.best)
-    yield table(rows, columns, caption, highlight=[best])
+    best = [place for place, row in enumerate(models) if row.name in _best_on_dev(results)]
+    if len(best) == len(models) > 1:
+        best = []  # none is better than another
+    yield table(rows, columns, caption, highlight=best)
     bars = [(row.name, row.test.accuracy, row.test.low, row.test.high, row.test.n) for row in models]
     lines = {row.name: row.test.accuracy for row in results.baselines}
     svg = plots.bars(bars, lines, x="right on test", styles=_model_styles(results))
@@ -212,10 +232,17 @@ def _calibration(results: SentimentResults) -> Iterable[Markup]:
     if found.separation is not None:
         text += (
             f" Of a right and a wrong answer it is surer of the right one in {percent(found.separation, 0)} of the "
-            f"cases (50% is chance), and its squared error is {percent(found.skill, 0)} smaller than that of always "
-            "stating the share of right answers: without that, a small calibration error means nothing."
+            f"cases (50% is chance), and its squared error is {_compare_errors(found.skill or 0.0)} that of always "
+            "stating the share of right answers: a small calibration error means nothing where it is not smaller."
         )
     yield figure(svg, text, "How sure it is, and how often right")
+
+
+def _compare_errors(skill: float) -> str:
+    """Returns in words how a squared error stands to another, of which it is the share 1 − skill."""
+    if skill < 0:
+        return f"{percent(-skill, 0)} larger than"
+    return f"{percent(skill, 0)} smaller than"
 
 
 def _batch(results: SentimentResults) -> Iterable[Markup]:

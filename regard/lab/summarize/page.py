@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from regard.lab.results import ResultsHeader, read_results
@@ -104,6 +104,12 @@ def _interval(estimate: MeanInterval) -> Markup:
     return join(f"{100 * mean:.1f}", tag("small", f"{100 * low:.1f}\u2060–\u2060{100 * high:.1f}"))
 
 
+def _highest(values: Sequence[float]) -> list[int]:
+    """Returns the place of the one value that is above all others; none where several are the highest."""
+    places = [place for place, value in enumerate(values) if value == max(values)]
+    return places if len(places) == 1 else []
+
+
 def _difference(estimate: MeanInterval) -> Markup:
     mean, low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in estimate)
     return join(mean, tag("small", f"{low} to {high}"))
@@ -123,7 +129,8 @@ def _outcome(results: SummarizeResults) -> Iterable[Markup]:
             f"{split.capitalize()} pairs (n = {scores[baseline].n:,}): F1 in points with 95% intervals "
             f"of a bootstrap over articles. Last column: ROUGE-L above the {baseline}, article by article."
         )
-        shown = table(rows, ["", *MEASURES.values(), "ROUGE-L above"], caption, highlight=[0])
+        reached = [scores[name].on("rougeL")[0] for name in (*results.best, baseline)]
+        shown = table(rows, ["", *MEASURES.values(), "ROUGE-L above"], caption, highlight=_highest(reached))
         if split == "dev":
             shown = details("The same on the dev pairs", shown)
         yield shown
@@ -191,7 +198,8 @@ def _facts(results: SummarizeResults) -> Iterable[Markup]:
         "up: of the articles that do not say where somebody was born, how many summaries do; all right: summaries that "
         "are the reference word for word; other form: summaries that are no such line at all."
     )
-    yield table(rows, columns, caption, highlight=[0])
+    perfect = [counts.perfect / counts.n for counts in results.facts.values()]
+    yield table(rows, columns, caption, highlight=_highest(perfect))
     for name, row in results.facts.items():
         if row.wrong:
             shown = table(row.wrong, ["article", "reference", "summary"], "Summaries with a wrong fact.")
@@ -226,7 +234,8 @@ def _examples(results: SummarizeResults) -> Iterable[Markup]:
         lines: list[list[object]] = [["reference", example.reference, ""], [results.baseline, example.lead, ""]]
         for name, written in example.by.items():
             for label, choices in (("beam", written.beams), ("drawn", written.samples)):
-                lines += [[f"{name}, {label} {i}", text, f"{score:.2f}"] for i, (text, score) in enumerate(choices, 1)]
+                for i, (text, score) in enumerate(choices, 1):
+                    lines.append([f"{name}, {label} {i}", text or "(nothing)", f"{score:.2f}"])
         shown = join(samples([example.article]), table(lines, ["by", "summary", "score"], "Summaries of this article."))
         if n > 0:
             likeliest = [text for text, _ in next(iter(example.by.values())).beams]

@@ -377,7 +377,7 @@ def _outcome(
     rows = []
     for name in judged:
         estimates = [scores[key][name].on(m) for key in ("dev", "test") for m in ("rouge1", "rougeL")]
-        cells = [f"{100 * mean:4.1f} [{100 * low:.1f}, {100 * high:.1f}]" for mean, low, high in estimates]
+        cells = [f"{100 * mean:4.1f} [{100 * low:.1f}–{100 * high:.1f}]" for mean, low, high in estimates]
         rows.append([name, losses.get(name, "–"), *cells])
     rows += [[name, loss, "–", "–", "–", "–"] for name, loss in losses.items() if name not in judged]
     return OutcomeTable(columns, rows)
