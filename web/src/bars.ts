@@ -15,7 +15,7 @@ export interface Bars {
   below?: (n: number) => string; // what stands under bars, as far as there is room; under those with "" nothing does
 }
 
-const MARK = 9; // letters that a name under bars may have
+const MARK = 11; // letters that a name under bars may have
 const UNDER = 18; // room for names under bars
 
 /** One bar an entry, up and down from zero. */

@@ -159,6 +159,7 @@ export class Numbers implements Cells {
     readonly columns: Units,
     readonly signed: boolean,
     private readonly values: Float32Array,
+    readonly say: (x: number) => string,
   ) {}
 
   row(I: number, from: number, to: number, out: Float32Array): void {

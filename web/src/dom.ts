@@ -98,6 +98,11 @@ export function shown(token: string, most = 24): string {
   return letters.length > most ? letters.slice(0, most - 1).join("") + "…" : plain;
 }
 
+/** What somebody does to choose something: without a mouse there is nothing to click or to point with. */
+export function press(mouse = "Click"): string {
+  return matchMedia("(hover: none)").matches ? "Tap" : mouse;
+}
+
 /** A number as it reads best. */
 export function number(x: number | null | undefined, digits = 4): string {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -120,7 +125,8 @@ export function significant(x: number | null | undefined, digits = 3): string {
 export function fixed(x: number, decimals: number): string {
   if (!Number.isFinite(x)) return number(x);
   const half = 0.5 * 10 ** -decimals;
-  if (x !== 0 && Math.abs(x) < half) return x < 0 ? `>−${half}` : `<${half}`;
+  const said = half.toFixed(decimals + 1);
+  if (x !== 0 && Math.abs(x) < half) return x < 0 ? `>−${said}` : `<${said}`;
   return x.toFixed(decimals).replace("-", "−");
 }
 

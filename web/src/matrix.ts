@@ -41,11 +41,11 @@ export interface Layer {
 /** What there is before anything is shown; `update` brings the cells. */
 const START: Options = { label: "", what: "", cells: null as never, scale: "head", pool: "max", mode: "light" };
 const WIDEST = 220; // of one cell
-const STRETCH = 1.7; // how much wider than high a cell may be
+const STRETCH = 2.2; // how much wider than high a cell may be
 const [NARROW, LEFT] = [86, 118]; // room beside for words
 const NUMBERS = 1024; // cells that may have their numbers in them
 const [WRITTEN, HIGH] = [37, 19]; // the room that a number needs
-const LETTER = 6.4; // pixels of a digit where they are smallest
+const DIGIT = 0.6; // width of a digit or a sign beside its height, about
 const [SMALL, LARGE] = [11, 17]; // pixels of a number, where there is just room and where there is plenty
 const RULED = 14; // size of a cell from which on kinds have lines between them
 const TOP = 92; // room for words; numbers need less
@@ -318,14 +318,17 @@ export class Matrix {
     const single = grid.i1 - grid.i0 === grid.R && grid.j1 - grid.j0 === grid.C;
     if (palette || !single || w < WRITTEN || t < HIGH || grid.R * grid.C > NUMBERS) return;
     const group = s("g", { class: "numbers" });
-    group.style.setProperty("--figure", `${Math.max(SMALL, Math.min(LARGE, w / 5, t / 3)).toFixed(1)}px`);
+    const all = Array.from(grid.values, (x) => (x === x ? this.short(x, ramp.most) : ""));
+    const longest = all.reduce((most, said) => Math.max(most, said.length), 1);
+    // As large as there is room for the longest; where even the smallest have none, long ones are left out.
+    const size = Math.max(SMALL, Math.min(LARGE, w / 5, t / 3, w / (DIGIT * (longest + 1))));
+    group.style.setProperty("--figure", `${size.toFixed(1)}px`);
     grid.values.forEach((x, n) => {
-      if (x !== x) return;
+      if (x !== x || all[n].length * DIGIT * size >= w) return;
       const [r, c] = [Math.floor(n / grid.C), n % grid.C];
       const place = { x: this.left + (c + 0.5) * w, y: this.top + (r + 0.5) * t, dy: "0.35em", "text-anchor": "middle" };
       const fill = legible(ramp.colour(x, ends?.[r]));
-      const said = this.short(x, ramp.most);
-      if (said.length * LETTER < w) group.append(s("text", { ...place, fill }, said));
+      group.append(s("text", { ...place, fill }, all[n]));
     });
     this.over.insertBefore(group, this.over.querySelector(".cursor"));
   }
@@ -333,8 +336,9 @@ export class Matrix {
   /** A number as a cell has room for it: two decimals, or more of a small scale, and none that does not hold. */
   private short(x: number, most: number): string {
     const said = told(this.options.cells, x);
-    if (most <= 0.1) return said;
-    if (/^[<>]/.test(said) || Math.abs(x) < 0.005) return "0.00";
+    const small = /^[<>]−?(0\.\d+)$/.exec(said); // less than half of the last decimal: there is room for zeros only
+    if (most <= 0.1) return small ? (0).toFixed(small[1].length - 3) : said;
+    if (small || Math.abs(x) < 0.005) return "0.00";
     return /^−?\d\.\d{3,}$/.test(said) ? x.toFixed(2).replace("-", "−") : said;
   }
 

@@ -2,7 +2,7 @@
 
 import { extent, HeadCells } from "./cells";
 import { legible, Ramp, type Extent } from "./colour";
-import { button, h, replace, shown } from "./dom";
+import { button, h, press, replace, shown } from "./dom";
 import type { Sequence } from "./format";
 import { patches } from "./patches";
 import type { State, Way } from "./state";
@@ -174,6 +174,12 @@ export function reading(app: App): Reading {
     image.draw(drawnOf("from"), { line, at: token, says: token < 0 ? mean : what, signed: cells.signed, mode: app.mode() });
   }
 
+  /** Where the largest are, by their colour: of what has signs the largest may be below zero. */
+  function strongest(): string {
+    if (cells!.signed) return "largest in the strongest colours";
+    return `most on the ${app.mode() === "dark" ? "brightest" : "darkest"}`;
+  }
+
   /** In words and numbers. */
   function tell(token: number, line: Float32Array, largest: number): void {
     const { state } = app.store;
@@ -187,9 +193,9 @@ export function reading(app: App): Reading {
     const share = order.length > BEST ? `; these ${BEST} have ${Math.round((100 * sum) / all)}% of it` : "";
     const what = cells!.word;
     const hides = order.length < line.length ? ". Struck through: hidden by the mask" : "";
-    const hint = `${hides}${state.fixed ? "" : ". Click a token to hold it."}`;
+    const hint = `${hides}${state.fixed ? "" : `. ${press()} a token to hold it.`}`;
     if (token < 0)
-      replace(says, `Mean ${what} from all tokens, the most on the ${app.mode() === "dark" ? "brightest" : "darkest"}. `, h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
+      replace(says, `Mean ${what} from all tokens, the ${strongest()}. `, h("b", {}, `${press()} a token`), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
     else if (state.way === "to")
       replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(plural(what), tip(what)), share, hint);
     else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(plural(what), tip(what)), share, hint);

@@ -1,7 +1,7 @@
 // How attention changes over the layers: every head a dot, the mean a line.
 
 import { dots } from "../bars";
-import { h, number, replace } from "../dom";
+import { h, number, press, replace } from "../dom";
 import type { FigureName } from "../format";
 import { copied, csv } from "../save";
 import { FIGURES } from "../words";
@@ -24,7 +24,7 @@ export function layersView(app: App): View {
       "div",
       { class: "title" },
       h("h2", {}, "Over the layers"),
-      h("p", { class: "quiet" }, "Means over the queries of this text. A click on a dot opens its head."),
+      h("p", { class: "quiet" }, `Means over the queries of this text. ${press()} a dot to open its head.`),
     ),
     charts,
   );

@@ -1,7 +1,7 @@
 // What a language model would say next: at each layer, and which parts of it speak for which token.
 
 import { legible, Ramp, rounded } from "../colour";
-import { button, h, number, replace, s, select, shown } from "../dom";
+import { button, h, number, press, replace, s, select, shown } from "../dom";
 import { legend } from "../legend";
 import { cut } from "../matrix";
 import { parts, Predicted, type Candidate, type Part } from "../predicted";
@@ -11,7 +11,8 @@ import { term } from "../tips";
 import { changed, type App, type Export, type View } from "../view";
 import { DIRECT_TIP, LENS_TIP, LOGIT_TIP } from "../words";
 
-const [COLUMN, NARROW] = [78, 56]; // of a position
+const [COLUMN, NARROW, TIGHT] = [78, 56, 30]; // of a position, on a phone, and where tokens are letters
+const LETTER = 7.4; // pixels of one
 const LEFT = 112; // room for the names of layers
 const PHONE = 420; // width of a narrow drawing
 const BEST = 12; // parts that are listed
@@ -49,7 +50,7 @@ export function nextView(app: App): View {
     found = opened;
     for (const card of [lens, choice, direct]) card.hidden = !found;
     if (!found) about.textContent = missing();
-    else replace(about, "After each token a language model gives every token of its vocabulary a probability to come next. Click a cell to ask for what comes after its token.");
+    else replace(about, `After each token a language model gives every token of its vocabulary a probability to come next. ${press()} a cell to ask for what comes after its token.`);
     draw();
   }
 
@@ -79,11 +80,19 @@ export function nextView(app: App): View {
     drawDirect(t, chosen, against);
   }
 
+  /** Letters of the longest word that a column shows, with the sign of what comes. */
+  function widest(): number {
+    const { M, T } = found!;
+    const places = Array.from({ length: T }, (_, t) => t);
+    const words = places.flatMap((t) => [token(t), ...Array.from({ length: M }, (_, m) => `✓ ${shown(found!.likeliest(m, t)[0].text, 20)}`)]);
+    return words.reduce((most, word) => Math.max(most, Array.from(word).length), 0);
+  }
+
   /** A row a layer, a column a token: the likeliest next one by what the model has so far. */
   function drawLens(t: number): void {
     const { M, T, ids } = found!;
     const width = Math.max(260, (lens.clientWidth || 800) - 36);
-    const least = width < PHONE ? NARROW : COLUMN;
+    const least = Math.min(width < PHONE ? NARROW : COLUMN, Math.max(TIGHT, LETTER * widest() + 8));
     const N = Math.max(2, Math.min(T, Math.floor((width - LEFT) / least)));
     const first = Math.max(0, Math.min(T - N, t - (N >> 1)));
     const size = Math.min(150, Math.max(least, Math.floor((width - LEFT) / N)));
@@ -92,7 +101,7 @@ export function nextView(app: App): View {
     const ramp = new Ramp("head", false, app.mode(), 1);
     const height = top + row * (M + 1) + 8;
     const svg = s("svg", { class: "lens-grid", width: LEFT + N * size + 4, height, viewBox: `0 0 ${LEFT + N * size + 4} ${height}`, role: "group", "aria-label": "Likeliest next token after each layer" });
-    const fit = Math.floor(size / 7.4);
+    const fit = Math.floor(size / LETTER);
     svg.append(s("text", { class: "axis", x: LEFT - 8, y: 15, "text-anchor": "end" }, "after the token →"));
     for (let m = 0; m < M; m++) {
       const said = m === 0 ? "embeddings" : m === M - 1 ? `layer ${m - 1}, says` : `layer ${m - 1}`;
@@ -146,7 +155,7 @@ export function nextView(app: App): View {
     replace(
       choice,
       h("h3", {}, `After “${token(t)}” (${t})`),
-      h("p", { class: "quiet" }, "Probability · ", term("logit", LOGIT_TIP), ". ✓: what comes in the text. Click one to see which heads make it likely."),
+      h("p", { class: "quiet" }, "Probability · ", term("logit", LOGIT_TIP), `. ✓: what comes in the text. ${press()} one to see which heads make it likely.`),
       h("ol", { class: "best one" }, ...rows),
       select(
         "compared with",

@@ -17,6 +17,7 @@ const FORMULAS: Record<string, string> = {
   stored: "φ(q)·φ(k), features as the model made them",
 };
 
+const WIDEST = 1400; // of a chart
 const BARS = "One bar an entry of the vector: blue above zero, orange below.";
 
 export function vectorsView(app: App): View {
@@ -273,7 +274,7 @@ export function vectorsView(app: App): View {
 /** The width that bars have inside a card, beside their names and sums. */
 function room(card: HTMLElement): number {
   const inside = card.clientWidth - 36;
-  return Math.max(220, Math.min(640, innerWidth > 960 ? inside - 256 : inside));
+  return Math.max(220, Math.min(WIDEST, innerWidth > 960 ? inside - 256 : inside));
 }
 
 function sameSide(head: Head): boolean {
