@@ -1,7 +1,7 @@
 // What colours mean, as a drawing of its own: the same on the page and in what is saved.
 
 import type { Ramp } from "./colour";
-import { number, s } from "./dom";
+import { number, s, tick } from "./dom";
 
 const [WIDTH, LEFT, STEPS] = [300, 2, 60];
 
@@ -62,7 +62,7 @@ export function legend(what: string, ramp: Ramp, hidden: Hidden, ends: string[] 
     const x = LEFT + (WIDTH * n) / (last || 1);
     parts.push(s("line", { class: "outline", x1: x, x2: x, y1: 28, y2: 31 }));
     const anchor = n === 0 ? "start" : n === last ? "end" : "middle";
-    parts.push(s("text", { class: "tick", x, y: 42, "text-anchor": anchor }, word));
+    parts.push(tick(x, 42, word, { "text-anchor": anchor }));
   });
   let y = 50;
   const kinds: [string, boolean][] = [

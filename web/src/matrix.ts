@@ -3,7 +3,7 @@
 import { extent, told, type Cells } from "./cells";
 import { Gestures } from "./gestures";
 import { legible, Ramp, rgb, type Extent, type Mode } from "./colour";
-import { button, h, number, replace, s, select } from "./dom";
+import { button, h, MIDDLE, number, replace, s, select, tick, times } from "./dom";
 import { hatching, legend, legends } from "./legend";
 import { pooled, type Grid, type Window } from "./pooled";
 import type { Pool, Scale } from "./state";
@@ -361,38 +361,27 @@ export class Matrix {
       const text = this.name("columns", J, across.step);
       const { angle } = this;
       parts.push(
-        s(
-          "text",
-          {
-            x,
-            y: this.top - 7,
-            class: "tick",
-            "text-anchor": angle ? "start" : "middle",
-            transform: angle ? `rotate(${angle} ${x} ${this.top - 7})` : null,
-            dy: angle === -90 ? "0.32em" : null,
-          },
-          cut(text, 14),
-        ),
+        tick(x, this.top - 7, cut(text, 14), {
+          "text-anchor": angle ? "start" : "middle",
+          transform: angle ? `rotate(${angle} ${x} ${this.top - 7})` : null,
+          dy: angle === -90 ? "0.32em" : null,
+        }),
       );
     }
     const down = ticks(w.i0, w.i1, ch);
     for (const I of down.at) {
       const text = this.name("rows", I, down.step);
       parts.push(
-        s(
-          "text",
-          { x: this.left - 8, y: this.y(I) + ch / 2, dy: "0.32em", class: "tick", "text-anchor": "end" },
-          cut(text, 16),
-        ),
+        tick(this.left - 8, this.y(I) + ch / 2, cut(text, 16), MIDDLE),
       );
     }
     // A name above a narrow first column hangs over the edge.
     const hangs = this.angle || !across.at.length ? 0 : this.name("columns", across.at[0], across.step).length * 3.2 - cw / 2;
-    const corner = { class: "axis", x: this.left - Math.max(8, hangs + 4), "text-anchor": "end" };
+    const corner = this.left - Math.max(8, hangs + 4);
     const lift = ch < SHORT ? 6 : 0; // the name of a short first row reaches up
     parts.push(
-      s("text", { ...corner, y: this.top - 21 - lift }, `${axes[1]} →`),
-      s("text", { ...corner, y: this.top - 7 - lift }, `${axes[0]} ↓`),
+      tick(corner, this.top - 21 - lift, `${axes[1]} →`, { class: "axis" }),
+      tick(corner, this.top - 7 - lift, `${axes[0]} ↓`, { class: "axis" }),
     );
     if (line) {
       for (const [u, vertical] of [
@@ -423,8 +412,8 @@ export class Matrix {
 
   /** Lines between cells of one colour, so that they can be told apart. */
   private rules(w: Window): Node {
-    const down = Array.from({ length: w.i1 - w.i0 - 1 }, (_, n) => `M${this.left} ${this.y(w.i0 + n + 1)}h${this.width}`);
-    const across = Array.from({ length: w.j1 - w.j0 - 1 }, (_, n) => `M${this.x(w.j0 + n + 1)} ${this.top}v${this.height}`);
+    const down = times(w.i1 - w.i0 - 1, (n) => `M${this.left} ${this.y(w.i0 + n + 1)}h${this.width}`);
+    const across = times(w.j1 - w.j0 - 1, (n) => `M${this.x(w.j0 + n + 1)} ${this.top}v${this.height}`);
     return s("path", { class: "rules", d: [...down, ...across].join("") });
   }
 
@@ -522,7 +511,7 @@ export class Matrix {
 function ticks(from: number, to: number, size: number): { step: number; at: number[] } {
   const steps = [1, 10, 100, 1000, 10000].flatMap((p) => [p, 2 * p, 5 * p]);
   const step = size >= WORD ? 1 : steps.find((n) => n * size >= 22)!;
-  return { step, at: Array.from({ length: to - from }, (_, n) => from + n).filter((u) => u % step === 0) };
+  return { step, at: times(to - from, (n) => from + n).filter((u) => u % step === 0) };
 }
 
 export function cut(text: string, most: number): string {

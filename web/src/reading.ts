@@ -3,6 +3,7 @@
 import { extent, HeadCells } from "./cells";
 import { legible, Ramp, type Extent } from "./colour";
 import { button, h, press, replace, shown } from "./dom";
+import { drawRanked } from "./ranks";
 import type { Sequence } from "./format";
 import { patches } from "./patches";
 import type { State, Way } from "./state";
@@ -202,18 +203,10 @@ export function reading(app: App): Reading {
     replace(
       best,
       ...top.map((u) => {
-        const size = Math.round((100 * Math.abs(line[u])) / largest);
-        const bar = h("i", { class: line[u] < 0 ? "below" : "" });
-        bar.style.width = `${size}%`;
         const go = () => pick(token < 0 ? state.way : on, u, token >= 0);
-        return h(
-          "li",
-          {},
-          button("", go, { "aria-label": `${shown(others.tokens[u])} (${u}): ${cells!.say(line[u])}`, "data-k": `best ${u}` }),
-          h("span", { class: "name" }, shown(others.tokens[u], 14), h("small", {}, ` ${u}`)),
-          h("span", { class: "n" }, cells!.say(line[u])),
-          h("span", { class: "track", "aria-hidden": "true" }, bar),
-        );
+        const said = cells!.say(line[u]);
+        const control = button("", go, { "aria-label": `${shown(others.tokens[u])} (${u}): ${said}`, "data-k": `best ${u}` });
+        return drawRanked(control, [shown(others.tokens[u], 14), h("small", {}, ` ${u}`)], said, line[u] / largest);
       }),
     );
   }

@@ -153,7 +153,7 @@ export function headsView(app: App): View {
           ` of this ${read(seen)} in order${pieces(seen)}. Below are pictures of all ${heads} `,
           term("heads", HEAD_TIP),
           ` on this ${read(seen)}${coarse(seen)}: ${opening} to open it.`,
-          seen.recording.labels ? " Names under them (labels) and percentages come from other texts; no name: no pattern stands out" : "",
+          seen.recording.labels ? ` Names under them (labels) and what is marked “other texts” come from other texts, all else from this ${read(seen)}; no name: no pattern stands out` : "",
           seen.recording.labels ? (crosses ? ", or the head looks from one text at the other, which no label is about." : ".") : "",
         ),
         worked,
@@ -509,7 +509,7 @@ export function headsView(app: App): View {
     const scores = Object.keys(seen.recording.labels?.[0]?.scores ?? {});
     const table = () =>
       csv([
-        ["attention", "head", "label", "effect", ...keys, ...scores.map((k) => `${k} above baseline`)],
+        ["attention", "head", "label", "effect", ...keys, ...scores.map((k) => `effect of ${k}`)],
         ...entries.map((e) => [
           seen.attention(e.a).name,
           e.h,

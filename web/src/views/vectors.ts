@@ -1,7 +1,7 @@
 // What is behind one weight: query, key, value, and every number between them.
 
 import { bars } from "../bars";
-import { button, fixed, h, replace, select, shown, significant as number } from "../dom";
+import { button, fixed, h, replace, select, shown, significant as number, times } from "../dom";
 import { norm, type Explained, type Head } from "../head";
 import type { Seen } from "../loader";
 import { copied, csv } from "../save";
@@ -265,7 +265,7 @@ export function vectorsView(app: App): View {
         title: title.textContent!,
         lines: [`Model: ${app.current().model}`, ...lines, `weight ${fixed(x.weight, head.decimals)}`, BARS],
         pictures: [...drawn.querySelectorAll("svg")].map(copied),
-        csv: () => csv([["vector", ...Array.from({ length: Math.max(head.K, head.V) }, (_, d) => String(d))], ...rows]),
+        csv: () => csv([["vector", ...times(Math.max(head.K, head.V), (d) => String(d))], ...rows]),
       };
     },
   };
