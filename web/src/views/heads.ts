@@ -153,7 +153,7 @@ export function headsView(app: App): View {
           ` of this ${read(seen)} in order${pieces(seen)}. Below are pictures of all ${heads} `,
           term("heads", HEAD_TIP),
           ` on this ${read(seen)}${coarse(seen)}: ${opening} to open it.`,
-          seen.recording.labels ? ` Names under them (labels) and what is marked “other texts” come from other texts, all else from this ${read(seen)}; no name: no pattern stands out` : "",
+          seen.recording.labels ? ` Labels under them and what is marked “other texts” come from those, all else from this ${read(seen)}; no label: no pattern stands out` : "",
           seen.recording.labels ? (crosses ? ", or the head looks from one text at the other, which no label is about." : ".") : "",
         ),
         worked,
