@@ -165,7 +165,7 @@ def test_small_weights_by_distance_have_digits_that_hold_and_fit_their_cells(win
         assert len(decimals) == 1 and not any("e" in text for text, _ in written)
         half = 0.5 * 10.0 ** -decimals.pop()
         said = torch.tensor([number(text) for text, _ in written]).view(values.shape)
-        assert (said - values).abs().max() <= 1.001 * half and half < 0.04 * values.abs().max()
+        assert (said - values).abs().max() <= 1.001 * half and half <= 0.05 * values.abs().max()
 
 
 @pytest.mark.browser

@@ -4,6 +4,7 @@ import type { Ramp } from "./colour";
 import { number, s, tick } from "./dom";
 
 const [WIDTH, LEFT, STEPS] = [300, 2, 60];
+const LETTER = 6.5; // pixels
 
 export interface Hidden {
   masked: string; // what a hatched cell means; "" where there is none
@@ -50,6 +51,8 @@ export function legend(what: string, ramp: Ramp, hidden: Hidden, ends: string[] 
     if (ramp.signed) words[0] = `≤ ${words[0]}`;
   }
   if (!ends && ramp.scale === "log" && !ramp.signed) words[0] = `≤ ${words[0]}`;
+  // Where the first of five words would reach the second, both halves go without theirs.
+  if (words.length === 5 && LETTER * (words[0].length + words[1].length / 2) > WIDTH / 4 - LETTER) words[1] = words[3] = "";
   const w = WIDTH / STEPS;
   const parts: SVGElement[] = [s("text", { class: "axis", x: LEFT, y: 10 }, what)];
   for (let n = 0; n < STEPS; n++)

@@ -320,11 +320,13 @@ export class Matrix {
     const group = s("g", { class: "numbers" });
     const all = Array.from(grid.values, (x) => (x === x ? this.short(x, ramp.most) : ""));
     const longest = all.reduce((most, said) => Math.max(most, said.length), 1);
-    // As large as there is room for the longest; where even the smallest have none, long ones are left out.
+    // As large as there is room for the longest. Where the smallest have none, no cell has a number: some alone would
+    // look like all there are.
     const size = Math.max(SMALL, Math.min(LARGE, w / 5, t / 3, w / (DIGIT * (longest + 1))));
+    if (longest * DIGIT * size >= w) return;
     group.style.setProperty("--figure", `${size.toFixed(1)}px`);
     grid.values.forEach((x, n) => {
-      if (x !== x || all[n].length * DIGIT * size >= w) return;
+      if (x !== x) return;
       const [r, c] = [Math.floor(n / grid.C), n % grid.C];
       const place = { x: this.left + (c + 0.5) * w, y: this.top + (r + 0.5) * t, dy: "0.35em", "text-anchor": "middle" };
       const fill = legible(ramp.colour(x, ends?.[r]));
@@ -333,13 +335,15 @@ export class Matrix {
     this.over.insertBefore(group, this.over.querySelector(".cursor"));
   }
 
-  /** A number as a cell has room for it: two decimals, or more of a small scale, and none that does not hold. */
+  /** A number as a cell has room for it: two digits of the largest, two decimals at least, and none that does not hold. */
   private short(x: number, most: number): string {
     const said = told(this.options.cells, x);
-    const small = /^[<>]−?(0\.\d+)$/.exec(said); // less than half of the last decimal: there is room for zeros only
-    if (most <= 0.1) return small ? (0).toFixed(small[1].length - 3) : said;
-    if (small || Math.abs(x) < 0.005) return "0.00";
-    return /^−?\d\.\d{3,}$/.test(said) ? x.toFixed(2).replace("-", "−") : said;
+    const decimals = most > 0.1 ? 2 : 2 - Math.ceil(Math.log10(most));
+    if (/^−?\d+(\.\d+)?$/.test(said) && (said.split(".")[1] ?? "").length <= decimals) return said;
+    // One that is too small is said to be less than half a unit of what holds: there is room for zeros only.
+    const holds = /^[<>]/.test(said) ? Math.min(decimals, said.length - said.indexOf(".") - 2) : decimals;
+    const rounded = x.toFixed(holds);
+    return (Number(rounded) ? rounded : (0).toFixed(holds)).replace("-", "−");
   }
 
   /** Room above for the words of the columns: level where they are short, else slanted or upright. */
