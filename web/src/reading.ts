@@ -71,7 +71,9 @@ export function reading(app: App): Reading {
     scale = extent(cells, state.scale);
     means = null;
     head.replaceChildren(headTitle(seen, state.a, state.h));
-    title.textContent = opened.keys.grid ? "The image" : "The text";
+    const { side, kind } = opened.attention;
+    const written = kind === "self" && side === "decoder" && seen.recording.attentions.some((at) => at.kind === "cross");
+    title.textContent = opened.keys.grid ? "The image" : written ? "The decoder's text" : "The text";
     drawWays();
     write();
     shade();
