@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,18 @@ def test_a_phone_shows_the_matrix_first(window):
     box = shown.page.locator(".stage canvas").bounding_box()
     assert box["y"] + box["height"] < 844 and box["width"] > 200
     assert shown.page.locator(".reading").bounding_box()["y"] > box["y"]
+
+
+@pytest.mark.browser
+def test_a_long_name_leaves_the_buttons_beside_the_views(window):
+    trace = record(gpt(), TEXT)
+    card = replace(trace.recordings[0].model, name="SmolLM2-135M-Instruct.Q4_1", cls="LlamaForCausalLM", layers=30)
+    trace.recordings[0].model = card
+    shown = window(trace)
+    shown.page.set_viewport_size({"width": 1280, "height": 800})
+    shown.show("view=layers")
+    tabs, buttons = (shown.page.locator(f".bar {part}").bounding_box() for part in ("nav", ".right"))
+    assert buttons["y"] < tabs["y"] + tabs["height"] and tabs["y"] < buttons["y"] + buttons["height"]
 
 
 @pytest.mark.browser
