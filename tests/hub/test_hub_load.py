@@ -19,7 +19,7 @@ from regard.cli.app import app
 from regard.data.tokenizers import BPE, Bytes, Characters, TextError
 from regard.errors import ExtraMissingError, RegardError
 from regard.generate import generate
-from regard.hub import HubError
+from regard.hub import HubError, display_name
 from regard.hub.opening import find_source
 from regard.models import GPT, Encoder, Seq2Seq, load
 
@@ -238,6 +238,7 @@ def test_the_model_of_the_extra_has_a_name(minilm: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert Path(find_source("minilm").location) == minilm
     assert find_source("random:minilm").trained is False
+    assert display_name(minilm) == "minilm"  # as it was asked for, and not where it lies
     (tmp_path / "minilm").mkdir()  # what the user has called so comes first
     assert find_source("minilm").location == "minilm"
     (tmp_path / "minilm").rmdir()

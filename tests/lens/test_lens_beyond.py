@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -39,6 +40,25 @@ def test_a_cell_shows_how_much_is_handed_on(window):
     assert written and not any("e" in text for text in written)
     wide = shown.page.locator(".numbers").evaluate("g => Math.max(...[...g.children].map(x => x.getBBox().width))")
     assert wide < shown.page.locator(".stage canvas").bounding_box()["width"] / 9
+
+
+@pytest.mark.browser
+def test_gradients_stand_in_all_cells_with_as_many_decimals_or_in_none(window):
+    """Numbers above zero are shorter than those below: written where they fit they would be half of the picture."""
+    shown = window(record(gpt(), TEXT, gradient=True))
+    counts = []
+    for end in (4, 14):
+        values, _, _ = shown.show(f"view=head&a=1&h=2&show=gradient&zoom=0-{end},0-{end}").cells()
+        written = shown.page.locator(".numbers text").all_text_contents()
+        counts.append(len(written))
+        assert len(written) in (0, int((~values.isnan()).sum()))
+        assert not any("e" in text for text in written)
+        assert len({len(text.partition(".")[2]) for text in written}) <= 1
+    assert counts[0] > 0
+    words = shown.page.locator(".legend .tick")
+    boxes = [box for box in (x.bounding_box() for x in words.all()) if box and box["width"]][:5]
+    ends = sorted((box["x"], box["x"] + box["width"]) for box in boxes if box["y"] == boxes[0]["y"])
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends))  # and the legend's words keep apart
 
 
 @pytest.mark.browser

@@ -74,6 +74,8 @@ def test_groups_windows_biases_and_cross_attention(window):
             rows = torch.arange(len(recording.query_and_key_tokens(attended)[0]))
             assert (values.nan_to_num(0) - recording.head_weights(attended, [2], rows)[0]).abs().max() < 2e-3
             assert values.isnan().equal(~attended.rules.allowed(*recording.query_and_key_tokens(attended), rows))
+            written = len(recording.sequences) > 1 and (attended.side, attended.kind) == ("decoder", "self")
+            assert shown.page.locator(".reading h3").inner_text() == ("The decoder's text" if written else "The text")
 
 
 @pytest.mark.browser

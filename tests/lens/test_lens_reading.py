@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,57 @@ def test_a_phone_shows_the_matrix_first(window):
     box = shown.page.locator(".stage canvas").bounding_box()
     assert box["y"] + box["height"] < 844 and box["width"] > 200
     assert shown.page.locator(".reading").bounding_box()["y"] > box["y"]
+
+
+@pytest.mark.browser
+def test_a_long_name_leaves_the_buttons_beside_the_views(window):
+    trace = record(gpt(), TEXT)
+    card = replace(trace.recordings[0].model, name="SmolLM2-135M-Instruct.Q4_1", cls="LlamaForCausalLM", layers=30)
+    trace.recordings[0].model = card
+    shown = window(trace)
+    shown.page.set_viewport_size({"width": 1280, "height": 800})
+    shown.show("view=layers")
+    tabs, buttons = (shown.page.locator(f".bar {part}").bounding_box() for part in ("nav", ".right"))
+    assert buttons["y"] < tabs["y"] + tabs["height"] and tabs["y"] < buttons["y"] + buttons["height"]
+
+
+@pytest.mark.browser
+def test_a_finger_is_told_to_tap(window):
+    trace = record(gpt(), TEXT)
+    page = window(trace, "view=head&a=1&h=2", has_touch=True, is_mobile=True).page
+    before = "getComputedStyle(document.querySelector('.readout'), '::before').content"
+    assert page.evaluate(before) == '"Tap a cell to read its exact number."'
+    assert "Tap a token" in page.locator(".about").inner_text()
+    assert not re.search("[Cc]lick|[Pp]oint at", page.inner_text("body"))
+    page.goto(page.url.split("#")[0] + "#view=heads")
+    page.wait_for_selector(".heads[data-state=done]")
+    assert not re.search("[Cc]lick|[Pp]oint at", page.inner_text("body"))
+
+
+@pytest.mark.browser
+def test_the_next_token_has_room_on_a_phone(window):
+    """Letters need narrow columns, so that a good part of the text is in sight, and the buttons stand on one line."""
+    shown = window(record(gpt(), TEXT))
+    shown.page.set_viewport_size({"width": 390, "height": 844})
+    shown.page.goto(f"{shown.uri}#view=next")
+    shown.page.wait_for_selector(".lens-grid .chosen")
+    assert shown.page.locator(".lens-grid .cell-of-lens").count() >= 3 * 6
+    tops = shown.page.locator("main .picker button").evaluate_all("all => all.map(x => x.getBoundingClientRect().y)")
+    assert len(tops) == 2 and tops[0] == tops[1]
+    shown.until("document.documentElement.scrollWidth <= 390")
+
+
+@pytest.mark.browser
+def test_distances_rise_from_left_to_right_each_with_its_sign(window):
+    """ "−5–6" could be read as minus five to six."""
+    recording = drawn(40, 1, causal=False)
+    shown = window(Trace([recording]), "view=positions")
+    _, _, columns = shown.cells()
+    ends = [[number(end.lstrip("+")) for end in name.split("…")] for name in columns]
+    flat = [end for pair in ends for end in pair]
+    assert flat == sorted(flat) and flat[0] == -39 and flat[-1] == 39 and columns.count("0") == 1
+    assert all(end.startswith(("−", "+")) for name in columns if name != "0" for end in name.split("…"))
+    assert [pair[0] for pair in ends][1:] == [pair[-1] + 1 for pair in ends][:-1]  # and none is left out
 
 
 @pytest.mark.browser

@@ -20,6 +20,8 @@ PIXELS = """() => {
   return [c.width, c.height, [...c.getContext("2d").getImageData(0, 0, c.width, c.height).data]];
 }"""
 
+NUMBERS = """() => [...document.querySelectorAll(".numbers text")].map(x => [x.textContent, x.getBBox().width])"""
+
 
 @pytest.fixture(scope="module")
 def trace():
@@ -148,3 +150,37 @@ def test_an_encoder_has_no_tab_for_the_next_token(window):
     assert shown.page.locator("nav .tab").all_text_contents()[-2:] == ["Positions", "Layers"]
     shown.page.goto(f"{shown.uri}#view=next")
     shown.page.locator("main .quiet", has_text="it does not say what comes next").wait_for()
+
+
+@pytest.mark.browser
+def test_small_weights_by_distance_have_digits_that_hold_and_fit_their_cells(window, trace):
+    """Means of weights that decay are as small as 1e-30: none of their digits would say anything, nor have room."""
+    shown = window(trace, "view=positions&r=0&a=1")
+    for r, a in ((0, 1), (2, 1)):
+        values, _, columns = shown.show(f"view=positions&r={r}&a={a}&h=1").cells()
+        written = shown.page.evaluate(NUMBERS)
+        cell = shown.page.locator(".stage canvas").bounding_box()["width"] / len(columns)
+        assert len(written) == values.numel() and max(width for _, width in written) < cell
+        decimals = {len(text.partition(".")[2]) for text, _ in written}
+        assert len(decimals) == 1 and not any("e" in text for text, _ in written)
+        half = 0.5 * 10.0 ** -decimals.pop()
+        said = torch.tensor([number(text) for text, _ in written]).view(values.shape)
+        assert (said - values).abs().max() <= 1.001 * half and half <= 0.05 * values.abs().max()
+
+
+@pytest.mark.browser
+def test_a_weighted_value_has_as_many_digits_as_it_is_small(window):
+    """‖weight · v‖ of a memory is stored without loss, so it is said beside a short value, too."""
+    small = record(memory_gpt("gated-delta"), TEXT)
+    attended = small.recordings[0].attentions[0]
+    attended.v = 1e-3 * attended.v
+    i, j = divmod(int(small.weights(0, 1).abs().argmax()), len(TEXT))
+    shown = window(small, f"view=vectors&a=0&h=1&i={i}&j={j}")
+    wanted = float(small.weights(0, 1)[i, j].abs() * attended.v[1, j].norm())
+    assert number(shown.fact("‖weight·v‖")) == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.browser
+def test_the_text_beside_signed_weights_speaks_of_strong_colours(window, trace):
+    shown = window(trace, "view=head&a=1&h=2")
+    assert "the largest in the strongest colours" in shown.page.locator(".about").inner_text()

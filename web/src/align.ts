@@ -1,5 +1,6 @@
 // Two texts laid side by side by their characters: which tokens stand for the same.
 
+import { times } from "./dom";
 import { joined, letters } from "./units";
 import type { Sequence } from "./format";
 
@@ -63,7 +64,7 @@ const SPACE = /\s/;
 /** Whether each token has letters, and whether the other side has any of them. */
 function inks(sequence: Sequence, text: string[], partner: Int32Array): ("none" | "lost" | "met")[] {
   return sequence.tokens.map((_, t) => {
-    const places = Array.from({ length: Math.max(0, sequence.ends[t] - sequence.starts[t]) }, (_, n) => sequence.starts[t] + n);
+    const places = times(Math.max(0, sequence.ends[t] - sequence.starts[t]), (n) => sequence.starts[t] + n);
     const ink = places.filter((c) => c >= 0 && !SPACE.test(text[c]));
     return !ink.length ? "none" : ink.some((c) => partner[c] >= 0) ? "met" : "lost";
   });

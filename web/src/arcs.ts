@@ -1,7 +1,7 @@
 // Tokens in two columns, who looks left and who is looked at right, with a curve for each weight that counts.
 
 import type { HeadCells } from "./cells";
-import { h, s } from "./dom";
+import { CENTRED, h, s, tick, times } from "./dom";
 import type { Ramp } from "./colour";
 import type { Window } from "./pooled";
 import type { Way } from "./state";
@@ -105,9 +105,9 @@ export function arcs(heard: Heard): Arcs {
     const thin = Math.min(1, THICK / Math.max(left.length, right.length));
     const drawn = kept.reverse().map((c) => curve(c, [middle(c.a), middle(c.b)], c.strong && focus ? 1 : thin, most, focus && !chosen.fixed));
     const words = [
-      s("text", { class: "axis", x: LEFT - 8, y: 16, "text-anchor": "end" }, "looks"),
+      tick(LEFT - 8, 16, "looks", { class: "axis" }),
       s("text", { class: "axis", x: RIGHT + 8, y: 16 }, "is looked at"),
-      s("text", { class: "axis", x: (LEFT + RIGHT) / 2, y: 16, "text-anchor": "middle" }, "wider: more"),
+      tick((LEFT + RIGHT) / 2, 16, "wider: more", { ...CENTRED, class: "axis" }),
     ];
     const share = (u: number) => (focus ? Math.min(1, (Math.abs(line[u]) || 0) / most) : 0);
     left.forEach((I, n) => {
@@ -229,7 +229,7 @@ function gap(list: number[], n: number, u: number): string {
 function around(from: number, to: number, centre: number): number[] {
   const size = Math.min(to - from, MOST);
   const start = Math.max(from, Math.min(to - size, centre - Math.floor(size / 2)));
-  return Array.from({ length: size }, (_, k) => start + k);
+  return times(size, (k) => start + k);
 }
 
 /** Those near, and the twelve strongest elsewhere in the window, in order. */

@@ -1,6 +1,6 @@
 // Bar and line charts as SVG with real text.
 
-import { number, s } from "./dom";
+import { CENTRED, MIDDLE, number, s, tick, times } from "./dom";
 
 export interface Bars {
   label: string;
@@ -15,7 +15,7 @@ export interface Bars {
   below?: (n: number) => string; // what stands under bars, as far as there is room; under those with "" nothing does
 }
 
-const MARK = 9; // letters that a name under bars may have
+const MARK = 11; // letters that a name under bars may have
 const UNDER = 18; // room for names under bars
 
 /** One bar an entry, up and down from zero. */
@@ -63,33 +63,21 @@ export function bars({ label, values, other, width = 640, height = 64, order, na
   }
   svg.append(s("line", { class: "zero", x1: left, x2: width, y1: y(0), y2: y(0) }));
   for (const x of new Set([top, bottom].filter((e) => e !== 0))) {
-    svg.append(
-      s(
-        "text",
-        {
-          class: "tick",
-          x: left - 6,
-          y: y(x),
-          dy: x === bottom && bottom < 0 ? "0" : "0.7em",
-          "text-anchor": "end",
-        },
-        number(x, 2),
-      ),
-    );
+    svg.append(tick(left - 6, y(x), number(x, 2), { dy: x === bottom && bottom < 0 ? "0" : "0.7em" }));
   }
-  if (unit) svg.append(s("text", { class: "axis", x: left - 6, y: 11, "text-anchor": "start" }, unit));
+  if (unit) svg.append(tick(left - 6, 11, unit, { class: "axis", "text-anchor": "start" }));
   if (below) svg.append(...under(n, below, left, w, height));
   return svg;
 }
 
 /** Names under bars: all of them, or as many as there is room for. */
 function under(n: number, below: (n: number) => string, left: number, w: number, height: number): SVGElement[] {
-  const names = Array.from({ length: n }, (_, d) => below(d));
+  const names = times(n, (d) => below(d));
   const longest = Math.min(MARK, Math.max(...names.map((x) => x.length)));
   const chosen = names.includes(""); // by who names them
   const step = chosen ? 1 : Math.max(1, Math.ceil((longest * 7 + 6) / w));
   return names.flatMap((text, d) =>
-    d % step || !text ? [] : [s("text", { class: "tick", x: left + (d + 0.5) * w, y: height - 4, "text-anchor": "middle" }, text)],
+    d % step || !text ? [] : [tick(left + (d + 0.5) * w, height - 4, text, CENTRED)],
   );
 }
 
@@ -127,13 +115,13 @@ export function dots({ title, groups, width = 420, height = 210 }: Dots): SVGSVG
   for (let v = low; v <= high + step / 2; v += step) {
     svg.append(
       s("line", { class: "rule", x1: left, x2: width - right, y1: y(v), y2: y(v) }),
-      s("text", { class: "tick", x: left - 6, y: y(v), dy: "0.32em", "text-anchor": "end" }, number(v, 2)),
+      tick(left - 6, y(v), number(v, 2), MIDDLE),
     );
   }
   const every = Math.ceil((most + 1) / 16);
   for (let l = 0; l <= most; l += every)
-    svg.append(s("text", { class: "tick", x: x(l), y: height - 24, "text-anchor": "middle" }, String(l)));
-  svg.append(s("text", { class: "axis", x: width - right, y: height - 6, "text-anchor": "end" }, "layer"));
+    svg.append(tick(x(l), height - 24, String(l), CENTRED));
+  svg.append(tick(width - right, height - 6, "layer", { class: "axis" }));
   groups.forEach((group, g) => {
     const means = new Map<number, number[]>();
     for (const p of group.points) means.set(p.x, [...(means.get(p.x) ?? []), p.y]);

@@ -1,7 +1,7 @@
 // The cells of a matrix as they are shown: weights or gradients, of tokens or words, with sinks or without.
 
 import { reach, type Extent } from "./colour";
-import { fixed, number, significant } from "./dom";
+import { fixed, number, significant, times } from "./dom";
 import type { Head } from "./head";
 import type { Scale, State } from "./state";
 import { sinks, tokens, words, type Units } from "./units";
@@ -28,7 +28,7 @@ export function extent(cells: Cells, scale: Scale): Extent {
   const { rows, columns } = cells;
   const read = Math.max(1, Math.min(rows.n, READ, Math.ceil(WORK / columns.n)));
   const line = new Float32Array(columns.n);
-  const tops = Array.from({ length: read }, (_, n) => {
+  const tops = times(read, (n) => {
     cells.row(Math.floor(((n + 0.5) * rows.n) / read), 0, columns.n, line);
     return line.reduce((top, x) => (Math.abs(x) > top ? Math.abs(x) : top), -1);
   });
@@ -159,6 +159,7 @@ export class Numbers implements Cells {
     readonly columns: Units,
     readonly signed: boolean,
     private readonly values: Float32Array,
+    readonly say: (x: number) => string,
   ) {}
 
   row(I: number, from: number, to: number, out: Float32Array): void {

@@ -1,6 +1,7 @@
 // Colours of weights: one hue that grows darker (on a dark page brighter); where weights have signs, blue above zero and
 // orange below. Both keep their order for colour-blind readers and in grey.
 
+import { times } from "./dom";
 import type { Scale } from "./state";
 
 type RGB = [number, number, number];
@@ -80,7 +81,7 @@ export function reach(tops: number[], scale: Scale, signed: boolean, all = true)
 
 /** The largest size in each row of a small picture. */
 export function tops(values: Float32Array, R: number, C: number): number[] {
-  return Array.from({ length: R }, (_, r) => {
+  return times(R, (r) => {
     let top = -1;
     for (let c = 0; c < C; c++) if (Math.abs(values[r * C + c]) > top) top = Math.abs(values[r * C + c]);
     return top;

@@ -36,6 +36,16 @@ export function s<K extends keyof SVGElementTagNameMap>(
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
+/** Words in a drawing: beside a place where nothing else is said, else as `more` has it. */
+export function tick(x: number, y: number, text: string, more: Attributes = {}): SVGTextElement {
+  return s("text", { class: "tick", "text-anchor": "end", x, y, ...more }, text);
+}
+
+/** Words over or under a place. */
+export const CENTRED = { "text-anchor": "middle" };
+/** Words as high as a place. */
+export const MIDDLE = { dy: "0.33em" };
+
 /** A labelled choice among values. */
 export function select<T extends string>(
   label: string,
@@ -98,6 +108,16 @@ export function shown(token: string, most = 24): string {
   return letters.length > most ? letters.slice(0, most - 1).join("") + "…" : plain;
 }
 
+/** What somebody does to choose something: without a mouse there is nothing to click or to point with. */
+export function press(mouse = "Click"): string {
+  return matchMedia("(hover: none)").matches ? "Tap" : mouse;
+}
+
+/** What a function says of 0, 1, 2 … up to a number. */
+export function times<T>(n: number, of: (n: number) => T): T[] {
+  return Array.from({ length: n }, (_, at) => of(at));
+}
+
 /** A number as it reads best. */
 export function number(x: number | null | undefined, digits = 4): string {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -120,7 +140,8 @@ export function significant(x: number | null | undefined, digits = 3): string {
 export function fixed(x: number, decimals: number): string {
   if (!Number.isFinite(x)) return number(x);
   const half = 0.5 * 10 ** -decimals;
-  if (x !== 0 && Math.abs(x) < half) return x < 0 ? `>−${half}` : `<${half}`;
+  const said = half.toFixed(decimals + 1);
+  if (x !== 0 && Math.abs(x) < half) return x < 0 ? `>−${said}` : `<${said}`;
   return x.toFixed(decimals).replace("-", "−");
 }
 

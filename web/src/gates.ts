@@ -1,14 +1,14 @@
 // The gates along the tokens: what each leaves of the memory, and how strongly it is written.
 
 import { rounded } from "./colour";
-import { number, s } from "./dom";
+import { number, s, times } from "./dom";
 import type { Memory } from "./memory";
 
 const [HIGH, GAP, TOP] = [40, 16, 12]; // of a strip, between two, above the first
 
 /** Two strips of bars over tokens from … to, as wide as the matrix below them and in its place. */
 export function gates(memory: Memory, from: number, to: number, left: number, width: number, names: (t: number) => string): SVGSVGElement {
-  const tokens = Array.from({ length: to - from }, (_, n) => from + n);
+  const tokens = times(to - from, (n) => from + n);
   const strips: [string, number[], number][] = [
     ["kept, eᵃ", tokens.map((t) => memory.kept(t)), 1],
     ["written, b", tokens.map((t) => memory.strength(t)), 1],

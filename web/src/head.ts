@@ -143,18 +143,18 @@ export class Head {
 
   /** Decimals that hold of a weight times a number. */
   decimalsTimes(factor: number): number {
-    if (this.memory) return this.significant;
+    if (this.memory) return this.significant(factor);
     const error = (this.attention.error[this.head] || 0) * factor;
     return Math.max(1, Math.min(3, Math.floor(-Math.log10(2 * Math.max(error, 1e-9)))));
   }
 
   /** Weights of a memory are of any size, and stored without loss: three digits of the largest. */
-  private get significant(): number {
-    this.places ??= Math.max(1, Math.min(9, 2 - Math.floor(Math.log10(this.memory!.largest() || 1))));
-    return this.places;
+  private significant(factor: number): number {
+    this.largest ??= this.memory!.largest();
+    return Math.max(1, Math.min(9, 2 - Math.floor(Math.log10(this.largest * factor || 1))));
   }
 
-  private places: number | null = null;
+  private largest: number | null = null;
 
   bias(i: number, j: number): number {
     let b = 0;

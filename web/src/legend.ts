@@ -1,9 +1,10 @@
 // What colours mean, as a drawing of its own: the same on the page and in what is saved.
 
 import type { Ramp } from "./colour";
-import { number, s } from "./dom";
+import { number, s, tick } from "./dom";
 
 const [WIDTH, LEFT, STEPS] = [300, 2, 60];
+const LETTER = 6.5; // pixels
 
 export interface Hidden {
   masked: string; // what a hatched cell means; "" where there is none
@@ -50,6 +51,8 @@ export function legend(what: string, ramp: Ramp, hidden: Hidden, ends: string[] 
     if (ramp.signed) words[0] = `≤ ${words[0]}`;
   }
   if (!ends && ramp.scale === "log" && !ramp.signed) words[0] = `≤ ${words[0]}`;
+  // Where the first of five words would reach the second, both halves go without theirs.
+  if (words.length === 5 && LETTER * (words[0].length + words[1].length / 2) > WIDTH / 4 - LETTER) words[1] = words[3] = "";
   const w = WIDTH / STEPS;
   const parts: SVGElement[] = [s("text", { class: "axis", x: LEFT, y: 10 }, what)];
   for (let n = 0; n < STEPS; n++)
@@ -62,7 +65,7 @@ export function legend(what: string, ramp: Ramp, hidden: Hidden, ends: string[] 
     const x = LEFT + (WIDTH * n) / (last || 1);
     parts.push(s("line", { class: "outline", x1: x, x2: x, y1: 28, y2: 31 }));
     const anchor = n === 0 ? "start" : n === last ? "end" : "middle";
-    parts.push(s("text", { class: "tick", x, y: 42, "text-anchor": anchor }, word));
+    parts.push(tick(x, 42, word, { "text-anchor": anchor }));
   });
   let y = 50;
   const kinds: [string, boolean][] = [

@@ -1,7 +1,7 @@
 // The lens with a model behind it: type a text and see it, let the model go on and watch where it looks.
 
 import { mount } from "./app";
-import { button, counted, h, number, replace } from "./dom";
+import { button, counted, h, number, press, replace } from "./dom";
 import type { Card } from "./format";
 import { recordings } from "./loader";
 import { opened } from "./source";
@@ -152,7 +152,7 @@ export function live(root: HTMLElement, talk: HTMLElement, about: About): void {
       say(`${counted(told.written, "token")}: ${ENDS[why] ?? why}. Reading them for the lens …`);
       await see({ ids: told.ids, prompt: told.prompt });
       say(
-        `${counted(told.written, "token")}: ${ENDS[why] ?? why}. Point at a token to see where the model looked for it; the lens below has every head.`,
+        `${counted(told.written, "token")}: ${ENDS[why] ?? why}. ${press("Point at")} a token to see where the model looked for it; the lens below has every head.`,
       );
     });
 

@@ -3,7 +3,7 @@
 import { extent, told, type Cells } from "./cells";
 import { Gestures } from "./gestures";
 import { legible, Ramp, rgb, type Extent, type Mode } from "./colour";
-import { button, h, number, replace, s, select } from "./dom";
+import { button, h, MIDDLE, number, replace, s, select, tick, times } from "./dom";
 import { hatching, legend, legends } from "./legend";
 import { pooled, type Grid, type Window } from "./pooled";
 import type { Pool, Scale } from "./state";
@@ -41,11 +41,11 @@ export interface Layer {
 /** What there is before anything is shown; `update` brings the cells. */
 const START: Options = { label: "", what: "", cells: null as never, scale: "head", pool: "max", mode: "light" };
 const WIDEST = 220; // of one cell
-const STRETCH = 1.7; // how much wider than high a cell may be
+const STRETCH = 2.2; // how much wider than high a cell may be
 const [NARROW, LEFT] = [86, 118]; // room beside for words
 const NUMBERS = 1024; // cells that may have their numbers in them
 const [WRITTEN, HIGH] = [37, 19]; // the room that a number needs
-const LETTER = 6.4; // pixels of a digit where they are smallest
+const DIGIT = 0.6; // width of a digit or a sign beside its height, about
 const [SMALL, LARGE] = [11, 17]; // pixels of a number, where there is just room and where there is plenty
 const RULED = 14; // size of a cell from which on kinds have lines between them
 const TOP = 92; // room for words; numbers need less
@@ -318,24 +318,32 @@ export class Matrix {
     const single = grid.i1 - grid.i0 === grid.R && grid.j1 - grid.j0 === grid.C;
     if (palette || !single || w < WRITTEN || t < HIGH || grid.R * grid.C > NUMBERS) return;
     const group = s("g", { class: "numbers" });
-    group.style.setProperty("--figure", `${Math.max(SMALL, Math.min(LARGE, w / 5, t / 3)).toFixed(1)}px`);
+    const all = Array.from(grid.values, (x) => (x === x ? this.short(x, ramp.most) : ""));
+    const longest = all.reduce((most, said) => Math.max(most, said.length), 1);
+    // As large as there is room for the longest. Where the smallest have none, no cell has a number: some alone would
+    // look like all there are.
+    const size = Math.max(SMALL, Math.min(LARGE, w / 5, t / 3, w / (DIGIT * (longest + 1))));
+    if (longest * DIGIT * size >= w) return;
+    group.style.setProperty("--figure", `${size.toFixed(1)}px`);
     grid.values.forEach((x, n) => {
       if (x !== x) return;
       const [r, c] = [Math.floor(n / grid.C), n % grid.C];
       const place = { x: this.left + (c + 0.5) * w, y: this.top + (r + 0.5) * t, dy: "0.35em", "text-anchor": "middle" };
       const fill = legible(ramp.colour(x, ends?.[r]));
-      const said = this.short(x, ramp.most);
-      if (said.length * LETTER < w) group.append(s("text", { ...place, fill }, said));
+      group.append(s("text", { ...place, fill }, all[n]));
     });
     this.over.insertBefore(group, this.over.querySelector(".cursor"));
   }
 
-  /** A number as a cell has room for it: two decimals, or more of a small scale, and none that does not hold. */
+  /** A number as a cell has room for it: two digits of the largest, two decimals at least, and none that does not hold. */
   private short(x: number, most: number): string {
     const said = told(this.options.cells, x);
-    if (most <= 0.1) return said;
-    if (/^[<>]/.test(said) || Math.abs(x) < 0.005) return "0.00";
-    return /^−?\d\.\d{3,}$/.test(said) ? x.toFixed(2).replace("-", "−") : said;
+    const decimals = most > 0.1 ? 2 : 2 - Math.ceil(Math.log10(most));
+    if (/^−?\d+(\.\d+)?$/.test(said) && (said.split(".")[1] ?? "").length <= decimals) return said;
+    // One that is too small is said to be less than half a unit of what holds: there is room for zeros only.
+    const holds = /^[<>]/.test(said) ? Math.min(decimals, said.length - said.indexOf(".") - 2) : decimals;
+    const rounded = x.toFixed(holds);
+    return (Number(rounded) ? rounded : (0).toFixed(holds)).replace("-", "−");
   }
 
   /** Room above for the words of the columns: level where they are short, else slanted or upright. */
@@ -357,38 +365,27 @@ export class Matrix {
       const text = this.name("columns", J, across.step);
       const { angle } = this;
       parts.push(
-        s(
-          "text",
-          {
-            x,
-            y: this.top - 7,
-            class: "tick",
-            "text-anchor": angle ? "start" : "middle",
-            transform: angle ? `rotate(${angle} ${x} ${this.top - 7})` : null,
-            dy: angle === -90 ? "0.32em" : null,
-          },
-          cut(text, 14),
-        ),
+        tick(x, this.top - 7, cut(text, 14), {
+          "text-anchor": angle ? "start" : "middle",
+          transform: angle ? `rotate(${angle} ${x} ${this.top - 7})` : null,
+          dy: angle === -90 ? "0.32em" : null,
+        }),
       );
     }
     const down = ticks(w.i0, w.i1, ch);
     for (const I of down.at) {
       const text = this.name("rows", I, down.step);
       parts.push(
-        s(
-          "text",
-          { x: this.left - 8, y: this.y(I) + ch / 2, dy: "0.32em", class: "tick", "text-anchor": "end" },
-          cut(text, 16),
-        ),
+        tick(this.left - 8, this.y(I) + ch / 2, cut(text, 16), MIDDLE),
       );
     }
     // A name above a narrow first column hangs over the edge.
     const hangs = this.angle || !across.at.length ? 0 : this.name("columns", across.at[0], across.step).length * 3.2 - cw / 2;
-    const corner = { class: "axis", x: this.left - Math.max(8, hangs + 4), "text-anchor": "end" };
+    const corner = this.left - Math.max(8, hangs + 4);
     const lift = ch < SHORT ? 6 : 0; // the name of a short first row reaches up
     parts.push(
-      s("text", { ...corner, y: this.top - 21 - lift }, `${axes[1]} →`),
-      s("text", { ...corner, y: this.top - 7 - lift }, `${axes[0]} ↓`),
+      tick(corner, this.top - 21 - lift, `${axes[1]} →`, { class: "axis" }),
+      tick(corner, this.top - 7 - lift, `${axes[0]} ↓`, { class: "axis" }),
     );
     if (line) {
       for (const [u, vertical] of [
@@ -419,8 +416,8 @@ export class Matrix {
 
   /** Lines between cells of one colour, so that they can be told apart. */
   private rules(w: Window): Node {
-    const down = Array.from({ length: w.i1 - w.i0 - 1 }, (_, n) => `M${this.left} ${this.y(w.i0 + n + 1)}h${this.width}`);
-    const across = Array.from({ length: w.j1 - w.j0 - 1 }, (_, n) => `M${this.x(w.j0 + n + 1)} ${this.top}v${this.height}`);
+    const down = times(w.i1 - w.i0 - 1, (n) => `M${this.left} ${this.y(w.i0 + n + 1)}h${this.width}`);
+    const across = times(w.j1 - w.j0 - 1, (n) => `M${this.x(w.j0 + n + 1)} ${this.top}v${this.height}`);
     return s("path", { class: "rules", d: [...down, ...across].join("") });
   }
 
@@ -518,7 +515,7 @@ export class Matrix {
 function ticks(from: number, to: number, size: number): { step: number; at: number[] } {
   const steps = [1, 10, 100, 1000, 10000].flatMap((p) => [p, 2 * p, 5 * p]);
   const step = size >= WORD ? 1 : steps.find((n) => n * size >= 22)!;
-  return { step, at: Array.from({ length: to - from }, (_, n) => from + n).filter((u) => u % step === 0) };
+  return { step, at: times(to - from, (n) => from + n).filter((u) => u % step === 0) };
 }
 
 export function cut(text: string, most: number): string {

@@ -221,5 +221,7 @@ export function exactness(missed: Record<string, number[]> | undefined, head: nu
   const usual = missed!.usual?.[head];
   if (usual === undefined) return said;
   const percent = (x: number) => `${Math.round(100 * x)}%`;
+  if (Math.max(usual, missed!.moved[head]) < 0.005)
+    return `${said} The usual picture, without what the delta rule erases, is the same to less than 1%.`;
   return `${said} The usual picture, without what the delta rule erases, would miss it by ${percent(usual)}, with the largest weight of ${percent(missed!.moved[head])} of the rows on another token.`;
 }

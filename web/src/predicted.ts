@@ -1,5 +1,6 @@
 // Predictions of a trace as numbers, and what is asked of a model besides.
 
+import { times } from "./dom";
 import type { Predictions } from "./format";
 import type { Seen } from "./loader";
 
@@ -48,7 +49,7 @@ export class Predicted {
   /** The likeliest tokens by the stream at row m, after position t. */
   likeliest(m: number, t: number): { id: number; text: string; p: number }[] {
     const at = (m * this.T + t) * this.K;
-    return Array.from({ length: this.K }, (_, k) => {
+    return times(this.K, (k) => {
       const id = this.top[at + k];
       return { id, text: this.texts.get(id) ?? String(id), p: this.p[at + k] };
     });
@@ -57,7 +58,7 @@ export class Predicted {
   /** What may come after position t: the likeliest, and what comes. */
   at(t: number): Candidate[] {
     const best = this.likeliest(this.M - 1, t)[0];
-    const found = Array.from({ length: this.C }, (_, c) => this.candidate(t, c));
+    const found = times(this.C, (c) => this.candidate(t, c));
     const most = found.find((x) => x.id === best.id)!;
     const total = most.logit - Math.log(best.p); // the normaliser's logarithm
     return found.map((x) => ({ ...x, p: Math.exp(x.logit - total) })).sort((x, y) => y.logit - x.logit);
@@ -83,7 +84,7 @@ export interface Part {
 export function parts(one: Candidate, against: Candidate | null, about: Predictions): Part[] {
   const value = (x: ArrayLike<number>, y: ArrayLike<number> | undefined, n: number) => x[n] - (y ? y[n] : 0);
   const heads = one.heads.flatMap((x, l) =>
-    Array.from({ length: x.length }, (_, h) => ({
+    times(x.length, (h) => ({
       name: `layer ${l}, head ${h}`,
       value: value(x, against?.heads[l], h),
       a: about.attentions[l],
@@ -91,7 +92,7 @@ export function parts(one: Candidate, against: Candidate | null, about: Predicti
     })),
   );
   const last = one.rest.length - 1;
-  const rest = Array.from({ length: one.rest.length }, (_, n) => ({
+  const rest = times(one.rest.length, (n) => ({
     name: n === 0 ? "embeddings" : n === last ? "constant" : `MLP of layer ${n - 1}`,
     value: value(one.rest, against?.rest, n),
     a: -1,

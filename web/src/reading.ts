@@ -2,7 +2,8 @@
 
 import { extent, HeadCells } from "./cells";
 import { legible, Ramp, type Extent } from "./colour";
-import { button, h, replace, shown } from "./dom";
+import { button, h, press, replace, shown } from "./dom";
+import { drawRanked } from "./ranks";
 import type { Sequence } from "./format";
 import { patches } from "./patches";
 import type { State, Way } from "./state";
@@ -70,7 +71,9 @@ export function reading(app: App): Reading {
     scale = extent(cells, state.scale);
     means = null;
     head.replaceChildren(headTitle(seen, state.a, state.h));
-    title.textContent = opened.keys.grid ? "The image" : "The text";
+    const { side, kind } = opened.attention;
+    const written = kind === "self" && side === "decoder" && seen.recording.attentions.some((at) => at.kind === "cross");
+    title.textContent = opened.keys.grid ? "The image" : written ? "The decoder's text" : "The text";
     drawWays();
     write();
     shade();
@@ -174,6 +177,12 @@ export function reading(app: App): Reading {
     image.draw(drawnOf("from"), { line, at: token, says: token < 0 ? mean : what, signed: cells.signed, mode: app.mode() });
   }
 
+  /** Where the largest are, by their colour: of what has signs the largest may be below zero. */
+  function strongest(): string {
+    if (cells!.signed) return "largest in the strongest colours";
+    return `most on the ${app.mode() === "dark" ? "brightest" : "darkest"}`;
+  }
+
   /** In words and numbers. */
   function tell(token: number, line: Float32Array, largest: number): void {
     const { state } = app.store;
@@ -187,27 +196,19 @@ export function reading(app: App): Reading {
     const share = order.length > BEST ? `; these ${BEST} have ${Math.round((100 * sum) / all)}% of it` : "";
     const what = cells!.word;
     const hides = order.length < line.length ? ". Struck through: hidden by the mask" : "";
-    const hint = `${hides}${state.fixed ? "" : ". Click a token to hold it."}`;
+    const hint = `${hides}${state.fixed ? "" : `. ${press()} a token to hold it.`}`;
     if (token < 0)
-      replace(says, `Mean ${what} from all tokens, the most on the ${app.mode() === "dark" ? "brightest" : "darkest"}. `, h("b", {}, "Click a token"), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
+      replace(says, `Mean ${what} from all tokens, the ${strongest()}. `, h("b", {}, `${press()} a token`), state.way === "to" ? " to see what it looks at." : " to see who looks at it.");
     else if (state.way === "to")
       replace(says, h("b", {}, name(drawnOf(from), token)), ` (${token}) looks at: its largest `, term(plural(what), tip(what)), share, hint);
     else replace(says, "Who looks at ", h("b", {}, name(drawnOf(from), token)), ` (${token}): the largest `, term(plural(what), tip(what)), share, hint);
     replace(
       best,
       ...top.map((u) => {
-        const size = Math.round((100 * Math.abs(line[u])) / largest);
-        const bar = h("i", { class: line[u] < 0 ? "below" : "" });
-        bar.style.width = `${size}%`;
         const go = () => pick(token < 0 ? state.way : on, u, token >= 0);
-        return h(
-          "li",
-          {},
-          button("", go, { "aria-label": `${shown(others.tokens[u])} (${u}): ${cells!.say(line[u])}`, "data-k": `best ${u}` }),
-          h("span", { class: "name" }, shown(others.tokens[u], 14), h("small", {}, ` ${u}`)),
-          h("span", { class: "n" }, cells!.say(line[u])),
-          h("span", { class: "track", "aria-hidden": "true" }, bar),
-        );
+        const said = cells!.say(line[u]);
+        const control = button("", go, { "aria-label": `${shown(others.tokens[u])} (${u}): ${said}`, "data-k": `best ${u}` });
+        return drawRanked(control, [shown(others.tokens[u], 14), h("small", {}, ` ${u}`)], said, line[u] / largest);
       }),
     );
   }

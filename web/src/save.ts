@@ -3,7 +3,7 @@
 import type { Grid } from "./pooled";
 import type { Matrix } from "./matrix";
 import type { Cells } from "./cells";
-import { colour, h, s } from "./dom";
+import { colour, h, s, times } from "./dom";
 import { hatching } from "./legend";
 import type { Export } from "./view";
 
@@ -195,16 +195,16 @@ export function matrixCsv(cells: Cells, grid: Grid): string {
   const [rows, columns] = [grid.i1 - grid.i0, grid.j1 - grid.j0];
   if (rows * columns > MOST) {
     const at = (n: number, all: number, of: number, from: number) => from + Math.floor((n * all) / of);
-    const head = Array.from({ length: grid.C }, (_, c) => `from ${at(c, columns, grid.C, grid.j0)}`);
-    const body = Array.from({ length: grid.R }, (_, r) => [
+    const head = times(grid.C, (c) => `from ${at(c, columns, grid.C, grid.j0)}`);
+    const body = times(grid.R, (r) => [
       `from ${at(r, rows, grid.R, grid.i0)}`,
       ...grid.values.subarray(r * grid.C, (r + 1) * grid.C),
     ]);
     return csv([["dots, each several cells", ...head], ...body]);
   }
   const line = new Float32Array(columns);
-  const head = Array.from({ length: columns }, (_, c) => cells.columns.label(grid.j0 + c));
-  const body = Array.from({ length: rows }, (_, r) => {
+  const head = times(columns, (c) => cells.columns.label(grid.j0 + c));
+  const body = times(rows, (r) => {
     cells.row(grid.i0 + r, grid.j0, grid.j1, line);
     return [cells.rows.label(grid.i0 + r), ...line];
   });

@@ -1,6 +1,6 @@
 // Three heads to begin with, each with a reason: by what labels say, or by simple measures of this text.
 
-import { fixed } from "./dom";
+import { fixed, times } from "./dom";
 import type { FigureName } from "./format";
 import type { Seen } from "./loader";
 import { target } from "./words";
@@ -45,7 +45,7 @@ function labelled(seen: Seen): Suggestion[] {
 
 /** Heads that stand out by their figures over this text. */
 function measured(seen: Seen): Suggestion[] {
-  const all = seen.recording.attentions.flatMap((at, a) => Array.from({ length: at.heads }, (_, h) => ({ a, h })));
+  const all = seen.recording.attentions.flatMap((at, a) => times(at.heads, (h) => ({ a, h })));
   const figure = (e: { a: number; h: number }, key: FigureName) => seen.attention(e.a).figures[key]?.[e.h] ?? null;
   const peak = (e: { a: number; h: number }) => figure(e, "peak") ?? 0;
   const busy = all.filter((e) => (figure(e, "first") ?? 0) < 0.5);

@@ -1,7 +1,7 @@
 // A matrix as a table, for those who read with their ears, and for copying.
 
 import { told, type Cells } from "./cells";
-import { h } from "./dom";
+import { h, times } from "./dom";
 import type { Window } from "./pooled";
 
 const MOST = 64;
@@ -11,8 +11,8 @@ export function table(cells: Cells, window: Window): HTMLElement {
   const i1 = Math.min(window.i1, i0 + MOST);
   const j1 = Math.min(window.j1, j0 + MOST);
   const line = new Float32Array(j1 - j0);
-  const columns = Array.from({ length: j1 - j0 }, (_, n) => h("th", { scope: "col" }, cells.columns.label(j0 + n)));
-  const body = Array.from({ length: i1 - i0 }, (_, n) => {
+  const columns = times(j1 - j0, (n) => h("th", { scope: "col" }, cells.columns.label(j0 + n)));
+  const body = times(i1 - i0, (n) => {
     cells.row(i0 + n, j0, j1, line);
     return h(
       "tr",

@@ -1,6 +1,6 @@
 // A text while a model writes it: each new token, and how much the model looked at each one before.
 
-import { h, replace, select, shown } from "./dom";
+import { h, replace, select, shown, times } from "./dom";
 
 export type Line =
   | { kind: "start"; ids: number[]; tokens: string[] }
@@ -76,7 +76,7 @@ export class Told {
     const heads = this.steps[0].heads;
     const layers = [["-1", "all, their mean"], ...heads.map((_, n) => [String(n), `layer ${n}`])] as [string, string][];
     const most = this.layer < 0 ? 0 : heads[this.layer];
-    const each = [["-1", "all, their mean"], ...Array.from({ length: most }, (_, n) => [String(n), `head ${n}`])] as [
+    const each = [["-1", "all, their mean"], ...times(most, (n) => [String(n), `head ${n}`])] as [
       string,
       string,
     ][];
@@ -120,7 +120,7 @@ export class Told {
     const before = step.heads.slice(0, Math.max(this.layer, 0)).reduce((a, b) => a + b, 0);
     let [first, last] = this.layer < 0 ? [0, total] : [before, before + step.heads[this.layer]];
     if (this.head >= 0) [first, last] = [first + this.head, first + this.head + 1];
-    return Array.from({ length: S }, (_, j) => {
+    return times(S, (j) => {
       let sum = 0;
       for (let n = first; n < last; n++) sum += bytes[n * S + j];
       return (sum / (last - first) / 127) * step.scale;

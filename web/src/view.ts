@@ -1,7 +1,7 @@
 // What a view is, and what all of them share.
 
 import type { Mode } from "./colour";
-import { button, fixed, h, select } from "./dom";
+import { button, fixed, h, select, times } from "./dom";
 import type { Label } from "./format";
 import type { Seen } from "./loader";
 import type { State, Store } from "./state";
@@ -103,7 +103,7 @@ export function headPicker(app: App): HTMLElement {
   const { state } = app.store;
   const seen = app.current();
   const layers = seen.recording.attentions.map((_, a) => [String(a), place(seen, a)] as const);
-  const heads = Array.from({ length: seen.attention(state.a).heads }, (_, n) => [String(n), `head ${n}`] as const);
+  const heads = times(seen.attention(state.a).heads, (n) => [String(n), `head ${n}`] as const);
   const go = (changes: Partial<State>) => app.store.set({ ...changes, zoom: "" });
   return h(
     "div",

@@ -1,6 +1,7 @@
 // A text with all heads and without some: what the model says next, and how it goes on.
 
-import { button, counted, h, replace, select, shown } from "./dom";
+import { button, counted, h, replace, select, shown, times } from "./dom";
+import { drawRanked } from "./ranks";
 import type { Attention } from "./format";
 import { term } from "./tips";
 import { percent } from "./views/next";
@@ -62,7 +63,7 @@ export class Without {
   private draw(): void {
     const at = this.attentions[this.layer];
     const layers = this.attentions.map((a, n) => [String(n), `layer ${a.layer}`] as [string, string]);
-    const heads = Array.from({ length: at?.heads ?? 0 }, (_, n) => [String(n), `head ${n}`] as [string, string]);
+    const heads = times(at?.heads ?? 0, (n) => [String(n), `head ${n}`] as [string, string]);
     const chips = this.removed.map((x) =>
       button(`layer ${x.layer}, head ${x.head} ×`, () => this.toggle(this.attentions.find((a) => a.name === x.name)!, x.head), { class: "chip", title: "Put it back" }),
     );
@@ -102,15 +103,7 @@ export class Without {
 function column(title: string, mine: Reading, other: Reading, from: number, most: number): HTMLElement {
   const before = new Map(other.next.map((x) => [x.id, x.p]));
   const rows = mine.next.map((x) => {
-    const bar = h("i", {});
-    bar.style.width = `${(100 * x.p) / most}%`;
-    return h(
-      "li",
-      { class: before.has(x.id) ? "" : "fresh" },
-      h("span", { class: "name" }, shown(x.text, 18)),
-      h("span", { class: "n" }, percent(x.p)),
-      h("span", { class: "track", "aria-hidden": "true" }, bar),
-    );
+    return drawRanked(null, [shown(x.text, 18)], percent(x.p), x.p / most, before.has(x.id) ? "" : "fresh");
   });
   const kept = mine.tokens.slice(0, from).join("");
   const differs = mine.tokens.slice(from).join("");

@@ -63,7 +63,7 @@ export const SCORE_TIP =
 export const REST_TIP =
   "Where the head puts its weight when it finds nothing to look for, over several other texts; what it does otherwise is its label.";
 export const INTERVAL_TIP =
-  "Score less what even weights would have, and its 95% interval from resampling, over several other texts.";
+  "Effect: the share beyond even weights, (score − even) / (1 − even), with its 95% interval from resampling several other texts.";
 export const ERROR_TIP =
   "The page computes weights from stored queries and keys. This is the most by which any weight of this head differs from the model's own; only digits that hold are written.";
 export const EXACT_TIP =

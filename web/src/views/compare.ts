@@ -4,7 +4,8 @@ import { bars } from "../bars";
 import { extent, HeadCells } from "../cells";
 import type { Extent } from "../colour";
 import { Difference, meanApart, type Apart } from "../difference";
-import { button, counted, fixed, h, replace, select } from "../dom";
+import { button, counted, fixed, h, replace, select, times } from "../dom";
+import { drawRanked } from "../ranks";
 import { names } from "../loader";
 import { cut, Matrix } from "../matrix";
 import { copied, matrixCsv, matrixPicture } from "../save";
@@ -169,7 +170,7 @@ export function compareView(app: App): View {
         ),
         select(
           n ? "right head" : "left head",
-          Array.from({ length: seen.attention(at.a).heads }, (_, k) => [String(k), `head ${k}`] as const),
+          times(seen.attention(at.a).heads, (k) => [String(k), `head ${k}`] as const),
           String(at.h),
           (k) => set(at.r, at.a, Number(k)),
         ),
@@ -241,7 +242,7 @@ export function compareView(app: App): View {
     if (ranking.hidden || key === ranked) return;
     ranked = key;
     const found: Ranked[] = [];
-    const all = here.recording.attentions.flatMap((at, a) => Array.from({ length: at.heads }, (_, n) => [a, n]));
+    const all = here.recording.attentions.flatMap((at, a) => times(at.heads, (n) => [a, n]));
     for (const [a, n] of all) {
       const [left, right] = await Promise.all([here.head(a, n), there.head(a, n)]);
       if (ranked !== key || !node.isConnected) return;
@@ -273,18 +274,10 @@ export function compareView(app: App): View {
         "ol",
         { class: "best wide" },
         ...top.map((x) => {
-          const bar = h("i", {});
-          bar.style.width = `${Math.round((100 * x.bits) / most)}%`;
           const name = headTitle(app.seen[r], x.a, x.n);
           const go = () => app.store.set({ r, r2, a: x.a, h: x.n, a2: x.a, h2: x.n, zoom: "" });
-          return h(
-            "li",
-            {},
-            button("", go, { "aria-label": `${name}: ${fixed(x.bits, x.decimals)} bits`, "data-k": `ranked ${x.a}.${x.n}` }),
-            h("span", { class: "name" }, name),
-            h("span", { class: "n" }, fixed(x.bits, x.decimals)),
-            h("span", { class: "track", "aria-hidden": "true" }, bar),
-          );
+          const said = fixed(x.bits, x.decimals);
+          return drawRanked(button("", go, { "aria-label": `${name}: ${said} bits`, "data-k": `ranked ${x.a}.${x.n}` }), [name], said, x.bits / most);
         }),
       ),
     );

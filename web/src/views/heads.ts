@@ -1,7 +1,7 @@
 // All heads at a glance: one small picture each, from the overviews alone.
 
 import { Ramp, reach, tops } from "../colour";
-import { button, fixed, h, number, replace, s, select, shown, toggle } from "../dom";
+import { button, fixed, h, number, press, replace, s, select, shown, toggle } from "../dom";
 import { effect, type Attention, type FigureName, type Label } from "../format";
 import { legend } from "../legend";
 import { Rules } from "../rules";
@@ -134,6 +134,8 @@ export function headsView(app: App): View {
       );
     });
     const heads = seen.recording.attentions.reduce((sum, at) => sum + at.heads, 0);
+    const crosses = seen.recording.attentions.some((at) => at.kind === "cross");
+    const opening = press() === "Tap" ? "tap one" : "point at one to read about it, click";
     const worked = h("p", { class: "worked" });
     if (found.length) void example(found[0].a, found[0].h).then((words) => replace(worked, ...words)).catch(app.fail);
     replace(
@@ -150,8 +152,9 @@ export function headsView(app: App): View {
           term("tokens", TOKEN_TIP),
           ` of this ${read(seen)} in order${pieces(seen)}. Below are pictures of all ${heads} `,
           term("heads", HEAD_TIP),
-          ` on this ${read(seen)}${coarse(seen)}: point at one to read about it, click to open it.`,
-          seen.recording.labels ? " Names under them (labels) and percentages come from other texts; no name: no pattern stands out." : "",
+          ` on this ${read(seen)}${coarse(seen)}: ${opening} to open it.`,
+          seen.recording.labels ? ` Labels under them and what is marked “other texts” come from those, all else from this ${read(seen)}; no label: no pattern stands out` : "",
+          seen.recording.labels ? (crosses ? ", or the head looks from one text at the other, which no label is about." : ".") : "",
         ),
         worked,
       ),
@@ -215,6 +218,7 @@ export function headsView(app: App): View {
       ...Object.entries(FIGURES).map(([k, v]) => [k, v.name] as const),
       ...scores.map((k) => [k, `score: ${k}`] as const),
     ];
+    const all = seen.recording.attentions.reduce((sum, at) => sum + at.heads, 0);
     const counts = new Map<string, number>();
     labels?.forEach((l) => counts.set(l.label, (counts.get(l.label) ?? 0) + 1));
     const sides = new Set(seen.recording.attentions.map((x) => SIDES[`${x.side} ${x.kind}`]));
@@ -239,7 +243,7 @@ export function headsView(app: App): View {
       labels &&
         select(
           "label",
-          [["", `all (${labels.length})`], ...[...counts].sort().map(([l, n]) => [l, `${l} (${n})`] as const)],
+          [["", `all (${all})`], ...[...counts].sort().map(([l, n]) => [l, `${l} (${n})`] as const)],
           state.filter,
           (filter) => app.store.set({ filter }),
         ),
@@ -505,7 +509,7 @@ export function headsView(app: App): View {
     const scores = Object.keys(seen.recording.labels?.[0]?.scores ?? {});
     const table = () =>
       csv([
-        ["attention", "head", "label", "effect", ...keys, ...scores.map((k) => `${k} above baseline`)],
+        ["attention", "head", "label", "effect", ...keys, ...scores.map((k) => `effect of ${k}`)],
         ...entries.map((e) => [
           seen.attention(e.a).name,
           e.h,

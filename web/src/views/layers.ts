@@ -1,7 +1,7 @@
 // How attention changes over the layers: every head a dot, the mean a line.
 
 import { dots } from "../bars";
-import { h, number, replace } from "../dom";
+import { h, number, press, replace, times } from "../dom";
 import type { FigureName } from "../format";
 import { copied, csv } from "../save";
 import { FIGURES } from "../words";
@@ -24,7 +24,7 @@ export function layersView(app: App): View {
       "div",
       { class: "title" },
       h("h2", {}, "Over the layers"),
-      h("p", { class: "quiet" }, "Means over the queries of this text. A click on a dot opens its head."),
+      h("p", { class: "quiet" }, `Means over the queries of this text. ${press()} a dot to open its head.`),
     ),
     charts,
   );
@@ -81,7 +81,7 @@ export function layersView(app: App): View {
       const seen = app.current();
       const keys = Object.keys(WORDS) as FigureName[];
       const rows = seen.recording.attentions.flatMap((at) =>
-        Array.from({ length: at.heads }, (_, n) => [
+        times(at.heads, (n) => [
           at.name,
           at.layer,
           n,

@@ -1,7 +1,7 @@
 // What a memory holds: its gates along the tokens, what it answers to each key so far, and when each was erased.
 
 import { extent, type Cells } from "../cells";
-import { fixed, h, replace, s, select } from "../dom";
+import { fixed, h, press, replace, s, select } from "../dom";
 import { gates } from "../gates";
 import type { Head } from "../head";
 import { Matrix } from "../matrix";
@@ -174,7 +174,7 @@ export function memoryView(app: App): View {
 }
 
 function told(memory: Memory): string {
-  if (memory.T > MARKED) return "Point at a cell to read when half of what its token wrote was gone.";
+  if (memory.T > MARKED) return `${press("Point at")} a cell to read when half of what its token wrote was gone.`;
   let [gone, byDecay] = [0, 0];
   for (let j = 0; j < memory.T; j++) {
     const end = memory.end(j);

@@ -1,9 +1,10 @@
 // What a language model would say next: at each layer, and which parts of it speak for which token.
 
 import { legible, Ramp, rounded } from "../colour";
-import { button, h, number, replace, s, select, shown } from "../dom";
+import { button, CENTRED, h, MIDDLE, number, press, replace, s, select, shown, tick, times } from "../dom";
 import { legend } from "../legend";
 import { cut } from "../matrix";
+import { drawRanked } from "../ranks";
 import { parts, Predicted, type Candidate, type Part } from "../predicted";
 import { copied, csv, stacked } from "../save";
 import type { State } from "../state";
@@ -11,7 +12,8 @@ import { term } from "../tips";
 import { changed, type App, type Export, type View } from "../view";
 import { DIRECT_TIP, LENS_TIP, LOGIT_TIP } from "../words";
 
-const [COLUMN, NARROW] = [78, 56]; // of a position
+const [COLUMN, NARROW, TIGHT] = [78, 56, 30]; // of a position, on a phone, and where tokens are letters
+const LETTER = 7.4; // pixels of one
 const LEFT = 112; // room for the names of layers
 const PHONE = 420; // width of a narrow drawing
 const BEST = 12; // parts that are listed
@@ -49,7 +51,7 @@ export function nextView(app: App): View {
     found = opened;
     for (const card of [lens, choice, direct]) card.hidden = !found;
     if (!found) about.textContent = missing();
-    else replace(about, "After each token a language model gives every token of its vocabulary a probability to come next. Click a cell to ask for what comes after its token.");
+    else replace(about, `After each token a language model gives every token of its vocabulary a probability to come next. ${press()} a cell to ask for what comes after its token.`);
     draw();
   }
 
@@ -79,11 +81,19 @@ export function nextView(app: App): View {
     drawDirect(t, chosen, against);
   }
 
+  /** Letters of the longest word that a column shows, with the sign of what comes. */
+  function widest(): number {
+    const { M, T } = found!;
+    const places = times(T, (t) => t);
+    const words = places.flatMap((t) => [token(t), ...times(M, (m) => `✓ ${shown(found!.likeliest(m, t)[0].text, 20)}`)]);
+    return words.reduce((most, word) => Math.max(most, Array.from(word).length), 0);
+  }
+
   /** A row a layer, a column a token: the likeliest next one by what the model has so far. */
   function drawLens(t: number): void {
     const { M, T, ids } = found!;
     const width = Math.max(260, (lens.clientWidth || 800) - 36);
-    const least = width < PHONE ? NARROW : COLUMN;
+    const least = Math.min(width < PHONE ? NARROW : COLUMN, Math.max(TIGHT, LETTER * widest() + 8));
     const N = Math.max(2, Math.min(T, Math.floor((width - LEFT) / least)));
     const first = Math.max(0, Math.min(T - N, t - (N >> 1)));
     const size = Math.min(150, Math.max(least, Math.floor((width - LEFT) / N)));
@@ -92,18 +102,18 @@ export function nextView(app: App): View {
     const ramp = new Ramp("head", false, app.mode(), 1);
     const height = top + row * (M + 1) + 8;
     const svg = s("svg", { class: "lens-grid", width: LEFT + N * size + 4, height, viewBox: `0 0 ${LEFT + N * size + 4} ${height}`, role: "group", "aria-label": "Likeliest next token after each layer" });
-    const fit = Math.floor(size / 7.4);
-    svg.append(s("text", { class: "axis", x: LEFT - 8, y: 15, "text-anchor": "end" }, "after the token →"));
+    const fit = Math.floor(size / LETTER);
+    svg.append(tick(LEFT - 8, 15, "after the token →", { class: "axis" }));
     for (let m = 0; m < M; m++) {
       const said = m === 0 ? "embeddings" : m === M - 1 ? `layer ${m - 1}, says` : `layer ${m - 1}`;
-      svg.append(s("text", { class: m === M - 1 ? "tick strong" : "tick", x: LEFT - 8, y: top + (m + 0.5) * row, dy: "0.33em", "text-anchor": "end" }, said));
+      svg.append(tick(LEFT - 8, top + (m + 0.5) * row, said, { ...MIDDLE, class: m === M - 1 ? "tick strong" : "tick" }));
     }
-    svg.append(s("text", { class: "tick", x: LEFT - 8, y: top + (M + 0.5) * row + 4, dy: "0.33em", "text-anchor": "end" }, "what comes"));
+    svg.append(tick(LEFT - 8, top + (M + 0.5) * row + 4, "what comes", MIDDLE));
     for (let n = 0; n < N; n++) {
       const at = first + n;
       const x = LEFT + n * size;
-      const middle = { x: x + size / 2, "text-anchor": "middle" };
-      svg.append(s("text", { class: at === t ? "tick strong" : "tick", ...middle, y: 15 }, cut(token(at), fit)));
+      const centre = x + size / 2;
+      svg.append(tick(centre, 15, cut(token(at), fit), { ...CENTRED, class: at === t ? "tick strong" : "tick" }));
       for (let m = 0; m < M; m++) {
         const best = found!.likeliest(m, at);
         const right = at + 1 < T && best[0].id === ids[at + 1];
@@ -111,13 +121,13 @@ export function nextView(app: App): View {
         const tip = `${m === 0 ? "embeddings" : `after layer ${m - 1}`}, after “${token(at)}”: ${best.map((b) => `${name(b.text)} ${percent(b.p)}`).join(", ")}`;
         cell.append(
           s("rect", { x: x + 0.5, y: top + m * row + 0.5, width: size - 1, height: row - 1, fill: ramp.css(best[0].p) }),
-          s("text", { ...middle, y: top + (m + 0.5) * row, dy: "0.34em", fill: legible(ramp.colour(best[0].p)), class: "word" }, cut(`${right ? "✓ " : ""}${shown(best[0].text, 20)}`, fit)),
+          tick(centre, top + (m + 0.5) * row, cut(`${right ? "✓ " : ""}${shown(best[0].text, 20)}`, fit), { ...MIDDLE, ...CENTRED, fill: legible(ramp.colour(best[0].p)), class: "word" }),
           s("title", {}, tip),
         );
         svg.append(cell);
       }
       const coming = at + 1 < T ? cut(token(at + 1), fit) : "–";
-      svg.append(s("text", { class: "tick strong", ...middle, y: top + (M + 0.5) * row + 4, dy: "0.33em" }, coming));
+      svg.append(tick(centre, top + (M + 0.5) * row + 4, coming, { ...MIDDLE, ...CENTRED, class: "tick strong" }));
       if (at === t) svg.append(s("rect", { class: "chosen", x: x + 1, y: top - 1, width: size - 2, height: M * row + 2 }));
     }
     const step = (by: number) => button(by < 0 ? "‹" : "›", () => go(Math.max(0, Math.min(T - 1, t + by))), { "aria-label": by < 0 ? "The token before" : "The token after", disabled: t + by < 0 || t + by >= T });
@@ -131,22 +141,15 @@ export function nextView(app: App): View {
   function drawChoice(t: number, all: Candidate[], chosen: Candidate, against: Candidate | null): void {
     const most = Math.max(...all.map((x) => x.p));
     const rows = all.map((x) => {
-      const bar = h("i", {});
-      bar.style.width = `${(100 * x.p) / most}%`;
       const comes = found!.ids[t + 1] === x.id ? " ✓" : "";
-      return h(
-        "li",
-        { class: x === chosen ? "on" : "" },
-        button("", () => app.store.set({ token: x.id }), { "aria-label": `${shown(x.text)}: ${percent(x.p)}`, "aria-pressed": String(x === chosen), "data-k": `next ${x.id}` }),
-        h("span", { class: "name" }, shown(x.text, 18), comes),
-        h("span", { class: "n" }, `${percent(x.p)} · ${x.logit.toFixed(2).replace("-", "−")}`),
-        h("span", { class: "track", "aria-hidden": "true" }, bar),
-      );
+      const control = button("", () => app.store.set({ token: x.id }), { "aria-label": `${shown(x.text)}: ${percent(x.p)}`, "aria-pressed": String(x === chosen), "data-k": `next ${x.id}` });
+      const said = `${percent(x.p)} · ${x.logit.toFixed(2).replace("-", "−")}`;
+      return drawRanked(control, [shown(x.text, 18), comes], said, x.p / most, x === chosen ? "on" : "");
     });
     replace(
       choice,
       h("h3", {}, `After “${token(t)}” (${t})`),
-      h("p", { class: "quiet" }, "Probability · ", term("logit", LOGIT_TIP), ". ✓: what comes in the text. Click one to see which heads make it likely."),
+      h("p", { class: "quiet" }, "Probability · ", term("logit", LOGIT_TIP), `. ✓: what comes in the text. ${press()} one to see which heads make it likely.`),
       h("ol", { class: "best one" }, ...rows),
       select(
         "compared with",
@@ -192,16 +195,8 @@ export function nextView(app: App): View {
     const order = [...all].sort((x, y) => Math.abs(y.value) - Math.abs(x.value)).slice(0, BEST);
     const largest = Math.abs(order[0].value) || 1;
     const rows = order.map((x) => {
-      const bar = h("i", { class: x.value < 0 ? "below" : "" });
-      bar.style.width = `${(100 * Math.abs(x.value)) / largest}%`;
-      return h(
-        "li",
-        {},
-        x.a >= 0 ? button("", () => app.store.set({ view: "head", a: x.a, h: x.h, i: t, zoom: "" }), { "aria-label": `Open ${x.name}` }) : null,
-        h("span", { class: "name" }, x.name),
-        h("span", { class: "n" }, said(x.value)),
-        h("span", { class: "track", "aria-hidden": "true" }, bar),
-      );
+      const control = x.a >= 0 ? button("", () => app.store.set({ view: "head", a: x.a, h: x.h, i: t, zoom: "" }), { "aria-label": `Open ${x.name}` }) : null;
+      return drawRanked(control, [x.name], said(x.value), x.value / largest);
     });
     replace(
       direct,
@@ -228,10 +223,10 @@ export function nextView(app: App): View {
     const ramp = new Ramp("head", true, app.mode(), most);
     const [w, t2] = [left + (H + 1.5) * size + 4, top + L * row + 4];
     const svg = s("svg", { class: "parts", width: w, height: t2, viewBox: `0 0 ${w} ${t2}`, role: "group", "aria-label": "What each head and MLP adds to the logit" });
-    for (let n = 0; n < H; n++) if (size >= 17 || n % 2 === 0) svg.append(s("text", { class: "tick", x: left + (n + 0.5) * size, y: 14, "text-anchor": "middle" }, String(n)));
-    svg.append(s("text", { class: "axis", x: left - 8, y: 14, "text-anchor": "end" }, "head →"), s("text", { class: "tick", x: left + (H + 1) * size, y: 14, "text-anchor": "middle" }, "MLP"));
+    for (let n = 0; n < H; n++) if (size >= 17 || n % 2 === 0) svg.append(tick(left + (n + 0.5) * size, 14, String(n), CENTRED));
+    svg.append(tick(left - 8, 14, "head →", { class: "axis" }), tick(left + (H + 1) * size, 14, "MLP", CENTRED));
     for (let l = 0; l < L; l++)
-      if (row >= 13 || l % 2 === 0) svg.append(s("text", { class: "tick", x: left - 8, y: top + (l + 0.5) * row, dy: "0.33em", "text-anchor": "end" }, `layer ${l}`));
+      if (row >= 13 || l % 2 === 0) svg.append(tick(left - 8, top + (l + 0.5) * row, `layer ${l}`, MIDDLE));
     const cell = (x: Part, column: number, l: number) => {
       const open = x.a < 0 ? {} : { click: () => app.store.set({ view: "head", a: x.a, h: x.h, i: t, zoom: "" }), class: "open" };
       const rect = s("rect", { x: left + column * size + 0.5, y: top + l * row + 0.5, width: size - 1, height: row - 1, fill: ramp.css(x.value), ...open });
@@ -253,8 +248,8 @@ export function nextView(app: App): View {
     const t = position(state);
     const all = [...found.at(t), ...(more.get(t) ?? [])];
     const chosen = all.find((x) => x.id === state.token) ?? all[0];
-    const rows = Array.from({ length: found.M }, (_, m) =>
-      Array.from({ length: found!.T }, (_, at) => found!.likeliest(m, at).map((b, k) => [m === 0 ? "embeddings" : `after layer ${m - 1}`, at, token(at), k + 1, b.text, b.p])).flat(),
+    const rows = times(found.M, (m) =>
+      times(found!.T, (at) => found!.likeliest(m, at).map((b, k) => [m === 0 ? "embeddings" : `after layer ${m - 1}`, at, token(at), k + 1, b.text, b.p])).flat(),
     ).flat();
     const who = parts(chosen, null, found.about).map((x) => [x.name, x.value]);
     const drawings = [lens, direct].filter((x) => x.querySelector("svg")).map((x) => stacked([...x.querySelectorAll<SVGSVGElement>("svg")].map(copied)));

@@ -2,7 +2,7 @@
 
 import { bars, nice } from "../bars";
 import { named, Numbers } from "../cells";
-import { fixed, h, number, replace, shown } from "../dom";
+import { fixed, h, replace, shown } from "../dom";
 import type { Head } from "../head";
 import { cut, Matrix } from "../matrix";
 import { copied, csv, matrixPicture } from "../save";
@@ -11,6 +11,7 @@ import { away, changed, headPicker, headTitle, scalePicker, type App, type View 
 
 const ROWS = 192; // queries read, spread over the text
 const NUMBER = 44; // pixels for the number of a token
+const MOST = 9; // decimals of a mean weight
 export const WIDEST = 2100; // of a chart
 
 /** Distances that are counted together: from … to, negative before the query. */
@@ -32,12 +33,13 @@ export function positionsView(app: App): View {
   const says = h("p", { class: "note" });
   const reads = h("p", { class: "how" });
   let profiles: Profile[] = [];
+  let decimals = 2; // of a mean weight, of all heads alike
   let turn = 0;
   const matrix = new Matrix({
     side: 420,
     what: "mean weight of a token at that distance",
     axes: ["head", "distance"],
-    describe: (n, d) => `head ${n}, ${spelled(profiles[n].bins[d])}: mean weight ${say(profiles[n].means[d])}`,
+    describe: (n, d) => `head ${n}, ${spelled(profiles[n].bins[d])}: mean weight ${fixed(profiles[n].means[d], decimals)}`,
     hovered: (cell) => matrix.cursor(cell),
     picked: (n, d) => {
       matrix.cursor([n, d]);
@@ -61,13 +63,16 @@ export function positionsView(app: App): View {
     replace(controls, headPicker(app), scalePicker(app));
     const found: Profile[] = [];
     let chosen: Head | null = null;
+    let most = MOST;
     for (let n = 0; n < at.heads; n++) {
       const head = await seen.head(state.a, n);
       if (mine !== turn) return;
       found.push(profile(head));
+      most = Math.min(most, head.decimals);
       if (n === state.h) chosen = head;
     }
     profiles = found;
+    decimals = digits(found, most);
     const T = chosen!.T;
     reads.textContent =
       "How much weight goes how far: − before the token that looks, + after it. Distances beyond 4 are taken together, two steps for each doubling.";
@@ -89,6 +94,7 @@ export function positionsView(app: App): View {
         named(p.bins.length, (d) => short(p.bins[d])),
         at.signed,
         values,
+        (x) => fixed(x, decimals),
       ),
     });
     drawOne(chosen!, p);
@@ -164,7 +170,7 @@ export function positionsView(app: App): View {
 function bins(far: number, causal: boolean): Bin[] {
   const after: Bin[] = [];
   for (let from = 1; from <= far; ) {
-    // Up to 4 one by one; 5–6, 7–8, 9–12, 13–16, 17–24 …
+    // Up to 4 one by one; 5 and 6, 7 and 8, 9 to 12, 13 to 16, 17 to 24 …
     const power = 2 ** Math.floor(Math.log2(Math.max(1, from - 1)));
     const to = from <= 4 ? from : Math.min(far, from - 1 + power / 2);
     after.push({ from, to });
@@ -205,13 +211,15 @@ function profile(head: Head): Profile {
   };
 }
 
-function say(x: number): string {
-  return Math.abs(x) >= 0.01 ? fixed(x, 3) : number(x, 2);
+/** Decimals of the means of all heads: three digits of the largest, and no more than hold of a single weight. */
+function digits(all: Profile[], most: number): number {
+  const top = Math.max(...all.map((p) => p.means.reduce((size, x) => Math.max(size, Math.abs(x)), 0)));
+  return Math.min(most, Math.max(2, 2 - Math.floor(Math.log10(top || 1))));
 }
 
 function short({ from, to }: Bin): string {
-  const [near, far] = from < 0 ? [-to, -from] : [from, to];
-  return `${from < 0 ? "−" : from > 0 ? "+" : ""}${near === far ? near : `${near}–${far}`}`;
+  const sign = (d: number) => `${d < 0 ? "−" : d > 0 ? "+" : ""}${Math.abs(d)}`;
+  return from === to ? sign(from) : `${sign(from)}…${sign(to)}`;
 }
 
 function spelled({ from, to }: Bin): string {

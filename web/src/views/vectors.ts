@@ -1,7 +1,7 @@
 // What is behind one weight: query, key, value, and every number between them.
 
 import { bars } from "../bars";
-import { button, fixed, h, replace, select, shown, significant as number } from "../dom";
+import { button, fixed, h, replace, select, shown, significant as number, times } from "../dom";
 import { norm, type Explained, type Head } from "../head";
 import type { Seen } from "../loader";
 import { copied, csv } from "../save";
@@ -17,6 +17,7 @@ const FORMULAS: Record<string, string> = {
   stored: "φ(q)·φ(k), features as the model made them",
 };
 
+const WIDEST = 1400; // of a chart
 const BARS = "One bar an entry of the vector: blue above zero, orange below.";
 
 export function vectorsView(app: App): View {
@@ -264,7 +265,7 @@ export function vectorsView(app: App): View {
         title: title.textContent!,
         lines: [`Model: ${app.current().model}`, ...lines, `weight ${fixed(x.weight, head.decimals)}`, BARS],
         pictures: [...drawn.querySelectorAll("svg")].map(copied),
-        csv: () => csv([["vector", ...Array.from({ length: Math.max(head.K, head.V) }, (_, d) => String(d))], ...rows]),
+        csv: () => csv([["vector", ...times(Math.max(head.K, head.V), (d) => String(d))], ...rows]),
       };
     },
   };
@@ -273,7 +274,7 @@ export function vectorsView(app: App): View {
 /** The width that bars have inside a card, beside their names and sums. */
 function room(card: HTMLElement): number {
   const inside = card.clientWidth - 36;
-  return Math.max(220, Math.min(640, innerWidth > 960 ? inside - 256 : inside));
+  return Math.max(220, Math.min(WIDEST, innerWidth > 960 ? inside - 256 : inside));
 }
 
 function sameSide(head: Head): boolean {
