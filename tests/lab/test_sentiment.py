@@ -464,7 +464,7 @@ def test_the_experiment(done, roberta):
     assert sum(by[results["best"]]["n"] for by in results["kinds"].values()) == 20
     assert json.loads((out / "results.json").read_text())["outcome"] == results["outcome"]
     cells = [row[-1] for row in results["outcome"]["rows"]]
-    assert all(re.fullmatch(r" *\S+% +\[\S+\]", cell) for cell in cells), "an interval is one word"
+    assert all(re.fullmatch(r"\S+% \(\S+\)", cell) for cell in cells), "an interval is one word"
 
 
 def test_the_page_is_whole_and_can_be_drawn_again(done, tmp_path):

@@ -38,7 +38,7 @@ function labelled(seen: Seen): Suggestion[] {
   }
   return [...clearest.values()].map((label) => {
     const score = label.scores[label.label];
-    const share = score ? `${percent(score.score)} of its weight, where even weights would have ${percent(score.baseline)}` : "";
+    const share = score ? `${percent(score.score)} of its weight; spread evenly it would be ${percent(score.baseline)}` : "";
     return { a: label.attention, h: label.head, title: `looks at ${target(label.label)}`, reason: share, from: "other texts" };
   });
 }

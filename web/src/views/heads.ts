@@ -153,7 +153,7 @@ export function headsView(app: App): View {
           ` of this ${read(seen)} in order${pieces(seen)}. Below are pictures of all ${heads} `,
           term("heads", HEAD_TIP),
           ` on this ${read(seen)}${coarse(seen)}: ${opening} to open it.`,
-          seen.recording.labels ? ` Labels under them and what is marked “other texts” come from those, all else from this ${read(seen)}; no label: no pattern stands out` : "",
+          seen.recording.labels ? ` What heads do (labels, “other texts”) was measured on other texts, all else on this ${read(seen)}; no label: no pattern stands out` : "",
           seen.recording.labels ? (crosses ? ", or the head looks from one text at the other, which no label is about." : ".") : "",
         ),
         worked,
@@ -432,7 +432,7 @@ export function headsView(app: App): View {
     if (!label) return "";
     if (label.label === "mixed") return "Does nothing in particular: no score stands out from even weights.";
     const score = label.scores[label.label];
-    const share = score ? `: ${Math.round(100 * score.score)}% of its weight in other texts, where even weights would have ${Math.round(100 * score.baseline)}%` : "";
+    const share = score ? `: ${Math.round(100 * score.score)}% of its weight in other texts; spread evenly it would be ${Math.round(100 * score.baseline)}%` : "";
     return `Looks at ${target(label.label)}${share}.`;
   }
 
