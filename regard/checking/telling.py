@@ -88,18 +88,21 @@ def _tell_nearest(s: Subject) -> str:
     closest = resemble(s)
     if closest is None:
         return ""
-    name, error = closest
+    name, error, explained = closest
     if math.isinf(error):
         return ""  # outputs of another shape, or none that is a number, are near to nothing
     if error < 1e-4:
         return f"On one case it gives what {name} gives; like={name!r} (--like {name}) asks that everywhere."
-    if error > FAR:
+    if error > FAR and not explained:
         return f"None is near: {name}, the nearest, differs by {error:.1e}. like='softmax' (--like softmax) says how."
     return f"The nearest is {name}, from which it differs by {error:.1e}; like={name!r} (--like {name}) says where."
 
 
-def resemble(s: Subject) -> tuple[str, float] | None:
-    """Returns the mechanism whose outputs are nearest, with the difference; None for what cannot be compared."""
+def resemble(s: Subject) -> tuple[str, float, bool] | None:
+    """Returns the mechanism whose outputs are nearest, the difference, and whether a common slip explains that.
+
+    Of what cannot be compared it returns None.
+    """
     case = s.fit(Case(B=2, T=7, H=4, G=2, K=5, V=3, dtype="float32"))
     if s.token_axis != 2:
         return None
@@ -109,8 +112,8 @@ def resemble(s: Subject) -> tuple[str, float] | None:
         if isinstance(found, Finding):
             errors[name] = found.error
             if "(those of" in found.what and found.broken:  # but for one common slip, it is this one
-                return name, found.error
+                return name, found.error, True
     if not errors:
         return None
     name = min(errors, key=lambda n: errors[n])
-    return name, errors[name]
+    return name, errors[name], False

@@ -41,7 +41,7 @@ class _Autocasts(TorchFunctionMode):
     """Notices the dtype of an autocast under which functions of torch are called."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: set[torch.dtype] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
