@@ -317,9 +317,19 @@ def within_four(q, k, v, causal=True):
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=near)
 
 
-def test_nothing_is_called_near_that_is_far():
-    told = " ".join(regard.check(within_four, draws=2).unasked)
-    assert "None is near" in told
+def with_an_epsilon(q, k, v):
+    raw = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+    return raw / (raw.sum(-1, keepdim=True) + 0.1) @ v
+
+
+def unscaled(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def test_nothing_is_called_near_that_is_far_unless_a_slip_explains_it():
+    assert "None is near" in " ".join(regard.check(within_four, draws=2).unasked)
+    for thing in (with_an_epsilon, unscaled):
+        assert "The nearest is softmax" in " ".join(regard.check(thing, draws=2).unasked)
 
 
 class DrawnFromBothSides(nn.Module):
