@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import nn
 from regard.checking.hub_models import HUB_LAWS, HubSubject, from_transformers
 from regard.checking.models import MODEL_LAWS, ModelLaw, ModelSubject, Trial
 from regard.checking.shrinking import reproducer, shrink
+from regard.checking.telling import tell_taken, tell_unasked
 from regard.checking.verdicts import Status, Verdict, Verdicts
 from regard.devices import DTYPES, resolve_device, resolve_dtype
 from regard.errors import OptionError
@@ -32,7 +32,6 @@ from regard.laws import (
     draw_long_case,
     subject,
 )
-from regard.laws.signatures import ANY_MASKS
 from regard.laws.subjects import explain_exception
 from regard.mechanisms import mechanisms
 from regard.models import Model
@@ -307,96 +306,3 @@ def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
         return Verdict(s.label, name, claim, "holds", what, asked, error, limit, raised=raised)
     why = (failed or unasked)[0]
     return Verdict(s.label, name, claim, why.status, why.reason, 0)
-
-
-def tell_taken(s: Subject) -> list[str]:
-    """Returns sentences about what a call was found out to mean, where something else might be meant by it."""
-    try:
-        s.find_out()  # type: ignore[attr-defined]
-    except CouldNotBeAsked:
-        return []
-    sentences = []
-    layout = s.layout.name  # type: ignore[attr-defined]
-    if layout in LAYOUT_WORDS:
-        sentences.append(f"{s.label} was taken for attention over {LAYOUT_WORDS[layout]}, where it runs.")
-    mask = s.key_mask  # type: ignore[attr-defined]
-    if mask is not None and (mask.shape, mask.marks) == ("keys", "added"):
-        sentences.append(
-            f"{s.label} was taken to add {mask.name} [B,S] to its scores: 0 for what may be seen, −∞ for what may not. "
-            "With 1 for what may be seen and 0 for what may not it hides nothing."
-        )
-    if mask is not None and mask.name in ANY_MASKS and mask.marks == "hidden":
-        sentences.append(
-            f"{s.label} was taken to hide what is True in {mask.name}. If True is meant for what may be seen, it is "
-            "the wrong way round."
-        )
-    return sentences
-
-
-def tell_unasked(s: Subject, attends: bool = True) -> list[str]:
-    """Returns sentences about what the laws cannot tell of attention that somebody else wrote.
-
-    The laws say how attention behaves, not which attention it is: an unscaled softmax keeps them all. `attends` says
-    whether its tokens depend on one another.
-    """
-    try:
-        s.find_out()  # type: ignore[attr-defined]
-    except CouldNotBeAsked:
-        return []
-    sentences = []
-    if not s.causal and attends and not s.pools:
-        sentences.append(
-            f"Not asked of {s.label}: 'looks-ahead'. It attends in both directions and has no parameter that says "
-            "otherwise; if it should be causal, say causal=True (--causal)."
-        )
-    told = _tell_nearest(s)
-    if told:
-        sentences.append(f"Not asked of {s.label}: which attention it computes. {told}")
-    return sentences
-
-
-LAYOUT_WORDS = {
-    "heads last": "q, k, v [B,T,H,K]",
-    "tokens first": "q, k, v [T,B,H,K]",
-    "merged": "q, k, v [B,T,H·K]",
-    "flat": "q, k, v [n,T,K]",
-    "matrices": "q, k, v [T,K], one sequence at a time",
-    "packed": "one tensor of q, k and v [B,T,3,H,K]",
-}
-
-
-def _tell_nearest(s: Subject) -> str:
-    """Returns what to ask about the attention that a subject computes, or nothing."""
-    if s.projects:
-        return "like='softmax' (--like softmax) compares with softmax on the queries, keys and values it projects."
-    closest = resemble(s)
-    if closest is None:
-        return ""
-    name, error = closest
-    if math.isinf(error):
-        return ""  # outputs of another shape, or none that is a number, are near to nothing
-    if error < 1e-4:
-        return f"On one case it gives what {name} gives; like={name!r} (--like {name}) asks that everywhere."
-    return f"The nearest is {name}, from which it differs by {error:.1e}; like={name!r} (--like {name}) says where."
-
-
-# What a stranger is most often meant to compute; mechanisms with random or learned numbers cannot be compared.
-_REFERENCES = ("softmax", "elu", "argmax", "quadratic")
-
-
-def resemble(s: Subject) -> tuple[str, float] | None:
-    """Returns the mechanism whose outputs are nearest, with the difference; None for what cannot be compared."""
-    case = s.fit(Case(B=2, T=7, H=4, G=2, K=5, V=3, dtype="float32"))
-    if s.token_axis != 2:
-        return None
-    errors = {}
-    for name in _REFERENCES:
-        found = ask(SameAs(subject(name)), s, case)
-        if isinstance(found, Finding):
-            errors[name] = found.error
-            if "(those of" in found.what and found.broken:  # but for one common slip, it is this one
-                return name, found.error
-    if not errors:
-        return None
-    name = min(errors, key=lambda n: errors[n])
-    return name, errors[name]

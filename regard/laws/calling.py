@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.laws.case import Case, CouldNotBeAsked
-from regard.laws.layouts import CROSS, MATRICES, Layout, MaskForm, X
+from regard.laws.layouts import MATRICES, Layout, MaskForm, X
 from regard.laws.signatures import (
     ADJUSTMENTS,
     ANY_MASKS,
@@ -99,12 +99,27 @@ class Caller:
         if self.layout is MATRICES:
             rows = [self._call_whole(case, [x[b, 0] for x in inputs], inputs, {}) for b in range(len(inputs[0]))]
             return torch.stack(rows).unsqueeze(1)
+        if self.layout.single is not None:
+            return self._call_by_query(case, inputs, visible)
         options = self._filled_masks(case, inputs) | self._mask_options(case, inputs, visible)
         out = self._call_whole(case, self.layout.pack(inputs), inputs, options)
         out = self.layout.unpack(out, inputs)
         if self.output_form == "transposed":
             return out.transpose(1, 2)
         return out
+
+    def _call_by_query(self, case: Case, inputs: list[Tensor], visible: Tensor | None) -> Tensor:
+        """Returns the outputs of all queries, of which a call takes a single one."""
+        outs = []
+        for t in range(inputs[0].shape[self.layout.token_axis]):
+            alone = [inputs[0].narrow(self.layout.token_axis, t, 1), *inputs[1:]]
+            options = self._filled_masks(case, alone) | self._mask_options(case, alone, visible)
+            outs.append(self._call_whole(case, self.layout.pack_query(inputs, t), alone, options))
+        joined = self.layout.join_queries(outs)
+        if joined is None:
+            given = self._describe_call(self.layout.pack_query(inputs, 0), {})
+            raise CouldNotBeAsked(f"{given} returned {list(outs[0].shape)}, expected [B,V] for a single query")
+        return joined
 
     def _call_whole(self, case: Case, given: list[Tensor], inputs: list[Tensor], options: dict[str, Any]) -> Tensor:
         """Returns the output of one call as it comes, less what is returned beside it."""
@@ -157,6 +172,8 @@ class Caller:
     @property
     def sequence_first(self) -> bool:
         """Whether tokens come before the batch, as in nn.MultiheadAttention unless told otherwise."""
+        if self.layout.single is not None:
+            return False  # the layout says it itself
         return self.layout.projects and (self.tokens_first or getattr(self.f, "batch_first", None) is False)
 
     def adjustment_name(self, kind: str) -> str | None:
@@ -178,6 +195,8 @@ class Caller:
         """Returns the arguments that must be given and follow from the sizes of a call."""
         filled: dict[str, Any] = {}
         for name in required:
+            if name in self.data:
+                continue
             if name in HEAD_COUNTS:
                 filled[name] = case.H
             elif name in SCALES:
@@ -224,7 +243,7 @@ class Caller:
 
     def _describe_call(self, given: list[Tensor], options: dict[str, Any]) -> str:
         names: tuple[str, ...] = ("x",)
-        if self.layout is CROSS:
+        if len(given) == 2:
             names = ("x", "context")
         elif len(given) == 3:
             names = ("q", "k", "v")

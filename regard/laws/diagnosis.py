@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from regard.laws.case import Case, CouldNotBeAsked, difference
 from regard.laws.subjects import Subject
@@ -57,7 +58,7 @@ def describe_weights(subject: Subject, reference: Subject, case: Case) -> str:
         return "it is not linear in its values"
     mechanism = reference.mechanism(case)
     assert mechanism is not None
-    q, k, _ = case.but(V=case.T).qkv()
+    q, k, _ = case.qkv()
     want = mechanism.weights(q, k, Mask(case.causal)).to(got.dtype)
     small = 1e-6
     if bool((got.abs()[want == 0] > small).any()):
@@ -77,10 +78,13 @@ def describe_weights(subject: Subject, reference: Subject, case: Case) -> str:
 
 def _weights(subject: Subject, case: Case) -> tuple[Tensor, bool]:
     """Returns the weights [B,H,T,S] through one-hot values, and whether outputs are linear in values."""
-    case = case.but(V=case.T)
     q, k, v = case.qkv()
-    one_hot = torch.eye(case.T, dtype=v.dtype, device=v.device).expand_as(v)
-    weights = subject.run(case, [q, k, one_hot])
+    columns = []
+    eye = torch.eye(case.T, dtype=v.dtype, device=v.device)
+    for keys in eye.split(case.V, 1):  # as some take values of one width only
+        one_hot = functional.pad(keys, (0, case.V - keys.shape[1])).expand_as(v)
+        columns.append(subject.run(case, [q, k, one_hot])[..., : keys.shape[1]])
+    weights = torch.cat(columns, -1)
     doubled = subject.run(case, [q, k, 2 * v])
     return weights, difference(doubled, 2 * subject.run(case, [q, k, v])) <= 1e-4
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.devices import DTYPES
 from regard.laws.calling import Caller
@@ -35,9 +37,37 @@ def measure_roughness(call: Caller, case: Case, step: float) -> float:
     return sorted(bends)[-3]
 
 
+class _Autocasts(TorchFunctionMode):
+    """Notices the dtype of an autocast under which functions of torch are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                self.seen.add(torch.get_autocast_dtype(kind))
+        return func(*args, **(kwargs or {}))
+
+
+def find_own_autocast(call: Callable[[], Any]) -> str | None:
+    """Returns the half precision to which a call turns autocast on by itself, or None.
+
+    That is chosen and not slipped in, unlike a cast of the queries: it is asked as what takes no other dtype is.
+    """
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        return None  # whoever asks has turned it on
+    watch = _Autocasts()
+    with watch, torch.no_grad():
+        call()
+    return next((name for name in ("bfloat16", "float16") if DTYPES[name] in watch.seen), None)
+
+
 # Words that say it: CausalSelfAttention, masked_attention, Retention, GPT2Attention; and words that take it back.
 _CAUSAL_WORDS = re.compile(r"causal|(?<!un)(?<!not[_ ])masked|autoregressive|retention|gpt")
 _DENIALS = re.compile(r"(non|not|un)[_ -]?causal|\bacausal|bidirectional|both directions|optional|\b(if|or|may|can)\b")
+CHOICES = 8  # draws, of which a top-k chooses others each time
 _TRIANGLE_LEAST = 2  # a matrix of one number is a triangle of every kind
 
 
@@ -46,7 +76,7 @@ def claims_causality(call: Caller, case: Case) -> bool:
 
     What sees as far ahead as back is meant to; what sees some later tokens, or sees them faintly, is not.
     """
-    if call.layout is CROSS:
+    if call.layout is CROSS or call.layout.single is not None:
         return False
     said = _says_causal(call)
     if said is not None:
@@ -54,15 +84,46 @@ def claims_causality(call: Caller, case: Case) -> bool:
     if call.pools:
         return False
     influence = _influence(call, case)
+    sees = _seen(call, case, influence)
+    if sees is None:
+        return False  # no token sees another, and none is ahead
+    if not bool(sees.triu(1).any()):
+        return True
+    if bool((sees == sees.mT).all()):
+        return False
+    return not _chooses_both_ways(call, case, influence, sees)
+
+
+def _seen(call: Caller, case: Case, influence: Tensor) -> Tensor | None:
+    """Returns which token sees which, [T,T], by how much it moves; None where none sees another."""
     others = influence[~torch.eye(len(influence), dtype=torch.bool)]
     # A convolution by FFT moves all outputs by rounding.
     precision = DTYPES[getattr(call, "precision", None) or case.dtype]
     moving = others[others > 100 * torch.finfo(precision).eps * influence.max()]
     if not moving.numel():
-        return False  # no token sees another, and none is ahead
-    sees = influence > 0.01 * moving.median()
-    looks_both_ways = bool(sees.triu(1).any()) and bool((sees == sees.mT).all())
-    return not looks_both_ways
+        return None
+    return influence > 0.01 * moving.median()
+
+
+def _is_irregular(sees: Tensor) -> bool:
+    """Tells whether which earlier tokens are seen is a matter of more than how far away they are."""
+    diagonals = [sees.diagonal(-n) for n in range(1, len(sees))]
+    return any(bool(seen.any()) and not bool(seen.all()) for seen in diagonals)
+
+
+def _chooses_both_ways(call: Caller, case: Case, influence: Tensor, sees: Tensor) -> bool:
+    """Returns whether it chooses among tokens, and sees later ones about as much as earlier ones.
+
+    A top-k chooses others of other inputs; a random pattern is drawn once, and leaves earlier tokens out, too.
+    """
+    draws = [_influence(call, case.but(seed=case.seed + n)) for n in range(1, CHOICES)]
+    patterns = [_seen(call, case, drawn) for drawn in draws]
+    if all(pattern is not None and torch.equal(pattern, sees) for pattern in patterns):
+        return _is_irregular(sees) and bool(sees.triu(1).sum() >= 0.5 * sees.tril(-1).sum())
+    mean = torch.stack([influence, *draws]).mean(0)
+    later = mean.triu(1).sum()
+    earlier = mean.tril(-1).sum()
+    return bool(later > 0.5 * earlier)
 
 
 def _says_causal(call: Caller) -> bool | None:
@@ -83,8 +144,13 @@ def _says_causal(call: Caller) -> bool | None:
     if any(_names_causality(_in_words(name)) for name in names):
         return True
     first_line = (inspect.getdoc(f) or "").partition("\n")[0].lower()
-    if "attention" in first_line and re.search(r"\b(causal|masked)", first_line) and _names_causality(first_line):
+    says = "attention" in first_line and re.search(r"\b(causal|masked)", first_line)
+    # "Causal, by chunks", "The delta rule, causal." and no more than a word in the middle of a sentence.
+    says = says or re.search(r"(^(an? |the )?|[,;:(]\s*)(causal|masked)\b", first_line)
+    if says and _names_causality(first_line):
         return True
+    if re.search(r"\b(bidirectional|both (directions|ways))\b", first_line) and "causal" not in first_line:
+        return False
     if isinstance(f, nn.Module) and any(_is_triangle(x) for x in f.buffers()):
         return True
     return None

@@ -74,8 +74,8 @@ def look_inside(subject: Subject, case: Case) -> list[Inside]:
             handle.remove()
     if whole:
         return whole
-    if getattr(subject, "sequence_first", False):
-        return []
+    if getattr(subject, "sequence_first", False):  # the output is in the laws' own form already
+        calls = [call._replace(given=_swap(call.given), made=_swap(call.made)) for call in calls]
     return [reading for named in _name_parts(calls, inputs) for reading in _readings(named, result, find_heads(module))]
 
 
@@ -84,6 +84,13 @@ def _recorder(calls: list[_Recorded], part: str | None) -> Any:
         calls.append(_Recorded(part, given[0].detach(), made.detach()))
 
     return record
+
+
+def _swap(x: Tensor) -> Tensor:
+    """Returns [B,T,D] from [T,B,D]; anything else stays as it is."""
+    if x.dim() != 3:
+        return x
+    return x.transpose(0, 1)
 
 
 def _has_own_weights(layer: nn.Module) -> bool:

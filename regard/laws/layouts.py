@@ -13,12 +13,15 @@ its own. A layout says how these are handed over:
     tokens      query, key, value [B,T,D]    a module with projections, such as nn.MultiheadAttention
     cross       x [B,T,D] and context [B,S,D]
     x           x [B,T,D]          a module for self-attention
+
+Of flat, tokens and cross there are forms that take a single query a call, as a decoder's step does: q [B,D] or
+[1,B,D], over keys [B,S,D] or [S,B,D]. Laws ask about T queries all the same, which are handed over one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -27,12 +30,28 @@ from torch import Tensor
 from regard.laws.signatures import KEY_MASKS
 
 
+class SingleQuery(NamedTuple):
+    """How the only query of a call is handed over: as a row [1,B,D] or as [B,D], with keys [S,B,D] or [B,S,D]."""
+
+    is_row: bool
+    keys_first: bool
+
+    def __str__(self) -> str:
+        query = "[B,D]"
+        keys = "[B,S,D]"
+        if self.is_row:
+            query = "[1,B,D]"
+        if self.keys_first:
+            keys = "[S,B,D]"
+        return f"a single query {query} over {keys}"
+
+
 @dataclass(frozen=True)
 class Layout:
     """What the inputs look like. `projects`: the width is the module's own, and heads are its own affair.
 
     `inputs` counts the tensors that laws draw, `token_axis` is that of their tokens. `has_heads`: they have more than
-    one head where a case does.
+    one head where a case does. `single` says how the query is given where a call takes no more than one.
     """
 
     name: str
@@ -41,6 +60,7 @@ class Layout:
     projects: bool = False
     has_heads: bool = True
     same_widths: bool = False
+    single: SingleQuery | None = None
 
     @property
     def given_axis(self) -> int:
@@ -60,6 +80,37 @@ class Layout:
         if self.name == "packed":
             return [torch.stack([x.transpose(1, 2) for x in inputs], 2)]
         return inputs
+
+    def pack_query(self, inputs: list[Tensor], t: int) -> list[Tensor]:
+        """Returns the tensors of a call by the t-th query alone, where a call takes a single one."""
+        assert self.single is not None
+        flat = inputs
+        if not self.projects:
+            flat = [x.squeeze(1) for x in inputs]
+        query = flat[0][:, t]
+        if self.single.is_row:
+            query = query.unsqueeze(0)
+        keys = flat[1:]
+        if self.single.keys_first:
+            keys = [x.transpose(0, 1) for x in keys]
+        return [query, *keys]
+
+    def join_queries(self, outs: list[Tensor]) -> Tensor | None:
+        """Returns what single queries got, [B,V], [B,1,V] or [1,B,V] each, in the laws' own form; None for others."""
+        rows = []
+        for out in outs:
+            row = out
+            if row.dim() == 3 and row.shape[1] == 1:
+                row = row.squeeze(1)
+            elif row.dim() == 3 and row.shape[0] == 1:
+                row = row.squeeze(0)
+            if row.dim() != 2:
+                return None
+            rows.append(row)
+        joined = torch.stack(rows, 1)
+        if self.projects:
+            return joined
+        return joined.unsqueeze(1)
 
     def unpack(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         """Returns an output in the laws' own form, [B,H,T,V] or [B,T,D]."""
@@ -84,6 +135,13 @@ PACKED = Layout("packed", same_widths=True)
 TOKENS = Layout("tokens", 1, 3, projects=True)
 CROSS = Layout("cross", 1, 2, projects=True)
 X = Layout("x", 1, 1, projects=True)
+# The likeliest first: two batches are told apart by their sizes, which no two axes of a probe share.
+_SINGLE = [SingleQuery(is_row, keys_first) for keys_first in (False, True) for is_row in (False, True)]
+
+
+def single_query_forms(layout: Layout) -> list[Layout]:
+    """Returns the forms of a layout that take a single query a call."""
+    return [replace(layout, single=single) for single in _SINGLE]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.laws.case import Adjust, Case, Compared, CouldNotBeAsked, Finding, agree, difference, worst
 from regard.laws.diagnosis import describe_lengths, describe_rounding, describe_weights
 from regard.laws.inside import Inside, look_inside
-from regard.laws.slips import PADDING_SLIPS, SOFTMAX_SLIPS, Asked, Slip
+from regard.laws.slips import PADDING_SLIPS, SOFTMAX_SLIPS, Asked, Slip, find_factor
 from regard.laws.subjects import Subject
 from regard.mechanisms import Softmax
 
@@ -144,7 +144,7 @@ class SameAs:
         if not bool(subject.run(large, subject.inputs(large)).isfinite().all()):
             return ": NaN or infinity from ordinary inputs: is it 0 · ∞, or a row in which all is hidden?"
         if asked not in self._explained:  # shrinking asks again and again
-            found = self._find_slip(subject, large, SOFTMAX_SLIPS, None)
+            found = self._confirm_slip(subject, large, self._find_slip(subject, large, SOFTMAX_SLIPS, None))
             if not found and not large.causal:
                 found = self._find_causal(subject, large)
             told = [
@@ -182,6 +182,21 @@ class SameAs:
             return ""
         return f" (those of {found.format(self.reference.label)})"
 
+    def _confirm_slip(self, subject: Subject, case: Case, found: str) -> str:
+        """Returns the words of a slip where it explains two tokens more as well, or nothing.
+
+        A key too many is a padded block at one length, and softmax with one more at every length.
+        """
+        longer = self.reference.fit(subject.fit(case.but(T=case.T + 2)))
+        if not found or longer.T != case.T + 2:
+            return found
+        again = self._find_slip(subject, longer, SOFTMAX_SLIPS, None)
+        inputs = subject.inputs(longer)
+        right = difference(subject.run(longer, inputs), self.reference.run(longer, inputs)) <= longer.tolerance_or(1.0)
+        if again == found or right:  # of a length at which all is right nothing is said against the slip
+            return found
+        return ""
+
     def _find_causal(self, subject: Subject, case: Case) -> str:
         """Returns the slip of being causal where nobody asked for it, or nothing."""
         inputs = subject.inputs(case)
@@ -197,6 +212,10 @@ class SameAs:
         """
         T = max(7, min(case.T, 131))  # fewer tokens might agree by chance
         case = subject.fit(case.but(B=3, T=T, window=None, documents=False, padding="none"))
+        if getattr(subject, "single_query", False):
+            raise CouldNotBeAsked(
+                f"{subject.label} takes a single query a call; compare the function of q, k and v inside it instead"
+            )
         views = look_inside(subject, case)
         if not views or case.tolerance is None:
             raise CouldNotBeAsked(
@@ -215,6 +234,8 @@ class SameAs:
                 asked = Asked(view.q, view.k, view.v, case.causal, None, case.K)
                 words = match_slip(SOFTMAX_SLIPS, [(asked, view.out)], limit, view.finish)
         if words is None:
+            words = _find_factor_inside(subject, views, case, limit)
+        if words is None:
             raise CouldNotBeAsked(
                 f"{subject.label} does not give what {self.reference.label} gives on the queries, keys and values it "
                 "projects, and no common slip explains why: positions, norms or gates may be inside"
@@ -227,6 +248,23 @@ class SameAs:
         if view.finish is not None:
             want = view.finish(want)
         return difference(view.out, want)
+
+
+def _find_factor_inside(subject: Subject, views: list[Inside], case: Case, limit: float) -> str | None:
+    """Returns words for a factor of all scores that explains a module's outputs, or None.
+
+    A module that learns numbers beside those of its Linear layers may have learned that factor, and is not blamed.
+    """
+    layers = getattr(subject, "f", nn.Identity()).modules()
+    learns = any(list(part.parameters(recurse=False)) for part in layers if not isinstance(part, nn.Linear))
+    if learns:
+        return None
+    for view in views:
+        if view.slip is None and view.finish is None:
+            factor = find_factor(Asked(view.q, view.k, view.v, case.causal, None), view.out, limit)
+            if factor is not None:
+                return f"{{}} with scores {factor:.3g} times as large: they are to be divided by √K, K a head's width"
+    return None
 
 
 def match_slip(

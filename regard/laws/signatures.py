@@ -36,7 +36,10 @@ STATE_PAIRS = (
     *(("prev_k", "prev_v"), ("past_k", "past_v"), ("k_past", "v_past"), ("past_key", "past_value")),
     *(("k_cache", "v_cache"), ("cache_k", "cache_v"), ("key_cache", "value_cache"), ("s", "z")),
 )
-STEPS = ("step", "forward_step", "decode_step", "step_forward", "incremental", "forward_incremental", "decode")
+STEPS = (
+    *("step", "forward_step", "decode_step", "step_forward", "incremental", "forward_incremental", "decode"),
+    *("recurrent_step", "forward_recurrent", "recurrent_forward"),
+)
 _WIDTH_NAMES = ("embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "emb_dim", "embed_size", "d_in")
 _LENGTH_NAMES = (
     *("block_size", "context_length", "max_seq_len", "max_length", "max_len", "length", "T", "seq_len", "seq_length"),
@@ -54,6 +57,13 @@ _TOKENS_FIRST = re.compile(
     r"(?i:time\s*[x×]\s*batch|(?:sequence|seq|time)[ _-]?first)"
     r"|[\[(](?:T|L|S|s|sq|seq_len|tgt_len|src_len),\s*(?:B|N|b|bsz|batch\w*),"
     r"|\b(?:T|L|S|seq_len|seqlen|tgt_len|src_len)\s*,\s*(?:B|N|b|bs|bsz|batch\w*)\s*,\s*\w+\s*=\s*\w+\.(?:shape|size)"
+)
+# Heads before tokens, as a docstring says of q, k and v: [B, H, T, D], (batch, heads, seq_len, dim).
+_HEADS_FIRST = re.compile(
+    r"[\[(]\s*(?:B|N|b|bs|bsz|batch\w*),\s*(?:\w*heads?|H|h|nh|G),\s*(?:T|L|S|N|n|t|s|seq\w*|\w*_len|len\w*|tokens),"
+)
+_HEADS_LAST = re.compile(
+    r"[\[(]\s*(?:B|N|b|bs|bsz|batch\w*),\s*(?:T|L|S|N|n|t|s|seq\w*|\w*_len|len\w*|tokens),\s*(?:\w*heads?|H|h|nh|G),"
 )
 
 
@@ -93,7 +103,9 @@ def data_names(f: Callable[..., Any]) -> list[str]:
     Queries, keys and values come in this order, in whichever they are declared.
     """
     known = {*CAUSAL_NAMES, *KEY_MASKS, *ANY_MASKS, *FILLED, *STATES, *STATE_FLAGS, *state_pair(f)}
-    names = [name for name in required_names(f) if name not in known]
+    required = required_names(f)
+    # A name that comes first is that of tokens: h may be hidden vectors, or the number of heads.
+    names = [name for n, name in enumerate(required) if name not in known or (n == 0 and name in HEAD_COUNTS)]
     roles = {}
     for name in names:
         found = _ROLE.fullmatch(name)
@@ -122,6 +134,12 @@ def says_tokens_first(f: Any) -> bool:
         return any(_TOKENS_FIRST.search(inspect.getsource(kind)) for kind in kinds)
     except (OSError, TypeError):  # typed into a console: there is no source to read
         return False
+
+
+def says_heads_first(f: Any) -> bool:
+    """Returns whether a docstring says that heads come before tokens, [B,H,T,…], and none that they come after."""
+    words = inspect.getdoc(f) or ""
+    return bool(_HEADS_FIRST.search(words)) and not _HEADS_LAST.search(words)
 
 
 def attends_twice(f: Any) -> bool:

@@ -191,6 +191,9 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
     ).attend(),
     "{} with query heads in reverse order": lambda a: replace(a, q=a.q.flip(1)).attend(),
     "{} with its heads averaged": _mean_of_heads,
+    "{} with the first head's weights for all heads: do they share one?": lambda a: mix(
+        a.attend_weights()[:, :1].expand(-1, a.q.shape[1], -1, -1), a.v
+    ),
     "{} normalised over the queries: the softmax belongs over the keys, the last axis": lambda a: a.attend(axis=-2),
     "{} normalised over the heads: the softmax belongs over the keys, the last axis": lambda a: mix(
         a.scores.softmax(1) * a.allowed, a.v
@@ -229,6 +232,30 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
         a, q=_repeat(a.k, a), k=a.q, v=_repeat(a.v, a)
     ).attend(),
 }
+
+
+def find_factor(asked: Asked, got: Tensor, tolerance: float) -> float | None:
+    """Returns by what all scores would have to be multiplied for softmax attention to give what was got, or None."""
+    scores_asked = asked.scores
+
+    def gap(power: float) -> float:
+        return float((asked.attend(scores_asked * 2.0**power) - got).abs().max())
+
+    powers = [n / 8 for n in range(-64, 65)]
+    best = min(powers, key=gap)
+    low = best - 1 / 8
+    high = best + 1 / 8
+    for _ in range(60):  # the gap falls and rises again: the third where it is larger goes
+        left = low + (high - low) / 3
+        right = high - (high - low) / 3
+        if gap(left) < gap(right):
+            high = right
+        else:
+            low = left
+    if got.shape != asked.attend().shape or gap(low) > tolerance * float(got.abs().max()):
+        return None
+    return float(2.0**low)
+
 
 # What becomes of hidden keys, tried where only outputs with padding differ.
 PADDING_SLIPS: dict[str, Slip] = {

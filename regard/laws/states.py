@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from regard.errors import PluginError
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
 from regard.laws.signatures import (
+    ANY_MASKS,
     FILLED,
+    KEY_MASKS,
     STATE_FLAGS,
     STATES,
     STEPS,
@@ -26,6 +28,7 @@ from regard.laws.signatures import (
     parameter_names,
     required_names,
     state_pair,
+    takes_none,
 )
 from regard.laws.subjects import Subject
 
@@ -203,10 +206,10 @@ def _ways(call: Caller) -> Iterator[StateCall]:
             if function is None:
                 raise PluginError(f"{call.label} has no method '{step}'; expected step= its name or a function")
         names = [n for n in parameter_names(function) if n not in FILLED and n not in STATE_FLAGS]  # type: ignore[arg-type]
-        names = _required_or_states(function, names[call.layout.inputs :])
-        for squeezed in (False, True):
-            for start in _starts(call, names):
-                yield StateCall(step, tuple(names), start, None, True, squeezed)
+        for states in _possible_states(function, names[call.layout.inputs :]):
+            for squeezed in (False, True):
+                for start in _starts(call, states):
+                    yield StateCall(step, tuple(states), start, None, True, squeezed)
 
 
 def _ways_of_forward(call: Caller) -> Iterator[StateCall]:
@@ -226,6 +229,15 @@ def _required_or_states(function: Any, names: list[str]) -> list[str]:
     """Returns which of some parameters take a state: those that must be given, or have the name of one."""
     known = {*required_names(function), *STATES, *state_pair(function)}
     return [n for n in names if n in known]
+
+
+def _possible_states(function: Any, names: list[str]) -> Iterator[list[str]]:
+    """Yields which of a step's parameters take a state: by their names, else the first that may be left out."""
+    found = _required_or_states(function, names)
+    yield found
+    others = [n for n in names if n not in ANY_MASKS and n not in KEY_MASKS]
+    if not found and others and takes_none(function, others[0]):
+        yield others[:1]
 
 
 def _starts(call: Caller, names: list[str]) -> Iterator[Start]:

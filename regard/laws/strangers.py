@@ -7,6 +7,7 @@ whether it still matters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -17,7 +18,13 @@ from torch import Tensor, nn
 from regard.errors import PluginError
 from regard.laws.calling import MOST_HEADS, Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
-from regard.laws.habits import claims_causality, knows_positions, measure_roughness, mixes_along
+from regard.laws.habits import (
+    claims_causality,
+    find_own_autocast,
+    knows_positions,
+    measure_roughness,
+    mixes_along,
+)
 from regard.laws.layouts import (
     CROSS,
     FLAT,
@@ -32,6 +39,7 @@ from regard.laws.layouts import (
     MaskForm,
     X,
     possible_forms,
+    single_query_forms,
 )
 from regard.laws.signatures import (
     ANY_MASKS,
@@ -41,6 +49,7 @@ from regard.laws.signatures import (
     MODULES,
     attends_twice,
     required_names,
+    says_heads_first,
     says_tokens_first,
 )
 from regard.laws.states import StateCall, find_state_call
@@ -50,6 +59,9 @@ __all__ = ["HEADS", "Stranger", "stranger"]
 
 _ALL_DTYPES = ("float64", "float32", "bfloat16", "float16")
 HEAD_WIDTHS = (16, 64)  # that kernels take where they do not take any
+HIDDEN = 1e-3  # how far outputs may move with a key that a mask hides
+WEAKENED = 0.05  # and with one that it hides but for a remainder
+MOST_SINGLE_QUERIES = 32  # that are asked one call each
 
 
 class Stranger(Caller, Subject):
@@ -74,6 +86,7 @@ class Stranger(Caller, Subject):
         self.exact_length: int | None = None
         self.dtypes: tuple[str, ...] = _ALL_DTYPES
         self.precision: str | None = None
+        self.own_autocast: str | None = None
         self._state_call: StateCall | None = None
         self._tried_states = False
         self._claims = causal
@@ -122,6 +135,17 @@ class Stranger(Caller, Subject):
     def queries_meet(self) -> bool:  # type: ignore[override]
         self.find_out()
         return self.layout is CROSS and attends_twice(self.f)
+
+    @property
+    def reads_context(self) -> bool:  # type: ignore[override]
+        self.find_out()
+        return self.layout is CROSS or self.single_query
+
+    @property
+    def single_query(self) -> bool:
+        """Whether a call takes a single query."""
+        self.find_out()
+        return self.layout.single is not None
 
     @property
     def can_be_told(self) -> bool:
@@ -190,6 +214,7 @@ class Stranger(Caller, Subject):
             self._find_causal_flag()
             self._find_mask()
             self._find_sizes()
+            self._find_own_autocast()
             self._find_precision()
             self._find_claim()
         except CouldNotBeAsked as refusal:
@@ -233,12 +258,12 @@ class Stranger(Caller, Subject):
                 layouts.append(PACKED)
             return layouts
         if len(self.data) == 2:
-            return [CROSS]
+            return [CROSS, *single_query_forms(CROSS)]
         if is_module and self.width is not None:
-            return [TOKENS, HEADS, FLAT]
+            return [TOKENS, HEADS, FLAT, *single_query_forms(TOKENS)]
         if any(name in HEAD_COUNTS for name in self.required):
             return [MERGED, HEADS, FLAT]
-        return [HEADS, FLAT, MATRICES]
+        return [HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
 
     def _find_layout_and_width(self) -> None:
         """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
@@ -256,28 +281,33 @@ class Stranger(Caller, Subject):
             raise failure
 
     def _find_layout(self) -> None:
-        """Takes the first layout that gives an output of the right shape, else the first that gives any."""
+        """Takes the first layout that gives an output of the right shape, else the first that gives any.
+
+        One in which sequences of a batch meet is taken last: a query [B,1,D] that is broadcast may have that shape.
+        """
         fillers: list[MaskForm | None] = [None]
         for name in self.required:
             if name in ANY_MASKS or name in KEY_MASKS:
                 fillers += [MaskForm(name, shape, "visible") for shape in ("head pairs", "pairs", "keys")]
         ways = product((_ALL_DTYPES, ("float32",), ("bfloat16",)), fillers, self._guess_layouts(), (False, True))
-        fallback = None
+        fallback = suspect = None
         failures: dict[str, str] = {}  # the first of each dtype
         for way in ways:
             self.dtypes, self.filler, self.layout, self.same_widths = way
-            self.exact_length = None
-            self.output_form = "same"
             try:
                 fits = self._try_lengths()
             except CouldNotBeAsked as failure:
                 failures.setdefault(self.dtypes[0], str(failure))
                 continue
-            if fits:
-                self._find_dtypes()
-                self._find_head_axis()
-                return
+            single = self.layout.single
+            # A row of queries is a single token of attention that wants tokens first: it clears nothing of suspicion.
+            if fits and not (suspect and single and single.is_row) and not self._mixes_along(0, self._probe()):
+                return self._settle(way)
+            if fits and single is None:
+                suspect = suspect or way
             fallback = fallback or way
+        if suspect is not None:
+            return self._settle(suspect)
         if fallback is None:
             told = failures["float64"]
             if _complaint(failures["float32"]) != _complaint(told):
@@ -286,8 +316,17 @@ class Stranger(Caller, Subject):
         self.dtypes, self.filler, self.layout, self.same_widths = fallback
         self.pools = self._gives_as_many_of_any()
 
+    def _settle(self, way: tuple[tuple[str, ...], MaskForm | None, Layout, bool]) -> None:
+        """Takes a way of calling that gives outputs of the right shape, and finds out what goes with it."""
+        self.dtypes, self.filler, self.layout, self.same_widths = way
+        self._try_lengths()  # sets what goes with the way, which later ones may have changed
+        self._find_dtypes()
+        self._find_head_axis()
+
     def _try_lengths(self) -> bool:
         """Returns whether outputs have the right shape at 5 tokens or, where it takes no other, at `length`."""
+        self.exact_length = None
+        self.output_form = "same"
         try:
             case = self._probe()
             out = self.call(case, self.inputs(case))
@@ -336,13 +375,17 @@ class Stranger(Caller, Subject):
             return
         case = self._probe()
         if self._mixes_along(1, case) and not self._mixes_along(2, case):
-            self.layout = HEADS_LAST
+            if not says_heads_first(self.pristine):  # else it mixes heads, and a law says so
+                self.layout = HEADS_LAST
         elif says_tokens_first(self.pristine) and self._mixes_along(0, case) and not self._mixes_along(2, case):
             self.layout = TOKENS_FIRST
 
     def _find_token_axis(self) -> None:
         """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
-        if not self.layout.projects or hasattr(self.f, "batch_first") or not says_tokens_first(self.pristine):
+        layout = self.layout
+        if not layout.projects or layout.single is not None or hasattr(self.f, "batch_first"):
+            return
+        if not says_tokens_first(self.pristine):
             return
         case = self._probe(B=3)
         if case.T > 1:
@@ -373,20 +416,28 @@ class Stranger(Caller, Subject):
         self.pair_mask = next((form for form in forms if form.has_pairs), None)
 
     def _find_form(self, name: str) -> MaskForm | None:
-        """Returns the first form of a mask under which a hidden key does not matter, else the first that runs."""
-        fallback = None
+        """Returns the first form of a mask under which a hidden key does not matter, else the first that runs.
+
+        Numbers added to scores hide where nothing else does, too: they do not count where a mask has hidden the key
+        but for a remainder, as one of −10 does.
+        """
+        fallback = weak = None
         for form in possible_forms(name, self.causal_name is not None):
             self.key_mask = form
             self.pair_mask = None
             try:
-                if self._hides_a_key():
-                    return form
+                remains = self._measure_hidden_key()
             except CouldNotBeAsked:
                 continue
+            if remains < HIDDEN and (weak is None or form.marks != "added"):
+                return form
+            if remains < WEAKENED:
+                weak = weak or form
             fallback = fallback or form
-        return fallback
+        return weak or fallback
 
-    def _hides_a_key(self) -> bool:
+    def _measure_hidden_key(self) -> float:
+        """Returns how much outputs move with a hidden key, infinity where a mask does not do what masks do."""
         case = self._probe()
         inputs = self.inputs(case)
         T = case.T
@@ -395,9 +446,9 @@ class Stranger(Caller, Subject):
         visible[:, hidden] = False
         before = self.call(case, inputs, visible)
         if before.dim() != inputs[0].dim() and not self.pools:  # a mask of the wrong shape was broadcast
-            return False
+            return math.inf
         if before.shape != self.call(case.but(causal=False), inputs).shape:
-            return False
+            return math.inf
         changed = [x.clone() for x in inputs]
         keys = changed
         if len(changed) > 1:
@@ -412,7 +463,9 @@ class Stranger(Caller, Subject):
             after = after.index_select(self.layout.token_axis, others)
         # A mask [T,T] that is read as one of [B,S] leaves the rows beyond the T-th empty.
         filled = before.detach().flatten(1).abs().amax(1) > 0
-        return difference(after, before) < 1e-3 and bool(filled.all())
+        if not bool(filled.all()):
+            return math.inf
+        return difference(after, before)
 
     def _find_sizes(self) -> None:
         """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""
@@ -423,6 +476,8 @@ class Stranger(Caller, Subject):
                 case = self._probe(causal=causal)
                 if self._runs(case, S=case.T + 2):
                     self.with_fewer_queries.add(causal)
+        if self.layout.single is not None and self.length is None:
+            self.length = MOST_SINGLE_QUERIES
         if self.exact_length is None and self.length is None and not self._runs(self._probe(B=1, T=131)):
             self.length = max((n for n in (2, 5, 8, 16, 32, 64, 128) if self._runs(self._probe(B=1, T=n))), default=5)
 
@@ -432,6 +487,14 @@ class Stranger(Caller, Subject):
         except CouldNotBeAsked:
             return False
         return True
+
+    def _find_own_autocast(self) -> None:
+        """Takes the dtype of an autocast that it turns on by itself for the only one it computes in."""
+        case = self._probe(B=1)
+        found = find_own_autocast(lambda: self.call(case, self.inputs(case)))
+        if found is not None and self._runs(case.but(dtype=found)):
+            self.own_autocast = found
+            self.dtypes = (found,)
 
     def _find_precision(self) -> None:
         """Finds out whether it computes in float32, or less, whatever comes in, as many a softmax does."""

@@ -32,6 +32,7 @@ class Subject:
     `changed_inputs` says whether any call so far has written into its inputs. `device` is where somebody else's
     attention is called to find out how it wants to be called. `queries_meet` says whether queries attend to one another
     beside their keys, as in a decoder's layer. `pools` says whether it gives as many outputs of any number of tokens.
+    `reads_context` says whether its keys are those of another sequence than its queries.
     """
 
     token_axis = 2
@@ -46,6 +47,7 @@ class Subject:
     knows_positions = False
     queries_meet = False
     pools = False
+    reads_context = False
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label

@@ -75,7 +75,7 @@ def test_a_verdict_ends_with_what_was_not_asked():
         "On one case it gives what softmax gives; like='softmax' (--like softmax) asks that everywhere."
     )
     text = str(regard.check(RIGHT["both_ways_in_a_window"], draws=4))
-    assert "Not asked of both_ways_in_a_window: 'looks-ahead'" in text and "The nearest is" in text
+    assert "Not asked of both_ways_in_a_window: 'looks-ahead'" in text and "None is near" in text
 
 
 def scales_weights(q, k, v):

@@ -1,0 +1,119 @@
+"""What a check of somebody else's attention says beside its verdicts: how it was called, and what was not asked."""
+
+from __future__ import annotations
+
+import math
+
+from regard.laws import Case, CouldNotBeAsked, Finding, SameAs, Subject, ask, subject
+from regard.laws.signatures import ANY_MASKS, KEY_MASKS
+
+LAYOUT_WORDS = {
+    "heads last": "q, k, v [B,T,H,K]",
+    "tokens first": "q, k, v [T,B,H,K]",
+    "merged": "q, k, v [B,T,H·K]",
+    "flat": "q, k, v [n,T,K]",
+    "matrices": "q, k, v [T,K], one sequence at a time",
+    "packed": "one tensor of q, k and v [B,T,3,H,K]",
+}
+# What a stranger is most often meant to compute; mechanisms with random or learned numbers cannot be compared.
+_REFERENCES = ("softmax", "elu", "argmax", "quadratic")
+FAR = 0.3  # of the largest output, from which on nobody would call two attentions alike
+
+
+def tell_taken(s: Subject) -> list[str]:
+    """Returns sentences about what a call was found out to mean, where something else might be meant by it."""
+    try:
+        s.find_out()  # type: ignore[attr-defined]
+    except CouldNotBeAsked:
+        return []
+    sentences = []
+    layout = s.layout  # type: ignore[attr-defined]
+    if layout.single is not None:
+        sentences.append(f"{s.label} was taken to answer {layout.single}, a call for each query, where it runs.")
+    elif layout.name in LAYOUT_WORDS:
+        sentences.append(f"{s.label} was taken for attention over {LAYOUT_WORDS[layout.name]}, where it runs.")
+    own_autocast = s.own_autocast  # type: ignore[attr-defined]
+    if own_autocast is not None:
+        sentences.append(
+            f"{s.label} turns autocast to {own_autocast} on by itself: it was asked in {own_autocast}, whose rounding "
+            "it has whatever comes in."
+        )
+    mask = s.key_mask  # type: ignore[attr-defined]
+    if mask is not None and mask.shape == "batch pairs":
+        sentences.append(f"{s.label} was taken to read {mask.name} as [B,T,S], one for each query, not as [B,S].")
+    if mask is not None and (mask.shape, mask.marks) == ("keys", "added"):
+        sentences.append(
+            f"{s.label} was taken to add {mask.name} [B,S] to its scores: 0 for what may be seen, −∞ for what may not. "
+            "With 1 for what may be seen and 0 for what may not it hides nothing."
+        )
+    if mask is not None and mask.name in ANY_MASKS and mask.marks == "hidden":
+        sentences.append(
+            f"{s.label} was taken to hide what is True in {mask.name}. If True is meant for what may be seen, it is "
+            "the wrong way round."
+        )
+    if mask is not None and KEY_MASKS.get(mask.name, False) and mask.marks in ("visible", "ones"):
+        sentences.append(
+            f"{s.label} was taken to show what is True in {mask.name}. In PyTorch's own layers True hides under that "
+            "name: given such a mask, it sees the padding and nothing else."
+        )
+    return sentences
+
+
+def tell_unasked(s: Subject, attends: bool = True) -> list[str]:
+    """Returns sentences about what the laws cannot tell of attention that somebody else wrote.
+
+    The laws say how attention behaves, not which attention it is: an unscaled softmax keeps them all. `attends` says
+    whether its tokens depend on one another.
+    """
+    try:
+        s.find_out()  # type: ignore[attr-defined]
+    except CouldNotBeAsked:
+        return []
+    sentences = []
+    if not s.causal and attends and not s.pools and not s.reads_context:
+        sentences.append(
+            f"Not asked of {s.label}: 'looks-ahead'. It attends in both directions and has no parameter that says "
+            "otherwise; if it should be causal, say causal=True (--causal)."
+        )
+    told = _tell_nearest(s)
+    if told:
+        sentences.append(f"Not asked of {s.label}: which attention it computes. {told}")
+    return sentences
+
+
+def _tell_nearest(s: Subject) -> str:
+    """Returns what to ask about the attention that a subject computes, or nothing."""
+    if s.projects:
+        return "like='softmax' (--like softmax) compares with softmax on the queries, keys and values it projects."
+    closest = resemble(s)
+    if closest is None:
+        return ""
+    name, error, explained = closest
+    if math.isinf(error):
+        return ""  # outputs of another shape, or none that is a number, are near to nothing
+    if error < 1e-4:
+        return f"On one case it gives what {name} gives; like={name!r} (--like {name}) asks that everywhere."
+    if error > FAR and not explained:
+        return f"None is near: {name}, the nearest, differs by {error:.1e}. like='softmax' (--like softmax) says how."
+    return f"The nearest is {name}, from which it differs by {error:.1e}; like={name!r} (--like {name}) says where."
+
+
+def resemble(s: Subject) -> tuple[str, float, bool] | None:
+    """Returns the mechanism whose outputs are nearest, the difference, and whether a common slip explains that.
+
+    Of what cannot be compared it returns None.
+    """
+    case = s.fit(Case(B=2, T=7, H=4, G=2, K=5, V=3, dtype="float32"))
+    if s.token_axis != 2:
+        return None
+    errors = {}
+    for name in _REFERENCES:
+        found = ask(SameAs(subject(name)), s, case)
+        if isinstance(found, Finding):
+            errors[name] = found.error
+            if "(those of" in found.what and found.broken:  # but for one common slip, it is this one
+                return name, found.error, True
+    if not errors:
+        return None
+    name = min(errors, key=lambda n: errors[n])
+    return name, errors[name], False
