@@ -16,7 +16,7 @@ from regard.mechanisms.base import can_read
 from regard.shapes import Mask
 
 # Pairs of all heads for each stretch: with fewer, its calls cost more than one dense mask for all.
-LEAST_PAIRS = 2**16
+LEAST_PAIRS = 2**18
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]
 
@@ -36,7 +36,7 @@ def find_stretches(q: Tensor, mask: Mask, S: int) -> list[list[Stretch]] | None:
     """
     B, H, T, _ = q.shape
     most = B * H * T * S // LEAST_PAIRS
-    if q.device.type != "cpu" or most == 0 or _refuse_stretches(mask, T, S) is not None:
+    if q.device.type != "cpu" or most < B or _refuse_stretches(mask, T, S) is not None:
         return None
     rows = _read_stretches(mask)
     if rows is None or sum(map(len, rows)) > most:

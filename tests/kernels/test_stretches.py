@@ -99,6 +99,10 @@ def test_gaps_and_many_small_documents_keep_one_mask(calls, monkeypatch):
     mechanism("softmax")(x, x, x, Mask(causal=True, visible=gap))
     assert len(calls) == 2 and all(dense is not None for _, dense in calls)
     calls.clear()
-    monkeypatch.setattr(stretches, "LEAST_PAIRS", 2**16)
-    mechanism("softmax")(x, x, x, Mask(causal=True, documents=(places // 5).expand(2, T)))
+    monkeypatch.setattr(stretches, "LEAST_PAIRS", 2 * 4 * T * T // 59)  # of 60 documents one too many
+    unlike = torch.stack([places // 5, (places + 1) // 5])
+    mechanism("softmax")(x, x, x, Mask(causal=True, documents=unlike))
     assert len(calls) == 1
+    monkeypatch.setattr(stretches, "LEAST_PAIRS", 2 * 4 * T * T // 61)
+    mechanism("softmax")(x, x, x, Mask(causal=True, documents=unlike))
+    assert len(calls) == 1 + 61
