@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import OptionError, RegardError, ResourceError, did_you_mean, quote
 
@@ -52,6 +54,27 @@ def explain_memory(doing: str, lower: str) -> Iterator[None]:
         if explained is None:
             raise
         raise explained from error
+
+
+class _LeaveUnfilled(TorchFunctionMode):
+    """Leaves a tensor as it is where it would be filled with normal numbers.
+
+    On the device "meta" PyTorch fills by a function that imports its compiler, which takes as long as importing torch.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.nn.init.normal_, torch.Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Makes tensors on the device "meta" within: they have shapes, take no memory, and nothing is drawn for them."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(_LeaveUnfilled())
+        yield
 
 
 def resolve_device(name: str) -> str:

@@ -2,7 +2,8 @@
 
     make bench-cpu                 # or: python benchmarks/speed/cpu.py [--save]
 
-One thread, float32, 8 heads, width 64, causal, forward and backward. Exits with 1 where a ratio misses its target.
+One thread, float32, 8 heads, width 64, causal, forward and backward, in CPU time, which other processes disturb least;
+imports in seconds of a clock. Exits with 1 where a ratio misses its target.
 `performer-pytorch` is needed for one row: pip install -c constraints.txt '.[peers]'.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -51,11 +53,11 @@ def performer_pytorch() -> Run | None:
 
 
 def once(run: Run, N: int) -> float:
-    """Seconds of one forward and backward pass."""
+    """Seconds of CPU time of one forward and backward pass."""
     q, k, v = (torch.randn(1, H, N, K, requires_grad=True) for _ in range(3))
-    start = time.perf_counter()
+    start = time.process_time()
     run(q, k, v).sum().backward()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def race(a: Run, b: Run, N: int, repeats: int) -> tuple[list[float], list[float]]:
@@ -98,33 +100,37 @@ def row(what: str, peer: str, times: tuple[list[float], list[float]], target: fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", metavar="NAME", help="only rows that begin so, such as elu")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/cpu-DATE.json")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     n = options.repeats
-    rows = [
-        row("elu, N=4096", "SDPA", race(ours("elu", 4096), sdpa, 4096, n), 5.0),
-        row(
-            "performer F=256, N=16384",
-            "SDPA",
-            race(ours("performer", 16384, features=256), sdpa, 16384, max(n // 2, 2)),
-            3.0,
-        ),
-    ]
+    few = max(n // 2, 2)
+    wide = {"features": 256}
+    listed = {
+        "elu, N=4096": ("SDPA", lambda: race(ours("elu", 4096), sdpa, 4096, n), 5.0),
+        "performer F=256, N=16384": ("SDPA", lambda: race(ours("performer", 16384, **wide), sdpa, 16384, few), 3.0),
+    }
     peer = performer_pytorch()
     if peer is None:
         print("performer-pytorch is not installed: its row is left out", file=sys.stderr)
     else:
-        times = race(ours("performer", 4096, features=256), peer, 4096, max(n // 2, 2))
-        rows.append(row("performer F=256, N=4096", "performer-pytorch", times, 8.0))
-    rows.append(row("import regard", "import torch", imports(2 * n), 1 / 1.2))
+        performer = ours("performer", 4096, **wide)
+        listed["performer F=256, N=4096"] = ("performer-pytorch", lambda: race(performer, peer, 4096, few), 8.0)
+    listed["import regard"] = ("import torch", lambda: imports(2 * n), 1 / 1.2)
+    rows = [
+        row(what, beside, run(), target)
+        for what, (beside, run, target) in listed.items()
+        if what.startswith(options.only)
+    ]
     result = {
         "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/speed/cpu.py",
         "versions": {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "machine": {"processor": platform.machine(), "threads": 1},
+        "machine": {"processor": platform.machine(), "threads": 1, "load": round(load, 1)},
         "rows": rows,
     }
     if options.save:

@@ -10,6 +10,7 @@ import torch
 from regard import cost as costs
 from regard.cli.amounts import format_amount, format_bytes, format_seconds
 from regard.cli.show import align_right, console, print_json, table
+from regard.devices import without_values
 from regard.errors import OptionError
 from regard.hub import HubError
 from regard.hub.costs import HubModelCost, hub_model_cost
@@ -64,7 +65,7 @@ def _find_regard_model(name: str) -> Model[Any] | None:
     if not candidates:
         return None
     # Shapes are enough to count with, and a large preset would not fit into memory.
-    with torch.device("meta"):
+    with without_values():
         return candidates[0].preset(preset)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from regard import cost as costs
 from regard.cli.amounts import format_amount
+from regard.devices import without_values
 from regard.mechanisms import Cost, Face, Mechanism, lookup, on_meta
 from regard.nn import Attention
 from regard.registry import accepted_options
@@ -41,7 +42,7 @@ class CostQuery:
         if not self.layer:
             return costs.of(mechanism, s, self.face, training=self.training)
         # On the meta device a layer of any size has shapes and no memory.
-        with torch.device("meta"):
+        with without_values():
             layer = Attention(
                 s.H * s.K,
                 s.H,

@@ -22,6 +22,7 @@ from torch.nn import functional
 from regard.cost.declared import of
 from regard.cost.devices import Device, floor
 from regard.cost.timing import Run, shortest_times
+from regard.devices import without_values
 from regard.mechanisms import Cost, Face, Mechanism, Recurrence, fitted
 from regard.shapes import Mask, Size
 
@@ -100,7 +101,7 @@ def modelled(
     """Returns the crossing by floors on a device, or by what is `predicted` for it."""
 
     def seconds(build: Named, at: Size) -> float:
-        with torch.device("meta"):
+        with without_values():
             mechanism = build(at)
         return time(of(mechanism, at, face, training=training), device, size.dtype)
 

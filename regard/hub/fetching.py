@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from regard.devices import free_memory
+from regard.devices import free_memory, without_values
 from regard.errors import RegardError, quote
 from regard.hub.attention import HubError, import_transformers
 from regard.hub.gate import (
@@ -133,7 +133,7 @@ def untrained(
 
 def model_on_meta(name: str | Path, download: bool = False) -> Any:
     """Builds a model on the device "meta", without memory for weights, from its config or a type such as 'gpt2'."""
-    with torch.device("meta"):
+    with without_values():
         config, _ = _find_config(name, download)
         return _build(config, name).eval()
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizers import BPE, Tokenizer, TokenizerFileError
+from regard.devices import without_values
 from regard.errors import HubError, RegardError, quote
 from regard.hub.families import FAMILIES, Family, TensorMap, output_head_of
 from regard.hub.keys import Keys
@@ -61,7 +62,7 @@ def load(
         try:
             config = family.read(keys, _find_output_head(family, keys, weights))
             keys.finish()
-            with torch.device("meta"):  # the weights come from the files: no memory, and no random draws
+            with without_values():  # the weights come from the files: no memory, and no random draws
                 model = family.model(config)
         except HubError:  # such an error names the file already
             raise

@@ -15,6 +15,7 @@ from torch.nn import functional
 from regard.kernels.blocks import refuse_blocks, rules_of_block
 from regard.kernels.dropout import attention as dropout_attention
 from regard.kernels.registry import kernel
+from regard.kernels.stretches import attend_by_stretches, find_stretches
 from regard.mechanisms import Mechanism, RandomSynthesizer, Softmax, Synthesizer
 from regard.mechanisms.base import autocast_dtype, without_autocast
 from regard.shapes import Mask
@@ -94,6 +95,13 @@ def fused_attention(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask:
         return _attend_with_added_scores(mechanism, q, k, v, mask, scale)
     T = q.shape[2]
     S = k.shape[2]
+    rows = find_stretches(q, mask, S)
+    if rows is not None:
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, rules: Mask) -> Tensor:
+            return fused_attention(mechanism, q, k, v, rules, scale)
+
+        return attend_by_stretches(attend, q, k, v, mask, rows)
     call = _fused_call(mechanism, q, k, mask.zero_hidden(v), mask, scale)
     # PyTorch's is_causal puts the queries first, regard puts them last: the same where T = S, or for one query.
     if mask.is_plain and (not mask.causal or T in (1, S)):

@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from regard.devices import without_values
 from regard.errors import KernelError, MaskError, OptionError, did_you_mean
 from regard.registry import Registry, call_with_options
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights
@@ -361,7 +362,7 @@ def on_meta(name: str | type[Mechanism], size: Size, /, **options: Any) -> Mecha
 
     Its learned numbers take no memory there, in which they might not fit.
     """
-    with torch.device("meta"):
+    with without_values():
         return fitted(name, size, **options)
 
 

@@ -37,19 +37,17 @@ class ScaledElu(torch.autograd.Function):
     Its derivative is min(ψ, 1): where x is positive c is 0 and ψ = x + 1, elsewhere ψ is an exponential of at most 1.
     """
 
-    generate_vmap_rule = True
-
+    # Without `setup_context`, for which PyTorch reads the signature of `forward` at each call: longer than one
+    # token's features take. `torch.func` would want it, and does not come here: numbers cannot be read there.
     @staticmethod
-    def forward(x: Tensor, c: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, c: Tensor) -> Tensor:
         psi = x.clamp(max=0)
         if c.any():
             psi.sub_(c[..., None])
-        return psi.exp_().add_(x.clamp(min=0))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
+        psi.exp_().add_(x.clamp(min=0))
+        ctx.save_for_backward(psi)
+        ctx.save_for_forward(psi)
+        return psi
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -90,6 +90,10 @@ class Linear(Mechanism):
         """Returns whether it is known that c is 0 for all of these keys, so that eᶜ need not be computed with."""
         return False
 
+    def _needs_no_scale(self, k: Keys) -> bool:
+        """Returns whether all eᶜ of these keys can be seen to be 1: asking another device would wait for it."""
+        return k.device.type == "cpu" and can_read(k) and self.has_unit_scale(k)
+
     def feature_flops(self, K: int) -> int:
         """Returns the FLOPs of matrix products behind the features of one vector."""
         return 0
@@ -109,8 +113,7 @@ class Linear(Mechanism):
             return functional.dropout(fast(self, q, k, v, mask), self.dropout, self.training)
         state = self._empty_sums(size)
         if mask.causal:
-            scaled = not (q.device.type == "cpu" and can_read(k) and self.has_unit_scale(k))
-            out, _ = self._scan(q, k, v, state, mask.visible, mask.document_ids(), scaled)
+            out, _ = self._scan(q, k, v, state, mask.visible, mask.document_ids(), not self._needs_no_scale(k))
         else:
             out = self.read(q, self.write(state, k, v, mask.visible))
         return functional.dropout(out, self.dropout, self.training)
@@ -202,6 +205,8 @@ class Linear(Mechanism):
             finite = replace_nonfinite(None, k, mask)
             queries = self._map_queries(q, k.shape[1])
             psi, c, _ = self._map_keys(finite.v, k, mask.visible)
+            if self._needs_no_scale(mask.zero_hidden(finite.v)):
+                c = None
             similarities, _ = compare(queries, psi, c, allowed, None)
             similarities = mark_rows(similarities.view(B, H, T, S), rows_that_see(finite.broken, mask, T))
             total = similarities.sum(-1, keepdim=True)

@@ -28,6 +28,9 @@ class Sums(NamedTuple):
 
 def split_tokens(n: int, *tensors: Tensor | None) -> Iterator[Sequence[Any]]:
     """Yields n tokens at a time of [B,·,T,·] and [B,T] tensors; None stays None."""
+    if all(x is None or x.shape[x.dim() // 2] <= n for x in tensors):
+        yield tensors  # as they are: one token of a decoder would take longer to split than to add
+        return
     # Split, not sliced: the gradient of a slice is as long as the whole. Tokens are axis 2 of four, or 1 of two.
     split = {i: x.split(n, x.dim() // 2) for i, x in enumerate(tensors) if x is not None}
     for parts in zip(*split.values(), strict=True):

@@ -13,6 +13,7 @@ import torch
 
 from regard import plugins
 from regard.config import ConfigError, Section
+from regard.devices import without_values
 from regard.errors import OptionError
 from regard.lab.base import EXPERIMENTS
 from regard.reading import check_path
@@ -186,7 +187,7 @@ def check_trainable(recipe: Recipe) -> None:
     recipe.train.total(rows=1)
     lr_factor(recipe.train.schedule, 0, 1)
     cls, config = recipes.resolve_model(recipe.model)
-    with torch.random.fork_rng([]), torch.device("meta"):
+    with torch.random.fork_rng([]), without_values():
         model: torch.nn.Module = torch.nn.Linear(1, 1)
         # Others read files when they are built; for them a stand-in checks the optimiser.
         if not cls.has_weights and not recipe.train.init:

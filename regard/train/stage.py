@@ -13,7 +13,7 @@ import torch
 from regard import plugins
 from regard.config import ConfigError, Section
 from regard.data.seeds import derive
-from regard.devices import explain_memory, require_memory, resolve_device
+from regard.devices import explain_memory, require_memory, resolve_device, without_values
 from regard.errors import quote
 from regard.models import Model, load
 from regard.models.locate import model_folder
@@ -162,7 +162,7 @@ def _require_room(cls: type[Model[Any]], config: Any, device: torch.device) -> N
     They are counted on the device "meta", where tensors have no values: a machine that is asked for too much, layer by
     layer, kills the process and says nothing.
     """
-    with torch.random.fork_rng([]), torch.device("meta"):
+    with torch.random.fork_rng([]), without_values():
         weights = cls(config).state_dict().values()
     needed = sum(x.numel() * x.element_size() for x in weights)
     for place in {torch.device("cpu"), device}:

@@ -80,6 +80,7 @@ def test_the_speeds_in_the_readme_and_in_the_table_name_their_results():
 @pytest.mark.parametrize(
     ("page", "file"),
     [
+        ("kernels", "masks-cpu-2026-11-19"),
         ("kernels", "masks-h200-2026-11-18"),
         ("knowledge", "knowledge-cpu-2026-11-19"),
         ("knowledge", "knowledge-h200-2026-11-15"),

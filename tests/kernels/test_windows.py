@@ -88,6 +88,10 @@ def test_softmax_takes_a_window_by_blocks_with_documents_and_padding(monkeypatch
     visible = torch.ones(2, 331, dtype=torch.bool)
     visible[0, 100:] = False  # the queries behind see the last 64 tokens that are visible, however far away
     mechanism("softmax")(*inputs, Mask(causal=True, window=65, visible=visible))
+    assert max(seen) == 130
+    visible[1, 100:250] = False  # and here those behind the gap
+    visible[1, 50] = False
+    mechanism("softmax")(*inputs, Mask(causal=True, window=65, visible=visible))
     assert max(seen) == 331
 
 
@@ -104,6 +108,6 @@ def test_what_is_not_a_number_stays_within_the_window():
 def test_other_rules_go_by_all_pairs():
     inputs = _inputs(300)
     visible = torch.ones(2, 300, dtype=torch.bool)
-    visible[0, 250:] = False
+    visible[0, 250:260] = False  # a gap
     for mask in (Mask(window=64), Mask(causal=True, window=64, visible=visible), Mask(causal=True, window=299)):
         assert fast(mechanism("elu")).select_kernel("forward", *inputs, mask) is None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.kernels.blocks import refuse_blocks, rules_of_block
 from regard.kernels.registry import kernel
+from regard.kernels.stretches import attend_by_stretches, find_stretches
 from regard.mechanisms import AnyFeatures, Elu, Fourier, Linear, Performer, Quadratic
 from regard.mechanisms.pairwise import attend_by_definition
 from regard.shapes import Mask
@@ -31,11 +32,32 @@ def _when(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str
     T = q.shape[2]
     if mask.window is not None and 2 * _block(q, mask) >= T:
         return "the sequence is hardly longer than the window"
-    return refuse_blocks(mask, T, k.shape[2])
+    reason = refuse_blocks(mask, T, k.shape[2])
+    if reason is not None and mask.window is not None and find_stretches(q, mask, k.shape[2]) is not None:
+        return None  # padding behind other tokens, which is left out
+    return reason
 
 
 def forward(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    """Returns causal attention [B,H,T,V] within a window: each block of queries sees its keys and the block before."""
+    """Returns causal attention [B,H,T,V] within a window; what stands behind the visible tokens is taken by itself."""
+    if refuse_blocks(mask, q.shape[2], k.shape[2]) is None:
+        return _attend_by_blocks(mechanism, q, k, v, mask)
+    rows = find_stretches(q, mask, k.shape[2])
+    assert rows is not None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, rules: Mask) -> Tensor:
+        if rules.window is not None and 2 * _block(q, rules) < q.shape[2]:
+            return _attend_by_blocks(mechanism, q, k, v, rules)
+        return attend_by_definition(mechanism, q, k, v, rules)
+
+    return attend_by_stretches(attend, q, k, v, mask, rows)
+
+
+def _attend_by_blocks(mechanism: Linear, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Returns causal attention [B,H,T,V] within a window by blocks of queries: `mask` leaves no gaps.
+
+    Each block sees its own keys and those of the block before.
+    """
     # Split and not sliced: the gradient of a slice would be as long as the whole sequence.
     C = _block(q, mask)
     queries, keys, values = (x.split(C, 2) for x in (q, k, v))
