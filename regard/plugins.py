@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from regard.errors import PluginError, quote
+from regard.errors import PluginError, RegardError, quote
 from regard.mechanisms import Mechanism
 from regard.mechanisms.base import MECHANISMS
+from regard.reading import check_path, read_bytes
 
 KEY = "plugins"  # where a config holds what `describe` returns
 _PREFIX = "regard_plugin_"
@@ -37,24 +38,37 @@ _IMPORTED: dict[str, PluginFile] = {}  # by the name of the module
 
 def import_file(path: str | Path) -> ModuleType:
     """Returns the module of a Python file, which runs it: the user has named it."""
-    file = Path(path)
+    file = check_path(path, PluginError)
     if not file.is_file():
-        raise PluginError(f"no file '{file}'; expected --plugin file.py")
-    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{file.stem}", file)
+        raise PluginError(f"no file {quote(str(file))}; expected --plugin file.py")
+    name = f"{_PREFIX}{file.stem}"
+    _IMPORTED[name] = PluginFile(str(path), _hash(file))
+    return run_file(file, name, PluginError)
+
+
+def run_file(file: Path, name: str, error: type[RegardError]) -> ModuleType:
+    """Returns the module of a Python file, which is run, under a name in `sys.modules`; raises `error` where it
+    cannot be run, fails, or asks Python to end."""
+    shown = quote(str(file))
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise PluginError(f"'{file}' is not a Python file; expected file.py or file.py:name")
+        raise error(f"{shown} is not a Python file; expected file.py or file.py:name")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    _IMPORTED[spec.name] = PluginFile(str(path), _hash(file))
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise PluginError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
+    except SystemExit as cause:
+        raise error(
+            f"{shown} cannot be imported: it ends Python ({quote(cause)}). What it does when it is run belongs below "
+            '`if __name__ == "__main__":`'
+        ) from cause
+    except Exception as cause:
+        raise error(f"{shown} cannot be imported: {type(cause).__name__}: {quote(cause)}") from cause
     return module
 
 
 def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(file, PluginError)).hexdigest()
 
 
 def find_file(mechanism: type[Mechanism]) -> PluginFile | None:

@@ -22,9 +22,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from regard.errors import DataError, quote
+from regard.errors import DataError, RegardError, quote
 from regard.locks import LockState, lock_folder, lock_handle
-from regard.reading import open_file, read_json_object
+from regard.reading import check_path, open_file, read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,6 +125,31 @@ def staged_folder(place: Path) -> Iterator[Path]:
         _sync_files(stage)
         stage.rename(place)
         sync(place.parent)
+
+
+def check_new_folder(path: str | Path, error: type[RegardError]) -> Path:
+    """Returns the path of a folder to write, from the root; raises `error` where something is already."""
+    place = check_path(path, error).absolute()  # else the path "." has no name
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise error(f"{path} is there already and not empty; nothing was written. Choose another folder")
+    return place
+
+
+@contextmanager
+def new_folder(path: str | Path, error: type[RegardError]) -> Iterator[Path]:
+    """Yields an empty folder to write into, which is then put in a place where nothing is; raises `error` where
+    something is, or where it cannot be written."""
+    from safetensors import SafetensorError
+
+    place = check_new_folder(path, error)
+    try:
+        with staged_folder(place) as stage:
+            yield stage
+    except (OSError, SafetensorError) as cause:
+        if isinstance(cause, RegardError):
+            raise
+        reason = getattr(cause, "strerror", None) or quote(cause)
+        raise error(f"{path} cannot be written: {reason}; choose another folder, or make room") from cause
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from regard.errors import PluginError, did_you_mean
+from regard.errors import PluginError, did_you_mean, quote
 from regard.laws import Subject, subject
 from regard.mechanisms import mechanisms
 from regard.plugins import import_file
+from regard.reading import check_path
 
 
 def plugin(
@@ -53,8 +54,8 @@ def _split(path: str) -> tuple[Path, str | None]:
     if not colon or not file or not name.isidentifier():
         file = path
         name = ""
-    if not Path(file).is_file():
-        raise PluginError(f"no file '{file}'; expected --plugin file.py or file.py:name")
+    if not check_path(file, PluginError).is_file():
+        raise PluginError(f"no file {quote(file)}; expected --plugin file.py or file.py:name")
     return Path(file), name or None
 
 

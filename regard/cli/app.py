@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard.train.distributed import Process
 
 LOWER = "Lower the batch or the number of tokens, or take a smaller model or a shorter dtype"
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C has ended
 HELP = "Build attention mechanisms, check that they are right, train models with them, and see what they attend to."
 
 app = typer.Typer(
@@ -77,19 +78,22 @@ def main() -> None:
         warnings.showwarning = _drop_warning
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+            raise KeyboardInterrupt
     except Interrupted as stopped:
         if is_main:
             console(stderr=True).print(str(stopped), soft_wrap=True)
-        code = 130
+        code = INTERRUPTED
     except RegardError as error:
         message = str(error)
         if process is not None and not is_main:
             message = f"process {process.rank}: {error}"
         print_error(message)
         code = 2
-    except KeyboardInterrupt:
-        print_error("interrupted")
-        code = 130
+    except (KeyboardInterrupt, typer.Abort):  # the second is what older ones of typer make of it
+        if is_main:
+            print_error("interrupted")
+        code = INTERRUPTED
     except Exception as error:
         code = _explain_exception(error)
         if code is None and process is not None and process.world_size > 1:

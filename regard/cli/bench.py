@@ -27,6 +27,7 @@ from regard.lab.bench.results import RaceResults
 from regard.lab.bench.run import PASSES, Race, race
 from regard.reading import check_path
 from regard.storage import atomic_write
+from regard.train.claim import claimed
 
 PEER_NAMES = [peer.name for peer in PEERS]
 ON_GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768}
@@ -85,16 +86,17 @@ def bench(
         seed=seed,
         **settings,
     )
-    folder = _new_folder(out)
+    folder = check_path(out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}", OptionError)
     head = {"lab": "bench", "command": f"regard {shlex.join(sys.argv[1:])}"}
     peer_names: Sequence[str] = ()
     if peers:
         peer_names = PEER_NAMES
-    with _progress() as say:
-        strangers = [plugged(file) for file in plugin or ()]
-        save = partial(_write_results, folder, head)
-        results = race(config, mechanisms or (), strangers, peer_names, say, save)
-    _write_files(results, folder, head)
+    with claimed(folder, [RESULTS], (folder / RESULTS).exists):  # results are never written over
+        with _progress() as say:
+            strangers = [plugged(file) for file in plugin or ()]
+            save = partial(_write_results, folder, head)
+            results = race(config, mechanisms or (), strangers, peer_names, say, save)
+        _write_files(results, folder, head)
     if json:
         print_json(head | results.as_dict())
     else:
@@ -118,15 +120,6 @@ def _parse_tokens(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise OptionError(f"--tokens {text!r}: expected whole numbers with commas between, such as 256,1024") from None
-
-
-def _new_folder(out: Path | None) -> Path:
-    """Makes the folder for the results, which are never written over."""
-    folder = check_path(out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}", OptionError)
-    if (folder / RESULTS).exists():
-        raise OptionError(f"{folder} holds results already ({RESULTS}); choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _write_results(folder: Path, head: dict[str, Any], results: RaceResults) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from regard.cli.show import console, print_json, table
+from regard.data.files import DataError, read_pieces
 from regard.errors import OptionError, quote
 from regard.lab import design as lab
 from regard.lab.design.page import design_page
@@ -110,10 +111,9 @@ def read_rows(path: Path, open_rows: bool = False) -> Tensor:
     With `open_rows` a line may be a question mark, and its row is NaN throughout. Errors name the file and the line.
     """
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise lab.DesignError(f"{path} cannot be read ({reason}); expected lines of numbers with commas") from error
+        text = "".join(read_pieces(path))
+    except DataError as error:
+        raise lab.DesignError(str(error)) from None
     rows: list[list[float]] = []
     unknown: list[int] = []
     for n, line in enumerate(text.splitlines(), 1):

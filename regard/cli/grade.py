@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated
@@ -56,9 +58,10 @@ def grade(
         return
     if path is None:
         raise OptionError(f"expected what to grade: regard grade {spec} FILE, NOTEBOOK or FOLDER")
-    grades = _grade_all(wanted, path, seed, {"seconds": seconds, "memory_mb": memory})
+    keep = None
     if gradescope is not None:
-        _write_gradescope(grades, gradescope, path.is_dir())
+        keep = partial(_write_gradescope, gradescope, path.is_dir())
+    grades = _grade_all(wanted, path, seed, {"seconds": seconds, "memory_mb": memory}, keep)
     complete = all(one.full for one in grades)
     if student:
         grades = [one.visible_part() for one in grades]
@@ -71,8 +74,15 @@ def grade(
     raise typer.Exit(0 if complete else 1)
 
 
-def _grade_all(spec: Spec, path: Path, seed: int, limits: dict[str, float | int | None]) -> list[Grade]:
-    """Returns the grades of all submissions, and says on the way which one is graded."""
+def _grade_all(
+    spec: Spec,
+    path: Path,
+    seed: int,
+    limits: dict[str, float | int | None],
+    keep: Callable[[Grade], None] | None,
+) -> list[Grade]:
+    """Returns the grades of all submissions, and says on the way which one is graded; each is kept at once by `keep`,
+    so that those that are done are not lost when the rest is stopped."""
     changes = {name: value for name, value in limits.items() if value is not None}
     allowed = spec.table.limits.but(**changes)
     found = find_submissions(path, spec)
@@ -81,6 +91,8 @@ def _grade_all(spec: Spec, path: Path, seed: int, limits: dict[str, float | int 
         for n, submission in enumerate(found, 1):
             status.update(f"{n} of {len(found)}: {submission.name}")
             grades.append(grader.grade(spec, submission, allowed))
+            if keep is not None:
+                keep(grades[-1])
     return grades
 
 
@@ -109,12 +121,11 @@ def _write_template(spec: Spec, path: Path | None) -> None:
     console().print(f"wrote {place}; then: regard grade {spec.name} {place}", soft_wrap=True)
 
 
-def _write_gradescope(grades: list[Grade], place: Path, is_folder: bool) -> None:
-    for one in grades:
-        target = place
-        if is_folder:
-            target = place / f"{one.submission}.json"
-        write_text(target, jsonlib.dumps(one.as_gradescope(), indent=2, ensure_ascii=False))
+def _write_gradescope(place: Path, is_folder: bool, grade: Grade) -> None:
+    """Writes the results.json of one submission, of a folder of them under its name."""
+    if is_folder:
+        place = place / f"{grade.submission}.json"
+    write_text(place, jsonlib.dumps(grade.as_gradescope(), indent=2, ensure_ascii=False))
 
 
 # Tables

@@ -45,7 +45,13 @@ class Grader:
         # -P: a file beside the submissions that is called random.py must not be imported for Python's own.
         words = [sys.executable, "-P", "-m", "regard.grade.server"]
         self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=_environment()
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the other
         )
         return self
 

@@ -25,8 +25,6 @@ halves = "Sines fill the first half and cosines the second; …"
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -37,6 +35,7 @@ from typing import Any, ClassVar, Literal, get_args
 from regard.config import ConfigError, Section
 from regard.errors import RegardError, UnknownNameError, did_you_mean, quote
 from regard.laws import LAWS
+from regard.plugins import run_file
 from regard.reading import check_path, read_toml
 
 ExportKind = Literal["function", "class"]
@@ -188,8 +187,8 @@ def load_spec(name: str | Path) -> Spec:
             path.stem,
             path.resolve(),
             table,
-            tuple(Export().but(**one) for one in _tables(exports, "exports")),
-            tuple(GradeItem().but(**one) for one in _tables(items, "items")),
+            tuple(Export().but(**one) for one in _tables(exports, "exports", path)),
+            tuple(GradeItem().but(**one) for one in _tables(items, "items", path)),
             _import_source(path.resolve(), table.source),
         )
     except ConfigError as error:
@@ -198,9 +197,9 @@ def load_spec(name: str | Path) -> Spec:
     return made
 
 
-def _tables(value: Any, name: str) -> list[dict[str, Any]]:
+def _tables(value: Any, name: str, path: Path) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
-        raise SpecError(f"a spec needs at least one table [[{name}]]")
+        raise SpecError(f"{path}: a spec needs at least one table [[{name}]]")
     return value
 
 
@@ -219,17 +218,9 @@ def _import_source(path: Path, source: str) -> ModuleType:
         except ModuleNotFoundError:
             raise SpecError(f"{path}: source = {quote(source)} is no file.py beside the spec") from None
     file = path.parent / source
-    if not file.is_file():
-        raise SpecError(f"{path}: source = {quote(source)}: no file {file}")
-    found = importlib.util.spec_from_file_location(f"regard_grade_{file.stem}", file)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    try:
-        found.loader.exec_module(module)
-    except Exception as error:
-        raise SpecError(f"{file} cannot be imported: {type(error).__name__}: {quote(error)}") from error
-    return module
+    if not check_path(file, SpecError).is_file():
+        raise SpecError(f"{path}: source = {quote(source)}: no file {quote(str(file))}")
+    return run_file(file, f"regard_grade_{file.stem}", SpecError)
 
 
 def _check(spec: Spec) -> None:

@@ -25,7 +25,7 @@ from regard.mechanisms import lookup
 from regard.models import GPT, AttentionConfig, Encoder, Model, StackConfig
 from regard.nn import MERGES, POSITIONS
 from regard.registry import parameters_of
-from regard.storage import staged_folder, write_manifest, write_tensors
+from regard.storage import check_new_folder, new_folder, write_manifest, write_tensors
 
 # For each output head: the class of transformers that loads a model with it.
 _AUTO_CLASSES = {
@@ -62,9 +62,7 @@ def export(model: Model[Any], folder: str | Path) -> Exported:
     Raises NoEquivalentError if transformers has no equivalent, naming the settings that it cannot represent. Never
     overwrites a file.
     """
-    target = Path(folder).absolute()  # `_write` needs the folder's name, which the path "." does not have
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise HubError(f"{folder} is there already and not empty; nothing was written. Choose another folder")
+    target = check_new_folder(folder, HubError)
     if not isinstance(model, GPT | Encoder):
         raise NoEquivalentError(
             f"a {type(model).__name__} has no equivalent in transformers that regard writes; "
@@ -316,11 +314,8 @@ def _missing_shape(tensor_map: TensorMap, ours: Mapping[str, Tensor], config: An
 
 def _write(target: Path, texts: Mapping[str, str], tensors: dict[str, Tensor]) -> None:
     """Writes all files into a new folder beside the target, and then moves it to the target's place in one step."""
-    try:
-        with staged_folder(target) as stage:
-            write_tensors(stage / WEIGHTS, tensors, metadata={"format": "pt"})
-            for name, text in texts.items():
-                (stage / name).write_text(text, encoding="utf-8")
-            write_manifest(stage, HASHES)
-    except OSError as error:
-        raise HubError(f"{target} cannot be written: {error.strerror or error}") from error
+    with new_folder(target, HubError) as stage:
+        write_tensors(stage / WEIGHTS, tensors, metadata={"format": "pt"})
+        for name, text in texts.items():
+            (stage / name).write_text(text, encoding="utf-8")
+        write_manifest(stage, HASHES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.errors import HubError
+from regard.errors import HubError, quote
 
 TINY = "@tiny"  # after a name: 'random:llama@tiny'
 
@@ -69,7 +69,7 @@ def shrink_config(config: Any) -> Any:
     try:
         return type(config)(**settings)
     except Exception as error:  # whatever a config class has against its own fields
-        raise HubError(f"a {type(config).__name__} cannot be made small: {error}") from error
+        raise HubError(f"a {type(config).__name__} cannot be made small: {quote(error)}") from error
 
 
 def _is_size(value: Any) -> bool:

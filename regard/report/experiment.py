@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from regard.errors import quote
 from regard.report.chart import Axis
 from regard.report.markup import Markup, duration
 from regard.report.page import Page, ReportError, command_listing, details, facts, heading, paragraph
@@ -37,8 +38,8 @@ def build_page(
         page.add(heading(name), *_describe_run(results if header is None else header))
     except (KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
         raise ReportError(
-            f"the results lack what the part '{name}' needs ({type(error).__name__}: {error}); expected those of "
-            "`regard run`"
+            f"the results lack what the part '{name}' needs ({type(error).__name__}: {quote(error)}); expected those "
+            "of `regard run`"
         ) from error
     return page
 

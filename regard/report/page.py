@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from regard.errors import DataError, RegardError
+from regard.errors import DataError, RegardError, quote
 from regard.report.markup import Markup, escape, join, number, percent, tag
 from regard.report.palette import css_variables
 from regard.storage import atomic_write
@@ -45,7 +45,7 @@ def build_part(key: str, build: Callable[[Mapping[str, Any]], Any], results: Map
         return list(blocks)  # a generator raises only when it is run
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ReportError(
-            f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {error}); "
+            f"the results' part '{key}' is not as a report needs it ({type(error).__name__}: {quote(error)}); "
             f"{module} describes it"
         ) from error
 

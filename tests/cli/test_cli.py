@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import regard
-from regard.cli.app import app
+from regard.cli.app import app, main
 from regard.data.tokenizers import Characters
 
 
@@ -49,6 +50,19 @@ def test_every_option_together_and_json(folder):
     scores = [o["score"] for o in outputs]
     assert scores == sorted(scores, reverse=True)
     assert all(o["ended"] == "full" for o in outputs)
+
+
+def test_an_interrupted_command_says_so_in_one_line(folder, monkeypatch, capsys):
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.evaluate.read_pieces", interrupt)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` has one of its own
+    monkeypatch.setattr(sys, "argv", ["regard", "evaluate", folder, "--text", "a.txt"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    assert capsys.readouterr() == ("", "error: interrupted\n")
 
 
 def test_check_takes_a_model_folder(folder, tmp_path):

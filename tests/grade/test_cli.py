@@ -1,6 +1,7 @@
 """`regard grade` as it is typed: tables that fit 80 columns, JSON, Gradescope's files, templates, exit codes."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from regard.cli import grade as command
 from regard.cli import main
-from regard.grade import shipped_specs
+from regard.grade import Grader, shipped_specs
 
 SOLUTIONS = Path(__file__).parent / "solutions"
 
@@ -51,6 +52,33 @@ def test_one_submission_is_told_what_is_wrong_once(typed):
     assert "(hidden)" in out
     code, out, _ = typed("attention", SOLUTIONS / "attention" / "no_scale.py", "--student")
     assert code == 1 and "hidden" not in out and "of 7 points" in out
+
+
+def test_a_folder_that_is_stopped_keeps_what_was_graded(typed, grader, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    for name in ("a", "b"):
+        shutil.copy(SOLUTIONS / "merging" / "right.py", tmp_path / "folder" / f"{name}.py")
+    judge = grader.grade
+
+    def stop_at_b(spec, submission, limits):
+        if submission.name == "b":
+            raise KeyboardInterrupt
+        return judge(spec, submission, limits)
+
+    monkeypatch.setattr(grader, "grade", stop_at_b)
+    code, _, _ = typed("merging", tmp_path / "folder", "--gradescope", tmp_path / "results")
+    assert code == 130 and [path.name for path in (tmp_path / "results").iterdir()] == ["a.json"]
+
+
+def test_what_no_file_can_hold_is_written_to_gradescope_in_words(typed, tmp_path):
+    (tmp_path / "odd.py").write_text("print('\\ud800')\nraise ValueError('\\ud800')")
+    code, _, _ = typed("merging", tmp_path / "odd.py", "--gradescope", tmp_path / "results.json")
+    assert code == 1 and "ud800" in (tmp_path / "results.json").read_text("utf-8")
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_the_process_that_grades():
+    with Grader() as made:
+        assert os.getpgid(made.process.pid) != os.getpgid(0)
 
 
 def test_a_right_submission_leaves_with_zero(typed):

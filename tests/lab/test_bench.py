@@ -21,6 +21,7 @@ from regard.cli.app import app
 from regard.config import ConfigError
 from regard.cost import timing
 from regard.devices import free_memory
+from regard.errors import RegardError
 from regard.lab.bench import entrants as bench_entrants
 from regard.lab.bench import peers
 from regard.lab.bench import run as bench
@@ -29,6 +30,7 @@ from regard.lab.bench.page import bench_page, picture
 from regard.lab.bench.results import RaceResults, RaceRow
 from regard.lab.bench.run import Race, race
 from regard.reporting import write_report
+from regard.train.claim import claimed
 
 CPU = torch.device("cpu")
 NAMES = [peer.name for peer in peers.PEERS]
@@ -261,13 +263,28 @@ def test_the_command_writes_results_page_and_pictures(tmp_path: Path) -> None:
     ]
     done = CliRunner().invoke(app, [*asked, "-o", str(out)])
     assert done.exit_code == 0, done.output
-    assert sorted(file.name for file in out.iterdir()) == ["bench.html", "bench.png", "bench.svg", "results.json"]
+    files = [".lock", "bench.html", "bench.png", "bench.svg", "results.json"]
+    assert sorted(file.name for file in out.iterdir()) == files
     assert "times the floor" in done.output
     results = json.loads((out / "results.json").read_text())
     assert {row["what"] for row in results["rows"]} == {"elu", "softmax"}
     assert write_report([out]) == out / "report.html"
     again = CliRunner().invoke(app, [*asked, "-o", str(out)])
     assert "holds results already" in str(again.exception)
+
+
+def test_a_race_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    for name, out in (("elu", tmp_path / "file" / "race"), ("nobody", tmp_path / "race")):
+        (tmp_path / "file").write_text("mine")
+        failed = CliRunner().invoke(app, ["bench", name, "--quick", "--tokens", "16", "-o", str(out)])
+        assert isinstance(failed.exception, RegardError)
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_two_races_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    with claimed(tmp_path / "race", (), bool):
+        failed = CliRunner().invoke(app, ["bench", "elu", "--quick", "--tokens", "16", "-o", str(tmp_path / "race")])
+        assert "another process is writing into" in str(failed.exception)
 
 
 def test_the_page_shows_times_floors_and_what_is_missing(found: dict[str, Any], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -655,6 +656,17 @@ def test_a_file_of_keys_says_which_line_is_wrong(tmp_path, text, said):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DesignError, match=said):
         read_rows(path)
+
+
+def test_a_byte_order_mark_as_spreadsheets_write_it_is_no_number(tmp_path):
+    (tmp_path / "keys.csv").write_bytes(b"\xef\xbb\xbf1,2\r\n3,4\r\n")
+    assert read_rows(tmp_path / "keys.csv").tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.timeout(20)
+def test_a_device_without_an_end_is_refused():
+    with pytest.raises(DesignError, match="/dev/zero, line 1: a NUL byte"):
+        read_rows(Path("/dev/zero"))
 
 
 def test_no_file(tmp_path):

@@ -522,6 +522,26 @@ def test_who_speaks_for_any_token(desk, port):
         assert ask(port, "/contributions", {"ids": ids, "position": 6, "token": "q", **wrong})[0] == 400
 
 
+def test_memory_that_runs_out_is_told_by_every_answer(desk, port, monkeypatch):
+    name = record(desk.recordable.model, TEXT).recordings[0].attention(1).name
+
+    def fill_memory(*given):
+        torch.zeros(1 << 58, dtype=torch.uint8)
+
+    monkeypatch.setattr(desk.recordable.model.embedding, "forward", fill_memory)
+    for path, asked in (
+        ("/record", {"text": TEXT}),
+        ("/ablate", {"text": TEXT, "heads": [[name, 1]]}),
+        ("/contributions", {"ids": list(TEXT.encode()), "position": 1, "token": "q"}),
+    ):
+        status, _, raw = ask(port, path, asked)
+        assert status == 400 and b"out of memory while" in raw and b"more were asked for" in raw, (path, status, raw)
+    last = lines(port, max_tokens=2)[-1]
+    assert last["kind"] == "error" and "out of memory while" in last["message"]
+    monkeypatch.undo()
+    assert lines(port, max_tokens=2)[-1]["kind"] == "end"  # and the model is free again
+
+
 @pytest.mark.browser
 @torch.no_grad()
 def test_heads_are_removed_in_the_browser(port, desk, chromium):

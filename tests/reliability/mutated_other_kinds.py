@@ -17,6 +17,7 @@ from mutated_kinds import (
     ask,
     damage_bytes,
     damage_json,
+    damage_lines,
     damage_toml,
     damage_trace,
     kind,
@@ -172,6 +173,53 @@ def ask_contributions(corpus: Path) -> None:
     ask("/contributions", (corpus / "contributions.json").read_bytes())
 
 
+@kind("race results", "raced/results.json", damage_json)
+@kind("tour results", "toured/results.json", damage_json)
+@kind("compared results", "experiment/results.json", damage_json)
+def read_raced(corpus: Path) -> None:
+    from regard.lab.tour.run import _read_done
+    from regard.reporting import _compare_experiments
+
+    for name in ("raced", "toured"):
+        _read_results(corpus / name)
+    _read_done(corpus / "toured")
+    if random.random() < 20 * DRAWN:
+        _compare_experiments([corpus / "experiment", corpus / "recalled"])
+        _compare_experiments([corpus / "experiment", corpus / "compared"])
+
+
+@kind("measurement config", "begun/config.toml", damage_toml)
+def read_begun(corpus: Path) -> None:
+    from regard.lab.base import EXPERIMENTS
+    from regard.lab.runs.listing import list_results
+
+    EXPERIMENTS["scale"]._marks(corpus / "begun")
+    list_results(corpus / "begun")
+
+
+@kind("design outputs", "outputs.csv", damage_bytes)
+def read_outputs(corpus: Path) -> None:
+    from regard.cli.design import read_rows
+
+    read_rows(corpus / "outputs.csv", open_rows=True)
+
+
+@kind("articles", "pairs.jsonl", damage_lines)
+@kind("articles of a table", "pairs.csv", damage_bytes)
+def read_article_files(corpus: Path) -> None:
+    from regard.data.pairs import read_articles
+
+    read_articles(corpus / "pairs.jsonl")
+    read_articles(corpus / "pairs.csv")
+
+
+@kind("metrics of checkpoints", "run/metrics.jsonl", damage_lines)
+def read_losses(corpus: Path) -> None:
+    from regard.cli.heads_checkpoints import _read_losses
+
+    _read_losses(corpus / "run")
+
+
 def make_other_corpus(folder: Path) -> None:
     """Writes one good file of each of these kinds; `folder` has those of mutated_kinds.py already."""
     from memory_models import memory_gpt
@@ -189,11 +237,37 @@ def make_other_corpus(folder: Path) -> None:
     _plug(folder)
     _leave_commit(folder)
     experiment.run("recall", folder / "recalled", RECALL)
+    _race(folder)
+    shutil.copytree(folder / "experiment", folder / "compared")
+    (folder / "begun").mkdir()
+    (folder / "begun" / "config.toml").write_text('lab = "scale"\n[versions]\ntorch = "2"\n[scale]\nseed = 1\n')
+    (folder / "outputs.csv").write_text("1,2\n?\n\n3,-4e1\n")
     (folder / "strangers.txt").write_text("Where was Eva born?\nWhere was Jo L. Kent born?\n")
     (folder / "texts.txt").write_text("ab\n\ncd\n")
     (folder / "pairs.txt").write_text("ef\n\ngh\n")
     (folder / "ablate.json").write_text('{"heads": [["0", 1]], "text": "abc", "max_tokens": 2, "seed": 1}')
     (folder / "contributions.json").write_text('{"ids": [1, 2, 3], "position": 1, "token": "c"}')
+
+
+def _race(folder: Path) -> None:
+    """Writes the results of a race, and of a tour that has got as far as that race."""
+    from regard.lab.bench.run import Race, race
+    from regard.lab.results import to_json
+    from regard.lab.tour.results import AskedLaw, CheckChapter, RaceChapter, TourResults
+
+    sizes = {"tokens": (16,), "seconds": 0.001, "draws": 1, "heads": 1, "groups": 1, "width": 8, "passes": ("forward",)}
+    raced = race(Race(**sizes), ("softmax", "elu")).as_dict()
+    laws = [AskedLaw("blind", "It sees no later token.", "broken", 0.5, 1e-5, "at token 3", "import regard")]
+    toured = TourResults(
+        check=CheckChapter("regard check", 1.5, "leaky", "def leaky(): ...", 5, laws, "performer", laws),
+        race=RaceChapter("regard bench", 2.0, "race.html", raced),
+    )
+    for name, document in (
+        ("raced", {"lab": "bench", "command": "regard bench", **raced}),
+        ("toured", {"experiment": "tour", "command": "regard run tour", "versions": {}, **to_json(toured)}),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "results.json").write_text(json.dumps(document))
 
 
 def _plug(folder: Path) -> None:

@@ -29,6 +29,8 @@ from regard.lens.trace.arrays import TraceError
 from regard.lens.trace.format import MAGIC
 from regard.models.folder import ModelFolderError, ModelSaveError
 from regard.models.locate import model_folder
+from regard.report.experiment import build_page
+from regard.report.page import ReportError, build_part
 from regard.reporting import write_report
 from regard.storage import MANIFEST, find_damage, hash_file
 from regard.sweep import Sweep
@@ -421,3 +423,17 @@ def test_an_experiment_with_a_long_name_is_quoted_in_part(tmp_path):
     with pytest.raises(RegardError) as raised:
         experiment.resume(tmp_path)
     assert len(str(raised.value)) < 2500
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda build: build_page("A page", build, [], {}),
+        lambda build: build_part("part", build, {}, "regard.lab"),
+    ],
+    ids=["page", "part"],
+)
+def test_results_with_a_long_name_are_quoted_in_part(draw):
+    with pytest.raises(ReportError) as raised:
+        draw(lambda results: results["y" * 10_000])
+    assert len(str(raised.value)) < 500

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.devices import explain_memory
 from regard.errors import ExtraMissingError, LengthError, OptionError, RegardError
 from regard.generate import Settings
 from regard.lens.heads.ablation import self_attention_layers
@@ -84,11 +85,12 @@ class SharedModel:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Holds the model for one pass; raises _Refused(503) if it stays busy."""
+        """Holds the model for one pass; raises _Refused(503) if it stays busy, ResourceError if memory runs out."""
         if not self._lock.acquire(timeout=TIMEOUT_SECONDS):
             raise _Refused(503, "the model is busy with other requests; try again")
         try:
-            yield
+            with explain_memory("asking the model", "Type a shorter text, or serve a smaller model"):
+                yield
         finally:
             self._lock.release()
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from regard.data.tokenizers import Characters
-from regard.errors import OptionError, printable
+from regard.errors import DataError, OptionError, printable
 from regard.mechanisms import Mechanism, Recurrence
 from regard.mechanisms.argmax import Argmax
 from regard.mechanisms.features import AnyFeatures, Elu, Polynomial, Quadratic
@@ -29,7 +29,7 @@ from regard.nn import Attention, Block
 from regard.nn.block import GatedMLP
 from regard.nn.norms import UnitLength
 from regard.nn.positions import Alibi, Learned, Positions, Rotary, Sinusoidal
-from regard.storage import staged_folder, write_tensors
+from regard.storage import check_new_folder, new_folder, write_tensors
 from regard.version import __version__
 
 MODEL = "model.py"
@@ -43,11 +43,12 @@ _MERGES["shift"] = "lambda heads: heads.roll(1, 1)"
 def eject(model: Model[Any], folder: str | Path, name: str = "a model") -> Path:
     """Writes model.py, its weights and its tokenizer into a new folder, and returns the path of model.py.
 
-    The file needs torch and safetensors, and nothing of regard.
+    The file needs torch and safetensors, and nothing of regard. Nothing is written over what is there.
     """
     folder = Path(folder)
+    check_new_folder(folder, DataError)
     source = write_source(model, name)
-    with staged_folder(folder) as staged:
+    with new_folder(folder, DataError) as staged:
         (staged / MODEL).write_text(source, encoding="utf-8")
         write_tensors(staged / WEIGHTS, {key: x.cpu() for key, x in model.state_dict().items()})
         if model.tokenizer is not None:
