@@ -1,70 +1,25 @@
-"""Attention that somebody else wrote: how to call it, and what its masks mean, is found out by trying.
-
-People write attention in a few ways (see `layouts`), and nothing in a signature says which. So the layout of the inputs
-is found by trying, the axis of heads by which values mix, and the meaning of a mask by hiding one key and seeing
-whether it still matters.
-"""
+"""Attention that somebody else wrote, as a subject of the laws; `probing` finds out by trying how it is called."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.errors import PluginError
-from regard.laws.calling import MOST_HEADS, Caller
-from regard.laws.case import Case, CouldNotBeAsked, difference
-from regard.laws.habits import (
-    claims_causality,
-    find_own_autocast,
-    knows_positions,
-    measure_roughness,
-    mixes_along,
-)
-from regard.laws.layouts import (
-    CROSS,
-    FLAT,
-    HEADS,
-    HEADS_LAST,
-    MATRICES,
-    MERGED,
-    PACKED,
-    TOKENS,
-    TOKENS_FIRST,
-    Layout,
-    MaskForm,
-    X,
-    possible_forms,
-    single_query_forms,
-)
-from regard.laws.signatures import (
-    ANY_MASKS,
-    CAUSAL_NAMES,
-    HEAD_COUNTS,
-    KEY_MASKS,
-    MODULES,
-    attends_twice,
-    required_names,
-    says_heads_first,
-    says_tokens_first,
-)
+from regard.laws.case import Case, CouldNotBeAsked
+from regard.laws.habits import claims_causality, knows_positions
+from regard.laws.layouts import CROSS, HEADS, Layout, MaskForm
+from regard.laws.probing import ProbedCaller
+from regard.laws.signatures import attends_twice, required_names
 from regard.laws.states import StateCall, find_state_call
 from regard.laws.subjects import Subject
 
 __all__ = ["HEADS", "Stranger", "stranger"]
 
-_ALL_DTYPES = ("float64", "float32", "bfloat16", "float16")
-HEAD_WIDTHS = (16, 64)  # that kernels take where they do not take any
-HIDDEN = 1e-3  # how far outputs may move with a key that a mask hides
-WEAKENED = 0.05  # and with one that it hides but for a remainder
-MOST_SINGLE_QUERIES = 32  # that are asked one call each
 
-
-class Stranger(Caller, Subject):
+class Stranger(ProbedCaller, Subject):
     """A function or module that somebody else wrote. How it is called is found out when a law first needs it."""
 
     def __init__(
@@ -78,15 +33,7 @@ class Stranger(Caller, Subject):
         step: str | Callable[..., Any] | None = None,
     ) -> None:
         Subject.__init__(self, label, source)
-        Caller.__init__(self, f, label, length, width, step)
-        self.layout = self._guess_layouts()[0]
-        self.takes_groups = False
-        self.with_fewer_queries: set[bool] = set()  # whether it takes them not causal, and causal
-        self.same_widths = False
-        self.exact_length: int | None = None
-        self.dtypes: tuple[str, ...] = _ALL_DTYPES
-        self.precision: str | None = None
-        self.own_autocast: str | None = None
+        ProbedCaller.__init__(self, f, label, length, width, step)
         self._state_call: StateCall | None = None
         self._tried_states = False
         self._claims = causal
@@ -113,7 +60,7 @@ class Stranger(Caller, Subject):
     def state_call(self) -> StateCall | None:
         self.find_out()
         if not self._tried_states:
-            self._state_call = find_state_call(self, self._probe(B=2))
+            self._state_call = find_state_call(self, self.probe(B=2))
             self._tried_states = True  # after it: a step that was told and does not run is told of each time
         return self._state_call
 
@@ -126,7 +73,7 @@ class Stranger(Caller, Subject):
     def knows_positions(self) -> bool:  # type: ignore[override]
         self.find_out()
         if self._knows_positions is None:
-            case = self._probe(B=2, causal=self.causal)
+            case = self.probe(B=2, causal=self.causal)
             # Of two tokens there is no other order.
             self._knows_positions = case.T > 2 and knows_positions(self, case)
         return self._knows_positions
@@ -155,7 +102,7 @@ class Stranger(Caller, Subject):
 
     def fit(self, case: Case) -> Case:
         self.find_out()
-        case = self._fit_layout(case)
+        case = self.fit_layout(case)
         if not self.takes_groups:
             case = case.but(G=case.H)
         if not self.causal or not self.can_be_told:
@@ -209,308 +156,17 @@ class Stranger(Caller, Subject):
             raise self._refusal[1]  # every case of every law comes here, and trying all ways takes its time
         self._found_out = True  # what follows asks `run` and `fit`, which would come here again
         try:
-            self._find_layout_and_width()
-            self._find_token_axis()
-            self._find_causal_flag()
-            self._find_mask()
-            self._find_sizes()
-            self._find_own_autocast()
-            self._find_precision()
+            self.find_call()
             self._find_claim()
         except CouldNotBeAsked as refusal:
             self._found_out = False
             self._refusal = (self.device, refusal)
             raise
 
-    def _fit_layout(self, case: Case) -> Case:
-        if self.layout.projects:
-            case = case.but(H=1, G=1, K=self.width or case.K, V=self.width or case.K)
-            return case
-        if self.width is not None:  # kernels take heads of a few widths
-            case = case.but(K=self.width, V=self.width)
-        if not self.layout.has_heads:
-            case = case.but(H=1, G=1)
-        elif self.layout is MERGED:
-            case = case.but(H=MOST_HEADS, G=MOST_HEADS)
-        if self.same_widths or self.layout.same_widths:
-            case = case.but(V=case.K)
-        if self.layout is PACKED:
-            case = case.but(G=case.H)
-        return case
-
-    def _probe(self, **changes: Any) -> Case:
-        """Returns a small case, no two of whose sizes are alike, that fits what is known so far."""
-        case = Case(B=7, T=5, H=3, G=3, K=6, V=4, causal=False, device=self.device)
-        case = self._fit_layout(case.but(**changes))
-        if self.exact_length is not None:
-            case = case.but(T=self.exact_length)
-        elif self.length is not None:
-            case = case.but(T=min(case.T, self.length))
-        if case.dtype not in self.dtypes:
-            case = case.but(dtype=self.dtypes[0])
-        return case
-
-    def _guess_layouts(self) -> list[Layout]:
-        is_module = isinstance(self.f, nn.Module)
-        if len(self.data) == 1:
-            layouts = [X]
-            if not is_module or self.width is None:
-                layouts.append(PACKED)
-            return layouts
-        if len(self.data) == 2:
-            return [CROSS, *single_query_forms(CROSS)]
-        if is_module and self.width is not None:
-            return [TOKENS, HEADS, FLAT, *single_query_forms(TOKENS)]
-        if any(name in HEAD_COUNTS for name in self.required):
-            return [MERGED, HEADS, FLAT]
-        return [HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
-
-    def _find_layout_and_width(self) -> None:
-        """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
-        try:
-            return self._find_layout()
-        except CouldNotBeAsked as failure:
-            if self.width is not None or isinstance(self.f, nn.Module):
-                raise
-            for width in HEAD_WIDTHS:
-                self.width = width
-                try:
-                    return self._find_layout()
-                except CouldNotBeAsked:
-                    self.width = None
-            raise failure
-
-    def _find_layout(self) -> None:
-        """Takes the first layout that gives an output of the right shape, else the first that gives any.
-
-        One in which sequences of a batch meet is taken last: a query [B,1,D] that is broadcast may have that shape.
-        """
-        fillers: list[MaskForm | None] = [None]
-        for name in self.required:
-            if name in ANY_MASKS or name in KEY_MASKS:
-                fillers += [MaskForm(name, shape, "visible") for shape in ("head pairs", "pairs", "keys")]
-        ways = product((_ALL_DTYPES, ("float32",), ("bfloat16",)), fillers, self._guess_layouts(), (False, True))
-        fallback = suspect = None
-        failures: dict[str, str] = {}  # the first of each dtype
-        for way in ways:
-            self.dtypes, self.filler, self.layout, self.same_widths = way
-            try:
-                fits = self._try_lengths()
-            except CouldNotBeAsked as failure:
-                failures.setdefault(self.dtypes[0], str(failure))
-                continue
-            single = self.layout.single
-            # A row of queries is a single token of attention that wants tokens first: it clears nothing of suspicion.
-            if fits and not (suspect and single and single.is_row) and not self._mixes_along(0, self._probe()):
-                return self._settle(way)
-            if fits and single is None:
-                suspect = suspect or way
-            fallback = fallback or way
-        if suspect is not None:
-            return self._settle(suspect)
-        if fallback is None:
-            told = failures["float64"]
-            if _complaint(failures["float32"]) != _complaint(told):
-                told += f"; in float32 {failures['float32']}"
-            raise CouldNotBeAsked(f"{told}. {_what_to_pass(self)}")
-        self.dtypes, self.filler, self.layout, self.same_widths = fallback
-        self.pools = self._gives_as_many_of_any()
-
-    def _settle(self, way: tuple[tuple[str, ...], MaskForm | None, Layout, bool]) -> None:
-        """Takes a way of calling that gives outputs of the right shape, and finds out what goes with it."""
-        self.dtypes, self.filler, self.layout, self.same_widths = way
-        self._try_lengths()  # sets what goes with the way, which later ones may have changed
-        self._find_dtypes()
-        self._find_head_axis()
-
-    def _try_lengths(self) -> bool:
-        """Returns whether outputs have the right shape at 5 tokens or, where it takes no other, at `length`."""
-        self.exact_length = None
-        self.output_form = "same"
-        try:
-            case = self._probe()
-            out = self.call(case, self.inputs(case))
-        except CouldNotBeAsked:
-            if self.length is None:
-                raise
-            self.exact_length = self.length
-            case = self._probe()
-            out = self.call(case, self.inputs(case))
-        if self.layout.projects:
-            return out.shape[:2] == (case.B, case.T)
-        as_in_transformers = any(name in MODULES for name in self.required)
-        if as_in_transformers and out.shape == (case.B, case.T, case.H, case.V):
-            self.output_form = "transposed"
-            return True
-        return out.shape == (case.B, case.H, case.T, case.V)
-
-    def _gives_as_many_of_any(self) -> bool:
-        """Returns whether tokens become a vector a sequence, or a fixed number of them, as pooling does."""
-        if not self.layout.projects or self.length is not None or self.exact_length is not None:
-            return False
-        shapes = set()
-        for T in (3, 5, 8):
-            case = self._probe(T=T)
-            shapes.add(self.call(case, self.inputs(case)).shape)
-        (shape, *others) = shapes
-        return not others and len(shape) in (2, 3) and shape[0] == case.B
-
-    def _find_dtypes(self) -> None:
-        """Adds the other dtypes that it takes, where it does not take float64."""
-        if self.dtypes == _ALL_DTYPES:
-            return
-        known = self.dtypes
-        for dtype in _ALL_DTYPES[1:]:
-            self.dtypes = (dtype,)
-            if dtype not in known and self._runs(self._probe(B=1)):
-                known = (*known, dtype)
-        self.dtypes = known
-
-    def _find_head_axis(self) -> None:
-        """Takes heads to come after tokens where values mix along the second axis and not along the third.
-
-        Where they mix along the first, tokens come before the batch if the code says so.
-        """
-        if self.layout is not HEADS or self.output_form != "same":
-            return
-        case = self._probe()
-        if self._mixes_along(1, case) and not self._mixes_along(2, case):
-            if not says_heads_first(self.pristine):  # else it mixes heads, and a law says so
-                self.layout = HEADS_LAST
-        elif says_tokens_first(self.pristine) and self._mixes_along(0, case) and not self._mixes_along(2, case):
-            self.layout = TOKENS_FIRST
-
-    def _find_token_axis(self) -> None:
-        """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
-        layout = self.layout
-        if not layout.projects or layout.single is not None or hasattr(self.f, "batch_first"):
-            return
-        if not says_tokens_first(self.pristine):
-            return
-        case = self._probe(B=3)
-        if case.T > 1:
-            self.tokens_first = self._mixes_along(0, case) and not self._mixes_along(1, case)
-
-    def _mixes_along(self, axis: int, case: Case) -> bool:
-        return mixes_along(axis, lambda inputs: self.call(case, inputs), case, self.inputs(case))
-
-    def _find_causal_flag(self) -> None:
-        for name in CAUSAL_NAMES:
-            if name not in self.parameters:
-                continue
-            self.causal_name = name
-            try:
-                case = self._probe(causal=True)
-                self.call(case, self.inputs(case))
-                return
-            except CouldNotBeAsked:
-                self.causal_name = None  # as nn.MultiheadAttention, whose flag is a hint beside a mask
-
-    def _find_mask(self) -> None:
-        """Finds out what its masks mean: one of keys, and one of pairs of query and key."""
-        if self.layout is MATRICES:
-            return
-        named = [self._find_form(name) for name in self.parameters if name in KEY_MASKS or name in ANY_MASKS]
-        forms = [form for form in named if form is not None]
-        self.key_mask = next((form for form in forms if form.has_batch), None)
-        self.pair_mask = next((form for form in forms if form.has_pairs), None)
-
-    def _find_form(self, name: str) -> MaskForm | None:
-        """Returns the first form of a mask under which a hidden key does not matter, else the first that runs.
-
-        Numbers added to scores hide where nothing else does, too: they do not count where a mask has hidden the key
-        but for a remainder, as one of −10 does.
-        """
-        fallback = weak = None
-        for form in possible_forms(name, self.causal_name is not None):
-            self.key_mask = form
-            self.pair_mask = None
-            try:
-                remains = self._measure_hidden_key()
-            except CouldNotBeAsked:
-                continue
-            if remains < HIDDEN and (weak is None or form.marks != "added"):
-                return form
-            if remains < WEAKENED:
-                weak = weak or form
-            fallback = fallback or form
-        return weak or fallback
-
-    def _measure_hidden_key(self) -> float:
-        """Returns how much outputs move with a hidden key, infinity where a mask does not do what masks do."""
-        case = self._probe()
-        inputs = self.inputs(case)
-        T = case.T
-        hidden = T - 2
-        visible = torch.ones(case.B, T, dtype=torch.bool, device=case.device)
-        visible[:, hidden] = False
-        before = self.call(case, inputs, visible)
-        if before.dim() != inputs[0].dim() and not self.pools:  # a mask of the wrong shape was broadcast
-            return math.inf
-        if before.shape != self.call(case.but(causal=False), inputs).shape:
-            return math.inf
-        changed = [x.clone() for x in inputs]
-        keys = changed
-        if len(changed) > 1:
-            keys = changed[1:]
-        for n, x in enumerate(keys):
-            row = x.select(self.layout.token_axis, hidden)
-            row.copy_(case.draw(*row.shape, stream=40 + n))
-        after = self.call(case, changed, visible)
-        if len(changed) == 1 and not self.pools:  # the hidden token asks, too
-            others = torch.tensor([i for i in range(T) if i != hidden], device=case.device)
-            before = before.index_select(self.layout.token_axis, others)
-            after = after.index_select(self.layout.token_axis, others)
-        # A mask [T,T] that is read as one of [B,S] leaves the rows beyond the T-th empty.
-        filled = before.detach().flatten(1).abs().amax(1) > 0
-        if not bool(filled.all()):
-            return math.inf
-        return difference(after, before)
-
-    def _find_sizes(self) -> None:
-        """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""
-        with_groups = self.layout in (HEADS, HEADS_LAST, TOKENS_FIRST)
-        self.takes_groups = with_groups and self._runs(self._probe(B=1, T=3, H=4, G=2))
-        if self.layout.inputs > 1 and self.layout is not PACKED and self.exact_length is None:
-            for causal in (False, True):
-                case = self._probe(causal=causal)
-                if self._runs(case, S=case.T + 2):
-                    self.with_fewer_queries.add(causal)
-        if self.layout.single is not None and self.length is None:
-            self.length = MOST_SINGLE_QUERIES
-        if self.exact_length is None and self.length is None and not self._runs(self._probe(B=1, T=131)):
-            self.length = max((n for n in (2, 5, 8, 16, 32, 64, 128) if self._runs(self._probe(B=1, T=n))), default=5)
-
-    def _runs(self, case: Case, S: int | None = None) -> bool:
-        try:
-            self.call(case, self.inputs(case, S))
-        except CouldNotBeAsked:
-            return False
-        return True
-
-    def _find_own_autocast(self) -> None:
-        """Takes the dtype of an autocast that it turns on by itself for the only one it computes in."""
-        case = self._probe(B=1)
-        found = find_own_autocast(lambda: self.call(case, self.inputs(case)))
-        if found is not None and self._runs(case.but(dtype=found)):
-            self.own_autocast = found
-            self.dtypes = (found,)
-
-    def _find_precision(self) -> None:
-        """Finds out whether it computes in float32, or less, whatever comes in, as many a softmax does."""
-        if self._probe().dtype != "float64":
-            return
-        if self.roughness() > 1e-11 or self.roughness(2e-5) > 1e-5:
-            self.precision = "float32"
-
-    def roughness(self, step: float = 3e-8) -> float:
-        """Returns how large the steps are that rounding leaves along a line of inputs, relative to outputs."""
-        return measure_roughness(self, self._probe(B=1), step)
-
     def _find_claim(self) -> None:
         """Finds out whether it claims to be causal, where nobody said; what can be told to be claims it."""
         if self._claims is None:
-            self._claims = self.can_be_told or claims_causality(self, self._probe(B=2))
+            self._claims = self.can_be_told or claims_causality(self, self.probe(B=2))
 
 
 def stranger(
@@ -544,17 +200,3 @@ def stranger(
             f"{label}: cannot tell the width of its input; give the module an attribute `width`, or say width=…"
         )
     return made
-
-
-def _complaint(failure: str) -> str:
-    """Returns the exception of a failed call, without the call."""
-    return failure.partition(" raised ")[2].replace("float64", "float32")
-
-
-def _what_to_pass(made: Stranger) -> str:
-    if isinstance(made.f, nn.Module):
-        return (
-            "A module is called with x [B,T,D], or with query, key and value [B,T,D]; say width=… and length=… where "
-            "it does not say them itself."
-        )
-    return "A function is called with q [B,H,T,K], k [B,H,S,K], v [B,H,S,V], or with three tensors [n,T,d]."
