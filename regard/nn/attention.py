@@ -17,6 +17,7 @@ from regard.errors import ShapeError
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State
 from regard.mechanisms.foreign import refuse_foreign, refuse_others
+from regard.mechanisms.recurrence import repeat_shared
 from regard.nn.building import (
     build_convolution,
     build_mechanism,
@@ -384,6 +385,7 @@ class Attention(nn.Module):
         out = self._merge_heads(heads, x, visible)
         if not need_weights:
             return out
+        q, k = repeat_shared(self.mechanism, q, k, v.shape[1])
         return out, self.mechanism.weights(q, k, mask, **gates)
 
     def _add_values(self, heads: Tensor, v: Tensor) -> Tensor:

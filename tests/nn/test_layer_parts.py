@@ -14,6 +14,7 @@ from regard.kernels import plain
 from regard.mechanisms import fork, mechanisms
 from regard.nn import NORMS, Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
 from regard.nn.gates import DECAYS, LogSigmoid
+from regard.shapes import Mask
 
 NAMES = sorted(set(mechanisms()) - {"linear"})
 PARTS: dict[str, Any] = {"convolution": 4, "out_norm": "rms", "gate": "silu"}
@@ -300,6 +301,20 @@ def test_value_heads_that_share_keys_are_heads_with_equal_keys() -> None:
     out, state = shared.extend(x, shared.empty(2, 4))
     close(out, own(x))
     assert mechanism_state(state).memory.shape == (2, 6, 4, 3)
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_weights_of_value_heads_that_share_keys_are_those_of_each(name: str) -> None:
+    shared = layer(mechanism=name, key_heads=2)
+    x = tokens(9, 14)
+    _, weights = shared(x, need_weights=True)
+    # One-hot rows in the place of v give back the matrix of each value head.
+    q, k, v = shared._project_tokens(x, None)
+    gates = shared._make_gates(x)
+    one_hot = torch.eye(9, dtype=v.dtype).expand(*v.shape[:2], 9, 9)
+    want = shared.mechanism(q, k, one_hot, Mask(causal=True), **gates)
+    close(weights, want)
+    close(shared.mechanism.weights(q, k, Mask(causal=True), heads=v.shape[1], **gates), want)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("key_heads", [None, 2])
