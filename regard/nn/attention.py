@@ -343,7 +343,8 @@ class Attention(nn.Module):
             queries_keys = [norm(x) for norm, x in zip(norms, queries_keys, strict=True)]
         if rotation is not None and self.positions:
             queries_keys = [rotate(x, rotation) for x in queries_keys]
-        q, k = [*queries_keys, None, None][:2]
+        # Under autocast norms and rotations give float32, and a fused kernel takes one dtype for all three.
+        q, k = [*(x.to(v.dtype) for x in queries_keys), None, None][:2]
         return q, k, v
 
     def _project_queries(self, x: Tensor) -> Tensor:

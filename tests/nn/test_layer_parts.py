@@ -303,6 +303,19 @@ def test_value_heads_that_share_keys_are_heads_with_equal_keys() -> None:
     assert mechanism_state(state).memory.shape == (2, 6, 4, 3)
 
 
+@pytest.mark.parametrize("qk_norm", [None, "l2", "rms"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_under_autocast_queries_and_keys_have_the_dtype_of_values(qk_norm: str | None, dtype: torch.dtype) -> None:
+    """Norms and rotations are computed in float32; a fused kernel takes one dtype."""
+    attention = layer(mechanism="gated", qk_norm=qk_norm, convolution=3).float()
+    seen: list[Any] = []
+    attention.mechanism.register_forward_pre_hook(lambda _, inputs: seen.extend(x.dtype for x in inputs[:3]))
+    rotation = Rotary(4).rotation(torch.arange(5)[None], 5, torch.float32)
+    with torch.autocast("cpu", dtype):
+        attention(tokens(5, 14).float(), rotation=rotation)
+    assert seen == [dtype] * 3
+
+
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_weights_of_value_heads_that_share_keys_are_those_of_each(name: str) -> None:
     shared = layer(mechanism=name, key_heads=2)
