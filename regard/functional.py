@@ -14,7 +14,7 @@ from regard.devices import memory_error
 from regard.errors import OptionError, ShapeError
 from regard.mechanisms import Mechanism, Recurrence, fitted
 from regard.mechanisms.base import MECHANISMS
-from regard.mechanisms.foreign import refuse_foreign
+from regard.mechanisms.foreign import FLA, refuse_foreign
 from regard.mechanisms.gates import share_heads
 from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Queries, Values, Visible, Weights, check_sizes
@@ -73,7 +73,10 @@ def attend(
         try:
             mechanism = fitted(mechanism, size, **options).to(device=v.device)
         except OptionError as error:
-            raise OptionError(f"{error}{_suggest_rule(options)}") from None
+            hint = _suggest_rule(options)
+            if _is_recurrence(mechanism):
+                hint += _translate(options)
+            raise OptionError(f"{error}{hint}") from None
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
     try:
@@ -134,6 +137,12 @@ def _suggest_rule(options: Iterable[str]) -> str:
     """Returns what to say beside an option that a mechanism has not: the argument of `attend` that is near to it."""
     close = [match for name in options for match in get_close_matches(name, RULES, n=1)]
     return f" Did you mean {close[0]}= of regard.attend?" if close else ""
+
+
+def _translate(options: Iterable[str]) -> str:
+    """Returns what is said here for options that flash-linear-attention's functions have."""
+    known = [f" What flash-linear-attention calls {name} is {FLA[name]}." for name in options if name in FLA]
+    return "".join(known)
 
 
 def _name_of(mechanism: object) -> str:

@@ -1,7 +1,8 @@
 """Retention, gated and delta attention on a GPU: each kernel of regard beside the reference and the peers' own calls.
 
 Milliseconds with the host, in turn with each other, forward and with gradients, the median of several rounds; and one
-more token as a CUDA graph. `--tiny` tries the script anywhere.
+more token as a CUDA graph. Then steps of training a language model of 124 million parameters, softmax alone beside
+three layers of gated delta attention to one of softmax, at 1,024 and 8,192 tokens. `--tiny` tries the script anywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch.nn import functional
 
 from regard.errors import KernelError
 from regard.kernels import fast, plain, registered
-from regard.mechanisms import Memory, Recurrence, mechanism
+from regard.mechanisms import GatedDelta, Memory, Recurrence, mechanism
+from regard.models import GPT
 from regard.shapes import Mask, Size
 
 NAMES = ["retention", "gated", "delta", "gated-delta"]
@@ -145,6 +147,74 @@ def token_rows(name: str, B: int, H: int, width: int, device: str) -> list[dict[
     return rows
 
 
+def hybrid(T: int, tiny: bool, mechanisms: list[str]) -> GPT:
+    """Returns a language model of GPT-2's size for T tokens, with a pattern of mechanisms."""
+    sizes = {"vocabulary": 50304, "width": 768, "layers": 12}
+    heads = 12
+    if tiny:
+        sizes = {"vocabulary": 65, "width": 32, "layers": 4}
+        heads = 2
+    attention: dict[str, Any] = {"heads": heads}
+    if "gated-delta" in mechanisms:
+        own = {"qk_norm": "l2", "convolution": {"width": 4}, "output": {"norm": True}}
+        attention["by_mechanism"] = {"gated-delta": own}
+    return GPT(
+        **sizes,
+        length=T,
+        mechanism=mechanisms,
+        position="rotary",
+        attention=attention,
+        block={"norm": "rms", "bias": False},
+    )
+
+
+def training_rows(T: int, batch: int, device: str, rounds: int, tiny: bool) -> list[dict[str, Any]]:
+    """Returns a row for softmax and for each kernel of the hybrid: milliseconds of a step, AdamW included, in turn."""
+    pattern = ["gated-delta", "gated-delta", "gated-delta", "softmax"]
+    kernels = [None, "plain", *(k.name for k in registered(GatedDelta)["parallel"] if k.device != "cpu")]
+    steps: dict[str, Callable[[], None]] = {}
+    for kernel in kernels:
+        torch.manual_seed(0)
+        names = ["softmax"] if kernel is None else pattern
+        what = "softmax" if kernel is None else f"hybrid, {kernel}"
+        model = hybrid(T, tiny, names).to(device)
+        if kernel is not None:
+            fast(model, {"gated-delta": kernel})
+        steps[what] = training_step(model, torch.randint(0, 65, (batch, T), device=device))
+    times: dict[str, list[float]] = {}
+    for what in list(steps):
+        try:
+            timed(steps[what], 2)
+        except (KernelError, RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            print(f"T = {T}, {what}: {str(error)[:200]}", flush=True)
+            del steps[what]
+    for _ in range(rounds):
+        for what, step in steps.items():
+            times.setdefault(what, []).append(timed(step, 3))
+    rows = []
+    for what, found in times.items():
+        rows.append({"T": T, "batch": batch, "what": what, "step_ms": statistics.median(found) * 1e3})
+        print(f"T = {T:5d} {what:22s} {rows[-1]['step_ms']:9.2f} ms a step", flush=True)
+    return rows
+
+
+def training_step(model: GPT, tokens: Tensor) -> Callable[[], None]:
+    """Returns one step of training in bfloat16 by autocast, waited for."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    targets = tokens.roll(-1, 1)
+
+    def step() -> None:
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            loss = model.loss(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if tokens.is_cuda:
+            torch.cuda.synchronize()
+
+    return step
+
+
 def timed(run: Callable[[], Any], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
@@ -180,14 +250,22 @@ def main() -> None:
         device = "cpu"
         sizes = (1, 2, 130, 16)
         rounds = 1
-    rows = []
-    for name in options.only:
-        rows += sequence_rows(name, sizes, device, rounds)
-        rows += token_rows(name, 1, sizes[1], sizes[3], device)
+    trained = [(1024, 16), (8192, 2)]
+    if options.tiny:
+        trained = [(70, 2)]
+    machine = "cpu" if options.tiny else torch.cuda.get_device_name()
+    result: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "B, H, T, width": sizes, "rows": []}
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        result["rows"] += rows
         if options.out:
-            machine = "cpu" if options.tiny else torch.cuda.get_device_name()
-            result = {"machine": machine, "torch": torch.__version__, "B, H, T, width": sizes, "rows": rows}
             options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    for name in options.only:
+        keep(sequence_rows(name, sizes, device, rounds))
+        keep(token_rows(name, 1, sizes[1], sizes[3], device))
+    for T, batch in trained:
+        keep(training_rows(T, batch, device, rounds, options.tiny))
 
 
 if __name__ == "__main__":

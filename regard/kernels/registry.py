@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from regard.errors import KernelError
 from regard.mechanisms import Kernel, Mechanism, Pairwise
+from regard.mechanisms.base import MECHANISMS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _N = TypeVar("_N", bound=nn.Module)
@@ -53,13 +55,16 @@ def plain(model: _N) -> _N:
     return _set_use(model, "plain")
 
 
-def fast(model: _N, name: str = "auto") -> _N:
+def fast(model: _N, name: str | Mapping[str, str] = "auto") -> _N:
     """Makes every mechanism in the model choose its kernel, or run the named one, and returns the model.
 
-    A named kernel is an error at once where a mechanism does not have it, and at each call that it cannot run.
+    A named kernel is an error at once where a mechanism does not have it, and at each call that it cannot run. Where
+    layers have several mechanisms, kernels are named for each: `{"gated-delta": "fla"}`; the others choose.
     """
     if name == "auto":
         return _set_use(model, name)
+    if not isinstance(name, str):
+        return _set_use_of_each(model, name)
     for mechanism in _mechanisms(model):
         mechanism.kernels.find(name)
     return _set_use(model, name)
@@ -68,6 +73,22 @@ def fast(model: _N, name: str = "auto") -> _N:
 def _set_use(model: _N, use: str) -> _N:
     for mechanism in _mechanisms(model):
         mechanism.use = use
+    return model
+
+
+def _set_use_of_each(model: _N, names: Mapping[str, str]) -> _N:
+    """Sets what the mechanisms of each name run; the others choose."""
+    found = _mechanisms(model)
+    for wanted, kernel in names.items():
+        MECHANISMS.find(wanted)
+        own = [m for m in found if m.name == wanted]
+        if not own:
+            there = ", ".join(sorted({m.name for m in found})) or "none"
+            raise KernelError(f"no layer has the mechanism {wanted!r} (kernel {kernel!r}); there are: {there}.")
+        if kernel not in ("auto", "plain"):
+            own[0].kernels.find(kernel)
+    for mechanism in found:
+        mechanism.use = names.get(mechanism.name, "auto")
     return model
 
 

@@ -41,7 +41,7 @@ class TokenGated(Mechanism):
                 registry.add_kernel(face, kernel._replace(refuses=_refuses(kernel)))
         return registry
 
-    def gates(self, k: Tensor, visible: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def gates(self, k: Tensor, visible: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Returns keys of length below 1, and what the mechanism needs of a and b; of hidden keys, as of zeros."""
         exact = upcast_half(Mask(visible=visible).zero_hidden(k))
         finite = exact.nan_to_num(0.0, 0.0, 0.0)  # what is no number is told of by its key

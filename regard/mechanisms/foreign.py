@@ -1,4 +1,4 @@
-"""What arguments of PyTorch's attention are called here, for who writes them out of habit."""
+"""What arguments of PyTorch's attention and others' are called here, for who writes them out of habit."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ OURS = {
 OURS["labels"] = "model.loss(tokens, targets), where targets[:, t] is what follows tokens[:, t]: nothing is shifted"
 OURS["mask"] = OURS["attn_mask"]
 OURS["attn_bias"] = OURS["attn_mask"]
+
+# The arguments of flash-linear-attention's functions, for who calls a gated or delta mechanism.
+FLA = {
+    "g": "a=, [B,G,S]: heads come before tokens",
+    "gk": "a=, [B,G,S,K]: heads come before tokens",
+    "g_gamma": "the decay of 'retention', or a= of 'gated', [B,G,S]",
+    "beta": "b=, [B,G,S]: heads come before tokens",
+    "cu_seqlens": "documents=, the number of each token's document [B,S]",
+    "initial_state": "the state of mechanism.extend(q, k, v, state, …)",
+    "output_final_state": "the state that mechanism.extend(q, k, v, state, …) returns",
+    "use_qk_l2norm_in_kernel": "q / ‖q‖ and k / ‖k‖ before the call, as in torch.nn.functional.normalize(k, dim=-1)",
+    "allow_neg_eigval": "range=2, and b=2·sigmoid(x)",
+}
 
 
 def refuse_others(others: Iterable[str], what: str) -> None:

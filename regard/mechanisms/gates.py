@@ -138,8 +138,12 @@ def _check_given(mechanism: Recurrence, name: str, x: Tensor | None, shape: tupl
         hint = ""
         if name == "a" and x.dim() in (3, 4) and x.dim() != len(shape):
             hint = " A decay for each channel needs channels=True, one for each head channels=False."
+        elif x.dim() == len(shape) and tuple(x.transpose(1, 2).shape) == shape:
+            hint = f" Heads come before tokens: {name}.transpose(1, 2)."
         wanted = f"{letters} = {list(shape)}"
         raise ShapeError(f"{mechanism.name}: {name} has shape {list(x.shape)}, expected {wanted}.{hint}")
+    if x.is_complex():
+        raise ShapeError(f"{mechanism.name}: {name} is {x.dtype}, expected real numbers.")
 
 
 _MEANING = {
@@ -180,9 +184,12 @@ def _check_writes(mechanism: Recurrence, b: Tensor, k: Tensor) -> Tensor:
     if not (can_read(b) and can_read(k)):
         return b.masked_fill(~(fits & bounded), float("nan"))
     if not bool(fits.all()):
+        made = "sigmoid(x)"
+        if mechanism.range != 1:
+            made = f"{mechanism.range:g}·sigmoid(x)"
         raise GateError(
             f"{mechanism.name}: b = {_worst(b, (b - mechanism.range / 2).abs())}, expected 0 to {mechanism.range:g} "
-            f"(range={mechanism.range:g}): use {mechanism.range:g}·sigmoid(x)."
+            f"(range={mechanism.range:g}): use {made}."
         )
     if not bool(bounded.all()):
         raise GateError(

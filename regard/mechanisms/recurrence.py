@@ -164,13 +164,16 @@ class Recurrence(Mechanism):
         *,
         a: Decays = None,
         b: Writes = None,
+        heads: int | None = None,
     ) -> Float[Tensor, "B H T S"]:
         """Returns scale · A M⁻¹ diag(b), with A = tril(Q Kᵀ ⊙ D) and M = I + tril(diag(b)(K Kᵀ ⊙ D), −1).
 
-        They are exact and signed, and need not sum to one. There are as many heads as q, k, a or b have, the most.
+        They are exact and signed, and need not sum to one. `heads` is how many v has, each with a memory of its own. It
+        need be said only where no a or b does and k has fewer: else it is the most that k, a or b have.
         """
-        heads = [x.shape[1] for x in (k, a, b) if x is not None and x.dim() > 1]
-        q, k = share_heads(q, k, max(heads, default=0))
+        if heads is None:
+            heads = max((x.shape[1] for x in (k, a, b) if x is not None and x.dim() > 1), default=0)
+        q, k = share_heads(q, k, heads)
         q, k, size, mask = check_tokens(self, q, k, k, mask)
         T = size.T
         S = size.S
@@ -277,6 +280,15 @@ class Recurrence(Mechanism):
         memory = memory + x.k.mT * new
         # [B,G,R,K] @ [B,G,K,V]
         return (x.q[:, :, :, 0] @ memory)[:, :, :, None] * self.score_scale(x.k.shape[3]), memory
+
+
+def repeat_shared(
+    mechanism: Mechanism, q: Tensor | None, k: Tensor | None, G: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns q and k with a head for each of the G memories of a mechanism that has them; others' as they are."""
+    if q is None or k is None or not isinstance(mechanism, Recurrence):
+        return q, k
+    return share_heads(q, k, G)
 
 
 def _decay_memory(

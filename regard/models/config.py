@@ -132,7 +132,7 @@ class StackConfig(Section):
         unknown = set(self.attention.by_mechanism) - set(self.per_layer)
         if unknown:
             name = min(unknown)
-            hint = did_you_mean(name, self.per_layer)
+            hint = did_you_mean(name, sorted(set(self.per_layer)))
             raise ConfigError(f"{self.place}.attention.by_mechanism: no layer has the mechanism {quote(name)}.{hint}")
 
     @property

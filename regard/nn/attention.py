@@ -17,6 +17,7 @@ from regard.errors import ShapeError
 from regard.kernels.dropout import dropout
 from regard.mechanisms import Cost, Face, Mechanism, State
 from regard.mechanisms.foreign import refuse_foreign, refuse_others
+from regard.mechanisms.recurrence import repeat_shared
 from regard.nn.building import (
     build_convolution,
     build_mechanism,
@@ -342,7 +343,8 @@ class Attention(nn.Module):
             queries_keys = [norm(x) for norm, x in zip(norms, queries_keys, strict=True)]
         if rotation is not None and self.positions:
             queries_keys = [rotate(x, rotation) for x in queries_keys]
-        q, k = [*queries_keys, None, None][:2]
+        # Under autocast norms and rotations give float32, and a fused kernel takes one dtype for all three.
+        q, k = [*(x.to(v.dtype) for x in queries_keys), None, None][:2]
         return q, k, v
 
     def _project_queries(self, x: Tensor) -> Tensor:
@@ -384,6 +386,7 @@ class Attention(nn.Module):
         out = self._merge_heads(heads, x, visible)
         if not need_weights:
             return out
+        q, k = repeat_shared(self.mechanism, q, k, v.shape[1])
         return out, self.mechanism.weights(q, k, mask, **gates)
 
     def _add_values(self, heads: Tensor, v: Tensor) -> Tensor:

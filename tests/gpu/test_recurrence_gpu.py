@@ -1,4 +1,4 @@
-"""Gated and delta attention in Triton on a GPU, against the reference: outputs, gradients, states, single tokens."""
+"""Gated and delta attention on a GPU, in Triton and by flash-linear-attention, against the reference."""
 
 import pytest
 import torch
@@ -33,25 +33,24 @@ def _error(got, want):
 SIZES = [(2, 4, 4, 4, 1000, 128, 128), (1, 8, 2, 2, 4097, 64, 64), (2, 2, 2, 4, 333, 96, 37), (1, 1, 1, 1, 2, 5, 3)]
 
 
-@pytest.mark.parametrize("name", ["gated", "retention"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("hides", [False, True])
-def test_sequences(name, dtype, size, hides):
+def _judge(kernel, name, options, dtype, size, hides):
+    """Outputs and gradients of a kernel are as near to float64 as those of the reference in the same precision."""
     tensors, a = _draw(*size, dtype)
-    B, queries, _, G, T, _, V = size
+    B, queries, _, G, T, K, V = size
     seen = None
     if hides:
         seen = torch.rand(B, T, device="cuda") > 0.3
         seen[:, -1] = True
+    given = {"a": a, "b": torch.rand(B, G, T, device="cuda")}
+    if options.get("channels"):
+        given["a"] = -functional.softplus(torch.randn(B, G, T, K, device="cuda") * 2 - 2)
     direction = torch.randn(B, max(queries, G), T, V, device="cuda")
     results = []
-    for choose, exact in ((plain, torch.float64), (plain, dtype), (lambda m: fast(m, "triton"), dtype)):
-        m = choose(mechanism(name))
+    for choose, exact in ((plain, torch.float64), (plain, dtype), (lambda m: fast(m, kernel), dtype)):
+        m = choose(mechanism(name, checks=False, **options))
         inputs = [x.detach().to(exact).requires_grad_() for x in tensors]
-        gates = {}
-        if name == "gated":
-            gates["a"] = a.to(torch.promote_types(exact, torch.float32)).detach().requires_grad_()
+        gates = {n: x for n, x in given.items() if n in m.needs}
+        gates = {n: x.to(torch.promote_types(exact, torch.float32)).detach().requires_grad_() for n, x in gates.items()}
         out = m(*inputs, Mask(causal=True, visible=seen), **gates)
         grads = torch.autograd.grad((out * direction).sum(), [*inputs, *gates.values()])
         results.append([out, *grads])
@@ -60,6 +59,34 @@ def test_sequences(name, dtype, size, hides):
         # The decays are float32 whatever the inputs are, and the products behind their gradient are not.
         allowed = max((2 if n == 0 else 3) * _error(like, want), eps if n < 4 else 2 * eps)
         assert _error(got, want) <= allowed, (n, _error(got, want), allowed)
+
+
+@pytest.mark.parametrize("name", ["gated", "retention"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("hides", [False, True])
+def test_sequences(name, dtype, size, hides):
+    _judge("triton", name, {}, dtype, size, hides)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("retention", {}),
+        ("gated", {}),
+        ("gated", {"channels": True}),
+        ("delta", {}),
+        ("gated-delta", {}),
+        ("gated-delta", {"channels": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", SIZES[:3], ids=str)
+@pytest.mark.parametrize("hides", [False, True])
+def test_sequences_by_flash_linear_attention(name, options, dtype, size, hides):
+    pytest.importorskip("fla")
+    _judge("fla", name, options, dtype, size, hides)
 
 
 def test_a_long_sequence_in_segments_has_the_same_bits_each_time():
@@ -77,7 +104,10 @@ def test_a_long_sequence_in_segments_has_the_same_bits_each_time():
     ("name", "options"),
     [("retention", {}), ("gated", {}), ("gated", {"channels": True}), ("delta", {"range": 2.0}), ("gated-delta", {})],
 )
-def test_single_tokens_also_in_a_graph(name, options):
+@pytest.mark.parametrize("kernel", ["triton", "fla"])
+def test_single_tokens_also_in_a_graph(kernel, name, options):
+    if kernel == "fla":
+        pytest.importorskip("fla")
     B, G, K, V = 3, 4, 128, 128
     (q, k, v), a = _draw(B, 8, 2, G, 40, K, V, torch.bfloat16)
     if options.get("channels"):
@@ -85,7 +115,7 @@ def test_single_tokens_also_in_a_graph(name, options):
     b = torch.rand(B, G, 40, device="cuda")
     results = []
     with torch.no_grad():
-        for choose in (plain, lambda m: fast(m, "triton")):
+        for choose in (plain, lambda m: fast(m, kernel)):
             m = choose(mechanism(name, checks=False, **options))
             needs = {n: x for n, x in (("a", a), ("b", b)) if n in m.needs}
             state = m.empty(Size(B=B, H=8, G=G, K=K, V=V, dtype=torch.bfloat16, device="cuda"))

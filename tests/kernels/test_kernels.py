@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.errors import KernelError
+from regard.errors import KernelError, UnknownNameError
 from regard.kernels import fast, plain
 from regard.lab.bench.memory import peak
 from regard.laws import LAWS, Case, subject
@@ -16,6 +16,22 @@ def test_plain_and_fast_choose_for_every_mechanism_in_a_model():
     assert all(m.use == "plain" for m in plain(model))
     assert all(m.use == "sdpa" for m in fast(model, "sdpa"))
     assert all(m.use == "auto" for m in fast(model))
+
+
+def test_kernels_are_named_for_each_mechanism_of_a_model():
+    model = torch.nn.ModuleList([Softmax(), mechanism("gated"), mechanism("gated")])
+    fast(model, {"gated": "triton"})
+    assert [m.use for m in model] == ["auto", "triton", "triton"]
+    fast(model, {"softmax": "plain"})
+    assert [m.use for m in model] == ["plain", "auto", "auto"]
+    for wrong, words in (
+        ({"gated": "sdpa"}, "gated has no kernel called 'sdpa'"),
+        ({"delta": "triton"}, "no layer has the mechanism 'delta'.*there are: gated, softmax"),
+        ({"gatd": "triton"}, "Did you mean 'gated'"),
+    ):
+        with pytest.raises((KernelError, UnknownNameError), match=words):
+            fast(model, wrong)
+        assert [m.use for m in model] == ["plain", "auto", "auto"]
 
 
 def test_a_kernel_that_cannot_run_here_says_why():

@@ -46,9 +46,11 @@ def worst(attended):
     return max(attended.missed["output"])
 
 
+@pytest.mark.parametrize("key_heads", [None, 2])
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_weights_of_every_mechanism_are_exact(name):
-    model = memory_gpt(name.partition(" ")[0], MECHANISMS[name])
+def test_weights_of_every_mechanism_are_exact(name, key_heads):
+    attention = {**LAYER, "key_heads": key_heads}
+    model = memory_gpt(name.partition(" ")[0], MECHANISMS[name], attention=attention)
     ids = torch.randint(0, 256, (29,)).tolist()
     trace = record(model, ids)
     reference = attention_maps(model.double(), torch.tensor([ids]))
@@ -223,8 +225,12 @@ def test_a_head_of_transformers_layers_can_be_removed():
         assert not torch.equal(whole, less) and torch.equal(model(ids).logits, whole)
 
 
-def test_steps_of_a_live_generation_have_the_rows_of_the_whole():
-    model = memory_gpt(("gated-delta", "softmax"))
+@pytest.mark.parametrize("model", ["hybrid", "shared keys"])
+def test_steps_of_a_live_generation_have_the_rows_of_the_whole(model):
+    if model == "hybrid":
+        model = memory_gpt(("gated-delta", "softmax"))
+    else:
+        model = memory_gpt("retention", attention={**LAYER, "key_heads": 2})
     ids = list(b"The dog ran")
     recordable = RecordableModel(model, model.tokenizer, regard_card(model))
     steps = list(generate_steps(recordable, ids, Settings(max_tokens=3)))

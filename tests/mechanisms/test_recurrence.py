@@ -483,6 +483,13 @@ class TestRefused:
             regard.attend(q, k[:, :2], v, m, causal=True, **gates)
         with pytest.raises(OptionError, match="range = 3"):
             mechanism("delta", range=3)
+        turned = gates["a"].transpose(1, 2)
+        with pytest.raises(ShapeError, match=r"a has shape .*Heads come before tokens: a\.transpose\(1, 2\)"):
+            m(q, k, v, Mask(causal=True), a=turned, b=gates["b"])
+        with pytest.raises(ShapeError, match=r"b is torch\.complex64, expected real numbers"):
+            m(q, k, v, Mask(causal=True), a=gates["a"], b=gates["b"].to(torch.complex64))
+        with pytest.raises(OptionError, match=r"flash-linear-attention calls beta is b=, \[B,G,S\]"):
+            regard.attend(q, k, v, "gated-delta", causal=True, a=gates["a"], beta=gates["b"])
 
 
 @kinds

@@ -14,6 +14,7 @@ from regard.kernels import plain
 from regard.mechanisms import fork, mechanisms
 from regard.nn import NORMS, Attention, LooksAheadError, Rotary, ShortConvolution, mechanism_state, rotate
 from regard.nn.gates import DECAYS, LogSigmoid
+from regard.shapes import Mask
 
 NAMES = sorted(set(mechanisms()) - {"linear"})
 PARTS: dict[str, Any] = {"convolution": 4, "out_norm": "rms", "gate": "silu"}
@@ -300,6 +301,33 @@ def test_value_heads_that_share_keys_are_heads_with_equal_keys() -> None:
     out, state = shared.extend(x, shared.empty(2, 4))
     close(out, own(x))
     assert mechanism_state(state).memory.shape == (2, 6, 4, 3)
+
+
+@pytest.mark.parametrize("qk_norm", [None, "l2", "rms"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_under_autocast_queries_and_keys_have_the_dtype_of_values(qk_norm: str | None, dtype: torch.dtype) -> None:
+    """Norms and rotations are computed in float32; a fused kernel takes one dtype."""
+    attention = layer(mechanism="gated", qk_norm=qk_norm, convolution=3).float()
+    seen: list[Any] = []
+    attention.mechanism.register_forward_pre_hook(lambda _, inputs: seen.extend(x.dtype for x in inputs[:3]))
+    rotation = Rotary(4).rotation(torch.arange(5)[None], 5, torch.float32)
+    with torch.autocast("cpu", dtype):
+        attention(tokens(5, 14).float(), rotation=rotation)
+    assert seen == [dtype] * 3
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_weights_of_value_heads_that_share_keys_are_those_of_each(name: str) -> None:
+    shared = layer(mechanism=name, key_heads=2)
+    x = tokens(9, 14)
+    _, weights = shared(x, need_weights=True)
+    # One-hot rows in the place of v give back the matrix of each value head.
+    q, k, v = shared._project_tokens(x, None)
+    gates = shared._make_gates(x)
+    one_hot = torch.eye(9, dtype=v.dtype).expand(*v.shape[:2], 9, 9)
+    want = shared.mechanism(q, k, one_hot, Mask(causal=True), **gates)
+    close(weights, want)
+    close(shared.mechanism.weights(q, k, Mask(causal=True), heads=v.shape[1], **gates), want)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("key_heads", [None, 2])

@@ -24,8 +24,10 @@ Tensors of `chunks.py`, with N = B·G memories, n chunks of C tokens, and R quer
 In Triton a whole sequence of one decay a head is one program that goes through the chunks of a segment with the memory
 in registers; where there are several segments, it first sums what each adds to the memory. The three gradients are the
 same program with other tensors in the roles of q, k and v, two of them from the end. One token is one launch.
+
+`fla.py` calls the functions of flash-linear-attention instead, which are somebody else's Triton.
 """
 
-from regard.kernels.recurrence import register, register_gpu
+from regard.kernels.recurrence import register, register_fla, register_gpu
 
-__all__ = ["register", "register_gpu"]
+__all__ = ["register", "register_fla", "register_gpu"]

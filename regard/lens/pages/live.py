@@ -25,6 +25,7 @@ from regard.lens.models import RecordableModel
 from regard.lens.recording.hub_tokens import make_detokenizer
 from regard.lens.recording.regard_models import attention_layers
 from regard.mechanisms.base import without_autocast
+from regard.mechanisms.recurrence import repeat_shared
 from regard.models import GPT, Model
 from regard.nn import Attention
 from regard.nn.capture import capture_attention
@@ -201,8 +202,9 @@ class _StepCapture:
         """Returns the weights of the last query over all tokens so far."""
         mask = self.attention.rules.but(causal=True, size_override=(1, self.tokens))
         like = self.attention.out.weight if self.q is None else self.q
+        q, k = repeat_shared(self.attention.mechanism, self.q, self.k, self.attention.size.G)
         with without_autocast(like):
-            weights = self.attention.mechanism.weights(self.q, self.k, mask, **self.gates)
+            weights = self.attention.mechanism.weights(q, k, mask, **self.gates)
         return weights[0, :, 0].float().cpu()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.errors import OptionError
 from regard.mechanisms import Mechanism
 from regard.mechanisms.base import without_autocast
+from regard.mechanisms.recurrence import repeat_shared
 from regard.models.base import Model
 from regard.models.seq2seq import Seq2Seq
 from regard.models.stack import Stack
@@ -83,6 +84,7 @@ def _add_weights(
         mask = mask.but(size_override=(T, v.shape[2]))
     if k is not None:
         k = mask.zero_hidden(k)  # keys of padding tokens may hold anything, even NaN
+    q, k = repeat_shared(mechanism, q, k, v.shape[1])
     with without_autocast(v):
         weights = mechanism.weights(q, k, mask, **gates)
     maps.append(weights.expand(v.shape[0], -1, -1, -1))
