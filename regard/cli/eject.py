@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.models import OWN_HELP
 from regard.cli.show import console
 from regard.hub.opening import load_regard_model
 from regard.models.eject import eject as write
 
 
 def eject(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, or a Hugging Face folder or name.")],
+    model: Annotated[str, typer.Argument(help=OWN_HELP)],
     out: Annotated[Path, typer.Option(help="The new folder to write model.py, its weights and tokenizer into.")],
     download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
 ) -> None:

