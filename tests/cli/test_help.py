@@ -218,6 +218,24 @@ def test_runs_lists_experiments_and_measurements_with_whole_names(tmp_path, monk
     assert "lm, softmax, finished after 2 steps" in shown
 
 
+def test_what_writes_its_results_as_it_goes_on_is_finished_at_its_end(tmp_path, monkeypatch):
+    """A race writes them after each size, the tour after each chapter."""
+    monkeypatch.chdir(tmp_path)
+    chapters = {"experiment": "tour", "check": {}, "train": {}, "see": {}}
+    documents = {
+        "race": {"lab": "bench", "interrupted": False},
+        "part of a race": {"lab": "bench", "interrupted": True, "seconds": 4.0},
+        "tour": chapters | {"race": {"race": {"interrupted": False}}},
+        "part of a tour": chapters | {"race": None},
+        "tour with a part of a race": chapters | {"race": {"race": {"interrupted": True}}},
+    }
+    for name, document in documents.items():
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "results.json").write_text(json.dumps(document))
+    rows = {row["name"]: row["status"] for row in json.loads(run("runs", "--json").output)}
+    assert rows == {name: "stopped" if "part" in name else "finished" for name in documents}
+
+
 def test_nothing_is_lost_by_importing_late():
     assert set(regard.__all__) <= set(dir(regard))
     for name in dir(regard):
