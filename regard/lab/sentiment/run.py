@@ -22,7 +22,7 @@ from regard.data.sentences import CLASSES, Sentence, SentenceSplit, majority_lab
 from regard.errors import did_you_mean
 from regard.hub import display_name
 from regard.hub.classifier import DISTRIBUTION, Classifier
-from regard.hub.opening import MINILM_PACKAGE
+from regard.hub.fetching import MINILM_PACKAGE
 from regard.lab.experiment import Session, Training, TrainingPlan, experiment, read_log
 from regard.lab.results import OutcomeTable
 from regard.lab.sentiment.page import sentiment_page
