@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +13,11 @@ from regard.devices import memory_error
 from regard.errors import OptionError, ShapeError
 from regard.mechanisms import Mechanism, Recurrence, fitted
 from regard.mechanisms.base import MECHANISMS
-from regard.mechanisms.foreign import FLA, refuse_foreign
+from regard.mechanisms.foreign import refuse_foreign, suggest_ours
 from regard.mechanisms.gates import share_heads
 from regard.mechanisms.reach import warn_if_inaccurate
 from regard.shapes import Keys, Mask, Queries, Values, Visible, Weights, check_sizes
 
-RULES = ("causal", "visible", "window", "documents", "bias", "slopes", "softcap", "sinks")
 _LOWER = "Lower B, H, T or S, set a window, take a linear mechanism, or a shorter dtype"
 
 
@@ -73,10 +71,7 @@ def attend(
         try:
             mechanism = fitted(mechanism, size, **options).to(device=v.device)
         except OptionError as error:
-            hint = _suggest_rule(options)
-            if _is_recurrence(mechanism):
-                hint += _translate(options)
-            raise OptionError(f"{error}{hint}") from None
+            raise OptionError(f"{error}{suggest_ours(options, of_memory=_is_recurrence(mechanism))}") from None
     elif options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already.")
     try:
@@ -131,18 +126,6 @@ def _check_alike(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Non
         if len(set(found.values())) > 1:
             shown = ", ".join(f"{name} {kind}" for name, kind in found.items())
             raise ShapeError(f"{shown}: expected all of {expected}, as in k.to(q)") from None
-
-
-def _suggest_rule(options: Iterable[str]) -> str:
-    """Returns what to say beside an option that a mechanism has not: the argument of `attend` that is near to it."""
-    close = [match for name in options for match in get_close_matches(name, RULES, n=1)]
-    return f" Did you mean {close[0]}= of regard.attend?" if close else ""
-
-
-def _translate(options: Iterable[str]) -> str:
-    """Returns what is said here for options that flash-linear-attention's functions have."""
-    known = [f" What flash-linear-attention calls {name} is {FLA[name]}." for name in options if name in FLA]
-    return "".join(known)
 
 
 def _name_of(mechanism: object) -> str:

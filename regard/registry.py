@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Generic, TypeVar
 
-from regard.errors import OptionError, RegardError, UnknownNameError, did_you_mean, quote
+from regard.errors import OptionError, RegardError, UnknownNameError, did_you_mean, list_known, quote
 
 _T = TypeVar("_T")
 # What annotations of numbers are called in errors; modules write them as text (PEP 563).
@@ -36,8 +36,10 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         kind: str,
         modules: Mapping[str, str] | None = None,
         error: type[RegardError] = UnknownNameError,
+        elsewhere: Mapping[str, str] | None = None,
     ) -> None:
         self.kind = kind
+        self.elsewhere = dict(elsewhere or {})
         self.error = error
         self._modules = dict(modules or {})
         self._entries: dict[str, _T] = {}
@@ -90,7 +92,11 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
 
     def describe_unknown(self, name: object) -> str:
         """Returns the message of the error for a name that nothing is known by."""
-        return f"no {self.kind} is called {quote(name)}.{did_you_mean(str(name), self)}"
+        start = f"no {self.kind} is called {quote(name)}."
+        ours = self.elsewhere.get(str(name).lower().replace("_", "-"))
+        if ours is not None:
+            return f"{start} Here it is '{ours}'.{list_known(self)}"
+        return f"{start}{did_you_mean(str(name), self)}"
 
     def name_of(self, entry: object) -> str | None:
         """Returns the name that an entry is known by, or None; nothing is imported for it."""

@@ -20,6 +20,7 @@ from regard.errors import (
     ZeroRowError,
 )
 from regard.mechanisms import fitted
+from regard.mechanisms.base import MECHANISMS
 from regard.registry import accepted_options, accepts, accepts_any_keyword
 
 PAIRWISE = ["softmax", "argmax"]
@@ -409,3 +410,17 @@ def test_options_are_filtered_by_the_parameters_that_a_function_names():
     assert accepts(takes, "b") and not accepts(takes, "c") and not accepts(takes_all, "c")
     assert accepts_any_keyword(takes_all) and not accepts_any_keyword(takes)
     assert accepted_options(takes, {"c": 3, "b": 4}) == {"b": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("flash", "softmax"), ("GQA", "softmax"), ("retnet", "retention"), ("gated_deltanet", "gated-delta")],
+)
+def test_a_mechanism_of_another_name_gets_ours(name, ours):
+    with refused(UnknownNameError, f"no mechanism is called '{name}'. Here it is '{ours}'. Known: argmax"):
+        regard.attend(Q, KEYS, VALUES, name)
+
+
+def test_every_name_that_is_ours_for_another_is_one_and_no_other():
+    for theirs, ours in MECHANISMS.elsewhere.items():
+        assert ours in MECHANISMS and theirs not in MECHANISMS and theirs == theirs.lower().replace("_", "-")

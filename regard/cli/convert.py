@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import resolve_small
 from regard.cli.plugins import again
 from regard.cli.progress import experiment_progress
 from regard.cli.show import console, is_given, print_json, print_outcome
@@ -76,7 +75,7 @@ def convert(
                 seed=seed,
             )
             where = device or "cpu"
-            original = load_regard_model(resolve_small(model), where, download=download)
+            original = load_regard_model(model, where, download=download)
             results = run(original, model, folder, config, overrides or (), where, progress)
     # Ctrl-C during a training is Interrupted; during surgery or measuring it is Python's own.
     except (Interrupted, KeyboardInterrupt):

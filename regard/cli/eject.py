@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import resolve_small
+from regard.cli.models import OWN_HELP
 from regard.cli.show import console
 from regard.hub.opening import load_regard_model
 from regard.models.eject import eject as write
@@ -16,7 +16,7 @@ from regard.models.eject import example_text
 
 
 def eject(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, a Hugging Face folder or name, or small.")],
+    model: Annotated[str, typer.Argument(help=OWN_HELP)],
     out: Annotated[Path, typer.Option(help="The new folder to write model.py, its weights and tokenizer into.")],
     download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
 ) -> None:
@@ -24,7 +24,7 @@ def eject(
 
     The file loads the weights beside it and computes what regard computes, with any of regard's mechanisms.
     """
-    loaded = load_regard_model(resolve_small(model), "cpu", download=download)
+    loaded = load_regard_model(model, "cpu", download=download)
     path = write(loaded, out, Path(model).name or model)
     lines = len(path.read_text("utf-8").splitlines())
     call = shlex.join(["python", str(path), example_text(loaded)])

@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 
 from regard import hub
-from regard.cli.models import resolve_small
+from regard.cli.models import OWN_HELP
 from regard.cli.show import console, print_json
 from regard.hub.opening import load_regard_model
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, or a Hugging Face folder or name.")],
+    model: Annotated[str, typer.Argument(help=OWN_HELP)],
     to: Annotated[str, typer.Option("--to", help="The folder to write: one that is not there yet, or empty.")],
     download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Write a model as transformers' AutoModel and AutoTokenizer load it, with the same numbers; or say what of it
     transformers has no equivalent of."""
-    exported = hub.export(load_regard_model(resolve_small(model), download=download), to)
+    exported = hub.export(load_regard_model(model, download=download), to)
     if json:
         notes = {"files": exported.files, "left_out": list(exported.notes)}
         print_json({"folder": to, "class": exported.architecture, "loads_with": exported.loads_with, **notes})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.models import resolve_small
+from regard.cli.models import OWN_HELP
 from regard.cli.show import console, print_json, print_text
 from regard.errors import OptionError
 from regard.generate import Choice, Settings, stream
@@ -15,7 +15,7 @@ from regard.hub.opening import load_regard_model
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A run, a model folder, or a Hugging Face folder or name.")],
+    model: Annotated[str, typer.Argument(help=OWN_HELP)],
     prompt: Annotated[str, typer.Argument(help="What to continue; for an encoder-decoder, what to read.")],
     max_tokens: Annotated[int, typer.Option("--max", help="At most so many tokens.")] = 100,
     temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1 prefers likely ones.")] = None,
@@ -53,7 +53,7 @@ def generate(
         seed=seed,
         slide=slide,
     )
-    loaded = load_regard_model(resolve_small(model), device, download=download)
+    loaded = load_regard_model(model, device, download=download)
     if loaded.tokenizer is None:
         raise OptionError(f"{model} has no tokenizer.json, so it cannot read text; use regard.generate with token ids")
     # Beams and several outputs are known only at the end, so there is nothing to stream.

@@ -164,6 +164,8 @@ def _describe_unknown(name: str) -> str:
     """Returns the error for a command that there is not, with the one that may be meant."""
     if name == "help":
         return "no command is called 'help': `regard -h` lists the commands, `regard COMMAND -h` a command's options."
+    if name == "version":
+        return "no command is called 'version': `regard --version` prints it, `regard doctor` those of what it uses."
     close = get_close_matches(name, [*COMMANDS, *ALSO_CALLED], n=1)
     hint = ""
     if close:

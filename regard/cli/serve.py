@@ -17,9 +17,7 @@ from regard.lens.small_model import is_shipped, shipped, shipped_text
 
 
 def serve(
-    model: Annotated[
-        str | None, typer.Argument(help=f"{HELP} Without it, a small model that comes with regard.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help=f"{HELP} Without it: small.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8080,
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Say what each head does; reads a dozen short texts first.")

@@ -24,7 +24,7 @@ from regard.reading import check_path
 def view(
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: a small one that comes with regard."),
+        typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: small."),
     ] = None,
     text: Annotated[str | None, typer.Argument(help="What the model reads: a text, or the file of an image.")] = None,
     text_b: Annotated[str | None, typer.Argument(help="Another text or image, to compare.")] = None,

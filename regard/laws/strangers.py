@@ -187,7 +187,8 @@ def stranger(
     label = str(label or getattr(thing, "__name__", type(thing).__name__))
     if not callable(thing):
         raise PluginError(
-            f"{label} is a {type(thing).__name__}; expected a mechanism, f(q, k, v, causal=True) or an nn.Module"
+            f"cannot ask {thing!r:.60} of type {type(thing).__name__}; expected a mechanism, f(q, k, v, causal=True) "
+            "or an nn.Module"
         )
     made = Stranger(thing, label, source or f"regard.subject({label})", causal, length, width, step)
     if not 1 <= len(made.data) <= 3:

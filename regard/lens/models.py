@@ -12,7 +12,6 @@ import torch
 from regard.data.tokenizers import Bytes
 from regard.errors import OptionError
 from regard.hub.opening import open_model
-from regard.lens import small_model
 from regard.lens.recording.hub_inputs import Places, model_inputs, text_config, token_limit
 from regard.lens.recording.hub_models import hub_card
 from regard.lens.recording.images import image_inputs
@@ -170,12 +169,7 @@ def as_sample(text: Text | Sample) -> Sample:
 def open_recordable(
     name: str | Path, device: torch.device | str = "cpu", *, seed: int = 0, download: bool = False
 ) -> RecordableModel:
-    """Opens a model by `regard.hub.open_model` and returns it with its tokenizer and its card.
-
-    "small" is the model that comes with regard, and "random:small" its untrained twin, where nothing else is called so.
-    """
-    if small_model.is_shipped(str(name)):
-        name = str(name).replace(small_model.NAME, str(small_model.shipped()))
+    """Opens a model by `regard.hub.open_model` and returns it with its tokenizer and its card."""
     opened = open_model(name, device, seed=seed, download=download)
     describe = regard_card if isinstance(opened.model, Model) else hub_card
     card = describe(opened.model, opened.name, opened.trained)

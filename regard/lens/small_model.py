@@ -1,54 +1,6 @@
-"""The small model that is bundled with regard, so that the lens has something to show at once.
+"""The small model that is bundled with regard, which the lens shows where no model is named."""
 
-It was trained by the recipe `lens`.
-"""
+from regard.hub.opening import is_shipped
+from regard.hub.small_model import NAME, SUMS, TEXT, ShippedError, shipped, shipped_text
 
-from __future__ import annotations
-
-import hashlib
-from importlib.resources import files
-from pathlib import Path
-
-from regard.errors import RegardError
-from regard.hub.opening import RANDOM
-
-NAME = "small"  # what the lens calls it where a model is named
-SUMS = "SHA256SUMS"
-TEXT = "Nora Pernistein was born in Zinelfall. Nora Pernistein was born in Zinelfall."
-
-
-class ShippedError(RegardError, OSError):
-    """The bundled model is missing, or its files differ from those that were packed."""
-
-
-def is_shipped(name: str) -> bool:
-    """Returns whether a name means the bundled model, trained or random: "small" or "random:small", unless a file or
-    folder is called so."""
-    bare = name.removeprefix(RANDOM)
-    return bare == NAME and not Path(bare).exists()
-
-
-def shipped() -> Path:
-    """Returns the folder of the bundled model, after checking its files against SHA256SUMS."""
-    folder = Path(str(files("regard.lens").joinpath("small-model")))
-    repair = "install regard again, or make the model with `regard train lens`"
-    try:
-        lines = (folder / SUMS).read_text("ascii").splitlines()
-        for line in lines:
-            expected, name = line.split()
-            actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            if actual != expected:
-                raise ShippedError(f"{folder / name} is not what came with regard (SHA-256 {actual[:12]}…); {repair}")
-    except (OSError, ValueError) as error:
-        if isinstance(error, ShippedError):
-            raise
-        raise ShippedError(f"{folder} cannot be read: {error}; {repair}") from None
-    return folder
-
-
-def shipped_text() -> str:
-    """Returns an example text for the bundled model: one sentence about an invented person, given twice.
-
-    The second time its names can be copied from the first, so induction heads show.
-    """
-    return TEXT
+__all__ = ["NAME", "SUMS", "TEXT", "ShippedError", "is_shipped", "shipped", "shipped_text"]

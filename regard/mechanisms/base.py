@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from regard.devices import without_values
 from regard.errors import KernelError, MaskError, OptionError, did_you_mean
+from regard.mechanisms.foreign import MECHANISMS_ELSEWHERE
 from regard.registry import Registry, call_with_options
 from regard.shapes import Keys, Mask, Outputs, Queries, Size, Values, Visible, Weights
 
@@ -294,7 +295,7 @@ _NOT_IN_STATE = {
     "rows": "the state counts them itself",
 }
 
-MECHANISMS: Registry[type[Mechanism]] = Registry("mechanism")
+MECHANISMS: Registry[type[Mechanism]] = Registry("mechanism", elsewhere=MECHANISMS_ELSEWHERE)
 _M = TypeVar("_M", bound=type[Mechanism])
 
 

@@ -113,7 +113,7 @@ class AnySimilarity(Pairwise):
         try:
             return torch.vmap(over_queries)(q.reshape(-1, T, K), k.reshape(-1, S, K)).view(B, H, T, S)
         except (RuntimeError, TypeError, IndexError) as error:
-            reason = str(error).split("\n")[0]
+            reason = str(error).split("\n")[0].rstrip(".")
             raise OptionError(
                 f"similarity: {describe_callable(self.sim)} could not be computed of a query [{K}] and a key [{K}]: "
                 f"{reason[:200]}. Expected a function of two vectors that returns one number, in PyTorch's operations "

@@ -10,6 +10,7 @@ from torch import nn
 
 from regard.errors import OptionError
 from regard.mechanisms import Mechanism, Recurrence, fitted
+from regard.mechanisms.foreign import suggest_ours
 from regard.nn.convolution import ShortConvolution
 from regard.nn.norms import NORMS, UnitLength
 from regard.registry import call_with_options
@@ -64,7 +65,10 @@ def check_key_heads(key_heads: int | None, H: int, G: int, mechanism: Mechanism)
 def build_mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str, Any]) -> Mechanism:
     """Returns the mechanism of a name with its options, made for `size`; one already built as it is."""
     if isinstance(mechanism, str):
-        return fitted(mechanism, size, **options)
+        try:
+            return fitted(mechanism, size, **options)
+        except OptionError as error:
+            raise OptionError(f"{error}{suggest_ours(options, of_layer=True)}") from None
     if options:
         raise OptionError(
             f"options {', '.join(options)} were given beside a mechanism already built; build it with them"

@@ -19,8 +19,10 @@ from regard.data.tokenizers import Tokenizer
 from regard.train.recipe import Recipe
 from regard.train.tasks.base import TASKS, Task
 from regard.train.tasks.lm import LMData
+from regard.train.tasks.repeats import RepeatsData
 
 OWN_TEXT = "no data.text is given: this is the prose of Python's own documentation"
+READS_OWN_TEXT = "no data.text is given: it reads the prose of Python's own documentation"
 _READ = {
     "source": "ids that the encoder reads",
     "source_visible": "True at tokens, False at padding: the keys that the encoder and cross-attention may see",
@@ -70,6 +72,14 @@ class FirstBatch:
         return {"tensors": tensors, "rows": rows, "notes": self.notes}
 
 
+def reads_own_text(recipe: Recipe) -> bool:
+    """Returns whether a recipe of a language model names no text, and so reads the prose that is always there."""
+    data = recipe.data
+    if not isinstance(data, LMData) or isinstance(data, RepeatsData):  # which has documents of its own
+        return False
+    return not data.text and not data.tokens
+
+
 def first_batch(recipe: Recipe, size: int) -> FirstBatch:
     """Returns the batch of the first step of a recipe, with `size` rows.
 
@@ -79,7 +89,7 @@ def first_batch(recipe: Recipe, size: int) -> FirstBatch:
     with TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data: Any = recipe.data
-        if isinstance(data, LMData) and not data.text and not data.tokens:
+        if reads_own_text(recipe):
             path = Path(folder) / "prose.txt"
             write_lines(path, python_prose())
             data = data.but(text=str(path))

@@ -19,6 +19,7 @@ from regard.models import Model, load
 from regard.models.locate import model_folder
 from regard.train import recipe as recipes
 from regard.train.distributed import Process, peer_errors
+from regard.train.inspection import READS_OWN_TEXT, reads_own_text
 from regard.train.loggers import build_loggers
 from regard.train.loop import Trainer
 from regard.train.progress import Progress, ProgressGroup
@@ -59,6 +60,8 @@ def train(recipe: Recipe, out: str | Path | None, device: str = "cpu", progress:
     with claim, explain_memory("training", _LOWER):
         trainer = _build_trainer(recipe, run, place, start, progress, process)
         began = True
+        if progress is not None and process.is_main and reads_own_text(recipe):
+            progress.note(READS_OWN_TEXT)  # an unset variable of the shell, data.text=$FILE, is no text, too
         trainer.fit()
     return run
 

@@ -129,6 +129,7 @@ def test_a_command_shows_all_of_its_help():
         (["generate", "x", "--temp", "1"], "Did you mean --temperature?"),
         (["bench", "softmax", "--seqlen", "64"], "Did you mean --tokens?"),
         (["help"], "`regard -h` lists the commands"),
+        (["version"], "`regard --version` prints it"),
     ],
 )
 def test_a_wrong_name_gets_the_right_one(words, fragment, tmp_path, monkeypatch, capfd):
@@ -215,6 +216,24 @@ def test_runs_lists_experiments_and_measurements_with_whole_names(tmp_path, monk
     shown = re.sub(r"\x1b\[[0-9;]*m", "", run("runs").output)
     assert Path(long).name in shown.replace("\n", "") and max(map(len, shown.splitlines())) <= WIDE
     assert "lm, softmax, finished after 2 steps" in shown
+
+
+def test_what_writes_its_results_as_it_goes_on_is_finished_at_its_end(tmp_path, monkeypatch):
+    """A race writes them after each size, the tour after each chapter."""
+    monkeypatch.chdir(tmp_path)
+    chapters = {"experiment": "tour", "check": {}, "train": {}, "see": {}}
+    documents = {
+        "race": {"lab": "bench", "interrupted": False},
+        "part of a race": {"lab": "bench", "interrupted": True, "seconds": 4.0},
+        "tour": chapters | {"race": {"race": {"interrupted": False}}},
+        "part of a tour": chapters | {"race": None},
+        "tour with a part of a race": chapters | {"race": {"race": {"interrupted": True}}},
+    }
+    for name, document in documents.items():
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "results.json").write_text(json.dumps(document))
+    rows = {row["name"]: row["status"] for row in json.loads(run("runs", "--json").output)}
+    assert rows == {name: "stopped" if "part" in name else "finished" for name in documents}
 
 
 def test_nothing_is_lost_by_importing_late():

@@ -3,7 +3,7 @@
 from typer.testing import CliRunner
 
 from regard.cli.app import app
-from regard.cli.models import resolve_small
+from regard.hub.opening import is_shipped
 
 
 def test_small_is_written_as_any_other_model(tmp_path, monkeypatch):
@@ -17,6 +17,6 @@ def test_small_is_written_as_any_other_model(tmp_path, monkeypatch):
 
 def test_a_folder_called_small_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert resolve_small("small").endswith("small-model") and resolve_small("random:small").startswith("random:/")
+    assert is_shipped("small") and is_shipped("random:small")
     (tmp_path / "small").mkdir()
-    assert resolve_small("small") == "small"
+    assert not is_shipped("small")

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import regard
+from regard.cli.app import app
 from regard.data.tokenizers import Bytes
 from regard.errors import HubError, OptionError
 from regard.hub import find_source, load_regard_model, open_model
 from regard.hub.opening import ModelSource
+from regard.hub.small_model import shipped
 from regard.models import GPT, ModelFolderError
 
 
@@ -73,6 +76,20 @@ def test_a_name_is_told_apart_before_anything_is_opened(names: dict[str, Path], 
         "./nothing": ("missing", "./nothing", True),
     }.items():
         assert find_source(name) == ModelSource(*want)
+
+
+def test_the_bundled_model_has_a_name_wherever_a_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, trained in (("small", True), ("random:small", False)):
+        assert find_source(name) == ModelSource("regard", str(shipped()), trained)
+        assert open_model(name).trained == trained
+    assert isinstance(load_regard_model("small"), GPT)
+    run = CliRunner().invoke(app, ["generate", "small", "xqzv jkwp xqzv jk", "--max", "7"], catch_exceptions=False)
+    assert run.exit_code == 0 and run.stdout.rstrip("\n").endswith("wp xqzv")
+    (tmp_path / "small").mkdir()  # what stands here comes first
+    assert find_source("small").location == "small"
 
 
 def test_what_is_no_model_is_said(tmp_path: Path) -> None:

@@ -355,3 +355,12 @@ def test_the_speed_of_a_run_is_that_of_its_middle_line(speeds, median, tmp_path)
         run.log({"step": step, "loss": 1.0, "lr": 0.1, "tokens_per_second": speed, "mfu": None})
     metrics = summarize_run(run)["metrics"]
     assert metrics["tokens_per_second"] == median and metrics["mfu"] is None
+
+
+def test_a_run_that_is_stopped_before_its_first_line_has_the_steps_that_were_saved(tmp_path):
+    run = Run.create(tmp_path / "run", {"recipe": "toy", "model": {}})
+    assert [summarize_run(run)[key] for key in ("status", "steps")] == ["begun", 0]
+    (run.checkpoints / "step-7").mkdir(parents=True)
+    assert [summarize_run(run)[key] for key in ("status", "steps")] == ["stopped", 7]
+    run.log({"step": 10, "loss": 1.0, "lr": 0.1})
+    assert [summarize_run(run)[key] for key in ("status", "steps")] == ["stopped", 10]

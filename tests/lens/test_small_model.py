@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.config import ConfigError
-from regard.lens import small_model
+from regard.hub import small_model
 from regard.lens.heads.examine import examine
 from regard.lens.models import open_recordable
 from regard.lens.small_model import SUMS, ShippedError, shipped, shipped_text

@@ -488,7 +488,7 @@ class TestRefused:
             m(q, k, v, Mask(causal=True), a=turned, b=gates["b"])
         with pytest.raises(ShapeError, match=r"b is torch\.complex64, expected real numbers"):
             m(q, k, v, Mask(causal=True), a=gates["a"], b=gates["b"].to(torch.complex64))
-        with pytest.raises(OptionError, match=r"flash-linear-attention calls beta is b=, \[B,G,S\]"):
+        with pytest.raises(OptionError, match=r"Here 'beta' is b=, \[B,G,S\]"):
             regard.attend(q, k, v, "gated-delta", causal=True, a=gates["a"], beta=gates["b"])
 
 

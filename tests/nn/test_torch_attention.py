@@ -1,6 +1,7 @@
 """PyTorch's habits: its layer into ours and back, its calls, and what its arguments are called here."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 import regard
 from regard.errors import OptionError, RegardError, ShapeError, TokenError
 from regard.lens.recording.maps import attention_maps
+from regard.mechanisms import Softmax, register
+from regard.mechanisms.base import MECHANISMS
 from regard.nn import Attention
 from regard.registry import call_with_options
 
@@ -152,6 +155,49 @@ def test_a_foreign_name_gets_ours(name):
             made()
     with pytest.raises(OptionError, match="no argument 'mesk'"):
         Attention(D, H, causal=True)(torch.randn(B, T, D), mesk=None)
+    with pytest.raises(OptionError, match="where the layer is made"):
+        Attention(D, H, causal=True)(torch.randn(B, T, D), causal=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("softmax_scale", "scale="),
+        ("window_size", "window="),
+        ("alibi_slopes", "slopes="),
+        ("cu_seqlens", "documents="),
+        ("score_mod", "a mechanism of your own"),
+        ("dropout", "dropout=0.1"),
+        ("num_kv_heads", "G="),
+    ],
+)
+def test_a_name_of_another_library_gets_ours(name, here):
+    q = torch.randn(B, H, T, 4)
+    with pytest.raises(OptionError, match=f"Here '{name}' is .*{re.escape(here)}"):
+        regard.attend(q, q, q, **{name: 1})
+    if name != "dropout":  # which layers have
+        with pytest.raises(OptionError, match=f"Here '{name}' is .*{re.escape(here)}"):
+            Attention(D, H, causal=True, **{name: 1})
+
+
+def test_an_option_of_a_mechanism_may_be_called_as_another_library_calls_its_own():
+    class Sized(Softmax):
+        def __init__(self, window_size: int = 1) -> None:
+            super().__init__()
+            self.window_size = window_size
+
+    q = torch.randn(B, H, T, 4)
+    register("sized-for-a-test")(Sized)
+    try:
+        assert regard.attend(q, q, q, "sized-for-a-test", window_size=2).shape == q.shape
+        assert Attention(D, H, causal=True, mechanism="sized-for-a-test", window_size=2).mechanism.window_size == 2
+    finally:
+        del MECHANISMS["sized-for-a-test"]
+
+
+def test_a_rule_given_to_a_layer_is_told_where_it_belongs():
+    with pytest.raises(OptionError, match=r"Did you mean rules=regard.Mask\(window=…\)"):
+        Attention(D, H, causal=True, window=3)
 
 
 def test_a_representation_shows_options():

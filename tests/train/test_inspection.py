@@ -53,6 +53,23 @@ def test_a_language_model_without_a_text_reads_that_of_python_and_says_so(name):
         assert len(x.ids) == 700 and all(x.counted) and x.ids[1:] == y.ids[:-1]
 
 
+def test_a_recipe_with_documents_of_its_own_is_shown_with_those(tmp_path):
+    recipe = load_recipe("lens", ["data.world.people=60", "data.block=120", "data.again=0", "data.random=0"])
+    shown = first_batch(recipe, 2)
+    batch = TASKS["repeats"](recipe.data, recipe.train.seed, torch.device("cpu"), tmp_path, None).batch(0, 2)
+    assert OWN_TEXT not in shown.notes and [row.ids for row in shown.x] == batch.x.tolist()
+
+
+def test_a_training_says_where_no_text_was_named(tmp_path):
+    """An unset variable of the shell, data.text=$FILE, is an empty text."""
+    small = ["data.block=8", "train.steps=1", "model.layers=1", "model.width=8", "model.attention.heads=1"]
+    (tmp_path / "text.txt").write_text("To be, or not to be. " * 60)
+    for text, said in (("", True), (tmp_path / "text.txt", False)):
+        words = ["train", "lm", f"data.text={text}", "data.tokenizer=bytes", *small, "--out", str(tmp_path / f"{said}")]
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0 and ("reads the prose of Python's own" in " ".join(done.stderr.split())) == said
+
+
 def run(*words):
     return CliRunner().invoke(app, ["data", "show", *map(str, words)], catch_exceptions=False)
 

@@ -50,13 +50,24 @@ def _began(folder: Path) -> float:
     return min((folder / mark).stat().st_mtime for mark in (RESULTS, *_BEGUN) if (folder / mark).exists())
 
 
+def _is_whole(results: Mapping[str, Any]) -> bool:
+    """Returns whether what is told has come to its end: a race writes it size by size, the tour by chapter."""
+    if results.get("interrupted"):
+        return False
+    if results.get("experiment") != "tour":
+        return True
+    chapters = [results.get(key) for key in ("check", "train", "see", "race")]
+    return all(isinstance(chapter, dict) and _is_whole(chapter.get("race") or {}) for chapter in chapters)
+
+
 def _summarize_results(folder: Path) -> list[dict[str, Any]]:
     """Returns the row of an experiment or a measurement; none where a folder holds something else."""
     results: Mapping[str, Any] = {}
     status = "stopped"
     if (folder / RESULTS).is_file():
         results = read_json_object(folder / RESULTS, RunError)
-        status = "finished"
+        if _is_whole(results):
+            status = "finished"
     name = results.get("experiment") or results.get("lab")
     kind = "measurement" if "lab" in results else "experiment"
     for mark, read in _BEGUN.items():

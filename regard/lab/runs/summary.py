@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from regard.lab.experiment import TrainingLog, read_log
+from regard.models.locate import checkpoint_steps
 from regard.train.progress import format_metrics
 from regard.train.recipe import resolve_model
 from regard.train.run import Run
@@ -17,6 +18,7 @@ def summarize_run(run: Run) -> dict[str, Any]:
     """Returns what a run is, how far it is, and what was measured."""
     log = read_log(run)
     config = run.config
+    saved = max(checkpoint_steps(run.checkpoints), default=0)  # it may be stopped before its first line
     best = next((row for row in log.evaluations if row["step"] == run.best), None)
     last = {}
     if log.curve:
@@ -34,8 +36,8 @@ def summarize_run(run: Run) -> dict[str, Any]:
         "path": str(run.path),
         "recipe": config.get("recipe", ""),
         "mechanism": resolve_model(config.get("model", {}))[1].mechanism,
-        "status": _status(run, log),
-        "steps": log.steps,
+        "status": _status(run, log, saved),
+        "steps": max(log.steps, saved),
         "seconds": log.seconds,
         "tokens": log.tokens,
         "metrics": metrics,
@@ -46,9 +48,9 @@ def summarize_run(run: Run) -> dict[str, Any]:
     }
 
 
-def _status(run: Run, log: TrainingLog) -> str:
+def _status(run: Run, log: TrainingLog, saved: int) -> str:
     if run.finished:
         return "finished"
-    if log.curve:
+    if log.curve or saved:
         return "stopped"
     return "begun"
