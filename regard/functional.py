@@ -52,7 +52,7 @@ def attend(
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
     """
     refuse_foreign(options, "regard.attend")
-    if isinstance(mechanism, bool | Tensor):
+    if isinstance(mechanism, (bool, Tensor)):  # a tuple: PyTorch 2.9 cannot compile the union of types
         raise OptionError(
             f"the argument after q, k and v is the mechanism, given a {type(mechanism).__name__}; who may be seen is "
             "said by name: causal=True, visible=…, window=…, or bias=… of softmax"

@@ -71,6 +71,7 @@ class Caller:
         self.filler: MaskForm | None = None
         self.pools = False  # whether it gives as many outputs of any number of tokens
         self.changed_inputs = False  # whether any call has written into its inputs
+        self.changed_masks = False  # and into its masks
 
     def call_fresh(self, case: Case, *calls: list[Tensor]) -> Tensor:
         """Returns the output of the last of some calls in a row, by a copy that has made no calls before."""
@@ -123,11 +124,13 @@ class Caller:
 
     def _call_whole(self, case: Case, given: list[Tensor], inputs: list[Tensor], options: dict[str, Any]) -> Tensor:
         """Returns the output of one call as it comes, less what is returned beside it."""
+        masks = {name: (x, x.clone()) for name, x in options.items() if isinstance(x, Tensor)}
         if self.causal_name is not None:
             options[self.causal_name] = case.causal
         if not self.layout.projects:
             options |= self._adjustments(case, inputs)
         out = self.call_with(case, given, options)
+        self.changed_masks = self.changed_masks or any(not torch.equal(x, was) for x, was in masks.values())
         if isinstance(out, tuple | list):
             out = out[0]
         if not isinstance(out, Tensor):

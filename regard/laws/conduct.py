@@ -54,6 +54,8 @@ def calls_are_pure(subject: Subject, case: Case) -> Finding:
     if not bool(first.isfinite().all()):  # another law asks about those
         repeated = Finding(0.0, case.tolerance_or(1.0), what)
     findings = [repeated, Finding(changed, 0.0, "inputs are modified in place")]
+    if _writes_into_masks(subject, case, copies):
+        findings.append(Finding(math.inf, 0.0, "a mask is modified in place"))
     call_fresh = getattr(subject, "call_fresh", None)
     if call_fresh is not None and bool(first.isfinite().all()):
         with torch.no_grad():
@@ -62,6 +64,20 @@ def calls_are_pure(subject: Subject, case: Case) -> Finding:
         kept = difference(after_another, alone, scale)
         findings.append(Finding(kept, case.tolerance_or(1.0), kept_what))
     return worst(findings)
+
+
+def _writes_into_masks(subject: Subject, case: Case, inputs: list[Tensor]) -> bool:
+    """Returns whether a call writes into its masks, with all keys visible or with the last one hidden."""
+    if subject.own:
+        return False
+    subject.changed_masks = False  # trying what a mask means may have handed over one of another form
+    with torch.no_grad():
+        subject.run(case, inputs)
+        if subject.takes_visible and case.T > 1:
+            visible = torch.ones(case.B, case.T, dtype=torch.bool, device=case.device)
+            visible[:, -1] = False
+            subject.run(case, inputs, visible)
+    return subject.changed_masks
 
 
 def other_tokens_matter(subject: Subject, case: Case) -> Finding:
@@ -73,26 +89,38 @@ def other_tokens_matter(subject: Subject, case: Case) -> Finding:
         raise DoesNotApply("one token has no other")
     inputs = subject.inputs(case)
     before = subject.run(case, inputs)
-    moved = 0.0
-    for factor in (1.0, 30.0, -30.0):  # a key of either sign, so large that one of both is looked at by an argmax
-        changed = [x.clone() for x in inputs]
-        for n, x in enumerate(changed):
-            if n > 0 or len(changed) == 1:
-                others = x.narrow(subject.token_axis, 0, case.T - 1)
-                others.copy_(factor * case.draw(*others.shape, stream=80 + n))
-        after = subject.run(case, changed)
-        last = after.narrow(subject.token_axis, after.shape[subject.token_axis] - 1, 1)
-        was = before.narrow(subject.token_axis, before.shape[subject.token_axis] - 1, 1)
-        moved = max(moved, difference(last, was))
+    limit = case.tolerance_or(1.0)  # weights that sum to one may do so but for rounding
     error = 0.0
     what = "the last token's output, which no change of the others moves"
     zero = ""
-    if moved <= case.tolerance_or(1.0):  # weights that sum to one may do so but for rounding
+    is_moved = _moves_with_others(subject, case, inputs, before, 1) > limit
+    # The last token may be alone in its block of keys; then the one before it has company.
+    if not is_moved and case.T > 2:
+        is_moved = _moves_with_others(subject, case, inputs, before, 2) > limit
+    if not is_moved:
         error = math.inf
         zero = _zero_parameter(subject)
     if zero:
         what += f": {zero} is all zero, as layers begin that are to be switched on by training"
     return Finding(error, 0.0, what, noted=bool(zero))
+
+
+def _moves_with_others(subject: Subject, case: Case, inputs: list[Tensor], before: Tensor, place: int) -> float:
+    """Returns how far an output moves when all other tokens change; `place` counts from the end, the last is 1."""
+    axis = subject.token_axis
+    moved = 0.0
+    for factor in (1.0, 30.0, -30.0):  # a key of either sign, so large that one of both is looked at by an argmax
+        changed = [x.clone() for x in inputs]
+        for n, x in enumerate(changed):
+            if n > 0 or len(changed) == 1:
+                own = x.narrow(axis, x.shape[axis] - place, 1).clone()
+                x.copy_(factor * case.draw(*x.shape, stream=80 + n))
+                x.narrow(axis, x.shape[axis] - place, 1).copy_(own)
+        after = subject.run(case, changed)
+        place = min(place, after.shape[axis])  # what pools tokens gives fewer of them
+        token, was = (out.narrow(axis, out.shape[axis] - place, 1) for out in (after, before))
+        moved = max(moved, difference(token, was))
+    return moved
 
 
 def _zero_parameter(subject: Subject) -> str:

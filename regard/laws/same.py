@@ -219,9 +219,10 @@ class SameAs:
         views = look_inside(subject, case)
         if not views or case.tolerance is None:
             raise CouldNotBeAsked(
-                f"{subject.label} takes tokens, and has neither Linear layers named as those that make queries, keys "
-                "and values (q_proj, W_k, to_v, qkv, c_attn, …) nor the parameters of nn.MultiheadAttention "
-                f"(in_proj_weight); {self.reference.label} takes q, k and v. Compare the function inside it instead"
+                f"{subject.label} takes tokens, and its queries, keys and values cannot be read inside it, as they can "
+                "from Linear layers named q_proj, W_k, to_v, qkv, c_attn, …, called on the tokens with no other layers "
+                "around attention, or from nn.MultiheadAttention (in_proj_weight); "
+                f"{self.reference.label} takes q, k and v. Compare the function inside it instead"
             )
         limit = 10 * case.tolerance  # outputs of attention are read back from within, by another order of sums
         errors = [(view, self._inside_error(view, case)) for view in views]

@@ -29,10 +29,10 @@ class Subject:
     `promises_zeros` says whether a query that sees nothing must give zeros. `projects` says whether it projects tokens
     to queries, keys and values of its own. `state_call` is how somebody else's attention takes a state, where it does.
     `knows_positions` says whether somebody else's attention counts tokens, hidden ones too, so that padding moves them.
-    `changed_inputs` says whether any call so far has written into its inputs. `device` is where somebody else's
-    attention is called to find out how it wants to be called. `queries_meet` says whether queries attend to one another
-    beside their keys, as in a decoder's layer. `pools` says whether it gives as many outputs of any number of tokens.
-    `reads_context` says whether its keys are those of another sequence than its queries.
+    `changed_inputs` and `changed_masks` say whether any call so far has written into these. `device` is where somebody
+    else's attention is called to find out how it wants to be called. `queries_meet` says whether queries attend to one
+    another beside their keys, as in a decoder's layer. `pools` says whether it gives as many outputs of any number of
+    tokens. `reads_context` says whether its keys are those of another sequence than its queries.
     """
 
     token_axis = 2
@@ -44,6 +44,7 @@ class Subject:
     state_call: Any = None
     device = "cpu"
     changed_inputs = False
+    changed_masks = False
     knows_positions = False
     queries_meet = False
     pools = False

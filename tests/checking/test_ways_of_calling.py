@@ -409,3 +409,57 @@ class SharesItsFirstHead(TokensFirst):
 def test_heads_that_share_their_weights_are_named():
     (verdict,) = regard.check(SharesItsFirstHead, like="softmax", only=["same"], draws=DRAWS)
     assert verdict.status == "broken" and "do they share one?" in verdict.detail
+
+
+def adds_to_its_mask(q, k, v, attn_mask):
+    """attn_mask [T,S] bool: True hides."""
+    T, S = attn_mask.shape
+    attn_mask |= torch.ones(T, S, dtype=torch.bool).triu(1 + S - T)
+    return scores(q, k).masked_fill(attn_mask, -1e30).softmax(-1) @ v
+
+
+def joins_its_mask(q, k, v, attn_mask):
+    """attn_mask [T,S] bool: True hides."""
+    T, S = attn_mask.shape
+    hidden = attn_mask | torch.ones(T, S, dtype=torch.bool).triu(1 + S - T)
+    return scores(q, k).masked_fill(hidden, -1e30).softmax(-1) @ v
+
+
+def turns_its_padding(q, k, v, key_padding_mask=None):
+    """key_padding_mask [B,S]: True hides."""
+    s = scores(q, k)
+    if key_padding_mask is not None:
+        s = s.masked_fill(~key_padding_mask.logical_not_()[:, None, None], -1e30)
+    return s.softmax(-1) @ v
+
+
+def test_a_mask_that_a_call_writes_into_is_found():
+    (verdict,) = regard.check(adds_to_its_mask, only=["pure"], draws=DRAWS).broken
+    assert "a mask is modified in place" in verdict.detail
+    assert broken(turns_its_padding, "pure") == {"pure"}
+    assert broken(joins_its_mask, "pure") == set()
+
+
+def in_blocks(q, k, v, width=3):
+    """Each token attends within its block of `width`, to both sides."""
+    T, S = q.shape[2], k.shape[2]
+    same = torch.arange(T)[:, None] // width == torch.arange(S) // width
+    return scores(q, k).masked_fill(~same, -1e30).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6])
+def test_a_last_token_that_is_alone_in_its_block_still_attends(width):
+    assert broken(lambda q, k, v: in_blocks(q, k, v, width), "attends") == set()
+
+
+def test_attention_to_oneself_does_not_attend():
+    assert broken(lambda q, k, v: in_blocks(q, k, v, 1), "attends") == {"attends"}
+
+
+class DropsOut(nn.Module):
+    def forward(self, q, k, v):
+        return functional.dropout(scores(q, k).softmax(-1), 0.1, training=True) @ v
+
+
+def test_dropout_left_on_is_not_taken_for_half_precision():
+    assert broken(DropsOut(), "pure", "precision") == {"pure"}
