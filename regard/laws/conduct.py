@@ -117,9 +117,8 @@ def _moves_with_others(subject: Subject, case: Case, inputs: list[Tensor], befor
                 x.copy_(factor * case.draw(*x.shape, stream=80 + n))
                 x.narrow(axis, x.shape[axis] - place, 1).copy_(own)
         after = subject.run(case, changed)
-        place = min(place, after.shape[axis])  # what pools tokens gives fewer of them
-        token, was = (out.narrow(axis, out.shape[axis] - place, 1) for out in (after, before))
-        moved = max(moved, difference(token, was))
+        row = max(after.shape[axis] - place, 0)  # what pools tokens gives fewer of them
+        moved = max(moved, difference(after.narrow(axis, row, 1), before.narrow(axis, row, 1)))
     return moved
 
 
