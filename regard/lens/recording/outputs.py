@@ -1,6 +1,5 @@
 """The output projection of an attention module, and the length ‖v · W_o‖ of each value (Kobayashi et al. 2020).
 
-
 The projection of a Hugging Face model is found while the model runs, because it has another name and place in each
 family: it is the module with a matrix that is given exactly the heads' outputs, side by side.
 """
