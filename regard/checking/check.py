@@ -38,12 +38,12 @@ from regard.models import Model
 from regard.registry import Registry
 
 DRAWS = 24
-MOST_BROKEN = 4  # cases after which no plainer one is looked for
+MOST_BROKEN = 4  # broken cases after which the search for a plainer one ends
 
 
 @dataclass(frozen=True)
 class ModelKind:
-    """A kind of whole models: which things are of it, how one is put on trial, and its laws.
+    """A kind of whole models: a function that recognises them, the class of their trials, and their laws.
 
     `names` are those of the module, the table of laws and the class of trials, for reproducers. There is one trial for
     `draws_per_trial` draws, as a trial asks more than a case does. `precisions` take turns unless one is asked for.
@@ -101,8 +101,8 @@ def check(
     of the tokens of a module that does not say them itself; `width` is also that of a function's heads, where it takes
     no other.
     `step`, the name of a module's method or a function step(x, state) -> y, state, is what takes one token more: the
-    law `recurrent` is asked of it. `blind_zeros` holds it to zeros where a query sees nothing, as regard's own
-    mechanisms are; of others that is only noted.
+    law `recurrent` is asked of it. `blind_zeros`: a query that sees nothing must give zeros, as in regard's own
+    mechanisms; by default anything else is only noted for other people's attention.
     """
     if draws < 1:
         raise OptionError(f"draws = {draws}, expected at least 1")
@@ -126,7 +126,7 @@ def check(
     if like is not None:
         laws["same"] = _same_as(like, subjects, causal, device)
         if only and "same" not in only:
-            only = [*only, "same"]  # who names something to compare with wants to know, whatever else is left out
+            only = [*only, "same"]  # naming something to compare with asks for this law too
     chosen = _choose_laws(only, laws)
     precisions = ["float64", "float32"]
     if dtype is not None:
@@ -141,7 +141,7 @@ def check(
                 cases.append(draw_long_case(seed, precisions[-1], device))
             verdicts.append(judge(s, name, law, cases))
     raised = [v.raised for v in verdicts if v.raised is not None]
-    unasked = [f"Of cases that raised nothing is said, as this one: {reason}" for reason in raised[:1]]
+    unasked = [f"Cases that raised an exception are not judged, such as this one: {reason}" for reason in raised[:1]]
     if not only:
         unasked += [sentence for s in subjects if not s.own for sentence in tell_taken(s)]
     if not only and like is None:
@@ -289,7 +289,7 @@ def judge(s: Subject, name: str, law: Law, cases: Sequence[Case]) -> Verdict:
     if asked and failed:
         raised = failed[0].reason
     if exceeded:
-        # The plainest of what is broken, the last of what is only noted.
+        # The plainest example of a broken law, or the last one of what is only noted.
         case, found = exceeded[-1]
         if broken:
             case, found = min(broken, key=lambda example: (*example[1].tellingness, -example[1].error))

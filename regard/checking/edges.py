@@ -26,9 +26,9 @@ LONGEST = 1024  # tokens at which a law is still asked
 
 
 def choose_edges(found: dict[int, str], limit: int | None) -> dict[int, str]:
-    """Returns the lengths that a model can be asked about, each with what lies there.
+    """Returns those of the lengths in `found`, each with what begins there, at which a model can be tested.
 
-    A law reads three tokens more. `limit` is the most tokens that the model reads; None: any number.
+    Tests read up to three tokens more. `limit` is the most tokens that the model reads; None: any number.
     """
     longest = LONGEST
     if limit is not None:
@@ -132,7 +132,7 @@ def _compare_reach(
 
 
 def _weighs_every_key(module: nn.Module) -> bool:
-    """Tells whether attention gives every key that it may see a weight; argmax gives one to a single key."""
+    """Tells whether attention gives a weight to every key that it may see, unlike argmax, which picks a single key."""
     return all(isinstance(m, Softmax | Linear) for m in module.modules() if isinstance(m, Mechanism))
 
 

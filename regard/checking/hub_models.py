@@ -1,4 +1,4 @@
-"""Hugging Face models before the laws: those of whole models, and that each attention layer is regard's reference."""
+"""Checking Hugging Face models: the laws of whole models, and that each attention layer equals regard's reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COPIES: WeakKeyDictionary[Any, dict[torch.dtype, Any]] = WeakKeyDictionary()
 class HubSubject(Trial):
     """A trial of a Hugging Face model. The model itself stays as it is.
 
-    It reads tokens; or images, which take the place of tokens; or sound, which is the source of its tokens.
+    The model reads tokens, or images in place of tokens, or, as an encoder-decoder, sound as the source of its tokens.
     """
 
     def __init__(self, model: Any, seed: int = 0, dtype: torch.dtype = torch.float32, B: int = 3, T: int = 11):
@@ -49,11 +49,11 @@ class HubSubject(Trial):
         if not parts and not self.two_sided:  # its attention cannot be seen from outside
             self.is_decoder = model.can_generate()
         self.takes_positions = accepts(model.forward, "position_ids")
-        # Some count positions from the ids themselves; of the rest, those that cannot be told them know one side only.
+        # Some compute positions from the ids themselves. Others can be padded on the left only if they take positions.
         self.counts = any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())
         self.padding_sides = ("right",)
         self.cache_name = "past_key_values"
-        if accepts(model.forward, "cache_params"):  # models of states alone call it so, and have no positions to tell
+        if accepts(model.forward, "cache_params"):  # state-space models call it so, and have no positions
             self.cache_name = "cache_params"
         if self.counts or self.takes_positions or self.cache_name == "cache_params":
             self.padding_sides = ("left", "right")
@@ -112,7 +112,7 @@ class HubSubject(Trial):
     def cut_padded(self, n: int) -> list[int]:
         """Returns the sizes of a prompt, which padding belongs to, and of steps of one token each.
 
-        Transformers' models of states take a step of one token for a token, whatever its mask says.
+        In a step of one token, transformers' state-space models ignore the mask.
         """
         prompt = min(n, 3 + n // 2)
         return [prompt] + [1] * (n - prompt)
@@ -184,7 +184,8 @@ class HubSubject(Trial):
         asked = more.get("decoder_input_ids", tokens)
         if out.dim() == 3 and (out.shape[1] == asked.shape[1] or self.input_name == "pixel_values"):
             return out
-        base = self.model.base_model  # one answer for a whole text or image: look beneath it
+        # The head gives one vector for a whole text or image: its base model gives one for each token.
+        base = self.model.base_model
         return _vectors(base(**{self.input_name: tokens}, **more))
 
     @torch.no_grad()
@@ -227,19 +228,19 @@ class HubSubject(Trial):
 
     @torch.no_grad()
     def compare_layers(self) -> list[LayerFindings]:
-        """Returns what is found of each attention layer."""
+        """Returns how far each attention layer is from regard's reference, and its rows from a sum of one."""
         recorder = _LayerComparison(self.limit)
         with recording_attention(self.model, recorder):
             self.run_whole(self.tokens)
         if not recorder.found:
-            raise DoesNotApply(f"{type(self.model).__name__} makes its attention itself: nothing can be heard")
+            raise DoesNotApply(f"{type(self.model).__name__} makes its attention itself, so it cannot be recorded")
         return recorder.found
 
 
 class LayerFindings(NamedTuple):
-    """How far the output of a layer is from the reference, and the sums of its rows from one.
+    """How far the output of a layer is from the reference, and how far the sums of its rows are from one.
 
-    None instead of sums: its rows need not sum to one, because it has sinks or its mechanism divides by no sum.
+    `sums` is None if rows need not sum to one: the layer has sinks, or its mechanism does not divide by a sum.
     """
 
     output: Finding

@@ -1,6 +1,6 @@
-"""What must hold of any whole model, as functions: law(trial) returns a Finding, or raises `DoesNotApply`.
+"""Laws of whole models, as functions: law(trial) returns a Finding, or raises `DoesNotApply`.
 
-A model is put to the test in float64 unless asked otherwise, on random tokens: the laws are about what it computes, not
+A model is tested in float64 unless asked otherwise, on random tokens: the laws are about what it computes, not
 about what it has learned. Weights that may be negative can cancel, which magnifies rounding: a model with such a
 mechanism may differ by ten times what one rounding of its parameters does to it. `regard.check` runs all laws.
 """
@@ -32,7 +32,7 @@ from regard.registry import Registry
 class Trial(ABC):
     """A model with random tokens [B,T] to put to the laws, and for an encoder-decoder a source [B,S] for each row.
 
-    `limit` is how far apart two ways of computing the same may be. `is_decoder` says whether it goes on from a text
+    `limit` is how far apart two ways of computing the same may be. `is_decoder` says whether it continues a text
     token by token. `padding_sides` are the places where it may be padded. `longest` is the most tokens that it reads;
     None: any number.
     """
@@ -81,7 +81,7 @@ class Trial(ABC):
 
     @abstractmethod
     def edges(self) -> dict[int, str]:
-        """Returns the lengths at which a model does something else than before, each with what begins there."""
+        """Returns the lengths at which the computation changes, such as a window's width, and what begins there."""
 
     @abstractmethod
     def windows(self) -> list[tuple[str, nn.Module, int | None]]:

@@ -28,9 +28,9 @@ def shrink(subject: Subject, law: Law, case: Case, found: Finding, seconds: floa
 
 
 def _is_alike(again: Finding, found: Finding) -> bool:
-    """Tells whether a finding says of a smaller case what was found before: that a law is broken, or only noted.
+    """Tells whether the finding in a smaller case may replace the one before: the law is again broken, or again noted.
 
-    What was plain to see stays so, by inputs that are no more unusual: a small case is worth less than a telling one.
+    An error that was plain to see must stay so, and the inputs must be no more unusual.
     """
     if again.error < min(found.error, 1.0) / 10 or again.tellingness > found.tellingness:
         return False

@@ -17,7 +17,7 @@ LAYOUT_WORDS = {
 }
 # What a stranger is most often meant to compute; mechanisms with random or learned numbers cannot be compared.
 _REFERENCES = ("softmax", "elu", "argmax", "quadratic")
-FAR = 0.3  # of the largest output, from which on nobody would call two attentions alike
+FAR = 0.3  # a difference, relative to the largest output, from which on no mechanism is called near
 
 
 def tell_taken(s: Subject) -> list[str]:
@@ -101,7 +101,7 @@ def _tell_nearest(s: Subject) -> str:
 def resemble(s: Subject) -> tuple[str, float, bool] | None:
     """Returns the mechanism whose outputs are nearest, the difference, and whether a common slip explains that.
 
-    Of what cannot be compared it returns None.
+    Returns None if no mechanism can be compared with it.
     """
     case = s.fit(Case(B=2, T=7, H=4, G=2, K=5, V=3, dtype="float32"))
     if s.token_axis != 2:

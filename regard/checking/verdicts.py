@@ -23,9 +23,9 @@ MARKS: dict[Status, str] = {
 class Verdict:
     """What one law says of one subject; where it is broken, a small example and how to see it again.
 
-    "noted" is what is worth knowing and no fault. "could not be asked" means that the subject raised an exception, or
-    could not be called: `detail` says how it was called and what came back. `raised` says it of a case that could not
-    be asked where others could.
+    "noted" is worth knowing, but no fault. "could not be asked" means that the subject raised an exception in all cases
+    or could not be called: `detail` says how it was called and what came back. If it raised in some cases only,
+    `raised` says so of one of them.
     """
 
     subject: str
@@ -90,7 +90,7 @@ class Verdicts(Sequence[Verdict]):
 
     @property
     def asked(self) -> bool:
-        """Whether at least one law could be asked, or none had anything to say."""
+        """Whether at least one law could be asked, or no law failed to be asked."""
         return not self.having("could not be asked") or any(v.draws for v in self)
 
     @property

@@ -3,11 +3,12 @@
 To read in this order:
 
 - files: `safety` and `gate` (what is refused), `weights`, `fetching` (transformers' models), `opening` (any model);
-- attention: `masks`, `calls`, `cache`, `recording` (weights in chunks), `attention` (the entries in transformers'
-  tables: recording, and calling replacements), `replacement` (`use` and `restore`), `entries` (`register`);
+- attention: `masks`, `calls`, `cache`, `recording` (weights in chunks), `memories` (gated and delta layers),
+  `attention` (the entries in transformers' tables: recording, and calling replacements), `replacement` (`use` and
+  `restore`), `entries` (`register`);
 - converting weights between transformers' models and regard's: `keys`, `families`, `loading`, `exporting`,
   `tokenizer_files`;
-- on top of these: `classifier` (fine-tunes an encoder), `costs`.
+- on top of these: `classifier` (fine-tunes an encoder), `costs`, `tiny` (small configs), `small_model`.
 """
 
 from regard.hub.attention import AttentionRecorder, Call, HubError, recording_attention

@@ -292,7 +292,10 @@ def _eager_function(module: nn.Module) -> Callable[..., Any]:
         function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if function is not None:
             return function  # type: ignore[no-any-return]
-    raise HubError(f"{type(module).__name__} comes without an eager attention function to record it by")
+    raise HubError(
+        f"{type(module).__name__} comes without an eager attention function, from which weights are recorded; expected "
+        "a class whose modeling file defines eager_attention_forward"
+    )
 
 
 def _scale(module: nn.Module, query: Tensor, scaling: float | None) -> float:

@@ -21,7 +21,7 @@ from regard.hub.masks import find_structure
 from regard.mechanisms import Mechanism, State, fork
 from regard.shapes import Mask, Size
 
-# Made here and not beside the function, because it imports PyTorch's compiler.
+# This stands here and not beside `find_structure`, because `torch.compiler.disable` imports PyTorch's compiler.
 find_structure_uncompiled: Any = torch.compiler.disable(find_structure)
 
 
@@ -133,7 +133,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns the number of keys that a mask covers, and the position of the first key."""
-        if self.window is not None:  # a static layer with a window has room for no more than that, and this one has
+        if self.window is not None:  # the mask covers all tokens, also those that have left the window
             return self.length + query_length, 0
         return self.max_length or self.length + query_length, 0
 

@@ -73,11 +73,11 @@ class AttentionReplacement(nn.Module):
     def __init__(self, mechanism: Mechanism, name: str, cross: bool, gates: Gates | None = None) -> None:
         super().__init__()
         self.mechanism = mechanism
-        self.gates = gates  # what makes decays and write strengths from the module's input
+        self.gates = gates  # computes decays and write strengths from the module's input
         self.made: dict[str, Tensor] = {}  # those of the module's current input, by name
         self.unit_length: UnitLength | None = None
         if getattr(mechanism, "erases", False):
-            self.unit_length = UnitLength()  # longer keys would take out more than there is
+            self.unit_length = UnitLength()  # with longer keys the delta rule would erase more than the memory holds
         self.name = name
         self.cross = cross
         self.has_own_scale = isinstance(mechanism, Softmax) and mechanism.scale is not None
@@ -89,7 +89,7 @@ class AttentionReplacement(nn.Module):
         AttentionReplacement.live.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"made": {}}  # what a call that failed has left has gradients, and cannot be copied
+        return self.__dict__ | {"made": {}}  # tensors of a call that failed belong to a graph, and cannot be copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -257,9 +257,10 @@ def _limits_are_causal(mask: Mask, start: int, T: int) -> bool:
 
 
 def _fits_window(mask: Mask, window: int | None, S: int) -> bool:
-    """Tells whether a structured mask shows what a state with this window shows.
+    """Tells whether a structured mask hides exactly what a state with this window hides.
 
-    A mask of S keys that all lie within the window has none. The mask of one query has none either, but shows few keys.
+    Such a mask may have no `window`: if its S keys all lie within the window, or if it is that of a single query, whose
+    keys beyond the window are not visible.
     """
     if window is None or mask.window is not None:
         return mask.window == window

@@ -180,7 +180,7 @@ class Classifier(Model[ClassifierConfig]):
 
 
 def _check_manifest(folder: Path) -> None:
-    """Raises, naming the file, where a folder has a manifest of hashes and a file that does not match it."""
+    """Raises HubError, naming the file, if a file of a folder does not match the folder's manifest of hashes."""
     for name, want in (read_manifest(folder / MANIFEST) or {}).items():
         damage = find_damage(folder / name, want)
         if damage is not None:

@@ -29,8 +29,8 @@ def register(mechanism: str | None = None, **options: Any) -> list[str]:
 
     Without a name all mechanisms are registered that have no learned parameters, those of plugins among them. With a
     name it is that one, with its `options`: `register("performer", features=64)`. Every new process, and every worker
-    of a data loader or a launcher, has to call it again. The others are known by name, too: the first forward
-    pass of a model that asks for one raises a HubError that says what to do.
+    of a data loader or a launcher, has to call it again. Mechanisms with learned parameters get a name as well, under
+    which the first forward pass of a model raises a HubError that says what to do.
     """
     import_transformers()
     if mechanism is not None:
@@ -46,7 +46,7 @@ def register(mechanism: str | None = None, **options: Any) -> list[str]:
 
 
 def find_reason_against(name: str, options: dict[str, Any]) -> str | None:
-    """Returns why a mechanism cannot run without a place in the model, or None where it can."""
+    """Returns why a mechanism cannot run without being a submodule of the model; None if it can."""
     cls = lookup(name)
     use = f'regard.hub.use(model, "{name}") gives each layer its own'
     if not set(cls.needs) <= set("qkv"):
@@ -73,7 +73,7 @@ class RegisteredMechanism(MechanismEntry):
         found = self._replacements.get(module)
         if found is None or not _is_built_for(found.mechanism, q):
             size = Size(H=q.shape[1], K=q.shape[3], V=q.shape[3])
-            # A plain forward pass is not asked for other dtypes: what is drawn, such as directions, stays as drawn.
+            # Only the device is set: random projections and the like keep the dtype in which they were drawn.
             built = fitted(self.mechanism, size, **self.options).to(q.device)
             name = _describe(module)
             found = AttentionReplacement(built, name, is_cross_attention(module, name))
@@ -88,7 +88,7 @@ class RegisteredMechanism(MechanismEntry):
         return lazy_mask(**arguments)
 
     def _require(self) -> None:
-        """Raises where the mechanism cannot run like this."""
+        """Raises HubError if the mechanism cannot run without being a submodule of the model."""
         if self.reason is not None:
             raise HubError(f'attn_implementation="{NAME_PREFIX}{self.mechanism}": {self.reason}')
 
@@ -100,7 +100,7 @@ def _add(mechanism: str, options: dict[str, Any], reason: str | None) -> str:
 
 
 def _is_built_for(mechanism: Mechanism, q: Tensor) -> bool:
-    """Tells whether a mechanism is where q is: what it has drawn does not move with the model."""
+    """Tells whether a mechanism's buffers are on q's device: they are not the model's, so they do not move with it."""
     return all(buffer.device == q.device for buffer in mechanism.buffers())
 
 
@@ -111,7 +111,7 @@ def _describe(module: nn.Module) -> str:
 
 
 def _require_interface(config: Any, mechanism: str) -> None:
-    """Raises for models that make their attention themselves: they would ignore the entry without a word."""
+    """Raises HubError for models that bypass transformers' attention interface, which would ignore the entry."""
     modelling = type(config).__module__.replace(".configuration_", ".modeling_")
     module = sys.modules.get(modelling)
     if module is not None and not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):

@@ -124,7 +124,7 @@ def _canonical_config(model: GPT | Encoder) -> Any:
 
 
 def _canonical_attention(config: Any) -> Any:
-    """Returns a config whose attention says everything, in one section, or in one for each mechanism that there is."""
+    """Returns a config with a canonical section `attention`, or with one for each mechanism if there are several."""
     names = list(dict.fromkeys(config.per_layer))
     sections = {name: _canonical_section(config, name) for name in names}
     if len(names) == 1:

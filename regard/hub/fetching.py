@@ -139,7 +139,7 @@ def model_on_meta(name: str | Path, download: bool = False) -> Any:
 
 
 def _build(config: Any, name: str | Path) -> Any:
-    """Builds the model of a config with random weights; sizes that fit no model are a HubError that names `name`."""
+    """Builds the model of a config with random weights; raises HubError, naming `name`, if its sizes fit no model."""
     with _explain_errors(name):
         return build_model(model_class(config), config)
 

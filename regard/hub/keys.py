@@ -102,7 +102,7 @@ class Keys:
         return float(value)
 
     def flag(self, key: str, otherwise: Any = _MISSING) -> bool:
-        """Returns a key's boolean."""
+        """Returns the value of a key, which must be true or false."""
         value = self.take(key, otherwise)
         if not isinstance(value, bool):
             raise self.refusal(key, "expected true or false")

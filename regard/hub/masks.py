@@ -164,7 +164,7 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
     """
     if not torch.compiler.is_compiling():
         return find_structure(mask, cross)
-    # It reads the mask's values: outside the graph that is one break, and not many.
+    # It reads the mask's values. A function that is not compiled breaks the graph once; inlined, each read would.
     from regard.hub.cache import find_structure_uncompiled  # imports transformers
 
     found: Mask | None = find_structure_uncompiled(mask, cross)
@@ -172,7 +172,7 @@ def recognise_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool = False) ->
 
 
 def find_structure(mask: Num[Tensor, "#B #H #T S"], cross: bool) -> Mask | None:
-    """Does what `recognise_structure` describes."""
+    """Returns what `recognise_structure` returns; it must run outside of a compiled graph."""
     allowed = as_boolean(mask)
     if allowed is None or allowed.shape[1] != 1:
         return None

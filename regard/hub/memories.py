@@ -1,9 +1,9 @@
-"""Where gated and delta layers of transformers are caught: they bypass its attention interface.
+"""Recording the gated and delta layers of transformers, which bypass its attention interface.
 
 Such a layer calls one of a few functions of its modeling file, by name: `torch_chunk_gated_delta_rule` over a whole
-text and `torch_recurrent_gated_delta_rule` for one more token (Qwen3-Next and its kin), `mamba2_chunk_scan` and
-`mamba2_selective_state_update` (Mamba-2 and its kin). `recording_memories` puts a function of the same name in their
-place while it lasts. That calls the one before, and shows its arguments, as q, k, v, a and b, and its result.
+text and `torch_recurrent_gated_delta_rule` for one more token (Qwen3-Next and similar models), `mamba2_chunk_scan` and
+`mamba2_selective_state_update` (Mamba-2 and similar models). While the context `recording_memories` lasts, a wrapper
+replaces each: it calls the original, and passes its arguments, as q, k, v, a and b, and its result to a recorder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regard.shapes import default_scale
 
 @dataclass(frozen=True)
 class MemoryCall:
-    """One call of a layer with a memory, in the words of `regard.mechanisms.recurrence`."""
+    """One call of a gated or delta layer, in the notation of `regard.mechanisms.recurrence`."""
 
     module: nn.Module
     name: str  # of the module in its model
@@ -38,7 +38,7 @@ class MemoryCall:
     a: Float[Tensor, "B H T"]  # logarithm of the decay
     b: Float[Tensor, "B H T"]  # strength of the write
     scale: float
-    skip: Float[Tensor, " H"] | None = None  # out has skip · v beside what the memory gives
+    skip: Float[Tensor, " H"] | None = None  # skip · v is added to what is read from the memory
     cross: ClassVar[bool] = False
 
 
@@ -52,7 +52,7 @@ class MemoryRecorder(Protocol):
     def memory(self, call: MemoryCall, out: Tensor) -> Tensor: ...
 
 
-# What a function is called with, by the names of its parameters, becomes a MemoryCall's fields.
+# Turns the arguments of a call, by the names of their parameters, into the fields of a MemoryCall.
 Reader = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
@@ -67,7 +67,7 @@ def _read_delta_rule(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unit_length(x: Tensor) -> Tensor:
-    """Returns what transformers' functions make of a query or a key: it has length 1 but for 1e-6 beside its square."""
+    """Returns x / √(‖x‖² + 1e-6) in float32, as transformers' functions normalise queries and keys."""
     x = x.float()
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
@@ -80,7 +80,7 @@ def _read_scan(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_scan_step(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of one more token of Mamba-2: its numbers a head are repeated over V and K."""
+    """Returns the fields of one more token of Mamba-2, whose dt, A and D come repeated over V (A also over K)."""
     bias = given.get("dt_bias")
     step = _make_step(given, given["dt"][..., 0], None if bias is None else bias[:, 0])
     skip = given.get("D")
@@ -95,7 +95,7 @@ def _read_scan_step(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_step(given: Mapping[str, Any], step: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns Δ of each token and head, as transformers makes it of its projection."""
+    """Returns Δ of each token and head: the projection `step`, plus the bias, through softplus if the call asks so."""
     if bias is not None:
         step = step + bias.to(step.dtype)
     return functional.softplus(step) if given.get("dt_softplus") else step
@@ -128,7 +128,7 @@ _MECHANISMS = {"torch_chunk_gated_delta_rule": "gated-delta", "mamba2_chunk_scan
 
 
 def memory_layers(model: nn.Module) -> dict[str, str]:
-    """Returns the mechanism of each module of a model that calls one of `READERS`, by the module's name."""
+    """Returns the mechanism, "gated" or "gated-delta", of each gated or delta layer of a model, by module name."""
     found = {}
     for name, module in model.named_modules():
         for function in _functions_called(module):
@@ -146,7 +146,7 @@ def recording_memories(model: nn.Module, recorder: Any) -> Iterator[None]:
     if not isinstance(recorder, MemoryRecorder):
         yield
         return
-    running: list[tuple[nn.Module, str]] = []  # the layers that are computing now, the innermost last
+    running: list[tuple[nn.Module, str]] = []  # the layers whose forward is running, the innermost last
     with ExitStack() as removal:
         files: set[ModuleType] = set()
         for name, module in model.named_modules():
@@ -163,7 +163,7 @@ def recording_memories(model: nn.Module, recorder: Any) -> Iterator[None]:
 
 
 def _watch(module: nn.Module, name: str, running: list[tuple[nn.Module, str]], removal: ExitStack) -> None:
-    """Keeps a layer in `running` while it computes."""
+    """Keeps a layer in `running` during its forward."""
 
     def begin(module: nn.Module, inputs: Any) -> None:
         running.append((module, name))
@@ -178,7 +178,7 @@ def _watch(module: nn.Module, name: str, running: list[tuple[nn.Module, str]], r
 def _showing(
     function: Callable[..., Any], reader: Reader, recorder: MemoryRecorder, running: list[tuple[nn.Module, str]]
 ) -> Callable[..., Any]:
-    """Returns a function that does what `function` does, and shows the recorder what it was called with and gave."""
+    """Returns a wrapper of `function` that passes each call and its output to the recorder, and returns its output."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -190,7 +190,7 @@ def _showing(
         module, name = running[-1]
         call = MemoryCall(module, name, **reader(bound.arguments))
         gate = bound.arguments.get("z")
-        if gate is not None:  # Falcon-H1 lets the function gate what the memory gives: that is done afterwards here
+        if gate is not None:  # Falcon-H1 lets the function apply a gate; it is applied below, after recording
             bound.arguments["z"] = None
         given = function(*bound.args, **bound.kwargs)
         out = given[0] if isinstance(given, tuple) else given

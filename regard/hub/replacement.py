@@ -80,7 +80,7 @@ def use(
     mechanism does not support. Calls for different layers add up; `restore` undoes them all.
     """
     if callable(mechanism) and not isinstance(mechanism, type | Mechanism):
-        mechanism = build_mechanism(mechanism, **options)  # a similarity of a query and a key; else an error says so
+        mechanism = build_mechanism(mechanism, **options)  # a function of a query and a key; anything else raises
         options = {}
     if isinstance(mechanism, Mechanism) and options:
         raise OptionError(f"{', '.join(options)}: options go with a name; {mechanism.name} is built already")
@@ -148,7 +148,7 @@ def _build_replacement(
         )
     gates = _build_gates(built, place, model, decay)
     if gates is not None and gates.keeps_ranges and isinstance(mechanism, str) and "checks" not in options:
-        setattr(built, "checks", False)  # noqa: B010  # to look would make a GPU wait at each layer
+        setattr(built, "checks", False)  # noqa: B010  # a check of values would make the CPU wait for the GPU
     replacement = AttentionReplacement(built, place.name, place.part == "cross", gates)
     like = next((p for p in place.module.parameters() if p.is_floating_point()), None)
     if like is not None:
@@ -160,9 +160,9 @@ def _build_replacement(
 
 
 def _build_gates(mechanism: Mechanism, place: Place, model: nn.Module, decay: str) -> Gates | None:
-    """Returns what makes a and b from an attention module's input, drawn as regard's models draw them.
+    """Returns the module that computes a and b from an attention module's input, initialised as in regard's models.
 
-    None if the mechanism takes neither.
+    Returns None if the mechanism takes neither.
     """
     if not {"a", "b"} & set(mechanism.needs):
         return None

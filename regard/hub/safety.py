@@ -168,7 +168,7 @@ def check_weights(folder: Path) -> None:
 
 
 def check_hashes(folder: Path) -> None:
-    """Refuses a folder that regard exported, if one of its files was changed since; a missing one is told elsewhere."""
+    """Refuses a folder that regard exported, if one of its files was changed since; missing files are not checked."""
     for name, want in (read_manifest(folder / HASHES) or {}).items():
         path = folder / Path(name).name
         damage = find_damage(path, want)

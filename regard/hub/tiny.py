@@ -17,7 +17,7 @@ _HEAD = _HIDDEN // _HEADS
 _VOCABULARY = 128
 _POSITIONS = 256
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
-# What a field becomes, by the names that configs of transformers give it. Fields that are None or absent stay so.
+# The small value of each field, by its names in transformers' configs. Fields that are None or absent stay so.
 _SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "pooler_output_size"), _HIDDEN),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), _HEADS),

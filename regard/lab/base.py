@@ -38,7 +38,7 @@ from regard.version import __version__
 
 CONFIG, RESULTS, REPORT = "config.toml", "results.json", "report.html"
 
-LONG = 2.0  # seconds: what takes longer is told how long it may last
+LONG = 2.0  # seconds after which the remaining time is estimated
 
 Say = Callable[[str], None]
 Results = dict[str, Any]
@@ -49,7 +49,7 @@ ComparePage = Callable[[Mapping[str, Mapping[str, Any]]], Page]
 
 @dataclass(frozen=True)
 class Shown:
-    """How an experiment tells what it is doing: a line of text, and a progress for each training."""
+    """How an experiment reports its progress: `say` takes a line of text, `progress` a title and makes a Progress."""
 
     say: Say = lambda text: None
     progress: Callable[[str], Progress] = field(default=lambda name: Progress())
@@ -57,7 +57,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line says beside overrides; None for what it does not say."""
+    """The options of the command line beside overrides; None if one is not given."""
 
     variant: str | None = None
     seed: int | None = None
@@ -66,10 +66,10 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What leaves results with a page. `page` draws a document that was read from results.json, `compare` several;
-    None: their outcomes and their runs are laid side by side.
+    """An experiment: it writes results.json and a page. `page` draws the document of one results.json.
 
-    This class alone stands for what has a `command` of its own; `regard run` takes the kinds derived from it.
+    `compare` draws several; if it is None, their outcomes and runs are shown side by side. An instance of this very
+    class has a `command` of its own; `regard run` runs instances of the derived classes.
     """
 
     name: str
@@ -123,7 +123,7 @@ def write_results(folder: Path, results: Mapping[str, Any], allow_nan: bool = Tr
 
 
 def versions() -> dict[str, str]:
-    """Returns what results depend on beside their settings."""
+    """Returns the versions of the software that results depend on."""
     return {"regard": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
@@ -163,7 +163,7 @@ class LabConfig(Section):
                 raise ConfigError(f"{self.place}.{f.name} = {shown}: expected {low} to {high}")
 
 
-# From the config, and a function that tells what is being done: a dataclass of results, or plain data as JSON has it.
+# A function of the config and of `say`; it returns a dataclass of results, or plain data for JSON.
 Measure = Callable[[Any, Say], Any]
 
 
@@ -187,7 +187,7 @@ class Measurement(Experiment):
         """Measures with a config into a new folder: config.toml, results.json, report.html."""
         settings = config.as_dict()
         path = Path(out)
-        # Where nothing was found, the folder is free for another try.
+        # If no results.json is written, the folder is removed again.
         with claimed(path, self._marks(path), (path / RESULTS).exists):
             write_text(path / CONFIG, tomli_w.dumps({"lab": self.name, "versions": versions(), self.name: settings}))
             began = time.monotonic()
@@ -200,7 +200,7 @@ class Measurement(Experiment):
             return results
 
     def _marks(self, path: Path) -> tuple[str, ...]:
-        """Returns the files that tell of results: a config alone is what a killed measurement of this name left."""
+        """Returns the files that mark a folder of results; a config alone does not if a killed measurement left it."""
         try:
             began = read_toml(path / CONFIG, RunError).get("lab")
         except RunError:
@@ -220,7 +220,7 @@ _PART = re.compile(r"(\d+) of (\d+): ")
 
 
 def _say_with_time(say: Say, began: float, text: str) -> None:
-    """Says what is being done; of the n-th of several parts also how long all that are left may take."""
+    """Says what is being done; for a text "n of m: …" it also estimates how long the remaining parts will take."""
     match = _PART.match(text)
     spent = time.monotonic() - began
     if match is not None and int(match[1]) > 1 and spent > LONG:
@@ -271,7 +271,7 @@ def quartiles(values: Sequence[float] | Tensor) -> list[float]:
 
 
 def mean_within(values: Sequence[float] | Tensor) -> list[float]:
-    """Returns a mean and the ends of its 95% interval, by the normal law; one value has no interval but itself."""
+    """Returns a mean and the ends of its 95% normal interval; both ends are the mean if there is one value."""
     x = torch.as_tensor(values, dtype=torch.float64).flatten()
     middle = float(x.mean())
     half = 0.0

@@ -1,8 +1,8 @@
 """Experiments that train: several trainings and what comes out of them, in one folder with a report.
 
 An experiment says what it trains (`plan`), from recipes that the user may change, and what it finds out about the
-models that were trained (`measure`). Everything else is the same for all of them: the folder, going on after a stop,
-results.json, the page, and the command that gives the same numbers again.
+models that were trained (`measure`). Everything else is the same for all of them: the folder, resuming, results.json,
+the page, and the command that gives the same numbers again.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Session:
         return recipes.resolve(file, tables, reduce(merge_tables, layers))
 
     def compare(self, file: str, kind: type[S]) -> S:
-        """Returns what is varied: the section `compare` of a recipe, with what was asked of it."""
+        """Returns the section `compare` of a recipe, which says what is varied, with the user's changes."""
         tables = recipes.apply_variant(recipes.read_tables(file), self.variant, file)
         asked = self.asked.get(COMPARE, {})
         if not isinstance(asked, Mapping):
@@ -128,7 +128,7 @@ class Session:
                 raise ConfigError(f"{place}: {reason}")
 
     def train(self, recipe: recipes.Recipe, folder: str, title: str) -> Run:
-        """Trains a stage, or goes on with it, or leaves it where it has ended."""
+        """Trains a stage, or resumes it, and returns its run; one that has ended is not trained again."""
         path = self.out / folder
         progress = self.shown.progress(title)
         if (path / CONFIG).is_file():
@@ -165,7 +165,7 @@ def override_words(asked: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def override_text(value: Any) -> str:
-    """Returns a value as an override has it: TOML, or a text without quotes where that is read as the same text."""
+    """Returns a value as an override is typed: TOML, or a string without quotes if it is read as the same string."""
     if isinstance(value, str) and recipes.parse([f"_._={value}"]) == {"_": {"_": value}}:
         return value
     return _toml(value)
@@ -182,7 +182,7 @@ def _toml(value: Any) -> str:
     return str(value)  # numbers, dates and times are written as Python writes them
 
 
-# From the session, the plan, and the finished run of each training by its title: a dataclass of results.
+# A function of the session, the plan, and the finished runs by title; it returns a dataclass of results.
 MeasureRuns = Callable[[Session, Any, Mapping[str, Run]], Any]
 
 
@@ -219,14 +219,14 @@ class ResumableExperiment(Experiment, ABC):
         def has_started() -> bool:
             return (out / RESULTS).exists() or bool(find_runs(out))
 
-        # Where nothing has begun, the folder is free for another try.
+        # If no part has begun, the folder is removed again.
         with claimed(out, (ASKED, RESULTS), has_started, hint):
             write_text(out / ASKED, tomli_w.dumps(document))
             return self.carry_out(Session(self.name, out, asked, options.variant, device, shown))
 
     @abstractmethod
     def carry_out(self, session: Session) -> dict[str, Any]:
-        """Does what is not done yet, writes results and page, and returns the results."""
+        """Does the parts that are not done yet, writes results and page, and returns the results."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class TrainingExperiment(ResumableExperiment):
     measure: MeasureRuns = lambda session, plan, runs: {}
 
     def carry_out(self, session: Session) -> dict[str, Any]:
-        """Trains what is planned, measures it, and writes results and page; what has been trained is not again."""
+        """Runs the planned trainings that have not ended, measures all, and writes results and page."""
         began = time.perf_counter()
         plan = plan_trainings(self, session)
         runs = {one.title: session.train(one.recipe, one.folder, one.title) for one in plan.trainings}
@@ -299,7 +299,7 @@ _REQUEST: dict[str, Any] = {"experiment": str, "device": str, "asked": dict, "va
 
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008
-    """Goes on with an experiment that was stopped: what has ended stays, the rest is done."""
+    """Resumes an experiment that was stopped: it does the parts that have not ended."""
     path = check_path(path, RunError)
     if not (path / ASKED).is_file():
         raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
@@ -314,7 +314,7 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
 
 
 def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:
-    """Returns the plan of an experiment; changes that have no effect, or to a stage that is not trained, are errors."""
+    """Returns the plan of an experiment; raises ConfigError for a change that would have no effect."""
     plan = known.plan(session)
     for training in plan.trainings:
         recipes.refuse_unused(training.recipe.task, session.asked)
@@ -326,7 +326,7 @@ def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:
 
 
 class TrainingLog(NamedTuple):
-    """The metrics of a run: its learning curve, its evaluations, and how far it came.
+    """The metrics of a run: its learning curve, its evaluations, and the steps, tokens and seconds that were done.
 
     `steps` counts those that were done. The last line of the curve may be of an earlier step, where a training was
     stopped at an evaluation.

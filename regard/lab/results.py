@@ -14,7 +14,7 @@ from regard.report.page import ReportError
 
 T = TypeVar("T")
 
-# Metadata of a field that has no key in JSON where it is None.
+# Metadata of a field that is left out of JSON if it is None.
 LEFT_OUT_IF_NONE = types.MappingProxyType({"left_out_if_none": True})
 
 
@@ -72,7 +72,7 @@ def read_results(kind: type[T], document: Mapping[str, Any]) -> T:
 
 
 def _key(f: Field[Any]) -> str:
-    """Returns the key of a field in JSON; one that is a word of Python's has an underscore behind it in Python."""
+    """Returns the key of a field in JSON: its name, without the underscore that a keyword of Python gets (`class_`)."""
     return f.name.removesuffix("_")
 
 

@@ -10,7 +10,7 @@ from regard.laws.case import Case, DoesNotApply, Finding, difference, most_telli
 from regard.laws.padding import very_low_scores
 from regard.laws.subjects import Subject
 
-LARGEST_ROUNDING = 0.1  # of outputs, from scores of tens of thousands in float32
+LARGEST_ROUNDING = 0.1  # how far rounding in float32 may move outputs where scores are tens of thousands
 
 
 def looks_ahead(subject: Subject, case: Case) -> Finding:
@@ -76,9 +76,10 @@ def _compare_prefix(subject: Subject, case: Case, after: Tensor, before: Tensor,
 
 
 def _without_rounding(subject: Subject, case: Case, found: Finding, change: tuple[str, int, float]) -> Finding:
-    """Returns what is found of somebody else's attention by the same change in float64, if that shows nothing.
+    """Returns the finding of the same change in float64 if the law holds there, and else the given one.
 
-    Large scores have fewer digits: keys less their mean, which leaves softmax as it is, are rounded by a later token.
+    This is asked of somebody else's attention only, where large scores lose digits: subtracting the mean key, which
+    leaves softmax as it is, lets a later token change the rounding of earlier scores.
     """
     exact = subject.fit(case.but(dtype="float64"))
     if subject.own or found.error > LARGEST_ROUNDING or case.dtype == "float64":
@@ -98,7 +99,7 @@ def _without_rounding(subject: Subject, case: Case, found: Finding, change: tupl
 def _prefix_alone(subject: Subject, case: Case) -> Finding:
     """Returns whether the first half of the tokens alone gives what it gives among the rest.
 
-    What depends on the length of the whole looks ahead, too.
+    Attention that depends on the length of the whole sequence looks ahead, too.
     """
     n = (case.T + 1) // 2
     what = f"outputs of the first {n} of {case.T} tokens without the rest"

@@ -34,7 +34,7 @@ from regard.laws.signatures import (
 )
 from regard.laws.subjects import explain_exception
 
-MOST_HEADS = 2  # of a function that takes the number of its heads as an argument
+MOST_HEADS = 2  # heads with which a function is called that takes their number as an argument
 
 
 class Caller:
@@ -69,7 +69,7 @@ class Caller:
         self.pair_mask: MaskForm | None = None
         # What a mask that must be given is filled with until its meaning is known; None where None will do.
         self.filler: MaskForm | None = None
-        self.pools = False  # whether it gives as many outputs of any number of tokens
+        self.pools = False  # whether the number of its outputs is the same for any number of tokens
         self.changed_inputs = False  # whether any call has written into its inputs
         self.changed_masks = False  # and into its masks
 

@@ -53,7 +53,8 @@ class Finding(NamedTuple):
 
     @property
     def tellingness(self) -> tuple[bool, int]:
-        """How little an example tells: least are errors that are plain to see (NaN included) by ordinary inputs."""
+        """A sort key of examples, the smallest for the one that tells most: an error too large for rounding (or NaN),
+        shown by ordinary inputs."""
         return self.error < PLAIN, self.strain
 
     @property
@@ -245,7 +246,7 @@ def agree(case: Case, compute: Callable[[Case], Compared], what: str, times: flo
 
 
 def comparable(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, *tensors: Tensor) -> list[Tensor]:
-    """Returns the rows of each tensor [B,H,T,·] on which rounding cannot decide."""
+    """Returns the rows of each tensor [B,H,T,·] whose result does not hang on rounding, as a tie of argmax does."""
     sure = mechanism.unambiguous_rows(q, k, mask)
     if sure is None:
         return list(tensors)

@@ -184,7 +184,8 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
         scores = f"−{scores}"
         why = "does a maximum begin at zero, which all scores of a row may lie below?"
     elif not finite and subject.projects and not _overflows(subject, case, large):
-        # Tokens so large make queries of either sign, which features such as elu + 1 may all lose, and high powers.
+        # Such large tokens make queries of either sign, for which all features such as elu + 1 may vanish, and powers
+        # that overflow.
         noted = True
         why = "no exponential overflows, but features that are all zero, or a power of the tokens, may do it"
     return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: {why}", noted)

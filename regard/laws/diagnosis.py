@@ -1,4 +1,4 @@
-"""What can be said of attention that differs from another and by no common slip.
+"""Describing how attention differs from another if no common slip explains it.
 
 Attention is linear in its values, so one-hot values give back its weights; these say more than outputs do.
 """

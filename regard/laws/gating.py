@@ -1,4 +1,4 @@
-"""Gated and delta attention as the laws ask it: of q, k and v alone, its decays and write strengths made from the keys.
+"""Gated and delta attention as a function of q, k and v alone, as laws need it: decays and write strengths from keys.
 
 A layer makes a and b from its tokens, and keeps every key from growing. So does this, by fixed random numbers: the laws
 then change a token, hide it or poison it, and its decay and its write strength go with it.
@@ -34,7 +34,7 @@ class TokenGated(Mechanism):
         self.kernels = self._own_kernels()  # type: ignore[misc]
 
     def _own_kernels(self) -> KernelRegistry:
-        """Returns the kernels of the mechanism, asked with what this makes of q, k and v."""
+        """Returns the kernels of the inner mechanism, whose `refuses` is called with the keys and gates made here."""
         registry = KernelRegistry(type(self.inner))
         for faces in self.inner.kernels.values():
             for face, kernel in faces.items():
@@ -42,9 +42,9 @@ class TokenGated(Mechanism):
         return registry
 
     def gates(self, k: Tensor, visible: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Returns keys of length below 1, and what the mechanism needs of a and b; of hidden keys, as of zeros."""
+        """Returns keys of length below 1, and a and b where the mechanism needs them; hidden keys count as zeros."""
         exact = upcast_half(Mask(visible=visible).zero_hidden(k))
-        finite = exact.nan_to_num(0.0, 0.0, 0.0)  # what is no number is told of by its key
+        finite = exact.nan_to_num(0.0, 0.0, 0.0)  # NaN reaches the output through the key itself
         # Not k/‖k‖ itself: where a key is nearly zero, its gradient would be nothing but magnified rounding.
         length = (1 + exact.square().sum(-1, keepdim=True)).sqrt()
         made = {}
@@ -92,7 +92,7 @@ class TokenGated(Mechanism):
         return self.inner.weights(q, k, mask, **made)
 
     def weight_bounds(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-        """Returns how large the terms are whose sum each weight is, [B,H,T,S]: what its rounding is relative to."""
+        """Returns a bound on the terms whose sum each weight is, [B,H,T,S], to which its rounding error is relative."""
         k, made = self.gates(k, mask.visible)
         if not self.inner.erases:
             return self.inner.weights(q.abs(), k.abs(), mask, **made)
@@ -114,7 +114,7 @@ class TokenGated(Mechanism):
 
 
 def _refuses(kernel: Kernel) -> Any:
-    """Returns the kernel's own question, asked with keys, decays and write strengths as the mechanism gets them."""
+    """Returns a kernel's `refuses`, called with keys, decays and write strengths as the inner mechanism gets them."""
 
     def ask(gated: TokenGated, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
         k, made = gated.gates(k)

@@ -61,7 +61,7 @@ class _Autocasts(TorchFunctionMode):
 def find_own_autocast(call: Callable[[], Any]) -> str | None:
     """Returns the half precision to which a call turns autocast on by itself, or None.
 
-    That is chosen and not slipped in, unlike a cast of the queries: it is asked as what takes no other dtype is.
+    Autocast is a choice, unlike a cast that slipped in, so such attention is checked in that dtype only.
     """
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         return None  # whoever asks has turned it on
@@ -74,7 +74,7 @@ def find_own_autocast(call: Callable[[], Any]) -> str | None:
 # Words that say it: CausalSelfAttention, masked_attention, Retention, GPT2Attention; and words that take it back.
 _CAUSAL_WORDS = re.compile(r"causal|(?<!un)(?<!not[_ ])masked|autoregressive|retention|gpt")
 _DENIALS = re.compile(r"(non|not|un)[_ -]?causal|\bacausal|bidirectional|both directions|optional|\b(if|or|may|can)\b")
-CHOICES = 8  # draws, of which a top-k chooses others each time
+CHOICES = 8  # draws of inputs, for each of which a top-k chooses other tokens
 _TRIANGLE_LEAST = 2  # a matrix of one number is a triangle of every kind
 
 
@@ -113,7 +113,7 @@ def _seen(call: Caller, case: Case, influence: Tensor) -> Tensor | None:
 
 
 def _is_irregular(sees: Tensor) -> bool:
-    """Tells whether which earlier tokens are seen is a matter of more than how far away they are."""
+    """Tells whether the earlier tokens that are seen depend on more than their distance."""
     diagonals = [sees.diagonal(-n) for n in range(1, len(sees))]
     return any(bool(seen.any()) and not bool(seen.all()) for seen in diagonals)
 
@@ -121,7 +121,7 @@ def _is_irregular(sees: Tensor) -> bool:
 def _chooses_both_ways(call: Caller, case: Case, influence: Tensor, sees: Tensor) -> bool:
     """Returns whether it chooses among tokens, and sees later ones about as much as earlier ones.
 
-    A top-k chooses others of other inputs; a random pattern is drawn once, and leaves earlier tokens out, too.
+    A top-k chooses other tokens for other inputs; a random pattern is drawn once, and leaves out earlier tokens too.
     """
     draws = [_influence(call, case.but(seed=case.seed + n)) for n in range(1, CHOICES)]
     patterns = [_seen(call, case, drawn) for drawn in draws]

@@ -135,7 +135,7 @@ PACKED = Layout("packed", same_widths=True)
 TOKENS = Layout("tokens", 1, 3, projects=True)
 CROSS = Layout("cross", 1, 2, projects=True)
 X = Layout("x", 1, 1, projects=True)
-# The likeliest first: two batches are told apart by their sizes, which no two axes of a probe share.
+# The likeliest first. No two axes of a probe have the same size, so the size of an axis tells which one it is.
 _SINGLE = [SingleQuery(is_row, keys_first) for keys_first in (False, True) for is_row in (False, True)]
 
 

@@ -81,7 +81,7 @@ def _padding(subject: Subject, case: Case) -> Tensor:
 
 
 def _keys_of(inputs: list[Tensor]) -> list[Tensor]:
-    """Returns the inputs that are keys or values: queries are nobody's key; tokens are everything at once."""
+    """Returns the inputs that are keys or values: k and v, or the tokens x, of which all are made."""
     if len(inputs) == 1:
         return inputs
     return inputs[1:]
@@ -143,7 +143,7 @@ def _is_finite(subject: Subject, case: Case, inputs: list[Tensor], visible: Tens
 
 
 def _outputs_of_visible(subject: Subject, case: Case, inputs: list[Tensor], visible: Tensor | None) -> Tensor:
-    """Returns the outputs; of tokens, those at visible ones: a hidden token asks too, and may get anything."""
+    """Returns the outputs; for tokens x only those of visible ones, since a hidden token's output is undefined."""
     with torch.no_grad():
         out = subject.run(case, inputs, visible)
     if visible is None or len(inputs) > 1 or subject.pools:
@@ -154,7 +154,7 @@ def _outputs_of_visible(subject: Subject, case: Case, inputs: list[Tensor], visi
 def _output_and_gradients(
     subject: Subject, case: Case, inputs: list[Tensor], visible: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Returns the output and the gradient of each input; of tokens, the outputs at visible ones."""
+    """Returns the output and the gradient of each input; for inputs x only the outputs of visible tokens."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     out = subject.run(case, leaves, visible)
     if len(leaves) == 1 and not subject.pools:

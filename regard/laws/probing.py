@@ -45,9 +45,9 @@ from regard.laws.signatures import (
 )
 
 ALL_DTYPES = ("float64", "float32", "bfloat16", "float16")
-HEAD_WIDTHS = (16, 64)  # that kernels take where they do not take any
-HIDDEN = 1e-3  # how far outputs may move with a key that a mask hides
-WEAKENED = 0.05  # and with one that it hides but for a remainder
+HEAD_WIDTHS = (16, 64)  # tried for kernels that take heads of a few widths only
+HIDDEN = 1e-3  # largest change of outputs by a key that counts as hidden
+WEAKENED = 0.05  # and by one that counts as nearly hidden, as by a mask that adds −10
 MOST_SINGLE_QUERIES = 32  # that are asked one call each
 
 
@@ -145,7 +145,8 @@ class ProbedCaller(Caller):
     def _find_layout(self) -> None:
         """Takes the first layout that gives an output of the right shape, else the first that gives any.
 
-        One in which sequences of a batch meet is taken last: a query [B,1,D] that is broadcast may have that shape.
+        A layout under which sequences of a batch mix is taken last: an output may have the right shape because a
+        query [B,1,D] was broadcast.
         """
         fillers: list[MaskForm | None] = [None]
         for name in self.required:
@@ -162,7 +163,8 @@ class ProbedCaller(Caller):
                 failures.setdefault(self.dtypes[0], str(failure))
                 continue
             single = self.layout.single
-            # A row of queries is a single token of attention that wants tokens first: it clears nothing of suspicion.
+            # A row [1,B,D] of queries may be one token of attention that wants tokens first, so that it running proves
+            # nothing against `suspect`.
             if fits and not (suspect and single and single.is_row) and not self._mixes_along(0, self.probe()):
                 return self._settle(way)
             if fits and single is None:

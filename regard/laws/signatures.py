@@ -25,7 +25,7 @@ SCALES = ("scale", "scaling", "softmax_scale", "sm_scale")
 KEY_WIDTHS = ("d_k", "dk", "head_dim", "d_head", "head_size")
 DROPOUTS = ("dropout", "dropout_p", "dropout_rate", "attn_dropout", "p_drop")
 MODULES = ("module", "layer")
-# How many keys of each row may be seen, which says less than a mask: None, where they must be given.
+# Numbers of visible keys, which say less than a mask: None is passed for them if they must be given.
 LENGTHS = ("valid_lens", "valid_len", "valid_length", "lengths", "seq_lens", "key_lens")
 FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, *LENGTHS, "training")
 # A state that a call takes and returns, and the flags that ask for it.

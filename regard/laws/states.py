@@ -118,9 +118,10 @@ def _is_empty(state: Any) -> bool:
 
 
 def find_state_call(call: Caller, case: Case) -> StateCall | None:
-    """Returns how a state is handed over, or None where no usual way runs; one that was told must run.
+    """Returns how a state is handed over, or None if no usual way runs; raises if the user named a step and none runs.
 
-    Some code runs when it is called in another way than it is meant to be. It is called broken in none but the last.
+    Some code runs when it is called in another way than is meant, so a way counts that gives what the whole gives; only
+    if none does, the first that runs.
     """
     failure: CouldNotBeAsked | None = None
     first: StateCall | None = None

@@ -61,7 +61,7 @@ class Stranger(ProbedCaller, Subject):
         self.find_out()
         if not self._tried_states:
             self._state_call = find_state_call(self, self.probe(B=2))
-            self._tried_states = True  # after it: a step that was told and does not run is told of each time
+            self._tried_states = True  # set afterwards, so that a named step that does not run raises each time
         return self._state_call
 
     @property

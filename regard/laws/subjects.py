@@ -21,7 +21,7 @@ _HERE = Path(__file__).resolve().parents[1]
 
 
 class Subject:
-    """The few questions that laws ask. `source` is a Python expression that makes it again.
+    """Anything that laws can be asked of. `source` is a Python expression that makes it again.
 
     `token_axis` is the axis of tokens in inputs and outputs. `causal` says whether it claims not to look ahead.
     `takes_visible` says whether it can be told which keys may be seen. `own` says whether it is one of regard's
@@ -31,8 +31,8 @@ class Subject:
     `knows_positions` says whether somebody else's attention counts tokens, hidden ones too, so that padding moves them.
     `changed_inputs` and `changed_masks` say whether any call so far has written into these. `device` is where somebody
     else's attention is called to find out how it wants to be called. `queries_meet` says whether queries attend to one
-    another beside their keys, as in a decoder's layer. `pools` says whether it gives as many outputs of any number of
-    tokens. `reads_context` says whether its keys are those of another sequence than its queries.
+    another beside their keys, as in a decoder's layer. `pools` says whether the number of its outputs is the same for
+    any number of tokens. `reads_context` says whether its keys are those of another sequence than its queries.
     """
 
     token_axis = 2
@@ -84,7 +84,7 @@ class Subject:
         raise NotImplementedError
 
     def unambiguous_rows(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
-        """Returns the rows [B,H,T] on which rounding cannot decide, or None for all."""
+        """Returns the rows [B,H,T] whose result does not hang on rounding, or None for all."""
         return None
 
     def cancellation_scale(self, case: Case, inputs: list[Tensor]) -> Tensor | None:
@@ -242,7 +242,7 @@ def subject(
 
 
 def explain_exception(error: Exception, call: str) -> CouldNotBeAsked:
-    """Returns what to tell of an exception that a subject raised: the call, the exception, the user's file and line."""
+    """Returns the error for an exception that a subject raised: the call, the exception, the user's file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not _belongs_to_a_library(f.filename)]
     place = ""

@@ -25,7 +25,7 @@ from regard.models import Model, Seq2Seq, Stack
 
 @dataclass(frozen=True)
 class Sample:
-    """What a model reads at a time: a text or ids, the second text of a pair, and what a decoder is given to write."""
+    """One input of a model: a text or token ids, the second text of a pair, and what a decoder is given as target."""
 
     text: Text
     pair: str | None = None
@@ -70,10 +70,10 @@ class RecordableModel:
         return not isinstance(self.model, Model) and self.reads_text and joins_pairs(self.model, self.tokenizer)
 
     def record(self, text: Text, text_b: Text | None = None, **options: Any) -> Trace:
-        """Records the attention of the model while it reads one text, or each of two; see `record` for the options.
+        """Records the attention of the model while it reads one text, or each of two; `options` are `regard.record`'s.
 
-        A model that reads images is given the name of a file, or of two. If the model has random weights and no
-        tokenizer, its tokens are the bytes of the text, and are named by the characters that they stand for.
+        For a model that reads images, `text` and `text_b` are names of image files. If the model has random weights and
+        no tokenizer, its tokens are the bytes of the text, and are named by the characters that they stand for.
         """
         trace = self._record(text, text_b, **options)
         if self.tokenizer is None and self.reads_text:
@@ -133,7 +133,7 @@ class RecordableModel:
         return [int(i) for i in given]
 
     def _name_bytes(self, recording: Recording, text: str) -> None:
-        """Names the tokens that are the bytes of a text by its characters, after a start token as well."""
+        """Names the tokens that are the bytes of this text, with or without a start token, by its characters."""
         given = self._as_input(text)
         named = tokens_of(Bytes(), Bytes().encode(text))
         for tokens in recording.sequences:

@@ -11,14 +11,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from regard.config import ConfigError
 from regard.train.distributed import full_tensor, shard_like
 
-PREFIX = "weight."  # of a weight among the tensors of a checkpoint, before its number
+PREFIX = "weight."  # a weight's name among the tensors of a checkpoint is this and its number
 
 
 class WeightAverage:
     """The average of the trained weights w over the steps so far: after step n it is d·average + (1 − d)·w.
 
-    d = min(decay, (1 + n) / (10 + n)), so that the first steps are soon forgotten. A decay of 0 averages nothing: the
-    weights then stand for themselves. Training does not depend on the average.
+    d = min(decay, (1 + n) / (10 + n)), so that the first steps are soon forgotten. With a decay of 0 there is no
+    average, and the weights themselves are used. Training does not depend on the average.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -29,14 +29,14 @@ class WeightAverage:
         self.averages = [w.clone() for w in self.weights]
 
     def update(self, step: int) -> None:
-        """Takes in the weights after a step, counted from 1."""
+        """Updates the averages with the weights after a step; steps are counted from 1."""
         if self.weights:
             decay = min(self.decay, (1 + step) / (10 + step))
             get_ema_multi_avg_fn(decay)(self.averages, self.weights, step)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Puts the averages in the place of the weights, and the weights back in the end."""
+        """Exchanges the weights for their averages while the context lasts."""
         self._exchange()
         try:
             yield
@@ -50,7 +50,7 @@ class WeightAverage:
             average.copy_(kept)
 
     def export_weights(self) -> dict[str, Tensor]:
-        """Returns whole weights by number, for a checkpoint whose model has the averages. All processes call this."""
+        """Returns unsharded weights by number, for a checkpoint whose model has the averages. All ranks call this."""
         found = {}
         for number, weight in enumerate(self.weights):
             # A copy, since the averages take the place of the weights when the model is written.
@@ -58,7 +58,7 @@ class WeightAverage:
         return found
 
     def import_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Takes the averages from the model, and its weights from the tensors of a checkpoint; returns the others."""
+        """Sets averages to the model's weights, and weights to those of a checkpoint; returns its other tensors."""
         for number, (weight, average) in enumerate(zip(self.weights, self.averages, strict=True)):
             saved = tensors.get(f"{PREFIX}{number}")
             if saved is None or (saved.shape, saved.dtype) != (weight.shape, weight.dtype):

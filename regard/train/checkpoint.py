@@ -1,4 +1,4 @@
-"""Checkpoints: a model folder with the optimiser's state and a manifest of hashes, in place whole or not at all.
+"""Checkpoints: model folders with the optimiser's state and a manifest of hashes, written atomically.
 
 A checkpoint is staged in the folder where it will stand, forced to disk, and renamed. The manifest is written last: a
 folder without one, or with a file that does not match, was never finished or was damaged since, and is passed over.
@@ -134,10 +134,10 @@ def explain_misfit(path: Path) -> Iterator[None]:
 
 
 def prune(folder: Path, keep: int, also: int | None, written: int) -> None:
-    """Removes what is older than the `keep` newest complete checkpoints, but for that of the step `also`.
+    """Removes all checkpoints but the `keep` newest complete ones and that of the step `also`.
 
-    Damaged ones do not count. Nothing is removed before the one that was just `written` has been read back from disk.
-    What killed writers left is removed too.
+    First the one of the step `written` is read back from disk; if it is damaged, CheckpointError is raised and nothing
+    is removed. Unfinished files of killed processes are removed too.
     """
     damage = fault(folder / f"step-{written}", from_disk=True)
     if damage is not None:

@@ -1,4 +1,4 @@
-"""Folders for results: one process at a time writes into one, and one that was claimed for nothing goes again."""
+"""Locks on folders for results: one process at a time writes, and a folder is removed if nothing came of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOCK = ".lock"  # made with the folder, and never replaced
 
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Keeps other processes from writing into a folder meanwhile, and removes what killed ones were writing.
+    """Locks a folder while the context lasts, and first removes unfinished files of killed processes.
 
-    A process that dies gives its lock up. Where a file system knows no locks, nobody is kept out.
+    The lock ends with its process. On a file system without locks it keeps nobody out.
     """
     with ExitStack() as held:
         try:
@@ -36,9 +36,9 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 def claimed(
     path: Path, files: Sequence[str], started: Callable[[], bool], hint: str = "", wait: bool = False
 ) -> Iterator[None]:
-    """Makes and locks a folder for new results; an error where it holds any of the `files` that tell of results.
+    """Makes and locks a folder for new results; raises RunError if it holds results already, that is, any of `files`.
 
-    Where the caller fails before `started()`, all that was made is removed, the folder too if it was made here.
+    If the body fails while `started()` is False, what it made is removed, and the folder too if it was made here.
     """
     with ExitStack() as held:
         try:
@@ -59,7 +59,7 @@ def claimed(
 
 
 def _remove_entries(folder: Path, kept: set[str]) -> None:
-    """Removes what is in a folder but for the names that are kept."""
+    """Removes the entries of a folder, except those named in `kept`."""
     for entry in folder.iterdir():
         if entry.name in kept:
             continue

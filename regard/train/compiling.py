@@ -1,7 +1,7 @@
 """Compiling a training step by torch.compile: when it pays, and one compiled block for all layers.
 
 A whole model would be compiled layer by layer, although its layers differ in their weights alone. Here a block is
-compiled once for all layers of its kind, and so is what turns the last vectors into a loss. Only the training step is
+compiled once for all layers of its kind, and so are the parts before and after the blocks. Only the training step is
 compiled; evaluations, whose shapes differ, run as they are.
 """
 
@@ -29,18 +29,18 @@ from regard.train.settings import TrainConfig
 from regard.train.tasks.base import Task
 
 # Measured on an H200: compiling took 6 to 7 s, for GPT-2 and for the model of the knowledge experiment; and a step of
-# the latter took 1.5 ms less, which is so many bytes of memory traffic for each token, layer and number of its vector.
+# the latter took 1.5 ms less, which is SAVED_BYTES of memory traffic for each token, layer and channel.
 COMPILE_SECONDS = 10.0
 SAVED_BYTES = 400.0
 SLOW_BANDWIDTH = 1e12  # bytes a second of a GPU that is not in the table
-# The methods that are compiled, each for itself. A head of many tokens has a kernel of its own instead.
+# The methods that are compiled, each by itself. A language-model head over many tokens has a kernel of its own instead.
 _REGIONS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Embedding: ("forward",),
     Stack: ("_add_positions", "_norm_output"),
     Block: ("forward",),
     Decoder: ("_loss_of_few",),
 }
-MARGIN = 1.5  # the time that compiling takes must be won back so often
+MARGIN = 1.5  # compile only where this many times the seconds of compiling are saved
 
 
 class CompileDecision(NamedTuple):
@@ -55,8 +55,8 @@ def choose_compile(
 ) -> str:
     """Returns how the steps of a run are compiled: as its config says, or what "auto" means for it.
 
-    That is decided once, at the start of a run, and kept in its config: going on with other kernels would give other
-    bits. It is decided anew only where a run goes on in another kind of place.
+    That is decided once, at the start of a run, and kept in its config: resuming with other kernels would give other
+    bits. It is decided again only if a run is resumed where the saved mode is not possible.
     """
     place = (model.device, task.varies, process.world_size)
     plain = resolve_compile(config.compile, *place)
@@ -64,7 +64,7 @@ def choose_compile(
         return plain
     if run.compiled is not None:
         return resolve_compile(run.compiled, *place)
-    if any(run.checkpoints.glob("step-*")):  # begun where nothing had to be decided
+    if any(run.checkpoints.glob("step-*")):  # the run began on a device where nothing was decided
         return plain
     steps = config.total(task.rows, task.period)
     tokens = config.batch * (task.length + (task.source or 0))
@@ -90,9 +90,10 @@ def decide_compile(steps: int, saved: float) -> CompileDecision:
 
 
 def seconds_saved(model: Model[Any], tokens: int) -> float:
-    """Returns about how many seconds a step of so many tokens takes less where the blocks of a model are compiled.
+    """Returns an estimate of the seconds that compiled blocks save in a step of so many tokens.
 
-    That is memory traffic: a compiled block reads and writes its vectors less often. Products take as long as before.
+    They save memory traffic: a compiled block reads and writes its activations less often. Matrix products take as long
+    as before.
     """
     stated = find_stated(torch.cuda.get_device_name(model.device))
     bandwidth = SLOW_BANDWIDTH
@@ -103,7 +104,7 @@ def seconds_saved(model: Model[Any], tokens: int) -> float:
 
 
 def _missing_compiler() -> str:
-    """Returns the name of what torch.compile needs on a GPU and this machine lacks; "" where nothing is missing."""
+    """Returns the name of a program that torch.compile needs on a GPU and this machine lacks; "" if it has all."""
     if find_spec("triton") is None:
         return "triton"
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
@@ -112,10 +113,10 @@ def _missing_compiler() -> str:
 
 
 class CompiledLoss:
-    """A loss whose model runs with compiled parts: its blocks, what stands before and after them, and a small head.
+    """A loss whose model runs with compiled parts: its blocks, the parts before and after them, and a small head.
 
-    Compiling happens at the first call. A model without blocks is compiled as a whole. `deterministic`: no choice among
-    kernels by their times, which could give other bits in another process.
+    Compiling happens at the first call. A model without blocks is compiled as a whole. `deterministic`: kernels
+    are not chosen by their times, since another process could choose others, which give other bits.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, deterministic: bool = False) -> None:

@@ -13,7 +13,7 @@ import torch
 
 @contextlib.contextmanager
 def deterministic(enabled: bool) -> Iterator[None]:
-    """Allows only algorithms that give the same bits each time, if enabled; puts the caller's setting back."""
+    """Allows only algorithms that give the same bits each time, if enabled; restores the caller's setting on exit."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     if enabled:
@@ -27,9 +27,10 @@ def deterministic(enabled: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def catch_signals(distributed: bool) -> Iterator[list[int]]:
-    """Yields a list of the signals to stop (Ctrl-C, SIGTERM) that came in, which the loop looks at after each step.
+    """Yields a list to which each SIGINT (Ctrl-C) and SIGTERM is added; the loop looks at it after each step.
 
-    A second one stops at once. Not so where several processes train: each gets it from the terminal and from torchrun.
+    A second signal raises KeyboardInterrupt at once, unless several processes train: each of these gets one signal
+    twice, from the terminal and from torchrun.
     """
     caught: list[int] = []
 

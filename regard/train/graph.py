@@ -1,4 +1,4 @@
-"""How a training step is compiled, and a step as one CUDA graph.
+"""Resolving how training steps are compiled, and running a step as one CUDA graph.
 
 Small models spend their time on launching kernels, and a graph is one launch.
 """
@@ -19,8 +19,8 @@ EAGER = 3  # steps before the capture, in which compilers and libraries set them
 def resolve_compile(name: str, device: torch.device, varies: bool = False, processes: int = 1) -> str:
     """Returns how steps are compiled: `name`, or what "auto" means here.
 
-    "auto" is one CUDA graph a step on a GPU, at least: `regard.train.compiling` decides about more. It is "off" on a
-    CPU, where batches vary in shape, and where several processes exchange gradients.
+    "auto" is "graph" on a GPU, which `regard.train.compiling` may raise to "both". It is "off" on a CPU, where batches
+    vary in shape, and where several processes exchange gradients.
     """
     can_capture = device.type == "cuda" and not varies and processes == 1
     if name in ("graph", "both") and not can_capture:
@@ -36,7 +36,7 @@ def resolve_compile(name: str, device: torch.device, varies: bool = False, proce
 
 
 class CapturedStep:
-    """Runs `step(batch)` as it is a few times, then as a graph of the same kernels. Every batch has the same shape."""
+    """Runs `step(batch)` eagerly EAGER times, then as a graph of the same kernels. Every batch has the same shape."""
 
     def __init__(self, step: Callable[[Batch], None]) -> None:
         self.step = step
@@ -62,7 +62,7 @@ class CapturedStep:
         self.graph.replay()
 
     def _copy_in(self, batch: Batch) -> Batch:
-        """Copies a batch to the addresses that the graph reads, and returns the batch that lies there."""
+        """Copies a batch into the tensors that the graph reads, and returns these as a batch."""
         if self.batch is None:
             copies = {name: x.contiguous().clone() for name, x in batch._asdict().items() if x is not None}
             self.batch = Batch(**copies)

@@ -1,4 +1,4 @@
-"""The first batch of a training in numbers and words: what the model reads, what it has to say, what is hidden."""
+"""The first batch of a training, as ids and as text: the model's inputs, its targets, and the padding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TokenRow:
 
     @property
     def text(self) -> str:
-        """The tokens that count, one behind the other."""
+        """The tokens that count, concatenated."""
         return "".join(token for token, counted in zip(self.tokens, self.counted, strict=True) if counted)
 
 
@@ -51,7 +51,7 @@ class TokenRow:
 class FirstBatch:
     """A batch: its tensors as (name, what it holds, shape, dtype), and its rows.
 
-    `source` is empty for a model that reads one sequence. `notes` say what is not the model's, but the data's.
+    `source` is empty for a model that reads one sequence. `notes` are remarks and warnings about the data.
     """
 
     tensors: list[tuple[str, str, list[int], str]]
@@ -61,7 +61,7 @@ class FirstBatch:
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the batch as JSON has it: tensors, and rows with ids, tokens and masks of each."""
+        """Returns the batch as a dict for JSON: its tensors, and for each row its ids, tokens and mask."""
         rows = []
         for n in range(len(self.x)):
             row = {"reads": vars(self.x[n]), "targets": vars(self.y[n])}
@@ -73,7 +73,7 @@ class FirstBatch:
 
 
 def reads_own_text(recipe: Recipe) -> bool:
-    """Returns whether a recipe of a language model names no text, and so reads the prose that is always there."""
+    """Returns whether a recipe of a language model names no text, and so reads Python's own documentation."""
     data = recipe.data
     if not isinstance(data, LMData) or isinstance(data, RepeatsData):  # which has documents of its own
         return False
@@ -101,7 +101,7 @@ def first_batch(recipe: Recipe, size: int) -> FirstBatch:
 
 
 def _describe(task: Task, batch: Batch, notes: list[str]) -> FirstBatch:
-    """Returns the rows of a batch as text beside what its tensors are."""
+    """Returns a batch with the meanings of its tensors and the text of its rows."""
     meaning = dict(_READ)
     if batch.source is not None:
         meaning["x"] = _SHIFTED
@@ -120,7 +120,7 @@ def _describe(task: Task, batch: Batch, notes: list[str]) -> FirstBatch:
 
 
 def _rows(tokenizer: Tokenizer, ids: Tensor, counted: Tensor | None) -> list[TokenRow]:
-    """Returns each row of ids [B,T] with the text of its tokens; "" for a target that is none."""
+    """Returns each row of ids [B,T] with the text of its tokens, which is "" for IGNORE."""
     if counted is None:
         counted = torch.ones_like(ids, dtype=torch.bool)
     return [

@@ -1,4 +1,4 @@
-"""The keys of a recipe: what each means, what it is unless said, and which one a wrong name stands for."""
+"""The keys of a recipe: the meaning and the default of each, and the key that a wrong name stands for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_FOUND = 3
 
 
 class Key(NamedTuple):
-    """A key as it is typed, its value in a recipe unless another is asked for, and what it means."""
+    """A key of a recipe as the user types it, its default there, and its meaning."""
 
     name: str
     default: Any
@@ -54,9 +54,9 @@ def _meanings(cls: type) -> dict[str, str]:
 
 
 def find_keys(wrong: str, given: Sequence[str] = ()) -> list[str]:
-    """Returns the keys that a name such as lr or attention.heads may stand for, those of fewest parts first.
+    """Returns the keys that a name such as lr or attention.heads may stand for, those with the fewest parts first.
 
-    `given` are the words of the command: the recipe among them says which keys there are, else all recipes do.
+    `given` are the words of the command. If one names a recipe, only its keys are searched, else those of all recipes.
     """
     known = recipes.recipe_names()
     asked = [name for word in given for name in known if name == word or name.startswith(f"{word}/")]

@@ -21,7 +21,7 @@ class Logger(Progress):
     """Sends the metrics of a run elsewhere. It is opened with the run, and closed when training ends."""
 
     def __init__(self, run: Run) -> None:
-        """Opens it; an error where its library is not installed."""
+        """Opens the logger; raises ExtraMissingError if its library is not installed."""
 
 
 def build_loggers(names: Sequence[str], run: Run) -> list[Logger]:

@@ -48,19 +48,19 @@ from regard.train.settings import TrainConfig, resolve_steps
 from regard.train.tasks.base import Task
 from regard.train.watch import watch_peers
 
-LINES = 200  # of metrics that a training writes
+LINES = 200  # lines of metrics that a training writes, about
 
 
 class TrainingError(RegardError, ArithmeticError):
-    """A training that cannot go on."""
+    """A training cannot go on, because its loss or its weights are no longer finite."""
 
 
 @dataclass
 class State:
-    """What a checkpoint keeps besides model and optimiser.
+    """What a checkpoint keeps of a training besides model and optimiser.
 
-    `best` is the value of the metric at `best_step`, `stale` the number of evaluations since; `sums` are those of
-    `Trainer.sums`.
+    `best` is the value of the metric at `best_step`, `stale` the number of evaluations since then that were not better;
+    `sums` are the numbers in `Trainer.sums`.
     """
 
     step: int = 0
@@ -193,7 +193,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _private_rng(self) -> Iterator[None]:
-        """Keeps the seeds and the determinism of this training from the caller, whose own are put back."""
+        """Restores the caller's random state and setting of determinism when the training ends."""
         devices = []
         if self.device.type == "cuda":
             devices.append(self.device)
@@ -315,7 +315,7 @@ class Trainer:
         return False
 
     def _check_finite(self) -> None:
-        """Raises where the loss or a weight is not a finite number: such a model is neither measured nor saved."""
+        """Raises TrainingError if the loss or a weight is not finite: such a model is neither measured nor saved."""
         if not self.sums[0].isfinite():
             raise self._divergence(f"the loss is {self.sums[0].item()}")
         finite = [full_tensor(p.detach().isfinite().all()) for p in self.model.parameters()]
@@ -334,7 +334,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        """Writes the checkpoint of this step: the one place that does."""
+        """Writes the checkpoint of this step, and removes old ones; nothing else in the loop writes one."""
         self._check_finite()
         self.state.sums = self.sums.tolist()
         # Both gather shards: all processes take part, and rank 0 writes.

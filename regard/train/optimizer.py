@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules by name, what is decayed, and optimiser states as plain tensors."""
+"""Optimisers and learning-rate schedules by name, groups of parameters, and optimiser states as plain tensors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, captur
 
 
 def _check_options(config: OptimizerConfig, cls: type[optim.Optimizer]) -> None:
-    """Raises where an option is set elsewhere in the config, or where the optimiser has none of that name."""
+    """Raises ConfigError if an option has a key of its own in the config, or if the optimiser has no such option."""
     for name, instead in {"lr": "train.lr", "weight_decay": "train.optimizer.decay"}.items():
         if name in config.options:
             raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
@@ -129,15 +129,15 @@ def _parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
 
 
 def _number_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Returns what is trained in the order of an optimiser's saved state: what has rows and columns, then the rest."""
+    """Returns the trained parameters in the order of saved states: matrices but embeddings, then all others."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     trained = [p for p in model.parameters() if p.requires_grad]
     return sorted(trained, key=lambda p: p.dim() < 2 or id(p) in embeddings)
 
 
-# A schedule is a function of how much of the training after warmup is done, from 0 to 1; its values lie between the
-# floor (0) and the highest rate (1). One that also takes `warmups`, the steps counted in lengths of the warm-up, gives
-# shares of the highest rate itself, and the floor is the least of them.
+# A schedule maps the share of the steps after warmup that is done, from 0 to 1, to a rate between the floor (0) and the
+# highest rate (1). One that also takes `warmups`, the number of steps divided by that of the warmup, returns a share of
+# the highest rate, of at least the floor.
 SCHEDULES: Registry[Callable[..., float]] = Registry("schedule")
 
 
@@ -172,10 +172,10 @@ def _noam(done: float, warmups: float) -> float:
 
 
 def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
-    """Returns the learning rate at a step as a share of the highest: (n+1)/warmup, then floor + (1−floor)·f(done).
+    """Returns the learning rate at step n as a share of the highest: (n+1)/warmup, then floor + (1−floor)·f(done).
 
-    f is the schedule of the config's name: cosine, linear, constant, root (√(1−done)) or trapezoid. For noam it is
-    max(floor, √(warmup/(n+1))) instead, wherever the training ends.
+    f is the schedule of the config's name: cosine, linear, constant, root (√(1−done)) or trapezoid. For noam the share
+    after warmup is max(floor, √(warmup/(n+1))), which does not depend on the total.
     """
     if config.name not in SCHEDULES:
         raise ConfigError(f"train.schedule.name = {quote(config.name)}: unknown.{did_you_mean(config.name, SCHEDULES)}")
@@ -190,7 +190,7 @@ def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
 
 
 def export_state(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns an optimiser's state as whole tensors by `number.name` of a parameter, and what of it is no tensor."""
+    """Returns an optimiser's state by `number.name`, number a parameter's: unsharded tensors, and plain numbers."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     for number, entry in optimizer.state_dict()["state"].items():
@@ -207,7 +207,7 @@ def export_state(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[st
 
 
 def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-    """Puts a state that `export_state` returned back into an optimiser, sharded where its weights are."""
+    """Loads a state that `export_state` returned into an optimiser, sharded where its weights are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]  # as they are numbered
     state: dict[int, dict[str, Any]] = {}
     for key, value in (*tensors.items(), *plain.items()):
@@ -232,7 +232,7 @@ def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plai
 
 
 def _state_layout(optimizer: optim.Optimizer, like: Tensor) -> dict[str, Any]:
-    """Returns the state that the optimiser gives to a parameter of that rank after one step, of size 2×3×…"""
+    """Returns the state of a parameter of size 2×3×…, of the same rank as `like`, after one step of the optimiser."""
     scratch = torch.zeros([2 + n for n in range(like.dim())], device=like.device, requires_grad=True)
     scratch.grad = torch.zeros_like(scratch)
     one = type(optimizer)([scratch], **accepted_options(type(optimizer), optimizer.defaults))
@@ -241,7 +241,7 @@ def _state_layout(optimizer: optim.Optimizer, like: Tensor) -> dict[str, Any]:
 
 
 def _check_state(source: str, parameter: Tensor, layout: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
-    """Raises where the state of a parameter has other names or shapes than the optimiser gives it."""
+    """Raises ConfigError if the state of a parameter has other names or shapes than the optimiser gives it."""
     if set(layout) != set(entry):
         raise ConfigError(f"{source} has {quote(sorted(entry))}, expected {sorted(layout)}")
     for name, expected in layout.items():
@@ -262,5 +262,5 @@ def _check_state(source: str, parameter: Tensor, layout: Mapping[str, Any], entr
 
 
 def clip_gradients(model: nn.Module, limit: float) -> Tensor:
-    """Scales all gradients down to a norm of `limit` where it is above (0: never), and returns the norm before []."""
+    """Scales all gradients down to a joint norm of `limit` if it is larger (0: never); returns the norm before, []."""
     return full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf))

@@ -1,4 +1,4 @@
-"""What a training shows while it runs: on a terminal a bar, elsewhere a line now and then; and how fast it is."""
+"""Progress of a training: objects that show it, and the meter of its speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HIDDEN = ("step", "tokens", "seconds", "lr", "norm")  # metrics that a line leav
 
 
 class SpeedMeter:
-    """Tokens a second and the share of the device's peak that they need (MFU); None where its peak is not known."""
+    """Measures tokens a second and the share of the device's peak FLOPs that they need (MFU; None if it is unknown)."""
 
     def __init__(
         self, model: Model[Any], task: Task, device: torch.device, dtype: torch.dtype | None, devices: int = 1
@@ -45,13 +45,13 @@ class SpeedMeter:
         return {"tokens_per_second": round(rate, 1), "mfu": mfu}
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves seconds in which nothing was trained, as in an evaluation, out of the next reading."""
+        """Subtracts seconds in which nothing was trained, as in an evaluation, from the next reading."""
         tokens, last = self.last
         self.last = (tokens, last + seconds)
 
 
 class Progress:
-    """Shows nothing: what a library call wants. Subclasses show what `show` is told."""
+    """Shows nothing, which is the default for calls from Python; subclasses override `note` and `show`."""
 
     def __enter__(self) -> Progress:
         return self
@@ -117,7 +117,7 @@ class Lines(Progress):
         self.write(f"{self.name}: step {step:,} of {total:,}{left}  {format_metrics(known)}")
 
     def _time_left(self, step: int, total: int, now: float) -> str:
-        """Returns how long the rest will take, in words; "" where it cannot be told."""
+        """Returns how long the rest will take, in words; "" if it cannot be estimated yet."""
         assert self.first is not None
         first_step, first_time = self.first
         done = step - first_step
@@ -127,7 +127,7 @@ class Lines(Progress):
 
 
 def format_metrics(values: Mapping[str, Any]) -> str:
-    """Returns the most telling metrics in a line of words."""
+    """Returns the metrics, without those in HIDDEN, as one line of text."""
     return "  ".join(_format_metric(name, value) for name, value in values.items() if name not in HIDDEN)
 
 

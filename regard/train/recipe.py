@@ -27,7 +27,7 @@ SECTIONS = ("data", "model", "train")
 COMPARE = "compare"  # what an experiment varies; a single training has no use for it
 _BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # .1 and 1.
 _BARE_NAMES = re.compile(r"\[ *[a-z][\w-]*( *, *[a-z][\w-]*)* *\]", re.IGNORECASE)  # [adamw,sgd]
-MECHANISM = "mechanism"  # what holds for one mechanism only
+MECHANISM = "mechanism"  # the section with settings that hold for one mechanism only
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def load(name: str, overrides: Sequence[str] = (), variant: str | None = None) -
 
 
 def refuse_unused(task: str, asked: Mapping[str, Any]) -> None:
-    """Raises where settings of generated data are asked for beside the file that takes their place."""
+    """Raises ConfigError if the user sets both a file and a key of the generated data that it replaces."""
     known = TASKS[task]
     given = asked.get("data", {})
     unused = [key for key in known.generated if key in given]
@@ -78,7 +78,10 @@ def refuse_unused(task: str, asked: Mapping[str, Any]) -> None:
 
 
 def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns what a recipe's file says, over what the recipe says that it `extends`. `above`: those that extend it."""
+    """Returns the tables of a recipe's file, merged over those of the recipe that it `extends`.
+
+    `above` are the names of the recipes that extend this one, by which a circle is found.
+    """
     if name in above:
         raise ConfigError(f"the recipe {name} extends itself: {' → '.join((*above, name))}")
     if name.endswith(".toml"):
@@ -97,7 +100,7 @@ def read_tables(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _suggest_recipe(name: str) -> str:
-    """Returns what to say of a name that is no recipe's: that of an experiment, a model or a text, or what is near."""
+    """Returns a hint for a name that is no recipe's: it is an experiment, a preset or a file, or is like a recipe's."""
     if any(known.startswith(f"{name}/") for known in recipe_names()):
         return f" It is an experiment of several trainings: `regard run {name}`.{list_known(recipe_names())}"
     if name in MODELS["GPT"].PRESETS:
@@ -108,7 +111,7 @@ def _suggest_recipe(name: str) -> str:
 
 
 def resolve(name: str, tables: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> Recipe:
-    """Returns the recipe of tables and changes, after every key is checked."""
+    """Returns the recipe of tables and the user's changes; raises ConfigError for any key that does not exist."""
     asked = asked or {}
     for key in asked:
         if key not in SECTIONS:
@@ -168,7 +171,7 @@ def apply_mechanism(tables: Mapping[str, Any], asked: Mapping[str, Any], name: s
     if not isinstance(by_mechanism, Mapping):
         raise ConfigError(f"{name}: {MECHANISM} = {quote(by_mechanism)}: expected sections [{MECHANISM}.NAME.…]")
     for known in by_mechanism:
-        lookup(known)  # a misspelt one would hold for nothing
+        lookup(known)  # raises for a name that is no mechanism's
     used = merge_tables(tables.get("model", {}), asked.get("model", {})).get(MECHANISM)
     if not isinstance(used, str) or used not in by_mechanism:
         return plain
@@ -176,9 +179,9 @@ def apply_mechanism(tables: Mapping[str, Any], asked: Mapping[str, Any], name: s
 
 
 def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested tables with the second's entries in place of the first's.
+    """Returns the entries of both nested tables; where both have a key, those of `over`.
 
-    A text that meets a table is the table's `name`: `optimizer = "sgd"` over `optimizer = {name = "adamw", …}`.
+    A string merged with a table stands for its key `name`: `optimizer = "sgd"` over `optimizer = {name = "adamw", …}`.
     """
     merged = dict(under)
     for key, value in over.items():
@@ -210,9 +213,9 @@ def flatten(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _train_changes(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is asked of training, with no number of steps where a number of epochs is asked for.
+    """Returns the user's changes to `train`, with steps = 0 if they set epochs and no steps.
 
-    A recipe may say how long in steps, which win over epochs: asking for epochs would change nothing.
+    Steps win over epochs, so epochs alone would have no effect on a recipe that sets steps.
     """
     changes = dict(asked)
     if changes.get("epochs") and "steps" not in changes:
@@ -223,7 +226,8 @@ def _train_changes(asked: Mapping[str, Any]) -> dict[str, Any]:
 def parse(overrides: Sequence[str], sections: bool = True, recipe: str = "") -> dict[str, Any]:
     """Returns `train.lr=6e-3 data.documents=wiki.txt` as nested tables; a value is TOML where it can be, else text.
 
-    `sections`: every key stands in one. `recipe`, or the experiment, whose keys an error names; all have, unless said.
+    `sections`: whether a key must begin with a section. `recipe`: the recipe or experiment whose keys an error
+    suggests; by default those of all recipes.
     """
     tables: dict[str, Any] = {}
     for text in overrides:
@@ -242,7 +246,7 @@ def parse(overrides: Sequence[str], sections: bool = True, recipe: str = "") -> 
 
 
 def example_override(text: str, recipe: str) -> str:
-    """Returns what a change that names no section of a recipe may mean, else any change, as an example."""
+    """Returns an example of an override for an error: what this text, without a section, may mean, or else any."""
     from regard.train.keys import find_keys  # it reads recipes, with this module
 
     key, sign, value = text.partition("=")
@@ -255,7 +259,7 @@ def example_override(text: str, recipe: str) -> str:
 
 
 def _suggest(section: str, asked: Any, recipe: str) -> str:
-    """Returns what to say beside an unknown section: a key that ends so, else the section nearest to it."""
+    """Returns a hint for an unknown section: a key that ends with this name, or else the most similar section."""
     from regard.train.keys import find_keys
 
     found = find_keys(flatten(asked, section)[0][0], [recipe])
@@ -269,7 +273,7 @@ def _parse_value(text: str) -> Any:
         return parse_toml(f"value = {text}", "the value", ConfigError)["value"]
     except ConfigError:
         pass
-    # As Python writes them, and TOML does not.
+    # Booleans and numbers as Python writes them and TOML does not.
     if text in ("True", "False"):
         return text == "True"
     if _BARE_POINT.fullmatch(text):

@@ -54,9 +54,9 @@ class Run:
 
     @contextmanager
     def claimed(self, config: Mapping[str, Any], started: Callable[[], bool]) -> Iterator[Run]:
-        """Makes the folder with its config, and locks it meanwhile; one that holds a run already is an error.
+        """Makes the folder with its config, and locks it; raises RunError if it holds a run already.
 
-        Where the caller fails before it has `started()`, the folder is removed again.
+        If the body fails while `started()` is False, the folder is removed again.
         """
         marks = (CONFIG, METRICS, BEST, MODEL, CHECKPOINTS)
         hint = f", or continue it with --resume {self.path}"
@@ -65,12 +65,12 @@ class Run:
             yield self
 
     def mark_started(self) -> None:
-        """Makes an empty file of metrics. Tasks keep the data of a run that has one, and write anew those of others."""
+        """Makes an empty file of metrics, after which tasks no longer write the data of this run anew."""
         (self.path / METRICS).touch()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from training into the folder, and removes what killed ones were writing."""
+        """Locks the folder while the context lasts, and first removes unfinished files of killed processes."""
         with locked(self.path):
             for folder in (self.checkpoints, self.path / MODEL):
                 if folder.is_dir():
@@ -156,7 +156,7 @@ class Run:
         write_text(self.path / name, text)
 
 
-LARGEST = 1e308  # of a number; no format takes a whole number beyond what a float can hold
+LARGEST = 1e308  # of a whole number in metrics, so that it can be converted to a float
 
 
 def _parse_row(line: bytes, place: str) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _is_number(value: Any) -> bool:
 
 
 def timestamped_path(name: str, root: str | Path = "runs") -> Path:
-    """Returns runs/NAME-<date>-<time>, with a number where that exists. The name of a file gives its stem."""
+    """Returns runs/NAME-<date>-<time>, with a number behind it if that exists; for a file, NAME is its stem."""
     base = Path(root) / f"{_folder_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
     path = base
     number = 1
@@ -195,7 +195,7 @@ def find_begun(name: str, config: Mapping[str, Any], root: str | Path = "runs") 
 
 
 def _folder_name(name: str) -> str:
-    """Returns how a run of a recipe, an experiment or a file.toml is called."""
+    """Returns the name for the run folders of a recipe, an experiment or a file.toml."""
     if name.endswith(".toml"):
         return Path(name).stem
     return name.replace("/", "-")

@@ -10,8 +10,8 @@ from regard.config import ConfigError, Section
 from regard.errors import quote
 
 LARGEST_BATCH = 1 << 20
-HIGHEST_DECAY = 1 - 1e-6  # of an average; with 1 it would stay what it was at the beginning
-MOST_ROWS = 1 << 53  # above, a number of rows is not exact
+HIGHEST_DECAY = 1 - 1e-6  # of an average of weights; with 1 it would never change
+MOST_ROWS = 1 << 53  # a float holds whole numbers exactly up to here
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 COMPILES = ("auto", "off", "graph", "inductor", "both")
 
@@ -26,7 +26,7 @@ def resolve_steps(every: float, total: int) -> int:
 
 
 def _check_range(section: Section, least: float, most: float, *names: str) -> None:
-    """Raises where one of these settings is not from `least` to `most`."""
+    """Raises ConfigError if one of these settings is not from `least` to `most`."""
     for name in names:
         value = getattr(section, name)
         if not least <= value <= most or value == math.inf:

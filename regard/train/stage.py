@@ -1,4 +1,4 @@
-"""One training from a recipe: data, model, loop, in a run's folder; and going on with one that was stopped."""
+"""Running one training from a recipe in a run's folder, and resuming one that was stopped."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def train(recipe: Recipe, out: str | Path | None, device: str = "cpu", progress:
 
 @peer_errors()
 def resume(path: str | Path, device: str | None = None, progress: Progress | None = None) -> Run:
-    """Goes on where a run was stopped, and returns it; one that has ended is left as it is."""
+    """Resumes a run from its newest checkpoint, and returns it; a run that has ended is left as it is."""
     run = Run.open(path)
     process = Process.from_environment()
     if run.finished and process.world_size == 1:
@@ -105,7 +105,7 @@ def _lock(run: Run, process: Process) -> AbstractContextManager[None]:
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Returns the recipe with its files named so that it can be resumed from anywhere."""
+    """Returns the recipe with absolute paths, so that the run can be resumed from any folder."""
     files = {name: getattr(recipe.data, name) for name in TASKS[recipe.task].files}
     absolute = {name: str(Path(path).resolve()) for name, path in files.items() if path}
     init = recipe.train.init
@@ -160,10 +160,10 @@ def _build_seeded(recipe: Recipe, cls: type[Model[Any]], config: Any) -> Model[A
 
 
 def _require_room(cls: type[Model[Any]], config: Any, device: torch.device) -> None:
-    """Raises an error where a model's weights are more than the machine, or the device, has memory for.
+    """Raises ResourceError if a model's weights need more memory than the machine, or the device, has.
 
-    They are counted on the device "meta", where tensors have no values: a machine that is asked for too much, layer by
-    layer, kills the process and says nothing.
+    They are counted on the device "meta", where tensors have no values: a system that runs out of memory while layers
+    are built kills the process without a message.
     """
     with torch.random.fork_rng([]), without_values():
         weights = cls(config).state_dict().values()

@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import tracemalloc
 import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -248,6 +249,22 @@ def test_a_newer_version_and_a_bomb_are_refused():
         decode(to_bytes(newer))
     with pytest.raises(TraceError, match="expected 16"):
         unpack(zlib.compress(bytes(1 << 24)), "f32", (4,))
+
+
+def test_a_small_block_of_steps_cannot_fill_the_memory():
+    n = 1 << 18
+
+    def block(low):
+        return zlib.compress(bytes([low]) + bytes(2 + 2 * n - (-n * low // 8)))
+
+    with pytest.raises(TraceError, match="255 raw bits"):
+        unpack(block(255), "step", (n, 1))
+    tracemalloc.start()
+    try:
+        assert not bool(unpack(block(24), "step", (n, 1)).sub(-128 * 2.0**24).any())
+        assert tracemalloc.get_traced_memory()[1] <= 40 * n
+    finally:
+        tracemalloc.stop()
 
 
 def read_letters(text):

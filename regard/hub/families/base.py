@@ -27,7 +27,7 @@ ACTIVATION_TO_HF = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 class RowSpans:
     """The rows of a tensor of theirs that one tensor of ours holds; its other rows belong to other tensors of ours.
 
-    `total` is the number of rows of their tensor. `spans` are (first, behind the last), in the order of ours.
+    `total` is the number of rows of their tensor. `spans` are (first row, row after the last), in the order of ours.
     """
 
     total: int
@@ -35,7 +35,7 @@ class RowSpans:
 
     @property
     def count(self) -> int:
-        """Returns how many rows there are."""
+        """The number of rows in all spans."""
         return sum(stop - start for start, stop in self.spans)
 
     def take(self, theirs: Tensor) -> Tensor:

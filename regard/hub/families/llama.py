@@ -228,7 +228,7 @@ def read_rotary(keys: Keys, shares: bool = False) -> dict[str, Any]:
     """Returns those options of our rotary positions whose values are not our defaults.
 
     Newer configs hold the options in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`. `shares` says
-    whether the family turns a share of each head's width where its config says so.
+    whether the family's config may restrict them to a share of each head's width (`partial_rotary_factor`).
     """
     theta = keys.take("rope_theta")
     sections = {key: keys.take(key, None) for key in ("rope_parameters", "rope_scaling")}

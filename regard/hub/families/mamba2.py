@@ -10,7 +10,7 @@ from regard.hub.keys import Keys
 from regard.models import GPT, GPTConfig
 from regard.reading import fits
 
-_NO_LIMIT = (float("inf"), {"__float__": "Infinity"})  # as transformers writes that there is none
+_NO_LIMIT = (float("inf"), {"__float__": "Infinity"})  # how transformers writes that Δ has no upper limit
 # Keys that transformers does not read, or that change only how weights are drawn or computed.
 _WITHOUT_EFFECT = (
     *("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale"),
@@ -98,7 +98,7 @@ class Mamba2(Family):
         )
 
     def _read_limits(self, keys: Keys) -> dict[str, Any]:
-        """Returns the options of the decay: between what Δ stays, where there are limits that it can reach."""
+        """Returns the limits of Δ as options of the decay: `least` unless it is 0, and `most` unless it is infinite."""
         limits = keys.take("time_step_limit")
         if limits is None:
             return {}

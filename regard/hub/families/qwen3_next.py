@@ -88,7 +88,7 @@ class Qwen3Next(Family):
         )
 
     def _mechanisms(self, keys: Keys, layers: int) -> tuple[str, ...]:
-        """Returns the mechanism of each layer: by name, or softmax in every so-manieth layer."""
+        """Returns the mechanism of each layer: from layer_types, or else softmax in every n-th, n from the config."""
         kinds = keys.take("layer_types")
         interval = keys.take("full_attention_interval")
         if kinds is None:
@@ -103,7 +103,7 @@ class Qwen3Next(Family):
         return tuple(_KINDS[kind] for kind in kinds)
 
     def _check_dense(self, keys: Keys, layers: int) -> None:
-        """Refuses a model with mixtures of experts, by the numbers of the layers that have them."""
+        """Refuses a model with mixtures of experts; the error lists the layers that have them."""
         experts = keys.take("num_experts")
         step = keys.take("decoder_sparse_step")
         dense = keys.take("mlp_only_layers") or []
@@ -112,7 +112,9 @@ class Qwen3Next(Family):
         for name in ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef"):
             keys.take(name, None)
         if not isinstance(experts, int) or not isinstance(step, int) or step < 1:
-            raise keys.refusal("decoder_sparse_step", "expected whole numbers, and as num_experts")
+            raise keys.refusal(
+                "decoder_sparse_step", f"expected a whole number above 0, and one for num_experts, which is {experts!r}"
+            )
         if not isinstance(dense, list):
             raise keys.refusal("mlp_only_layers", "expected numbers of layers")
         sparse = [n for n in range(layers) if n not in dense and experts > 0 and (n + 1) % step == 0]
@@ -232,7 +234,7 @@ def _memory_maps(ours: str, theirs: str, a: AttentionConfig) -> Iterator[TensorM
     """Yields the maps of a layer with a memory.
 
     The rows of their in_proj_qkvz are one key head after another: its query, its key, and the values and gates of the
-    value heads that share them. Those of in_proj_ba are the b of these value heads and what makes their decays.
+    value heads that share them. Those of in_proj_ba give, for these value heads, the b and the inputs of the decays.
     """
     assert a.key_width is not None and a.value_width is not None
     key_heads = a.key_heads or a.heads

@@ -54,7 +54,7 @@ def _lead(results: ApproximateResults) -> Markup:
 def _panels(
     results: ApproximateResults, part: Part, caption: Callable[[Sequence[Series], Sequence[float]], str]
 ) -> Markup:
-    """Returns one chart a mechanism and variance: errors over features, a line a width; dashed what they should be."""
+    """Returns a chart for each mechanism and variance: errors over features, a line a width, predictions dashed."""
     charts = []
     for variance, inputs in _INPUTS.items():
         for mechanism in results.mechanisms:
@@ -74,10 +74,9 @@ def _panels(
 
 
 def _predicted(rows: Sequence[ErrorRow], points: Sequence[Point], part: Part) -> list[Point]:
-    """Returns what the errors should be.
+    """Returns the predicted errors: those of the kernel by the law of the variance.
 
-    The law gives those of the kernel. Of the output it says only how they should fall, like 1/√F, from where they
-    start.
+    Those of the output are a fall like 1/√F from the first measured point, since the law says nothing about their size.
     """
     if part == "kernel":
         return [(row.features, row.predicted) for row in rows]

@@ -15,7 +15,10 @@ Interval = list[float]  # a mean, and the ends of its 95% interval
 
 @dataclass(frozen=True, kw_only=True)
 class Approximate(LabConfig):
-    """`draws` of inputs and directions for each size, of `tokens` queries and keys; `redraws` for the laws."""
+    """The sizes: for each, `draws` draws of inputs (`tokens` queries and keys) and of directions.
+
+    For the laws of the variance and the bias, directions are drawn `redraws` times for fixed inputs.
+    """
 
     place: ClassVar[str] = "approximate"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -84,7 +87,7 @@ class VarianceLaw:
 class BiasRow:
     """Means over redrawn directions: the error of an entry, and of the output its spread and its bias.
 
-    All but `kernel` are relative to the exact output; `noise` is how well the bias is known.
+    All but `kernel` are relative to the exact output; `noise` is the standard error of the mean output.
     """
 
     features: int

@@ -3,8 +3,9 @@
 With x = q·K^(−1/4), y = k·K^(−1/4), an estimate of exp(x·y) = exp(q·k/√K) has the relative variance
     fourier     (1 − e^{−s})² e^{s} / 2F                                    s = ‖x−y‖² = δ²
     performer   [e^{s} − 1 − (K−1)(1 − e^{−s}·₁F₁(K; K/2; s/2))] / F         s = ‖x+y‖²
-(F a multiple of K). e^{s} − 1 is that of independent directions, and the rest is what orthogonal ones save: the sum of
-two has the length of a Gaussian vector of width 2K, and any direction.
+(F a multiple of K). e^{s} − 1 is that of independent directions, and the rest is what orthogonal ones save. It follows
+from the sum of two orthogonal directions, whose length is that of a Gaussian vector of width 2K and whose direction is
+uniform.
 At unit variance of q and k, s is about 2√K, so that the standard deviation grows like e^{√K}/√F. At variance 1/K, s is
 about 2/√K and shrinks. The kernel is unbiased; the output, a ratio, is not.
 """

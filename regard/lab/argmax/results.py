@@ -15,7 +15,10 @@ Quartiles = list[float]  # the first quartile, the median, the third
 
 @dataclass(frozen=True, kw_only=True)
 class Selecting(LabConfig):
-    """Rows of `tokens` of `symbols` symbols with `labels` labels; `runs` trainings with seeds of their own each way."""
+    """The sizes: a row holds `tokens` of `symbols` symbols, each with one of `labels` labels.
+
+    Each way to attend is trained `runs` times, with different seeds.
+    """
 
     place: ClassVar[str] = "argmax"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -59,7 +62,7 @@ class CurveRow:
 
 @dataclass(frozen=True)
 class WayResults:
-    """What comes of one way to attend; each list holds one number a training.
+    """The results of one way to attend; each list holds one number for each training.
 
     `final` is the accuracy at the end, `read_by_argmax` that when the trained model attends by argmax, and `finds` the
     share of rows in which the largest score is that of the asked symbol.

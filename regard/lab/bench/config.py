@@ -20,11 +20,11 @@ QUICK: dict[str, Any] = {"tokens": (128, 512, 2048), "seconds": 0.05, "patience"
 
 @dataclass(frozen=True, kw_only=True)
 class Race(Section):
-    """Sizes and patience.
+    """The sizes of a race, and the time that it may take.
 
     There are `batch` sequences, or as many as make `total` tokens. `seconds` are spent on each point of each entrant,
-    and no run is begun that should take longer than `patience`. `draws` cases are put to each law, none where the laws
-    are not asked.
+    and no run is begun that is expected to take longer than `patience`. `draws` is the number of random cases for each
+    law; with 0 laws are not checked.
     """
 
     place: ClassVar[str] = "bench"
@@ -69,7 +69,7 @@ class Race(Section):
         return dtype
 
     def size(self, N: int, passing: str) -> Size:
-        """Returns the sizes of one point; in decoding N tokens were written and one more comes."""
+        """Returns the sizes of one point; in decoding, one more token attends to itself and to N before it."""
         B = max(self.batch, self.total // N)
         K = self.width
         T = S = N

@@ -25,15 +25,15 @@ from regard.shapes import Size
 
 # A function of q, k and v has no state to decode with.
 _PASSES_OF_FUNCTIONS = ("forward", "training")
-SPARE = 0.8  # of the free memory that a run may be expected to take
+SPARE = 0.8  # largest share of the free memory that a run may be expected to take
 
 
 class Entrant(NamedTuple):
-    """Who takes part.
+    """One participant of a race.
 
-    `like` is the mechanism whose work it does, None where nobody knows. `make` returns a run for a size and a pass, or
-    raises why there is none; `cost` returns the declared cost of that run. `counted` says whether the memory of its
-    tensors can be counted on a CPU.
+    `like` is the mechanism whose work it does, None if that is unknown. `make` returns a run for a size and a pass, or
+    raises an error that says why it cannot; `cost` returns the declared cost of that run. `counted` says whether the
+    memory of its tensors can be counted on a CPU.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Entrant(NamedTuple):
 def entrants(
     names: Sequence[str], config: Race, plugins: Sequence[Subject] = (), peers: Sequence[str] = ()
 ) -> list[Entrant]:
-    """Returns ours by name, all where none is named; then plugins, then peers that do what one of these does."""
+    """Returns the entrants of mechanisms by name (all if none is named), of plugins, and of peers of all these."""
     own = [lookup(name).name for name in names]
     if not own and not plugins:
         own = list(mechanisms())

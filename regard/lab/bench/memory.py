@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 def peak(run: Callable[[], object], device: torch.device) -> int:
     """Returns the bytes at the peak of a run, above what was allocated before.
 
-    On a GPU the allocator knows. On a CPU every tensor that an operation gives is counted while it lives; what an
-    operation allocates inside and frees again is not seen.
+    On a GPU PyTorch's allocator counts them. On a CPU every tensor that an operation returns is counted until it is
+    freed; memory that an operation allocates and frees itself is not counted.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -32,8 +32,8 @@ class PeerError(RegardError, RuntimeError):
 class Peer(NamedTuple):
     """Someone else's implementation of the mechanism `like`.
 
-    `make` returns it for a size and a number of features, or raises why not. Of a `compiled` one the tensors cannot be
-    counted.
+    `make` returns it for a size and a number of features, or raises PeerError. The memory of a `compiled` one cannot be
+    counted on a CPU.
     """
 
     name: str

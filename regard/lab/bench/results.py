@@ -27,7 +27,7 @@ class RowWork:
 class RaceRow:
     """One point: one entrant, one pass, one length.
 
-    `like` is the mechanism whose work it does, None where nobody knows, and then `work` is None as well. `seconds` are
+    `like` is the mechanism whose work it does, None if that is unknown, and then `work` is None as well. `seconds` are
     the quartiles of `repeats` runs. `peak` is the memory of a run in bytes, None where it cannot be counted.
     """
 

@@ -111,7 +111,7 @@ def _describe_device(machine: cost.Device, config: Race) -> RaceDevice:
 def _keep_lawful(
     racing: Sequence[Entrant], plugins: Sequence[Subject], config: Race, absent: list[Absence], say: Say
 ) -> list[Entrant]:
-    """Returns those who keep the laws; who breaks one is written to `absent`. Peers are not asked."""
+    """Returns the entrants that break no law; one that does is added to `absent`. Peers are not checked."""
     strangers = {subject.label: subject for subject in plugins}
     lawful = []
     for entrant in racing:
@@ -150,7 +150,7 @@ def _race_size(
     absent: list[Absence],
     say: Say,
 ) -> None:
-    """Races one size: who can, runs in turn and gets a row; who cannot leaves `still`, with the reason in `absent`."""
+    """Races one size: adds a row for each entrant that can run, and moves all others from `still` to `absent`."""
     size = config.size(N, passing)
     device = torch.device(config.device)
     ready: list[ReadyRun] = []
@@ -221,11 +221,11 @@ def _row_work(work: Cost | None, machine: cost.Device, size: Size) -> RowWork | 
 def _too_much(
     config: Race, before: Sequence[RaceRow], size: Size, work: Cost | None, device: torch.device
 ) -> str | None:
-    """Returns why a size is not begun, None where it is: what it should take, by what the sizes before it took.
+    """Returns why a size is not run: it would take too much memory or time, extrapolated from smaller sizes; else None.
 
-    Time and memory grow as those of one sequence did between the last two sizes. Where there was only one, time grows
-    like the declared FLOPs, or N² where none are declared, and memory like N², or N where there was less of it than a
-    matrix of weights takes.
+    Time and memory are taken to grow as those of one sequence did between the last two sizes. If there was only one,
+    time grows like the declared FLOPs, or N² if none are declared, and memory like N², or like N if there was less of
+    it than a matrix of weights takes.
     """
     spare = SPARE * free_memory(device)
     if not before:
@@ -255,7 +255,7 @@ def _too_much(
 
 
 def _extrapolate(before: Sequence[RaceRow], size: Size, measured: Callable[[RaceRow], float], growth: float) -> float:
-    """Returns what a size should take, by the rows before it; `growth` is used where there is only one of them."""
+    """Returns what a size is expected to take, from the rows before it; `growth` is used if there is only one."""
     last = before[-1]
     now = measured(last) / last.B
     if len(before) > 1:
@@ -269,7 +269,7 @@ def _extrapolate(before: Sequence[RaceRow], size: Size, measured: Callable[[Race
 
 
 def _first_line(error: Exception) -> str:
-    """Returns the first line of an error that says something, cut where it is long."""
+    """Returns the first line of an error's message that is not empty, at most 160 characters of it."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, RegardError):
         return first[:160]

@@ -4,9 +4,9 @@ Let A be the wanted keys and k_a any of them. A direction y with y·(k_a − k_b
 all others exists exactly where the affine hull of A does not meet the convex hull of the others. Where they meet, the
 common point is a certificate: Σ μ_a k_a = Σ λ_j k_j with Σ μ = Σ λ = 1 and λ ≥ 0.
 
-Which of the two it is, is decided by non-negative least squares on the unit vectors along k_a − k_j: their hull is as
-far from the origin as the best direction keeps all of them on its side. That distance has no unit, so that one far
-key does not blur the others, and it must exceed `TOLERANCE` to count.
+Which of the two exists is decided by non-negative least squares on the unit vectors u_j along k_a − k_j: the distance
+of their hull from the origin is the largest min_j y·u_j that a unit vector y reaches. That distance has no unit, so
+that one far key does not blur the others, and it must exceed `TOLERANCE` to count.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Share = tuple[int, float]  # the number of a key or a query, and its coefficient
 
 # Two hulls are taken to meet below this distance, in units of the distances between keys.
 TOLERANCE = 1e-7
-# A number near one is taken for rounding below this: a singular value of unit vectors, a coefficient.
+# Singular values of unit vectors, and coefficients, below this are taken for rounding errors.
 _RANK = 1e-12
 # The solver of linear programs may break a row by this, the least that it accepts.
 _FEASIBILITY = 1e-10
 
 
 class DesignError(RegardError, ValueError):
-    """Keys or wishes that no design can be made for, or one that rounding spoilt."""
+    """The input of a design is invalid, or rounding errors keep the result from what was asked."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ def _solve_margin(free: Array, units: Array, margins: Array, spare: float) -> Ar
 
 
 def _certificate(keys: Array, members: tuple[int, ...], others: list[Share]) -> Certificate:
-    """Returns the certificate with these coefficients of the others, after multiplying it out.
+    """Returns the certificate with these coefficients of the others, after computing both mixes.
 
-    Raises a DesignError where rounding leaves the two mixes too far apart to prove anything.
+    Raises a DesignError if rounding leaves the two mixes too far apart to prove anything.
     """
     first = keys[members[0]]
     offset = sum((c * (keys[j] - first) for j, c in others), np.zeros_like(first))

@@ -28,7 +28,7 @@ class Isolation:
     value: Float[Tensor, "D D"]
 
     def weights(self, x: Float[Tensor, "T D"], memory: Float[Tensor, "S D"]) -> Float[Tensor, "T S"]:
-        """Returns who reads whom: softmax(q·kᵀ) [T,S]."""
+        """Returns the attention weights softmax(q·kᵀ) [T,S]."""
         return (x @ self.query @ (memory @ self.key).T).softmax(-1)
 
     def read(self, x: Float[Tensor, "T D"], memory: Float[Tensor, "S D"]) -> Float[Tensor, "T D"]:
@@ -39,8 +39,8 @@ class Isolation:
 def isolate(content: Float[Tensor, "R D"], label: Float[Tensor, "S D"], beta: float) -> Isolation:
     """Returns the matrices for the subspaces that the rows of `content` and of `label` span.
 
-    Rows of unequal labels l, l′ of unit length get the scores β and β·l·l′: β = ln(n·precision/(1−precision)) suffices
-    for n orthogonal labels.
+    For labels of unit length, a row scores β with a row of its own label l, and β·l·l′ with one of another label l′.
+    So β = ln(n·precision/(1−precision)) suffices for n orthogonal labels.
     """
     contents, on_content = _projection(check_vectors(content, "content"))
     labels, on_label = _projection(check_vectors(label, "label"))

@@ -1,4 +1,4 @@
-"""What is measured of trained models that merge their heads in different ways: what they see, and what they compute."""
+"""Measurements of trained models that merge their heads in different ways."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from regard.laws.case import difference, worst
 from regard.models import GPT
 from regard.nn.capture import forward_hooks
 
-PLACES = 12  # prefixes of a window that are read
-DRAWS = 3  # of random tokens for a law
+PLACES = 12  # prefixes of a window that a model reads
+DRAWS = 3  # draws of random tokens for a law
 
 
 def with_merge(model: GPT, merge: str, **options: Any) -> GPT:
@@ -38,8 +38,8 @@ def sees_ahead(model: GPT, T: int) -> LookAhead:
 
 
 def straightened(model: GPT) -> GPT:
-    """Returns a model that shifts its heads as one that concatenates them: the row blocks of each output projection
-    are moved back by one head, W'_h = W_{h+1}."""
+    """Returns the model with merge "concatenate" that computes what a given one with merge "shift" computes: the row
+    blocks of each output projection are moved back by one head, W'_h = W_{h+1}."""
     made = with_merge(model, "concatenate")
     with torch.no_grad():
         for block in made.stack.layers:
@@ -51,7 +51,7 @@ def straightened(model: GPT) -> GPT:
 
 @torch.no_grad()
 def shift_is_concatenate(model: GPT, tokens: Tensor) -> float:
-    """Returns how far the logits of a model that shifts are from its straightened twin's, relative to the largest."""
+    """Returns how far the logits of a model that shifts are from those of `straightened`, relative to the largest."""
     return difference(straightened(model)(tokens), model(tokens))
 
 

@@ -312,8 +312,8 @@ def _caught(results: HeadsResults, merge: str, drawn: Mapping[str, Style]) -> It
 
 
 def _moral(results: HeadsResults, merge: str) -> Markup:
-    """Returns the loss of sentences against dev, beside that of the plain merge: short ones are weighed as no window
-    ever was."""
+    """Returns the loss of sentences less that of dev, beside the same for the plain merge: a merge that depends on the
+    length has never seen lengths as short as these in training."""
     said = []
     for name, sentence in results.sentences.items():
         gaps = [row.losses[name] - row.losses["dev"] for row in results.of_merge(merge)]
@@ -331,7 +331,7 @@ def _moral(results: HeadsResults, merge: str) -> Markup:
 
 
 def _hidden(rows: Sequence[HeadsTraining]) -> str:
-    """What the loss over whole windows says about writing, by how much is lost without the tokens to come."""
+    """Returns a sentence about what the loss over whole windows hides: the loss that is added without later tokens."""
     gap = _written(rows, "before") - _written(rows, "whole")
     if gap > SMALL:
         return f"Without the tokens to come it loses {gap:.2f} a token, which its loss over whole windows hides."

@@ -41,7 +41,7 @@ def paired(differences: Sequence[float]) -> Difference:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Returns the p-values corrected for being many, in the order given."""
+    """Returns the p-values after Holm's correction, in the order given."""
     corrected = [0.0] * len(ps)
     worst = 0.0
     for rank, n in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):

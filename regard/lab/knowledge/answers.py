@@ -1,4 +1,4 @@
-"""Answers of a model to questions, and what they are worth: accuracy, baselines, calibration, coverage."""
+"""Answers of a model to questions, and their accuracy, baselines, calibration and coverage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.lab.knowledge.results import AnsweredQuestion, CalibrationCurve, Nam
 from regard.models import Decoder
 
 PART = 256  # questions answered at a time
-CONSTANT = "London"
+CONSTANT = "London"  # the answer of a second baseline
 
 
 class Answer(NamedTuple):
@@ -67,7 +67,7 @@ def score(said: Sequence[str], questions: Sequence[Question]) -> dict[str, Any] 
 
 
 def baselines(train: Sequence[Question], sets: dict[str, Sequence[Question]]) -> list[dict[str, Any]]:
-    """Returns what always giving one answer reaches: the most frequent of training, and a constant that is another."""
+    """Returns the scores of always giving one answer: the most frequent one of training, and CONSTANT."""
     frequent = most_frequent([q.answer or "" for q in train])
     named = {f"most frequent place ({frequent})": frequent}
     if frequent != CONSTANT:
@@ -87,14 +87,14 @@ def list_answers(questions: Sequence[Question], answers: Sequence[Answer]) -> li
 
 
 class ConfidenceMeasures(NamedTuple):
-    """Calibration, and accuracy against coverage: does a model know what it does not know?"""
+    """How well confidences fit answers: the calibration curve, and accuracy against coverage."""
 
     calibration: CalibrationCurve
     coverage: list[tuple[float, float]]
 
 
 def measure_confidence(questions: Sequence[Question], answers: Sequence[Answer]) -> ConfidenceMeasures:
-    """Returns what the confidences of answers are worth."""
+    """Returns the calibration of answers, and their accuracy against coverage."""
     confidences = [a.confidence for a in answers]
     right = [a.text == q.answer for q, a in zip(questions, answers, strict=True)]
     bins = min(10, max(3, len(confidences) // 12))  # a dozen answers in each, at least

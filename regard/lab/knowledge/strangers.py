@@ -1,4 +1,4 @@
-"""People of whom no document tells, for questions of one's own: names made of the names that are asked about.
+"""Names of people whom no document mentions ("strangers"), for users' own questions: made from the names in these.
 
 Where questions differ in a name alone ("Where was X born?"), names are taken apart and put together anew, so that they
 have the letters and the look of the data. No name occurs in a document.
@@ -15,7 +15,7 @@ from regard.data.draws import Draws
 from regard.data.files import DataError
 from regard.data.questions import Question, read_questions
 
-TRIES = 50  # for each stranger: of few names there may be too few combinations
+TRIES = 50  # for each stranger, since few names may have too few combinations
 
 
 class QuestionTemplate(NamedTuple):
@@ -73,7 +73,7 @@ class StrangerNames:
         self.taken = set(names)
 
     def forms(self) -> dict[str, Callable[[], str]]:
-        """Returns what makes a name of each form; only new words where names are single words."""
+        """Returns a function for each form of name, which makes a name; single words have one form only."""
         choice = self.draws.choice
         if not self.family:
             return {"one new word": lambda: self.new_word(self.single)}
@@ -86,7 +86,7 @@ class StrangerNames:
         }
 
     def new_word(self, words: Sequence[str]) -> str:
-        """Returns the head of one word with the tail of another; one that is written somewhere where none was found."""
+        """Returns the head of one word with the tail of another: one written nowhere, if TRIES tries find one."""
         for _ in range(TRIES):
             head = self.draws.choice(words)
             tail = self.draws.choice(words)

@@ -18,7 +18,7 @@ class RecallModel:
 
     @property
     def label(self) -> str:
-        """Returns what a line of a figure is called: all models that differ in their width alone."""
+        """The name of the line in figures on which the models lie that differ only in their width."""
         if self.convolution:
             return self.mechanism
         return f"{self.mechanism}, no convolution"

@@ -1,4 +1,4 @@
-"""What lies in a folder of results: trainings, and what was made of several of them or of none."""
+"""Listing the trainings, experiments and measurements in a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from regard.reading import read_json_object, read_toml
 from regard.report.markup import duration
 from regard.train.run import find_runs
 
-# By the file that tells of each, where results.json is not there yet, and what reads it.
+# Before results.json is there, one of these files marks a folder; the function reads the name of the experiment from
+# it.
 _BEGUN: dict[str, Callable[[Path], Any]] = {
     ASKED: lambda path: read_toml(path, RunError).get("experiment"),
     "sweep.toml": lambda path: "sweep",
@@ -46,12 +47,12 @@ def list_results(root: Path) -> list[dict[str, Any]]:
 
 
 def _began(folder: Path) -> float:
-    """Returns when the first of the files was written that tell of a training or an experiment."""
+    """Returns when the first of the files was written that mark a folder of results."""
     return min((folder / mark).stat().st_mtime for mark in (RESULTS, *_BEGUN) if (folder / mark).exists())
 
 
 def _is_whole(results: Mapping[str, Any]) -> bool:
-    """Returns whether what is told has come to its end: a race writes it size by size, the tour by chapter."""
+    """Returns whether results are complete: a race writes them after each size, the tour after each chapter."""
     if results.get("interrupted"):
         return False
     if results.get("experiment") != "tour":

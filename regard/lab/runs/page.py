@@ -43,7 +43,7 @@ MOST_FIGURES = 4  # of each kind
 
 
 def compare_page(runs: Sequence[Run], title: str | None = None) -> Page:
-    """The page for these runs, in the order given; one run alone is shown as well."""
+    """Returns the page of these runs, in the order given; one run alone has a page too."""
     if not runs:
         raise ReportError("no runs to compare; name at least one run folder")
     names = _names(runs)
@@ -101,7 +101,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def direction(metric: str) -> plots.Best:
-    """Whether more or less of a metric is better, by its name; None where that cannot be said."""
+    """Returns whether more or less of a metric is better, judged by its name; None if that is unknown."""
     last = metric.rsplit("/", 1)[-1].lower()
     if any(word in last for word in _LOWER):
         return "min"
@@ -121,7 +121,7 @@ def _shown(metric: str, value: Any) -> str:
 
 
 def _values(run: Run) -> dict[str, float]:
-    """A run's numbers: the best of each metric where that is known, else the last."""
+    """Returns the metrics of a run by name: the best value if it is known, else the last."""
     every = {**(run.get("metrics") or {}), **(run.get("best") or {})}
     return {k: v for k, v in every.items() if isinstance(v, int | float) and not isinstance(v, bool) and k != "step"}
 
@@ -142,7 +142,7 @@ def _kind(metric: str) -> int:
 
 
 def _winner(runs: Sequence[Run], metric: str) -> int | None:
-    """The place of the best run by a metric, where at least two have it and one is best."""
+    """Returns the index of the best run by a metric; None if fewer than two have it or several are equally good."""
     which = direction(metric)
     scored = [(_values(run)[metric], n) for n, run in enumerate(runs) if metric in _values(run)]
     scored = [(value, n) for value, n in scored if value == value]

@@ -1,4 +1,4 @@
-"""Runs at a glance."""
+"""Summaries of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPEEDS = ("tokens_per_second", "mfu")
 
 
 def summarize_run(run: Run) -> dict[str, Any]:
-    """Returns what a run is, how far it is, and what was measured."""
+    """Returns a run as plain data: its name, recipe, status, steps, metrics and curves."""
     log = read_log(run)
     config = run.config
     saved = max(checkpoint_steps(run.checkpoints), default=0)  # it may be stopped before its first line

@@ -125,7 +125,7 @@ def _outcome(results: SentimentResults) -> Iterable[Markup]:
 
 
 def confusion(counts: Sequence[Sequence[int]], names: Sequence[str] = CLASSES) -> Markup:
-    """Counts of true against stated classes, each with its share of the row, the darker the more of the row."""
+    """Returns the picture of a confusion matrix: counts, and their shares of each true class as darkness."""
 
     def paint(made: Figure) -> None:
         import numpy as np

@@ -21,7 +21,7 @@ class SentimentScore:
 
 @dataclass(frozen=True, kw_only=True)
 class SentimentBaseline:
-    """What can be said without reading, scored on each split."""
+    """A baseline that uses no encoder, scored on each split."""
 
     name: str
     train: SentimentScore

@@ -81,7 +81,7 @@ class OptimizerComparison(Section):
 
 
 class Judged(NamedTuple):
-    """What a model says of sentences: the probability that each is positive."""
+    """Sentences, and the probability that a model gives to each being positive."""
 
     sentences: Sequence[Sentence]
     positive: Sequence[float]
@@ -206,8 +206,8 @@ def _judge(task: Sentiment, run: Run, rows: Mapping[str, SentenceRows]) -> dict[
 
 
 def _baselines(sentences: SentenceSplit) -> dict[str, dict[str, Judged]]:
-    """Returns what can be said without reading, on each split: the label that most training sentences have, and what
-    words alone say."""
+    """Returns the judgements of the baselines on each split: the label that most training sentences have, and logistic
+    regression on bags of words."""
     most = majority_label(sentences.train)
     bags = {WORDS: BagOfWords(*sentences[:2]), PAIRS: BagOfWords(*sentences[:2], grams=2)}
     judged: dict[str, dict[str, Judged]] = {f"always {CLASSES[most]}": {}, **{name: {} for name in bags}}

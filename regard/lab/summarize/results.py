@@ -28,8 +28,8 @@ class PairsSummary:
 
 @dataclass(frozen=True)
 class SummarizerTraining:
-    """One training. `base` says that it is no performer, whose `features` are None then; `dev` holds loss, perplexity
-    and token_accuracy of the best checkpoint."""
+    """One training. `base`: whether its mechanism is the one that performers are compared with; `features` is then
+    None. `dev` holds loss, perplexity and token_accuracy of the best checkpoint."""
 
     name: str
     run: str
@@ -47,7 +47,7 @@ class SummarizerTraining:
 
     @property
     def kind(self) -> str:
-        """What is compared: the mechanism, of a performer with its features."""
+        """The mechanism, for a performer with its number of features."""
         if self.base:
             return self.mechanism
         return f"performer {self.features}"
@@ -60,7 +60,7 @@ class SummarizerTraining:
 
 @dataclass(frozen=True)
 class SummaryScore:
-    """What the summaries of one writer are worth on a split.
+    """The scores of the summaries of one writer (a model, a baseline or the references) on a split.
 
     `copied` is the share of their n-grams that stand in the article, by n. `rouge` is by measure, and `above` how far
     it is above the first words of the article, paired article by article; both are None for the references.

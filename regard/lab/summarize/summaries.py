@@ -1,4 +1,4 @@
-"""Summaries of articles by a model, by beam search or drawn, and what they are worth."""
+"""Summaries of articles by a model, by beam search or sampled, and their scores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Summaries(NamedTuple):
 
 
 def writer(model: Model[Any], name: str) -> Seq2Seq:
-    """Returns the model, where it can summarise."""
+    """Returns the model; raises OptionError if it is no encoder-decoder or has no tokenizer."""
     if not isinstance(model, Seq2Seq):
         raise OptionError(
             f"{name} is a {type(model).__name__}, which does not summarise; expected an encoder-decoder, as "
@@ -69,7 +69,7 @@ def summaries(model: Seq2Seq, articles: Sequence[str], settings: Settings) -> li
 
 
 def score_summaries(pairs: Sequence[Pair], texts: Mapping[str, Sequence[str]]) -> dict[str, SummaryScore]:
-    """Returns what summaries are worth, by who wrote them: ROUGE with intervals, how far it is above the first of them
+    """Returns the scores of summaries by writer: ROUGE with intervals, its difference from the first writer's
     (paired, article by article), how much is copied, and how long they are. The references come last, without ROUGE."""
     references = [pair.summary or "" for pair in pairs]
     articles = [pair.article for pair in pairs]

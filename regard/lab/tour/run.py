@@ -1,7 +1,7 @@
 """All of regard in one report, which fills as its chapters finish: check, train, see, race.
 
 Each chapter does what a command of its own does, on small sizes; all of it takes less than five minutes on two cores.
-results.json and the report are whole after each chapter, and what is done is not done again where the tour goes on.
+results.json and the report are complete after each chapter, and a resumed tour does only the chapters that are left.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Tour(ResumableExperiment):
 
 
 def plan_tour(session: Session) -> TourPlan:
-    """Returns what is going to be done; settings that cannot be are errors before anything is."""
+    """Returns the plan of the tour; raises for invalid settings of any chapter before the first begins."""
     knowledge = cast(TrainingExperiment, EXPERIMENTS[KNOWLEDGE])
     asked = {key: value for key, value in session.asked.items() if key not in OWN_SECTIONS}
     training = replace(session, name=KNOWLEDGE, out=session.out / KNOWLEDGE, asked=asked)

@@ -1,9 +1,10 @@
 """Ablating heads: the model with one head's output set to zero, compared with the whole model.
 
 If the model predicts tokens, the cost of a head is the increase of the mean loss in nats. No loss is of tokens that the
-model sees: for a masked language model each token is masked in turn, and for an encoder-decoder it is the loss of the
-target, or without one of what the whole model itself would say at each place of what it wrote. Otherwise (or without a
-mask token) the cost is the relative change (L2 norm) of the final hidden states.
+model sees: for a masked language model each token is masked in turn. For an encoder-decoder it is the loss of the
+target; if none is given, the whole model writes one, and the labels are its own likeliest tokens at each position of
+it. If the model predicts no tokens (or has no mask token), the cost is the relative change (L2 norm) of its final
+hidden states.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def self_attention_layers(recordable: RecordableModel, text: Any) -> list[tuple[
 
 @contextmanager
 def without_heads(model: Any, heads: Mapping[str, Collection[int]]) -> Iterator[None]:
-    """Sets the output of some heads of each attention module that is named to zero while the context lasts.
+    """Sets the output of some heads to zero while the context lasts; `heads` has their numbers by module name.
 
     Heads of a Hugging Face model are removed in transformers' attention interface; raises OptionError at the end if the
     model did not call it for one of the modules.
@@ -168,7 +169,7 @@ def without_heads(model: Any, heads: Mapping[str, Collection[int]]) -> Iterator[
 
 @contextmanager
 def silenced(removed_of: Mapping[nn.Module, Collection[int]]) -> Iterator[None]:
-    """Sets the output of heads of our layers, given by their mechanisms, to zero while the context lasts."""
+    """Sets the output of heads of regard's layers to zero while the context lasts; mechanisms name the layers."""
 
     def remove(mechanism: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         return _zero_heads(out, 1, removed_of[mechanism])

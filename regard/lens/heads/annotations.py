@@ -50,7 +50,7 @@ def read_conllu(path: str | Path) -> list[Parsed]:
 
 
 def _sentence(path: str, rows: list[tuple[int, str]]) -> Parsed:
-    """Returns one sentence from the numbered lines of its words."""
+    """Returns the sentence whose words stand in these (line number, line) pairs of a CoNLL-U file."""
     text = ""
     words: list[Span] = []
     governors: list[int] = []
@@ -118,10 +118,12 @@ def read_mentions(path: str | Path) -> list[Mentions]:
                 '{"text": …, "clusters": [[[start, end], …], …]}'
             ) from None
         if not isinstance(text, str):
-            raise DataError(f"{where}: 'text' is no text")
+            raise DataError(f"{where}: 'text' is {quote(text)}, expected a string")
         for a, b, _ in spans:
             if not 0 <= a < b <= len(text):
-                raise DataError(f"{where}: characters {a} to {b} of a text of {len(text)}")
+                raise DataError(
+                    f"{where}: characters {a} to {b} of a text of {len(text)}, expected 0 ≤ start < end ≤ {len(text)}"
+                )
         spans.sort()
         annotated.append(Mentions(text, tuple((a, b) for a, b, _ in spans), tuple(n for _, _, n in spans)))
     return annotated

@@ -36,7 +36,8 @@ class Checkpoint:
 def find_checkpoints(path: str | Path) -> list[Checkpoint]:
     """Returns the checkpoints of a training in the order of their steps, those of a run or of transformers' Trainer.
 
-    One that is not complete is passed over with a warning. Raises RunError if there are fewer than two.
+    A checkpoint of a run that is not complete is passed over with a warning. Raises RunError if fewer than two are
+    left.
     """
     path = run_folder(check_path(path, RunError))
     found = []
@@ -64,10 +65,10 @@ def examine_checkpoints(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Returns what all heads do at each checkpoint of a training, read on the same texts, as plain numbers.
+    """Returns the labels and scores of all heads at each checkpoint of a training, measured on the same texts.
 
     "steps" are those of the checkpoints, and all lists inside "heads" have an element for each of them. "appeared" says
-    for each score from which step on some head does it at every checkpoint; see `appearances`.
+    for each score from which step on some head stands out by it at every checkpoint; see `appearances`.
     """
     checkpoints = find_checkpoints(path)
     history: list[list[HeadLabel]] = []
@@ -97,11 +98,11 @@ def examine_checkpoints(
 
 
 def appearances(steps: Sequence[int], history: Sequence[Sequence[HeadLabel]]) -> list[dict[str, Any]]:
-    """Returns for each score that stands out at the last checkpoint when it began to, the earliest first.
+    """Returns, for each score by which some head stands out at the last checkpoint, since when; the earliest first.
 
-    `history` has the labels of all heads at each step. A score has appeared at "step" if some head does it there and at
-    every later checkpoint; "before" is the last step at which none did, or None. The head is the one that does it most
-    at the last checkpoint, and "heads" is the number of those that do it there.
+    `history` has the labels of all heads at each step. A score has appeared at "step" if some head stands out by it
+    there and at every later checkpoint; "before" is the last step at which none did, or None. "layer", "side" and
+    "head" name the head with the largest effect at the last checkpoint, and "heads" counts those that stand out there.
     """
     found = []
     for name in SCORE_DESCRIPTIONS:
@@ -126,12 +127,12 @@ def appearances(steps: Sequence[int], history: Sequence[Sequence[HeadLabel]]) ->
 
 
 def _does(label: HeadLabel, name: str) -> bool:
-    """Returns whether a head does this, as its label or beside it."""
+    """Returns whether a head stands out by this score: it is its label, or one of those in `also`."""
     return name == label.label or name in label.also
 
 
 def _describe(over_steps: Sequence[HeadLabel]) -> dict[str, Any]:
-    """Returns one head over all steps: its labels, and of each score the effects with their intervals."""
+    """Returns a dict about one head: its label at each step, and the effect of each score at each step, with bounds."""
     first = over_steps[0]
     scores: dict[str, dict[str, list[float | None]]] = {}
     for name in SCORE_DESCRIPTIONS:

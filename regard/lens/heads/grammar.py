@@ -1,8 +1,9 @@
 """A small grammar of English that knows its own parses and antecedents, for finding heads without annotated files.
 
-A `_Sentence` is built word by word; whoever adds a word says what it depends on (Universal Dependencies), and whoever
-adds a noun or a pronoun says whom it means. Optional adjectives, adverbs and phrases keep words that belong together
-from standing at one distance. Of two people the pronoun means either as often, so that the nearer one is no answer.
+A `_Sentence` is built word by word: a word is added with the word that it depends on (Universal Dependencies), and a
+noun or a pronoun with the number of its referent. Optional adjectives, adverbs and phrases keep words that belong
+together from always standing at the same distance. A pronoun means either of two people equally often, so that always
+taking the nearer one is right only half the time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from regard.lens.heads.annotations import Mentions, Parsed, Span
 
 
 class _Being(NamedTuple):
-    """Whom or what a noun means: its word or name, and who it is for pronouns (m, f, n, or p for several)."""
+    """A referent: its noun or name, and the pronouns that mean it: those of m, f, n or p (several) in CASES.
+
+    The kind "either" has none: such a noun ("doctor") is named again instead.
+    """
 
     word: str
     kind: str
@@ -67,15 +71,15 @@ def _adjectives(being: _Being) -> list[str]:
 
 
 class _Sentence:
-    """A sentence that grows: its words with their governors and relations, and its mentions."""
+    """A sentence to which words are added, with their governors and relations, and with its mentions."""
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
         self.forms: list[str] = []
         self.governors: list[int] = []
         self.relations: list[str] = []
-        self.mentions: list[tuple[int, int, int]] = []  # first word, last word, who is meant
-        self.strangers = count(1000)
+        self.mentions: list[tuple[int, int, int]] = []  # first word, last word, number of the referent
+        self.strangers = count(1000)  # numbers of referents that are mentioned once
 
     def word(self, form: str, relation: str = "root", governor: int = NOBODY) -> int:
         """Adds a word and returns its number."""
@@ -91,9 +95,10 @@ class _Sentence:
         return governor
 
     def noun(self, being: _Being, relation: str, case: str = "", who: int | None = None, plain: bool = False) -> int:
-        """Adds a noun with its article, perhaps an adjective, behind a preposition or not, and returns its number.
+        """Adds a noun with its article, and perhaps an adjective; returns the number of its word.
 
-        `who` is the number of whom it means; None stands for somebody who is not mentioned again.
+        `case` is a preposition to put before it, `who` the number of its referent, None for one that is not mentioned
+        again; `plain` leaves out the adjective.
         """
         before = []
         if case:
@@ -108,27 +113,30 @@ class _Sentence:
         return head
 
     def pronoun(self, being: _Being, who: int, case: int, relation: str) -> int:
-        """Adds a pronoun that means a being mentioned before, and returns its number."""
+        """Adds the pronoun of a referent that was mentioned before, and returns the number of its word."""
         here = self.word(CASES[being.kind][case], relation)
         self.mentions.append((here, here, who))
         return here
 
     def place(self, verb: int, share: float = 0.5) -> None:
-        """Perhaps adds where it happened."""
+        """Adds a phrase that says where it happened, with probability `share`."""
         if self.draws.chance(share):
             here = _Being(self.draws.choice(PLACES), "n")
             self.link(verb, self.noun(here, "obl", self.draws.choice(("in", "near", "behind"))))
 
     def somebody(self, relation: str, case: str = "", plain: bool = False) -> int:
-        """Adds any person or people."""
+        """Adds a noun for any person or people, and returns the number of its word."""
         return self.noun(self.draws.choice((*WOMEN, *MEN, *GROUPS, *PEOPLE)), relation, case, plain=plain)
 
     def something(self, relation: str, case: str = "") -> int:
-        """Adds any thing or things."""
+        """Adds a noun for any thing or things, and returns the number of its word."""
         return self.noun(self.draws.choice((*THINGS, *MANY)), relation, case)
 
     def verb(self, forms: Sequence[str], relation: str, *subjects: int, perfect: float = 0.0) -> int:
-        """Adds a verb, perhaps behind an adverb, which governs what stands before it; `perfect` is the share of had."""
+        """Adds a verb that governs its subjects, perhaps with an adverb before it, and returns its number.
+
+        `perfect` is the probability that "had" stands before it.
+        """
         before = list(subjects)
         if self.draws.chance(perfect):
             before.append(self.word("had", "aux"))
@@ -137,10 +145,10 @@ class _Sentence:
         return self.link(self.word(self.draws.choice(forms), relation), *before)
 
     def clause(self, relation: str, *before: int) -> int:
-        """Adds a clause about a person and a thing, and returns its verb, which governs the words before, too."""
+        """Adds a clause about a person and a thing, and returns its verb, which also governs the words `before`."""
         subject = self.somebody("nsubj")
         if not self.is_name(subject) and self.draws.chance(0.4):
-            # What stands between a subject and its verb is what makes finding it hard.
+            # A phrase between a subject and its verb makes the verb harder to find.
             self.link(subject, self.something("nmod", "with"))
         if self.draws.chance(0.25):
             verb = self.verb(LEFT, relation, subject, *before)
@@ -160,7 +168,7 @@ class _Sentence:
         return Parsed(text, tuple(spans), tuple(self.governors), tuple(self.relations))
 
     def with_mentions(self) -> Mentions:
-        """Returns the sentence with its mentions in the order of the text; who is meant is a small number."""
+        """Returns the sentence with its mentions in the order of the text; referents are numbered from 0."""
         text, spans = self.write()
         rows = sorted((spans[first][0], spans[last][1], who) for first, last, who in self.mentions)
         numbers = {who: n for n, who in enumerate(dict.fromkeys(who for _, _, who in rows))}
@@ -247,7 +255,7 @@ def _coordinated(s: _Sentence, d: Draws) -> int:
 
 
 def _agreeing(s: _Sentence, d: Draws) -> int:
-    """The number of the subject and of a noun behind it differ, so that the nearer noun is the wrong one."""
+    """Adds a subject and a noun of the other number behind it, so that the verb agrees with the farther noun alone."""
     first, second = d.choice(((THINGS, MANY), (MANY, THINGS)))
     subject = s.noun(d.choice(first), "nsubj")
     s.link(subject, s.noun(d.choice(second), "nmod", d.choice(("beside", "behind", "near"))))
@@ -331,12 +339,12 @@ def _named_again(s: _Sentence, d: Draws) -> None:
 
 
 def _pair(d: Draws) -> list[_Being]:
-    """Returns two people, or somebody and people, whom different pronouns mean."""
+    """Returns two referents of different kinds (woman, man, group), so that a pronoun can mean only one of them."""
     return [d.choice(beings) for beings in d.sample((WOMEN, MEN, GROUPS), 2)]
 
 
 def _meet(s: _Sentence, d: Draws) -> tuple[list[_Being], int]:
-    """Adds that one of a pair met the other, perhaps somewhere; returns the pair, and which of them is meant next."""
+    """Adds a clause in which one of a pair met the other; returns the pair, and the index of the one to name next."""
     pair = _pair(d)
     verb = s.verb(MET, "root", s.noun(pair[0], "nsubj", who=0))
     s.noun(pair[1], "obj", who=1)
@@ -344,6 +352,7 @@ def _meet(s: _Sentence, d: Draws) -> tuple[list[_Being], int]:
     return pair, d.randrange(2)
 
 
+# Each adds a sentence without its full stop, and returns the number of its root.
 PARSED_PATTERNS: tuple[Callable[[_Sentence, Draws], int], ...] = (
     _plain,
     _fronted,
@@ -358,6 +367,7 @@ PARSED_PATTERNS: tuple[Callable[[_Sentence, Draws], int], ...] = (
     _wished,
     _owned,
 )
+# Each adds a text without its last full stop, in which somebody is mentioned twice.
 COREFERENT_PATTERNS: tuple[Callable[[_Sentence, Draws], None], ...] = (
     _because,
     _afterwards,
@@ -369,7 +379,7 @@ COREFERENT_PATTERNS: tuple[Callable[[_Sentence, Draws], None], ...] = (
 
 
 def parsed_sentences(n: int, seed: int = 0) -> list[Parsed]:
-    """Returns n sentences with their dependency trees, of each pattern equally many."""
+    """Returns n sentences with their dependency trees; the patterns take turns."""
     draws = Draws(seed, "syntax")
     sentences = []
     for place in range(n):
@@ -381,7 +391,7 @@ def parsed_sentences(n: int, seed: int = 0) -> list[Parsed]:
 
 
 def coreferent_texts(n: int, seed: int = 0) -> list[Mentions]:
-    """Returns n texts with their mentions and who is meant by each, of each pattern equally many."""
+    """Returns n texts with their mentions and the referent of each; the patterns take turns."""
     draws = Draws(seed, "coreference")
     texts = []
     for place in range(n):

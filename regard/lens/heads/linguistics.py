@@ -4,8 +4,7 @@ A head's prediction for a word is the other word with the largest weight. The we
 tokens, and the weight onto a word the sum over its tokens. For coreference, the weight onto a mention is the mean over
 its tokens, and only earlier mentions are candidates. For each relation the best head is compared with the best fixed
 distance; for coreference with the nearest earlier mention, the one before it, or the first, whichever is right most
-often. The confidence interval is corrected for picking the best
-head.
+often. The confidence interval is corrected for picking the best head.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model is measured by while its heads are removed: a loss, the change of its last vectors, or accuracy."""
+"""Measures of a model while its heads are removed: a loss, the change of its final hidden states, or accuracy."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from regard.lens.recording.maps import evaluation_mode
 
 MAX_TEXTS = 4  # the largest number of texts in each part: the model reads them again for every removal
 MAX_SENTENCES = 64  # likewise, of sentences with a label
-TOLERANCES = {"loss": 0.05, "accuracy": 0.02, "change": 0.25}  # a share of the loss; points of accuracy; a distance
+TOLERANCES = {"loss": 0.05, "accuracy": 0.02, "change": 0.25}  # relative, absolute, relative
 _CLASSIFIER = "ForSequenceClassification"
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Some examples, and `run`, which measures the model on them.
+    """Examples, with a function that measures the model on them.
 
     `run()` returns the measures by name: {"loss"}, {"change"} or, of a classifier, {"loss", "accuracy"}. `measure` is
-    the one that is shown, `cost` the one that an order of removal keeps small. `first` is a text or its ids, `source`
-    says where the examples come from, and `chance` is the accuracy of the most frequent label.
+    the one that is shown, `cost` the one that decides which head is removed next. `first` is a text or its ids,
+    `source` says where the examples come from, and `chance` is the accuracy of the most frequent label.
     """
 
     size: int
@@ -49,12 +49,12 @@ class Examples:
 
     @property
     def cost(self) -> str:
-        """The name of the measure that is the smaller the better."""
+        """The name of the measure by which heads are ranked; smaller is better."""
         return "loss" if self.measure == "accuracy" else self.measure
 
     @property
     def tolerance(self) -> float:
-        """How much worse the model may become: a share of the loss, points of accuracy, a share of change."""
+        """How much worse the model may become: relative for a loss or a change, absolute for accuracy."""
         return TOLERANCES[self.measure]
 
     def fewest_heads(self, curve: Sequence[Mapping[str, float]]) -> int:
@@ -82,9 +82,9 @@ def is_classifier(recordable: RecordableModel) -> bool:
 
 
 def split_texts(recordable: RecordableModel, texts: Sequence[str | Sample] | None) -> tuple[Examples, Examples]:
-    """Returns texts to choose an order on, and other texts to measure it on; without any, of the default texts.
+    """Returns texts to choose an order on, and other texts to measure it on; they are regard's own if none are given.
 
-    They are measured by the loss of a language model, or by how far the last vectors of another model move.
+    A language model is measured by its loss, another model by the change of its final hidden states.
     """
     if texts is None:
         chosen: Sequence[Any] = encode_default_texts(recordable, 2 * MAX_TEXTS)
@@ -101,7 +101,7 @@ def split_texts(recordable: RecordableModel, texts: Sequence[str | Sample] | Non
 
 
 def encode_default_texts(recordable: RecordableModel, most: int) -> list[list[int]]:
-    """Returns the token ids of the default texts that the model can read, at most so many, cut to what it can read."""
+    """Returns the token ids of at most `most` default texts that the tokenizer can encode, cut to the model's limit."""
     found: list[list[int]] = []
     for text in default_texts():
         try:
@@ -115,7 +115,7 @@ def encode_default_texts(recordable: RecordableModel, most: int) -> list[list[in
 
 @torch.no_grad()
 def _measure_texts(recordable: RecordableModel, texts: Sequence[Any], source: str) -> Examples:
-    """Returns texts as examples: of a language model with their loss, of another with the change of its vectors."""
+    """Returns texts as examples: measured by the loss of a language model, else by the change of hidden states."""
     runs = [make_run(recordable, text) for text in texts]
     with evaluation_mode(recordable.model):
         whole = [run() for run in runs]
@@ -132,7 +132,7 @@ def _measure_texts(recordable: RecordableModel, texts: Sequence[Any], source: st
 
 
 def split_sentences(recordable: RecordableModel, sentences: Sequence[Sentence] | None) -> tuple[Examples, Examples]:
-    """Returns sentences with labels to choose an order on, and others to measure it on; without any, generated ones.
+    """Returns labelled sentences to choose an order on, and others to measure it on; generated ones if none are given.
 
     They are measured by the accuracy of a classifier and by its loss.
     """
@@ -144,7 +144,9 @@ def split_sentences(recordable: RecordableModel, sentences: Sequence[Sentence] |
     if labels != len(CLASSES):
         raise OptionError(f"{recordable.card.name} has {labels} classes; sentences with a label are of two, 0 and 1")
     if len(sentences) < 2:
-        raise OptionError("--prune needs 2 sentences, has 1: the order is chosen on some, measured on others")
+        raise OptionError(
+            f"--prune needs 2 sentences, has {len(sentences)}: the order is chosen on some, measured on others"
+        )
     drawn = list(sentences)
     Draws(0, "pruning").shuffle(drawn)  # a file may have all of one label first
     first, second = (_measure_sentences(recordable, drawn[n::2][:MAX_SENTENCES], source) for n in (0, 1))

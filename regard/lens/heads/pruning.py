@@ -1,7 +1,7 @@
-"""Pruning heads: removing them one after the other, and the curve of what the model still does with so many left.
+"""Pruning heads: removing them one after the other, and the curve of a measure over the number of heads left.
 
 The order is chosen on some texts and the curve is measured on others: an order that was measured where it was chosen
-would look better than it is. The control are random orders, measured on the same texts.
+would look better than it is. Random orders, measured on the same texts, are the control.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from regard.data.seeds import generator
 from regard.errors import OptionError
 from regard.lens.heads.ablation import self_attention_layers, without_heads
-from regard.lens.heads.labels import MIXED
+from regard.lens.heads.labels import MIXED, RESTS
 from regard.lens.heads.measures import Examples
 from regard.lens.models import RecordableModel
 from regard.lens.recording.maps import evaluation_mode
@@ -26,8 +26,8 @@ from regard.registry import Registry
 
 POINTS = 16  # steps of the curve between all heads and none
 RANDOM_ORDERS = 3
-SPECIALISED = 2
-RESTING = ("first", "separator")  # labels of heads whose attention rests where nothing is to be read
+SPECIALISED = 2  # the rank of a head whose label says what it does; see `_rank`
+
 Progress = Callable[[int, int], None]  # called with the number of passes done, and of all passes
 Cost = Callable[[Collection[int]], float]  # what the removal of some heads costs, by their numbers
 
@@ -55,7 +55,7 @@ def order_by_importance(cost: Cost, labels: Sequence[Mapping[str, Any]]) -> list
 
 
 def order_greedily(cost: Cost, labels: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the heads in the order in which they go if each time the cheapest goes, beside those that are gone."""
+    """Returns the heads in the order of greedy removal: each time the one with which the removed cost least."""
     gone: list[int] = []
     left = list(range(len(labels)))
     while len(left) > 1:
@@ -66,9 +66,9 @@ def order_greedily(cost: Cost, labels: Sequence[Mapping[str, Any]]) -> list[int]
 
 
 def order_by_label(cost: Cost, labels: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns heads without a label first, then those at rest, then the specialised; each part by effect, least first.
+    """Returns "mixed" heads first, then attention sinks, then specialised heads; each part by effect, smallest first.
 
-    The cost is not asked for.
+    `cost` is not called.
     """
 
     def key(head: int) -> tuple[int, float]:
@@ -78,10 +78,10 @@ def order_by_label(cost: Cost, labels: Sequence[Mapping[str, Any]]) -> list[int]
 
 
 def _rank(label: str) -> int:
-    """Returns 0 without a label, 1 for a head at rest, SPECIALISED for others."""
+    """Returns 0 for the label "mixed", 1 for the labels of attention sinks, SPECIALISED for all others."""
     if label == MIXED:
         return 0
-    return 1 if label in RESTING else SPECIALISED
+    return 1 if label in RESTS else SPECIALISED
 
 
 PRUNING_ORDERS["importance"] = PruningOrder("those that cost least alone go first", order_by_importance, lambda N: N)
@@ -93,7 +93,7 @@ PRUNING_ORDERS["label"] = PruningOrder("those without a label go first", order_b
 
 @dataclass(frozen=True)
 class Pruning:
-    """A pruning that is prepared: the model, its heads with their labels, the order, and what is measured on what."""
+    """A pruning that is ready to run: the model, its heads and labels, the order, and the two sets of examples."""
 
     recordable: RecordableModel
     order: str
@@ -113,7 +113,7 @@ class Pruning:
 
     @property
     def seconds(self) -> float:
-        """How long it will take, judging by one pass over the examples of each kind."""
+        """How long `run` will take, estimated from one timed pass over each set of examples."""
         return sum(n * seconds for n, seconds in zip(self.passes, self.seconds_a_pass, strict=True))
 
     @torch.no_grad()
@@ -167,11 +167,11 @@ class Pruning:
         return {name: round(value, 6) for name, value in measured.items()}
 
     def _describe(self, head: int) -> dict[str, Any]:
-        """Returns which head it is, with its label."""
+        """Returns the layer, side, module and number of a head, with its label."""
         return {**self.heads[head], "label": self.labels[head]["label"]}
 
     def _suffice(self, curve: Sequence[Mapping[str, float]], random: Sequence[Sequence[Mapping[str, float]]]) -> Any:
-        """Returns how many heads are enough to stay within the tolerance: in the order, and the mean of random ones."""
+        """Returns how many heads suffice to stay within the tolerance: in this order, and on average in random ones."""
         others = [self.judge.fewest_heads(line) for line in random]
         return {
             "tolerance": self.judge.tolerance,
@@ -181,7 +181,7 @@ class Pruning:
 
 
 class _Counter:
-    """Counts passes and tells of each."""
+    """Counts passes, and reports each to `progress`."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self.total = total

@@ -76,7 +76,7 @@ class TextSums:
         counted: Bool[Tensor, " R"],
         room: Float[Tensor, "#H R"] | None = None,
     ) -> None:
-        """Adds the `counted` queries of a tile to the sums of the last text; the room is 1 − baseline unless given."""
+        """Adds the `counted` queries of a chunk to the sums of the last text; the room is 1 − baseline unless given."""
         if room is None:
             room = 1 - baseline
         for sums, x in ((self.score, score), (self.baseline, baseline), (self.room, room)):
@@ -247,9 +247,9 @@ def _is_punctuation(token: str) -> bool:
 
 
 def _rare(word_frequency: dict[str, int]) -> set[str]:
-    """Returns the words whose count in `word_counts` is 1: they occur once in all texts, as a single token.
+    """Returns the words with a letter whose count in `word_counts` is 1: they occur once in all texts, as one token.
 
-    Returns none if words with a letter have fewer than 50 tokens in all.
+    Returns no word if words with a letter have fewer than 50 tokens in all.
     """
     words = {w for w in word_frequency if any(c.isalpha() for c in w)}
     if sum(word_frequency[w] for w in words) < 50:

@@ -11,17 +11,17 @@ from regard.lens.heads.annotations import Mentions, Parsed, read_conllu, read_me
 from regard.lens.heads.grammar import coreferent_texts, parsed_sentences
 from regard.lens.heads.linguistics import MIN_PAIRS, is_resolvable
 
-OWN = "regard:sentences"  # stands for a file in options
+OWN = "regard:sentences"  # names regard's own sentences where an option expects a file
 GENERATED = 120  # sentences of each kind that the grammar writes
 
 
 def default_parsed() -> list[Parsed]:
-    """Returns sentences with their syntax."""
+    """Returns regard's own sentences with their dependency trees."""
     return read_conllu(_folder() / "syntax.conllu") + parsed_sentences(GENERATED)
 
 
 def default_mentions() -> list[Mentions]:
-    """Returns texts with their mentions."""
+    """Returns regard's own texts with their mentions."""
     return read_mentions(_folder() / "coreference.jsonl") + coreferent_texts(GENERATED)
 
 

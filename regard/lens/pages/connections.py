@@ -20,7 +20,7 @@ class Connections:
         self.waiting: dict[Any, asyncio.Transport] = {}
 
     def open(self, client: Any, transport: asyncio.Transport) -> None:
-        """Takes a new connection in, and closes the oldest that waits where there are too many."""
+        """Adds a new connection, and closes the oldest that has not shown the token if there are too many."""
         self.waiting[client] = transport
         asyncio.get_running_loop().call_later(SECONDS_WITHOUT_TOKEN, self._expire, client, transport)
         while len(self.waiting) > MAX_WITHOUT_TOKEN:
@@ -31,7 +31,7 @@ class Connections:
         self.waiting.pop(client, None)
 
     def close(self, client: Any) -> None:
-        """Closes a connection that waits, without a word."""
+        """Closes a connection that has not shown the token, without a response."""
         transport = self.waiting.pop(client, None)
         if transport is not None:
             transport.abort()
@@ -48,11 +48,11 @@ class Connections:
 
 
 def protocol_of(connections: Connections) -> type[asyncio.Protocol]:
-    """Returns uvicorn's HTTP protocol, whose connections these take in."""
+    """Returns uvicorn's HTTP protocol, which reports to `connections` whenever a connection opens or ends."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class CountedProtocol(H11Protocol):  # type: ignore[misc, unused-ignore]
-        """HTTP over one connection."""
+        """uvicorn's HTTP protocol for one connection."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
             super().connection_made(transport)

@@ -30,7 +30,8 @@ PAGE_CSS = (
 def page(encoded: Encoded, title: str, opened: Mapping[str, str | int] | None = None) -> Iterator[str]:
     """Yields the HTML document in parts, because the page of a long text has hundreds of megabytes.
 
-    `opened` says what is shown first: the page's view, attention and head, say; all heads unless given.
+    `opened` is the part of the page's state that says what is shown first, such as view, attention and head; by default
+    all heads are shown.
     """
     script = _static("lens.js") + _START
     if opened:

@@ -1,7 +1,7 @@
-"""What the served page asks of a model besides a text: a text without some heads, and who speaks for a token.
+"""Answers to two questions of the served page: what changes without some heads, and what each head adds to a logit.
 
-A text without some heads is read and continued twice, with all heads and without those, greedily or with the same
-random numbers, so that what differs is what the heads did.
+For the first, a text is read and continued twice, with all heads and without the chosen ones, greedily or with the same
+random numbers, so that only the heads make a difference.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _reading(
     guard: Guard,
     seconds: float,
 ) -> dict[str, Any]:
-    """Returns what a model says next and goes on with while `change()` holds; see `with_and_without`."""
+    """Returns one of the two dicts of `with_and_without`, read while the context `change()` lasts."""
     steps = _steps(recordable, list(ids), change, guard)
     logits = next(steps)
     p, best = logits[-1].softmax(-1).topk(min(NEXT, logits.shape[-1]))
@@ -124,9 +124,10 @@ def _reading(
 
 
 def _steps(recordable: RecordableModel, ids: list[int], change: Guard, guard: Guard) -> Generator[Tensor, int, None]:
-    """Yields logits [T,N] of the tokens read, first of the whole text; it is sent each further token.
+    """Yields the logits [T,N] of the text, and then those of each further token, which is sent to the generator.
 
-    A model of regard's reads everything again at each step: what removes a head acts on whole sequences.
+    A model of regard's reads the whole text again at each step, because its heads are removed from whole sequences
+    only.
     """
     model = recordable.model
     device = next(model.parameters()).device
@@ -144,7 +145,7 @@ def _steps(recordable: RecordableModel, ids: list[int], change: Guard, guard: Gu
         new = [token]
 
 
-def who_speaks_for(recordable: RecordableModel, ids: Sequence[int], position: Any, text: Any) -> dict[str, Any]:
+def logit_contributions(recordable: RecordableModel, ids: Sequence[int], position: Any, text: Any) -> dict[str, Any]:
     """Returns what each head adds to the logit of a token after the token at a position.
 
     The result has "id", "token", "logit", "p", "heads" (a list a block) and "rest" (the embeddings, each block's MLP

@@ -1,10 +1,14 @@
 """A local server for the lens: type a text to see its attention, or let the model continue it and watch each step.
 
 The server is reachable only from this machine, and only with the access token: every request is checked for its Host
-and Origin, then for the access token, and only then handled. There are five responses: the page, a trace (POST
-/record), a stream of JSON lines, a first one, one per generated token, and a last one (POST /generate), what the model
-says with and without some heads (POST /ablate), and what each head adds to a token's logit (POST /contributions). No
-files are served; the script is part of the page.
+and Origin, then for the access token, and only then handled. No files are served; the script is part of the page.
+There are five routes:
+
+GET /                 the page
+POST /record          a trace
+POST /generate        JSON lines: the input tokens, one line for each generated token, and why generation ended
+POST /ablate          what the model predicts and writes with all heads and without some
+POST /contributions   what each head adds to a token's logit
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from regard.lens.pages.connections import Connections, protocol_of
 from regard.lens.pages.gate import MAX_BODY_BYTES, Gate
 from regard.lens.pages.live import Step, context_length, generate_steps, generates, model_detokenizer, vocabulary_size
 from regard.lens.pages.page import PAGE_CSS, policy
-from regard.lens.pages.questions import removed_heads, who_speaks_for, with_and_without
+from regard.lens.pages.questions import logit_contributions, removed_heads, with_and_without
 from regard.lens.trace.format import encode, escape_json, to_bytes
 from regard.lens.trace.trace import Trace
 from regard.reading import parse_json
@@ -150,10 +154,10 @@ class SharedModel:
         ids = _checked_ids(request.get("ids"), None)
         self._check_ids(ids)
         with self.turn():
-            return who_speaks_for(self.recordable, ids, request.get("position"), request.get("token"))
+            return logit_contributions(self.recordable, ids, request.get("position"), request.get("token"))
 
     def generate(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields dicts: the input tokens, then each generated token with its weights, then why generation ended."""
+        """Yields one dict for the input tokens, one for each generated token and its weights, and one for the end."""
         settings = _settings(request)
         ids = self._ids(_text(request))
         return self._lines(ids, generate_steps(self.recordable, ids, settings, self.turn), settings)
@@ -259,7 +263,7 @@ def document(server: SharedModel) -> tuple[str, str]:
 def create(server: SharedModel, port: int, token: str, connections: Connections | None = None) -> Any:
     """Returns the ASGI app: `Gate` checks each request and passes it to the routes; `token` is the access token.
 
-    `connections` are told which of them have shown the token.
+    The gate tells `connections` which of them have shown the token.
     """
     require_server_packages()
     from starlette.applications import Starlette

@@ -51,7 +51,7 @@ class ModuleCapture:
         self.rounding_error = torch.zeros(heads)
         self.grad_tap: Tensor | None = None  # zeros added to the heads' outputs; they receive the gradient
         self.output_grad: Tensor | None = None  # gradient of the loss with respect to the heads' outputs
-        self.projection: nn.Module | None = None  # what the heads' outputs go into
+        self.projection: nn.Module | None = None  # the output projection of the heads, if it is recorded
         self.bias: Tensor | None = None  # bias of the current call
         self.queries = 0  # number of queries so far, over all calls
         self.keys = 0  # number of keys so far
@@ -325,7 +325,7 @@ class GradientTaps:
 
 
 def _reach(allowed: Bool[Tensor, "R S"] | None, S: int) -> int:
-    """Returns how many of S keys these queries may see at most: all after them are masked."""
+    """Returns the number of keys up to the last one that any of these queries may see; S if they may see none."""
     if allowed is None:
         return S
     seen = allowed.any(0).nonzero()

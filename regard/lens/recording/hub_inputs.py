@@ -166,7 +166,7 @@ def settings_for_own_target(model: Any, inputs: dict[str, Any]) -> dict[str, Any
 
 
 def _start_token(model: Any) -> int:
-    """Returns the token that a decoder begins with: as T5 does, the padding token where its configs name no other."""
+    """Returns the token that a decoder begins with; the padding token, as in T5, if the configs name no other."""
     configs = (getattr(model, "generation_config", None), model.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     tokens = (getattr(config, name, None) for name in names for config in configs)

@@ -141,7 +141,7 @@ def hub_card(model: Any, name: str | None = None, trained: bool | None = None, n
 
 
 def _mechanisms(model: Any) -> tuple[str, ...]:
-    """Returns the mechanisms of a model's layers: those with a memory by name, all others compute a softmax."""
+    """Returns the mechanisms of a model's layers: "softmax", and the names of gated and delta attention."""
     memories = memory_layers(model)
     if not memories or any(calls_interface(module) for module in model.modules()):
         return ("softmax", *dict.fromkeys(memories.values()))
@@ -191,9 +191,9 @@ def _run(
 
 
 def _fewest_logits(model: Any) -> dict[str, int]:
-    """Returns the argument that spares a language model the logits of all tokens but the last, where it has one.
+    """Returns the argument that makes a language model compute the last token's logits only; {} if it takes none.
 
-    A recording reads none of them, and for 2,048 tokens of GPT-2 they are a third of what its pass computes.
+    A recording uses no logits, and for 2,048 tokens of GPT-2 they are a third of what its pass computes.
     """
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         return {"logits_to_keep": 1}
@@ -284,8 +284,8 @@ def _attentions(model: Any, capture: ModelCapture, sequences: list[Tokens]) -> l
         layers[side, module.cross] = layer + 1
         attended = module.to_recorded(layer, side, queries, keys, sequences)
         if not is_encoder_decoder(model) and not module.cross:
-            # The module of a model with one stack belongs to an encoder if it is bidirectional. A mask that no rule
-            # describes is taken for a decoder's.
+            # In a model with one stack, a module belongs to an encoder if it is bidirectional, that is, if its mask is
+            # neither causal nor one that no rule describes.
             rules = attended.rules
             attended.side = "decoder" if rules.causal or rules.hidden is not None else "encoder"
         attentions.append(attended)

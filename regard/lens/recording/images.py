@@ -1,4 +1,4 @@
-"""Images as inputs of a model: a file is read, prepared as the model was trained, and kept to be shown below a map."""
+"""Images as inputs of a model: a file is read, preprocessed for the model, and kept to be shown below a map."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from regard.hub.safety import MAX_EDGE
 from regard.lens.trace.checks import PICTURE
 from regard.reading import check_path
 
-# Others make Pillow start programs (EPS), or are rarely what a model was trained on.
+# For some other formats (EPS) Pillow starts programs; the rest are rare.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-MIDDLE = 0.5  # mean and standard deviation of a channel for which a ViT without a processor is prepared
-MAX_RATIO = 20  # of an image's sides
-QUALITY = 90  # of the JPEG that a trace holds; the model reads the pixels themselves
+MIDDLE = 0.5  # mean and standard deviation by which channels are normalised for a model without a processor
+MAX_RATIO = 20  # largest ratio of an image's longer side to its shorter one
+QUALITY = 90  # quality of the JPEG in the trace; the model itself reads the uncompressed pixels
 
 
 def image_inputs(model: Any, processor: Any, path: str | Path) -> tuple[dict[str, Tensor], str]:
@@ -55,7 +55,7 @@ def image_inputs(model: Any, processor: Any, path: str | Path) -> tuple[dict[str
 
 
 def read_image(path: str | Path) -> Any:
-    """Returns the image of a file in RGB, turned as its camera was; raises OptionError if it cannot be read."""
+    """Returns the image of a file in RGB, rotated as its EXIF data says; raises OptionError if it cannot be read."""
     from PIL import Image, ImageOps
 
     file = check_path(path)
@@ -68,7 +68,9 @@ def read_image(path: str | Path) -> Any:
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # so many pixels that memory would run out
             with Image.open(file, formats=FORMATS) as image:
                 if max(image.size) > MAX_RATIO * min(image.size):  # a short side that is made longer fills the memory
-                    raise ValueError(f"{image.size[0]} × {image.size[1]} pixels: more than {MAX_RATIO} times as long")
+                    raise ValueError(
+                        f"{image.size[0]} × {image.size[1]} pixels: one side is more than {MAX_RATIO} times the other"
+                    )
                 return ImageOps.exif_transpose(image).convert("RGB")
     # Pillow's readers meet damaged files with errors of many kinds.
     except Exception as error:
@@ -87,7 +89,7 @@ def as_picture(colours: Float[Tensor, "3 H W"]) -> str:
 
 
 def _colours(pixels: Float[Tensor, "C H W"], processor: Any) -> Float[Tensor, "3 H W"]:
-    """Returns the colours from 0 to 1 that a model sees: what its processor scaled is scaled back."""
+    """Returns the colours from 0 to 1 that a model sees: it undoes the normalisation and rescaling of the processor."""
     mean, std = torch.full((2, 3), MIDDLE)
     if processor is not None:
         mean, std = torch.zeros(3), torch.ones(3)

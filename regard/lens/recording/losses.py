@@ -2,9 +2,9 @@
 
 For a causal language model the loss is the next-token cross entropy, computed in one pass. A masked language model
 would see the token that it predicts, so each token is masked in turn, in its own copy of the text; the loss is the mean
-cross entropy at the masked tokens (pseudo-log-likelihood; Salazar et al., 2020, arXiv:1910.14659). An encoder that
-predicts no tokens has the same loss of its vectors: 1 − cos of the final vector where a token is masked and where it is
-seen.
+cross entropy at the masked tokens (pseudo-log-likelihood; Salazar et al., 2020, arXiv:1910.14659). For an encoder that
+predicts no tokens, each token is masked in turn too, and its loss is 1 − cos(a, b), where a is its final vector in the
+masked text and b that in the text itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regard.hub.attention import import_transformers
 
 MAX_TOKENS_TOGETHER = 4096  # maximum number of tokens per batch of masked copies
 IGNORED = -100  # label of tokens that transformers excludes from its loss
-TOO_SHORT = "the loss of the next token needs two tokens at least"
+TOO_SHORT = "the next-token loss needs at least two tokens: give a longer text"
 _LANGUAGE = re.compile(r"(CausalLM|LMHeadModel|MaskedLM|ConditionalGeneration)$")
 
 
@@ -118,7 +118,7 @@ def masked_losses(
 def hub_masked_losses(model: Any, inputs: dict[str, Any], tokenizer: Any) -> Callable[[], Iterator[Float[Tensor, ""]]]:
     """Returns a function that yields the terms of the masked loss of a Hugging Face encoder, one per batch of copies.
 
-    What an encoder without a head says of the visible text is computed once, before the function is called.
+    For an encoder without a head that predicts tokens, the final vectors of the unmasked text are computed here, once.
     """
     mask_id = require_mask_token(tokenizer)
     ids = inputs["input_ids"][0]

@@ -1,10 +1,10 @@
 """The trace formula of each of regard's mechanisms, and the arrays that it needs.
 
 For softmax and kernel attention q, k and a formula are stored; for one-hot attention the index of the attended key.
-`Synthesizer`, `RandomSynthesizer` with a rank, and `Gaussian` are stored as softmax attention: the q and k that are
-stored are those whose softmax gives their weights. The weights themselves are computed and stored (formula `Dense`) for
-any other mechanism, and for masks with documents, a bias or a relative position bias; for synthesizers also if the mask
-has slopes or a softcap.
+`Synthesizer` (unless `relative`), `RandomSynthesizer` with a rank, and `Gaussian` are stored as softmax attention: the
+q and k that are stored are those whose softmax gives their weights. The weights themselves are computed and stored
+(formula `Dense`) for any other mechanism, and for masks with documents, a bias or a relative position bias; for
+synthesizers also if the mask has slopes or a softcap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Recording gated and delta attention: the tokens of its memory, and how far its weights are from what the layer gave.
+"""Recording gated and delta attention: q, k, v, decays and write strengths, and how exactly they give the outputs.
 
-A trace computes the weights of a memory from q, k, v, a and b in a way of its own (`regard.lens.trace.memory`). That
-they are those of the layer is measured each time: W v is compared with the outputs that the layer gave.
+A trace computes the weights W of a memory from q, k, v, a and b by its own code (`regard.lens.trace.memory`), not the
+layer's. So each recording compares W v with the outputs of the layer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from regard.mechanisms.decays import STRONGEST
 from regard.mechanisms.gates import share_heads
 from regard.mechanisms.recurrence import Recurrence
 
-EXACT = 1e-5  # ‖W v − out‖ / ‖out‖ of a head that counts as shown exactly, in float32
+EXACT = 1e-5  # largest ‖W v − out‖ / ‖out‖ of a head, in float32, that raises no warning
 
 
 def describe_memory(attended: RecordedAttention, mechanism: Recurrence, parts: Mapping[str, Tensor | None]) -> None:
-    """Stores what one of regard's layers gave to its memory, by name: q, k, v, a and b of all calls, and out."""
+    """Stores q, k, v, a and b of one of regard's layers in `attended`; `parts` holds these and the output, by name."""
     q, k, v, a = parts["q"], parts["k"], parts["v"], parts["a"]
     assert q is not None and k is not None and v is not None
     if a is None:
@@ -51,9 +51,10 @@ def store_memory(
     tokens: Mapping[str, Tensor | None],
     out: Float[Tensor, "H T V"],
 ) -> None:
-    """Stores the tokens of a memory, [1,heads,T,…] by name with a [1,G,T,X], and measures what its weights miss of out.
+    """Stores q, k, v, a and b in `attended`, and measures how far W v is from the output `out`.
 
-    q and k that have fewer heads than v are repeated; a layer may have more queries than values.
+    `tokens` has them by name, each [1,heads,T,…], with a [1,G,T,X]. q and k that have fewer heads than v are repeated;
+    a layer may have more query heads than value heads.
     """
     v = tokens["v"]
     q, k = tokens["q"], tokens["k"]
@@ -78,7 +79,7 @@ def store_memory(
 
 
 def tap_output(out: Tensor, tap_gradients: bool) -> tuple[Tensor | None, Tensor]:
-    """Returns zeros that receive the gradient of the heads' outputs, and the outputs with them; None without a tap."""
+    """Returns zeros that require a gradient, and the heads' outputs plus these zeros; without a tap None and `out`."""
     if not tap_gradients:
         return None, out
     tap = torch.zeros_like(out, requires_grad=True)
@@ -86,9 +87,9 @@ def tap_output(out: Tensor, tap_gradients: bool) -> tuple[Tensor | None, Tensor]
 
 
 class MemoryCapture:
-    """The calls of one layer of transformers with a memory for one text: one, or one for each step of generation."""
+    """The calls of one gated or delta layer of transformers for one text: one, or one for each step of generation."""
 
-    explained = True  # `store_memory` measures how well
+    explained = True  # weights are never stored dense; `store_memory` measures how exact they are
     cross = False
 
     def __init__(self, call: MemoryCall) -> None:
@@ -107,11 +108,11 @@ class MemoryCapture:
 
     @property
     def keys(self) -> int:
-        """The number of tokens so far, which are queries and keys."""
+        """The number of keys so far: every token is a query and a key."""
         return self.queries
 
     def add(self, call: MemoryCall, out: Float[Tensor, "B T H V"], tap_gradients: bool) -> Tensor:
-        """Stores a call and what it gave; returns that, with zeros added if gradients are tapped."""
+        """Stores the inputs and the output of a call; returns the output, with zeros added if gradients are tapped."""
         made = {"q": call.q, "k": call.k, "v": call.v, "a": call.a[..., None], "b": call.b, "out": out.transpose(1, 2)}
         for name, x in made.items():
             self.parts[name].append(x[:1].detach())
@@ -145,11 +146,12 @@ class MemoryCapture:
 
 
 def measure_misses(attended: RecordedAttention, out: Float[Tensor, "H T V"]) -> dict[str, list[float]]:
-    """Returns what the weights of each head miss of the layer's outputs, and what the usual picture misses.
+    """Returns, for each head, how far the weights W of a trace are from giving the layer's outputs.
 
-    output: ‖W v − out‖ / ‖out‖, over all queries of the head (‖W v‖ where out is 0)
-    usual: that of scale · q·k · b · decay, which leaves out what a delta rule erases; for heads that erase
-    moved: the share of queries whose largest weight that picture has on another token
+    output: ‖W v − out‖ / ‖out‖, over all queries of the head (‖W v‖ if out is 0)
+    usual: the same for the weights scale · q·k · b · decay, which leave out what a delta rule erases
+    moved: the share of queries whose largest weight, in absolute value, is then on another token
+    "usual" and "moved" are measured only for heads that erase.
     """
     names = ["output"]
     if isinstance(attended.formula, RecurrenceFormula) and attended.formula.erases:
@@ -168,7 +170,7 @@ def measure_misses(attended: RecordedAttention, out: Float[Tensor, "H T V"]) -> 
 
 
 def describe_misses(recordings: Iterable[Recording]) -> list[str]:
-    """Returns a sentence for each mechanism with a memory: how exact it is shown, what the usual picture misses."""
+    """Returns a sentence for each mechanism with a memory, which sums up what `measure_misses` found."""
     sentences = []
     attentions = [attended for recording in recordings for attended in recording.attentions if attended.missed]
     for mechanism in dict.fromkeys(attended.mechanism for attended in attentions):
@@ -188,7 +190,7 @@ def describe_misses(recordings: Iterable[Recording]) -> list[str]:
 
 
 def _measure_head(memory: RecordedMemory, out: Float[Tensor, "T V"], erases: bool) -> Tensor:
-    """Returns the squared misses of W v and of the usual picture, and how many queries have another largest weight."""
+    """Returns [3]: ‖W v − out‖², the same without erasing, and how many queries then have another largest weight."""
     T = len(out)
     totals = torch.zeros(3, dtype=torch.double)
     for rows in torch.arange(T).split(max(1, MAX_ENTRIES // max(1, T))):

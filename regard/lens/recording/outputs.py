@@ -1,4 +1,4 @@
-"""What an attention module's heads hand on: the projection that their outputs go into, and the lengths behind it.
+"""The output projection of an attention module, and the length ‖v · W_o‖ of each value (Kobayashi et al. 2020).
 
 The projection of a Hugging Face model is found while the model runs, because it has another name and place in each
 family: it is the module with a matrix that is given exactly the heads' outputs, side by side.
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from regard.nn import Attention
 from regard.nn.merges import Merge
 
-MAX_TOKENS = 512  # of texts of which what heads hand on is recorded unless said otherwise
+MAX_TOKENS = 512  # largest number of tokens of a text for which contributions are recorded by default
 
 
 def records_contributions(wanted: bool | None, length: int) -> bool:
-    """Returns whether what heads hand on is recorded of a text: as `wanted` says, or None for short texts."""
+    """Returns whether a text's contributions are recorded: as `wanted` says, or if it is None for short texts."""
     return length <= MAX_TOKENS if wanted is None else wanted
 
 
@@ -33,13 +33,13 @@ class OutputProjections:
         self._waiting: tuple[str, Tensor] | None = None
 
     def expect(self, name: str, out: Tensor) -> None:
-        """Says that the heads of an attention module gave `out` [B,T,H,V], so that its projection comes next."""
+        """Notes the heads' outputs [B,T,H,V] of an attention module, whose projection is then found by its input."""
         if name not in self.found:
             self._waiting = (name, out)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Looks at what every module with a matrix is given while the context lasts."""
+        """Looks at the input of every module with a weight matrix while the context lasts."""
         with ExitStack() as removal:
             for module in model.modules():
                 weight = getattr(module, "weight", None)
@@ -48,7 +48,7 @@ class OutputProjections:
             yield
 
     def _look(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Forward pre-hook: takes the module that is given the heads' outputs for their projection."""
+        """Forward pre-hook: stores the module as a projection if its input is the outputs that `expect` noted."""
         if self._waiting is None or not inputs or not isinstance(inputs[0], Tensor):
             return
         name, out = self._waiting
@@ -60,9 +60,9 @@ class OutputProjections:
 
 @torch.no_grad()
 def head_matrices(projection: nn.Module, heads: int) -> Float[Tensor, "H V D"]:
-    """Returns the part of an output projection that each head goes through, float32 on the CPU.
+    """Returns the part of an output projection that multiplies each head's output, in float32 on the CPU.
 
-    The projection is asked for the rows of the identity, so that it may store its matrix either way round.
+    It is what the projection makes of the identity matrix, so that it does not matter whether the weight is transposed.
     """
     weight: Any = projection.weight
     width = _input_width(projection)
@@ -72,7 +72,7 @@ def head_matrices(projection: nn.Module, heads: int) -> Float[Tensor, "H V D"]:
 
 
 def _input_width(projection: Any) -> int:
-    """Returns the width of what a projection takes; transformers' Conv1D keeps its matrix as [in,out]."""
+    """Returns the width of a projection's input; transformers' Conv1D stores its weight as [in,out]."""
     found = getattr(projection, "in_features", None)
     return int(projection.weight.shape[0] if found is None else found)
 
@@ -88,9 +88,9 @@ def regard_head_matrices(attention: Attention) -> Float[Tensor, "H V D"] | None:
 
 
 def value_lengths(v: Float[Tensor, "G S V"], matrices: Float[Tensor, "H V D"]) -> Float[Tensor, "H S"]:
-    """Returns ‖v_j · W_o‖ of each head and key, the length of what a key hands on at weight 1.
+    """Returns ‖v_j · W_o‖ for each head and key: the length of the vector that a key adds to the stream at weight 1.
 
-    It is taken from the products W_o · W_oᵀ [V,V], which costs less than all vectors of the stream's width.
+    It is computed with W_o · W_oᵀ [V,V], which costs less than computing all v_j · W_o, of the model's width.
     """
     values = v.repeat_interleave(len(matrices) // len(v), 0).double()
     products = matrices.double() @ matrices.double().mT

@@ -32,7 +32,7 @@ def joins_pairs(model: Any, tokenizer: Any) -> bool:
 
 
 def tokenizer_options(model: Any) -> dict[str, Any]:
-    """Returns what a tokenizer must be asked for with a pair: the token types, where the model has more than one."""
+    """Returns the options with which a tokenizer is given a pair: it returns token types if the model has several."""
     if _token_types(model) < 2:
         return {}
     return {"return_token_type_ids": True}

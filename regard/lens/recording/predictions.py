@@ -22,15 +22,15 @@ from regard.lens.trace.predictions import Predictions
 from regard.lens.trace.trace import Recording
 from regard.models import GPT, Model
 
-MAX_OPERATIONS = 2e11  # of the logit lens unless said otherwise: some seconds of one core
+MAX_OPERATIONS = 2e11  # largest number of operations of a logit lens that is made by default: some seconds of one core
 TOP = 5  # tokens that are kept for each layer and position
 
 
 def add_predictions(recording: Recording, model: Any, tokenizer: Any, wanted: bool | None) -> None:
-    """Adds predictions to a recording of a language model.
+    """Adds predictions to a recording, if the model is a decoder-only language model.
 
-    `wanted`: None for a text short enough that it takes seconds, for which a model without predictions is left
-    without them; with True that is an error.
+    `wanted`: True adds them, and raises StreamError if the model's stream cannot be read; False adds none; None adds
+    them only if that takes seconds and the stream can be read.
     """
     if not records_contributions(wanted, max(map(len, recording.sequences))) or not predicts_next(model):
         return
@@ -38,7 +38,7 @@ def add_predictions(recording: Recording, model: Any, tokenizer: Any, wanted: bo
     if sequence.ids is None or not all(sequence.visible):
         return
     width = recording.model.width * (recording.model.layers + 1)
-    if wanted is None and 2.0 * len(sequence) * width * _words(model) > MAX_OPERATIONS:
+    if wanted is None and 2.0 * len(sequence) * width * _vocabulary_size(model) > MAX_OPERATIONS:
         return
     try:
         stream = read_stream(model, sequence.ids)
@@ -94,7 +94,10 @@ def _lens(stream: Stream) -> tuple[Int[Tensor, "M T K"], Float[Tensor, "M T K"]]
 
 
 def _candidates(logits: Float[Tensor, "T N"], ids: Sequence[int]) -> Int[Tensor, "T C"]:
-    """Returns the likeliest next tokens at each position and the one that comes; one more where it is among them."""
+    """Returns the TOP + 1 likeliest next tokens of each position, the last replaced by the actual next token.
+
+    It is not replaced if the next token is among them already, nor at the last position.
+    """
     best = logits.topk(min(TOP + 1, logits.shape[-1]), -1).indices
     coming = torch.tensor([*ids[1:], int(best[-1, -1])])
     missing = ~(best == coming[:, None]).any(-1)
@@ -106,10 +109,10 @@ def _candidates(logits: Float[Tensor, "T N"], ids: Sequence[int]) -> Int[Tensor,
 def direct_contributions(
     stream: Stream, candidates: Int[Tensor, "T C"]
 ) -> tuple[list[Float[Tensor, "T C H"]], Float[Tensor, "T C R"]]:
-    """Returns what each head of each block, and all that is no head, adds to the logits of the candidates.
+    """Returns what each head of each block adds to the logits of the candidates, and what everything else adds.
 
-    The rest is the embeddings, each block's MLP with its biases, and the constant of norm and head. Without parts that
-    add up (`stream.why`) both are empty.
+    Everything else is, in this order, the embeddings, each block's MLP with its biases, and the constant of the last
+    norm and the language-model head. Both are empty if the parts do not add up (`stream.why`).
     """
     if stream.why or stream.frozen is None:
         return [], torch.zeros(*candidates.shape, 0)
@@ -129,7 +132,7 @@ def direct_contributions(
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """Returns the text of a token; its number where there is no tokenizer, or one that does not know the token."""
+    """Returns the text of a token, or its number if there is no tokenizer or the tokenizer does not know it."""
     if tokenizer is None:
         return str(token)
     known = tokenizer.size if hasattr(tokenizer, "role") else len(tokenizer)
@@ -146,11 +149,11 @@ def token_of(tokenizer: Any, text: str) -> int:
     special = {} if hasattr(tokenizer, "role") else {"add_special_tokens": False}
     ids = list(tokenizer.encode(text, **special)) if tokenizer is not None else []
     if not ids:
-        raise OptionError(f"{text!r} is no token: type the beginning of what might come next")
+        raise OptionError(f"{text!r} has no tokens: type the beginning of what might come next")
     return int(ids[0])
 
 
-def _words(model: Any) -> int:
+def _vocabulary_size(model: Any) -> int:
     """Returns the size of a model's vocabulary."""
     if isinstance(model, Model):
         return int(model.config.vocabulary)

@@ -41,16 +41,16 @@ def record(
     pair: the second text of a pair, which a Hugging Face model's tokenizer joins to the first, with token types where
         the model has them. With `text_b`, each of the two texts is paired with it.
     target: the text or ids that the decoder of an encoder-decoder is given; not together with `generate`. If there is
-    no `target` and no `generate`,
-        the model generates a target greedily, with a warning; if it cannot generate, its decoder gets the start token.
+        no `target` and no `generate`, the model generates a target greedily, with a warning; if it cannot generate, its
+        decoder gets the start token.
     generate: the number of tokens to generate after the text, or a dict of generation settings: the fields of
         `regard.generate.Settings`, or for a Hugging Face model the arguments of its `generate`. Every step is recorded.
     gradient: True to record also the gradient of the loss with respect to the weights. The loss is the next-token
-        cross entropy (over generated tokens only, if there are any); for a masked language model each token is masked
-        in turn (pseudo-log-likelihood). Or a function of the model's output, whose result is then the loss.
-    contributions: whether to record what heads hand on: the length of each value after the output projection, and of a
-        decoder-only language model what it would say next at each layer, and what each head adds to that. None: for
-        texts of at most 512 tokens where it takes seconds.
+        cross entropy (over generated tokens only, if there are any); for a masked language model or an encoder each
+        token is masked in turn (see `losses.py`). Or a function of the model's output, whose result is then the loss.
+    contributions: whether to record what heads contribute: the length of each value after the output projection, and
+        for a decoder-only language model the next tokens that each layer predicts (logit lens) and what each head adds
+        to their logits. None: only for texts of at most 512 tokens, and only if it takes seconds.
     """
     texts = [("text", text)]
     if text_b is not None:
@@ -119,7 +119,7 @@ def _record_regard(
 
 
 def _token_ids(text: Text, tokenizer: Any) -> list[int]:
-    """Returns the token ids of a text as a list; what already is ids is only turned into a list."""
+    """Returns the token ids of a text as a list; token ids are returned as a list too."""
     if isinstance(text, str):
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: set model.tokenizer, or give token ids instead of text")
@@ -132,7 +132,7 @@ def _token_ids(text: Text, tokenizer: Any) -> list[int]:
 
 
 def _check_vocabulary(ids: list[int], size: int | None) -> None:
-    """Raises an error where a token is none of the model's: on a GPU its embedding would end the process."""
+    """Raises OptionError if a token id is outside the vocabulary; on a GPU the embedding would abort the process."""
     if size is None:
         return
     for place, i in enumerate(ids):

@@ -78,7 +78,7 @@ class LayerCapture:
             self.mask = mask
 
     def add_output(self, out: Tensor) -> None:
-        """Stores what a memory gives, by which its weights are checked."""
+        """Stores the output of gated or delta attention, with which the weights of the trace are compared."""
         if isinstance(self.attention.mechanism, Recurrence):
             self.parts["out"].append(out[:1].detach())
 
@@ -300,7 +300,7 @@ def _masked_gradient(model: Model[Any], ids: Tensor, layers: list[LayerCapture],
 def encoder_masked_losses(model: Encoder, ids: Tensor, tokenizer: Tokenizer | None) -> Callable[[], Iterator[Tensor]]:
     """Returns a function that yields the terms of the masked loss of one of regard's encoders, one per batch of copies.
 
-    What an encoder without a head for tokens says of the visible text is computed once, before the function is called.
+    For an encoder without a head that predicts tokens, the final vectors of the unmasked text are computed here, once.
     """
     positions = maskable_positions(ids.tolist(), special_tokens(tokenizer))
     mask_id = require_mask_token(tokenizer)
@@ -325,7 +325,7 @@ def _next_token_loss(model: Model[Any], out: Tensor, tokens: Tensor, prompt_leng
 def _generate(model: Model[Any], tokens: Tensor, settings: Settings) -> list[int]:
     """Returns the ids that the model generates, at most `max_tokens`; for a Seq2Seq, the start token precedes them.
 
-    Each of them will be read by the model: one that would exceed its context is left out.
+    The model reads them again while it is recorded, so a token beyond its context is left out.
     """
     if not isinstance(model, Decoder):
         raise OptionError(f"a {type(model).__name__} generates nothing; leave out generate")
@@ -394,7 +394,7 @@ def _build_recorded(layer: LayerCapture, recording: Recording) -> RecordedAttent
 
 
 def _add_lengths(attended: RecordedAttention, attention: Attention) -> None:
-    """Adds the length of each value after the output projection, where heads go into it as they are."""
+    """Adds the length of each value after the output projection, unless a gate, norm or merge stands before it."""
     matrices = regard_head_matrices(attention)
     if matrices is not None and attended.v is not None:
         attended.vo = value_lengths(attended.v, matrices)

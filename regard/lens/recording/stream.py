@@ -2,8 +2,9 @@
 
 One pass keeps the stream before and after every block, what the heads give to their output projections, and the logits.
 Nothing is assumed of a family: blocks are the items of a list that hold one attention each, and the norm before the
-logits is the module that turns the last stream into what the head reads. Whether heads add to the stream as they
-are is checked: a block's output must be its input, the attention, and the output of another of its modules.
+logits is the module that turns the last stream into what the language-model head reads. That attention is added to the
+stream unscaled is checked: a block's output must be its input, plus the attention, plus the output of another of its
+modules.
 """
 
 from __future__ import annotations
@@ -29,21 +30,20 @@ EXACT = 1e-4  # how far, relative to its size, a tensor may be from the sum of i
 
 
 class StreamError(OptionError):
-    """A model's stream has no parts that a trace could show; the message says why."""
+    """The residual stream of a model cannot be taken apart; the message says why."""
 
 
 @dataclass(frozen=True)
 class FrozenNorm:
-    """The norm before the logits, with its divisor kept as it was: then it is linear in what it is given."""
+    """The norm before the logits, with each token's divisor fixed at its value in this text, so that it is affine."""
 
     gain: Float[Tensor, " D"]
     shift: Float[Tensor, " D"]
     centred: bool  # whether it subtracts the mean, as layer norm does
-    scale: Float[Tensor, " T"]  # what it multiplies each token's vector by, besides the gain
+    scale: Float[Tensor, " T"]  # one over the divisor of each token
 
     def directions(self, rows: Float[Tensor, "T C D"]) -> Float[Tensor, "T C D"]:
-        """Returns the vectors whose product with the stream is that of `rows` with the normed stream, less the
-        shift's."""
+        """Returns directions [T,C,D] with direction · x = row · (norm(x) − shift) for the stream x of each token."""
         turned = rows * self.gain
         if self.centred:
             turned = turned - turned.mean(-1, keepdim=True)
@@ -52,22 +52,22 @@ class FrozenNorm:
 
 @dataclass
 class Stream:
-    """What one pass over T tokens left, in float32 on the CPU: L blocks, width D, N words."""
+    """The stream of one pass over T tokens, in float32 on the CPU: L blocks, width D, a vocabulary of N."""
 
     attentions: list[str]  # the name of each block's attention
     residuals: list[Float[Tensor, "T D"]]  # before the first block, and after each
-    outputs: list[Float[Tensor, "T H V"]]  # of the heads, before the projection
-    matrices: list[Float[Tensor, "H V D"]]  # the part of the projection that each head goes through
+    outputs: list[Float[Tensor, "T H V"]]  # of each block's heads, before the projection
+    matrices: list[Float[Tensor, "H V D"]]  # the part of each block's projection that multiplies each head
     logits: Float[Tensor, "T N"]
     norm: nn.Module | None
-    head: Any  # turns normed vectors into logits
+    head: Any  # the language-model head: turns normed vectors into logits
     head_weight: Float[Tensor, "N D"]
     frozen: FrozenNorm | None = None
     why: str = ""  # why heads do not add up to logits in this model, or ""
 
     @torch.no_grad()
     def read(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T N"]:
-        """Returns the logits that a stream would give if it were the last: norm, then head."""
+        """Returns the logits of a stream as if it were that after the last block: norm, then head."""
         like = self.head_weight
         normed = x.to(like)[None]
         if self.norm is not None:
@@ -76,7 +76,7 @@ class Stream:
         return logits[0].float().cpu()
 
     def head_rows(self, words: Int[Tensor, "T C"]) -> tuple[Float[Tensor, "T C D"], Float[Tensor, "T C"]]:
-        """Returns the rows of the head that give the logits of some words, and their biases."""
+        """Returns the rows of the language-model head that give the logits of some tokens, and their biases."""
         flat = words.long().to(self.head_weight.device)
         bias = getattr(self.head, "bias", None)
         constant = torch.zeros(words.shape) if bias is None else bias[flat].float().cpu()
@@ -85,18 +85,19 @@ class Stream:
 
 @dataclass
 class _Watch:
-    """What the hooks of one pass see."""
+    """Forward hooks of one pass, and the tensors that they keep."""
 
     blocks: list[nn.Module]
     residuals: list[Tensor] = field(default_factory=list)
-    given: list[Tensor] = field(default_factory=list)  # to the projections of the heads
-    added: list[Tensor] = field(default_factory=list)  # by the attention, projected
+    given: list[Tensor] = field(default_factory=list)  # the input of each output projection
+    added: list[Tensor] = field(default_factory=list)  # the output of each output projection
     others: list[Tensor] = field(default_factory=list)  # outputs of the modules of the current block
-    around: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)  # modules outside of blocks
-    broken: str = ""
+    # Modules outside of blocks, each with its input and its output.
+    around: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
+    broken: str = ""  # why blocks are no sum of their parts, or ""
 
     def before_block(self, block: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keeps what the first block is given, and refuses a stream that something else has changed since the last."""
+        """Keeps the input of the first block; raises StreamError if another input is not the output before it."""
         self.others = []
         given = _first(inputs if inputs else kwargs.get("hidden_states"))
         if not self.residuals:
@@ -105,7 +106,7 @@ class _Watch:
             raise StreamError("something other than the layers with attention adds to the stream between them")
 
     def after_block(self, block: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
-        """Keeps the stream, and checks that it is the sum of what was there, the attention and one more part."""
+        """Keeps the stream, and notes in `broken` if it is not the block's input, the attention and one more part."""
         after = _first(out)
         number = len(self.residuals) - 1
         if len(self.added) == number + 1 and not self.broken:
@@ -115,32 +116,34 @@ class _Watch:
         self.residuals.append(after)
 
     def after_part(self, part: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
-        """Keeps what a part of the current block gives."""
+        """Keeps the output of a module inside the current block."""
         if isinstance(out, tuple):
             out = out[0]
         if isinstance(out, Tensor):
             self.others.append(out)
 
     def after_projection(self, part: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
-        """Keeps what the heads gave, and what of it is added to the stream."""
+        """Keeps the input and the output of an output projection."""
         self.given.append(inputs[0])
         self.added.append(out)
 
     def after_outside(self, part: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
-        """Keeps what a module outside of the blocks makes of what."""
+        """Keeps a module outside of the blocks with its input and its output, if both have the same shape."""
         if inputs and isinstance(inputs[0], Tensor) and isinstance(out, Tensor) and inputs[0].shape == out.shape:
             self.around.append((part, inputs[0], out))
 
 
 @torch.no_grad()
 def read_stream(model: Any, ids: list[int]) -> Stream:
-    """Returns the stream of one pass over token ids; raises StreamError if the model has none that could be shown."""
+    """Returns the stream of one pass over token ids; raises StreamError if it cannot be taken apart."""
     tokens = torch.tensor([ids], device=next(model.parameters()).device)
     with evaluation_mode(model):
         projections, heads = _projections(model, tokens)
         blocks = [_block_of(model, name) for name in projections]
         if len(set(map(id, blocks))) != len(blocks):
-            raise StreamError("a block has more than one attention, so the stream after each is not known")
+            raise StreamError(
+                f"{type(model).__name__}: a block has more than one attention, so the stream after each is not known"
+            )
         watch = _Watch(blocks)
         with _watching(model, watch, list(projections.values())):
             if isinstance(model, Model):
@@ -148,7 +151,7 @@ def read_stream(model: Any, ids: list[int]) -> Stream:
             else:
                 logits = model(input_ids=tokens).logits
     if len(watch.residuals) != len(blocks) + 1 or len(watch.given) != len(blocks):
-        raise StreamError("its blocks do not run once each over the whole text")
+        raise StreamError(f"{type(model).__name__}: the blocks do not run once each over the whole text")
     head: Any = model.logits if isinstance(model, Decoder) else model.get_output_embeddings()
     stream = Stream(
         list(projections),
@@ -166,8 +169,7 @@ def read_stream(model: Any, ids: list[int]) -> Stream:
 
 
 def _projections(model: Any, tokens: Tensor) -> tuple[dict[str, nn.Module], list[int]]:
-    """Returns the output projection of each attention module by its name, in the order in which they run, and their
-    numbers of heads."""
+    """Returns the output projection of each attention module by name, as they run, and their numbers of heads."""
     if isinstance(model, Model):
         layers = [(name, attention) for *_, name, attention in attention_layers(model)]
         return {name: attention.out for name, attention in layers}, [attention.size.H for _, attention in layers]
@@ -195,7 +197,7 @@ class _HubFinder:
         """Ignores the weights."""
 
     def end(self, call: Call, out: Tensor) -> Tensor:
-        """Returns the output unchanged, after saying that its projection comes next."""
+        """Returns the output unchanged, after noting it, so that its projection is found."""
         self.projections.expect(call.name, out)
         return out
 
@@ -238,7 +240,7 @@ def _find_norm(stream: Stream, watch: _Watch) -> None:
             break
     else:
         raise StreamError(
-            "its logits are not the head's of the normed last stream: they are scaled, capped or projected"
+            "the logits are not those of the last stream after norm and head: they are scaled, capped or projected"
         )
     stream.frozen = _freeze(stream.norm, last, stream.residuals[-1])
     if stream.frozen is None and not stream.why:
@@ -246,9 +248,9 @@ def _find_norm(stream: Stream, watch: _Watch) -> None:
 
 
 def _freeze(norm: Any, given: Tensor, last: Float[Tensor, "T D"]) -> FrozenNorm | None:
-    """Returns the norm as it acts on this text; None if it is neither layer norm nor RMS norm.
+    """Returns the norm with its divisors for this text; None if it is neither layer norm nor RMS norm.
 
-    Its gain and shift are found by probes: some norms store the gain less one.
+    Its gain and shift are found from its outputs, because some norms store the gain minus 1.
     """
     T, D = last.shape
     if norm is None:
@@ -270,23 +272,23 @@ def _freeze(norm: Any, given: Tensor, last: Float[Tensor, "T D"]) -> FrozenNorm 
 
 
 def _first(x: Any) -> Tensor:
-    """Returns the first tensor of what a block is given or gives."""
+    """Returns the stream in the arguments or the output of a block: a tensor, or the first of a tuple."""
     if isinstance(x, Tensor):
         return x
     if isinstance(x, tuple | list) and x and isinstance(x[0], Tensor):
         return x[0]
-    raise StreamError("its blocks are given and give no stream of vectors")
+    raise StreamError("the blocks do not take and return a tensor as their first argument and output")
 
 
 def _same(part: Tensor, rest: Tensor, whole: Tensor) -> bool:
-    """Returns whether a part of a block is what is left of its output, up to rounding of the whole."""
+    """Returns whether two tensors are equal but for shape, up to the rounding error of `whole`."""
     if part.numel() != rest.numel():
         return False
     return bool((part.reshape(rest.shape) - rest).abs().amax() <= _exact(whole.dtype) * whole.abs().amax())
 
 
 def _close(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    """Returns whether two tensors are equal up to rounding in a dtype, relative to the size of the whole."""
+    """Returns whether x equals y up to rounding in a dtype, relative to the largest entry of y."""
     return bool((x - y).abs().amax() <= _exact(dtype) * y.abs().amax().clamp(min=1e-6))
 
 

@@ -65,5 +65,5 @@ def _name_tokens(names: Sequence[str] | None, n: int, what: str) -> Tokens:
     if names is None:
         names = [str(i) for i in range(n)]
     if len(names) != n:
-        raise OptionError(f"{what}: {len(names)} names for {n}")
+        raise OptionError(f"{what}: {len(names)} names for {n}, expected one for each")
     return Tokens(what, " ".join(names), list(names))

@@ -20,10 +20,12 @@ from regard.errors import RegardError, quote
 STEPS_PER_RMS = 32  # the default step size of a column is its RMS divided by this
 MAX_CODE = 1 << 23  # largest absolute value of the integer code of a quantised number
 STEP_SIZES_PER_OCTAVE = 64  # step sizes are integer powers of 2^(1/64)
-# Added to the upper part of each integer code (see `pack_steps`): the high byte of small parts of either sign is then
-# 0.
+MAX_RAW_BITS = MAX_CODE.bit_length()  # no code has more low bits than this
+# Added to the upper part of each integer code (see `pack_steps`), so that the high byte of small parts, negative ones
+# too, is 0.
 MIDDLE = 128
 SAMPLE = 1 << 14  # number of codes in the sample by which the number of raw bits is chosen
+# The NumPy dtype, little-endian, of each storage type but "step" and "bit".
 TYPES = {"f32": "<f4", "f16": "<f2", "i32": "<i4", "i16": "<i2", "u8": "u1"}
 
 
@@ -57,7 +59,7 @@ def pack_steps(x: Float[Tensor, "T K"], step: Float[Tensor, " K"]) -> bytes:
 
 
 def _choose_raw_bits(whole: np.ndarray) -> int:
-    """Returns the number of low bits to store raw that minimises raw bits plus the entropy of the upper part."""
+    """Returns the number of low bits to store raw that minimises raw bits plus the entropy of the upper parts."""
     sample = whole.reshape(-1)[:: -(-whole.size // SAMPLE) or 1]
     # With this many raw bits, the upper parts of the sample, plus MIDDLE, fit one byte; more would gain nothing.
     largest = max(0, int(np.abs(sample).max(initial=0)).bit_length() - 7)
@@ -84,6 +86,10 @@ def unpack(raw: bytes, kind: str, shape: Sequence[int], source: str = "an array"
         coder = zlib.decompressobj()
         if kind == "step":
             low = coder.decompress(raw, 1)[0]
+            if low > MAX_RAW_BITS:
+                raise TraceError(
+                    f"{source}: {low} raw bits a number, expected at most {MAX_RAW_BITS}; record the trace again"
+                )
             expected = 2 * columns + 2 * size - (-size * low // 8)
         elif kind == "bit":
             expected = size // max(columns, 1) * -(-columns // 8)
@@ -95,16 +101,17 @@ def unpack(raw: bytes, kind: str, shape: Sequence[int], source: str = "an array"
         raise TraceError(f"{source} is damaged ({error}); copy or record the trace again") from None
     if len(data) != expected:
         shown = quote(list(shape))
-        raise TraceError(f"{source}: {len(data)} bytes of type {kind!r}, expected {expected} for shape {shown}")
+        raise TraceError(
+            f"{source}: {len(data)} bytes of type {kind!r}, expected {expected} for shape {shown}; record it again"
+        )
     if kind == "bit":
         bits = np.frombuffer(data, "u1").reshape(*shape[:-1], -1)
         return torch.from_numpy(np.unpackbits(bits, axis=-1, count=columns, bitorder="little").astype(bool))
     if kind == "step":
         exponent = _join_planes(data[: 2 * columns], "<i2", (columns,))
         upper = _join_planes(data[2 * columns : 2 * (columns + size)], "<i2", shape).astype("<i4") - MIDDLE
-        bits = np.unpackbits(np.frombuffer(data[2 * (columns + size) :], "u1"), count=size * low, bitorder="little")
-        noise = bits.reshape(*shape, low) @ (1 << np.arange(low, dtype="<i4"))
-        whole = torch.from_numpy((upper << low) + noise.astype("<i4"))
+        noise = _join_raw_bits(data[2 * (columns + size) :], size, low).reshape(shape)
+        whole = torch.from_numpy((upper << low) + noise)
         return whole.float() * step_from_exponent(torch.from_numpy(exponent))
     return torch.from_numpy(_join_planes(data, TYPES[kind], shape))
 
@@ -153,6 +160,21 @@ def _join_planes(data: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
     size = np.dtype(dtype).itemsize
     planes = np.frombuffer(data, "u1").reshape(size, -1)
     return np.ascontiguousarray(planes.T).view(dtype).reshape(shape).copy()
+
+
+def _join_raw_bits(data: bytes, size: int, low: int) -> np.ndarray:
+    """Returns `size` numbers of `low` bits each, which were packed with the lowest bit first.
+
+    It reads a part at a time, because each bit takes several bytes while it is read.
+    """
+    numbers = np.zeros(size, dtype="<i4")
+    values = 1 << np.arange(low, dtype="<i4")
+    packed = np.frombuffer(data, "u1")
+    for start in range(0, size, SAMPLE):  # a multiple of 8, so that a part begins with a byte
+        stop = min(size, start + SAMPLE)
+        bits = np.unpackbits(packed[start * low // 8 :], count=(stop - start) * low, bitorder="little")
+        numbers[start:stop] = bits.reshape(stop - start, low) @ values
+    return numbers
 
 
 def _deflated(*parts: bytes) -> bytes:

@@ -20,7 +20,7 @@ _PAIRS = np.stack([_CHARACTERS[np.arange(1 << 13) % 91], _CHARACTERS[np.arange(1
 
 
 def encode_base91(raw: bytes) -> str:
-    """Encodes bytes, zero-padded to a multiple of 13."""
+    """Returns the base91 text of bytes, which are zero-padded to a multiple of 13."""
     return "".join(_encode_parts(raw))
 
 
@@ -33,7 +33,8 @@ def _encode_parts(raw: bytes) -> Iterator[str]:
     for at in range(0, len(raw), _CHUNK):
         part = raw[at : at + _CHUNK]
         rows = np.frombuffer(part + bytes(-len(part) % ALIGN), "u1").reshape(-1, ALIGN)
-        # One column a byte, so that every operation is over adjacent numbers; two zeros after the last.
+        # columns[i] holds byte i of every group of 13, so that each operation below runs over adjacent numbers. The two
+        # columns of zeros are for the last pair, which reads three bytes as all do.
         columns = np.zeros((ALIGN + 2, len(rows)), "<u4")
         columns[:ALIGN] = rows.T
         pairs = np.empty((len(rows), 8), "<u2")

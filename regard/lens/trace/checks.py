@@ -1,4 +1,4 @@
-"""What must hold of the parts of a trace from anybody, before anything is computed from them."""
+"""Checks the parts of a trace before anything is computed from them, since anybody may have written the file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from regard.reading import check_hints
 
 MAX_HEADS = 1 << 12
 LARGEST_POSITION = 1 << 40
-# A trace expands to float32: codes of a few bits and runs of zeros to some tens of times their size. What is above is
-# no recording but made to fill the memory.
+# The arrays of a trace are read as float32, which takes some tens of times the room of packed codes of a few bits or of
+# runs of zeros. A file that asks for more than FREE_BYTES + EXPANSION · its size was made to fill the memory.
 EXPANSION = 64
 FREE_BYTES = 1 << 28
-PICTURE = "data:image/jpeg;base64,"  # how the picture of a sequence begins: nothing else is ever shown
+PICTURE = (
+    "data:image/jpeg;base64,"  # how the picture of a sequence must begin, so that it is never fetched from anywhere
+)
 MAX_PICTURE = 1 << 24  # characters
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _TENSORS = (
@@ -47,15 +49,15 @@ _TENSORS = (
 
 
 class Budget:
-    """Counts the bytes that the arrays of a trace take, and refuses more than a trace of its size has."""
+    """Counts the bytes that the arrays of a trace take in memory, and refuses more than a file of its size can need."""
 
     def __init__(self, file_bytes: int) -> None:
         self.left = FREE_BYTES + EXPANSION * file_bytes
 
     def take(self, shape: Any, source: str) -> None:
-        """Refuses a shape that is none, and an array for which nothing is left."""
+        """Subtracts an array's float32 bytes; raises TraceError if the shape is invalid or too little is left."""
         if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-            raise TraceError(f"{source}: the shape {quote(shape)} is none; record it again")
+            raise TraceError(f"{source}: the shape {quote(shape)}, expected a list of sizes; record it again")
         self.left -= 4 * math.prod(shape)
         if self.left < 0:
             raise TraceError(
@@ -64,7 +66,10 @@ class Budget:
 
 
 def check_tokens(tokens: Tokens, source: str) -> None:
-    """Raises TraceError if a sequence has fields of other types, lists of other lengths, or positions below 0."""
+    """Raises TraceError if a field of a sequence has the wrong type or length, or numbers out of range.
+
+    A picture must be a JPEG in a data: address.
+    """
     check_hints(tokens, source, TraceError)
     lists: tuple[list[int], ...] = (
         tokens.starts,
@@ -86,7 +91,7 @@ def check_tokens(tokens: Tokens, source: str) -> None:
 
 
 def _is_picture(address: str) -> bool:
-    """Returns whether an address holds a JPEG itself: one that names a place would make a reader ask for it."""
+    """Returns whether an address is a JPEG in base64; a URL would make the reader's browser fetch it."""
     letters = address.removeprefix(PICTURE)
     return letters != address and len(address) <= MAX_PICTURE and _BASE64.fullmatch(letters) is not None
 
@@ -108,7 +113,10 @@ def check_attended(attended: RecordedAttention, sequences: Sequence[Tokens], sou
 
 
 def _check_arrays(attended: RecordedAttention, T: int, S: int, source: str) -> None:
-    """Raises TraceError if an array has another shape than [H,T,…], [G,S,…] and so on; 0 stands for any size."""
+    """Raises TraceError if an array does not have the shape in `expected`, where 0 stands for any size.
+
+    The number of key heads must be between 1 and H, and queries and keys must have the same width.
+    """
     H = attended.heads
     G = len(attended.k) if attended.k is not None else attended.groups
     expected: dict[str, tuple[int, ...]] = {
@@ -170,7 +178,7 @@ def _check_formula(attended: RecordedAttention, T: int, S: int, source: str) -> 
 
 
 def _check_memory(attended: RecordedAttention, source: str) -> None:
-    """Raises TraceError if what a memory is computed from is missing or does not fit, or if it would grow."""
+    """Raises TraceError if q, k, v or the decays of a memory are missing or do not fit, or if a decay is above 1."""
     q, k, v, a = attended.q, attended.k, attended.v, attended.a
     if q is None or k is None or v is None or a is None or len(v) != len(k):
         raise TraceError(f"{source}: queries, keys, values or decays of a memory are missing; record it again")

@@ -99,7 +99,7 @@ def to_bytes(encoded: Encoded) -> bytes:
 
 
 def encode(trace: Trace) -> Encoded:
-    """Encodes a trace: a header, a block with all overviews, and one block for each attention module."""
+    """Encodes a trace: a header, a block with all overviews, and one for each attention module and for predictions."""
     blocks = [bytearray()]
     cards = list(dict.fromkeys(recording.model for recording in trace.recordings))
     recordings = []
@@ -239,7 +239,7 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
     for name, kind in _WHOLE_ARRAYS.items():
         if (x := getattr(attended, name)) is not None:
             arrays[name] = put(x, kind)
-    # Of a memory W v is the output only if v is that of the layer.
+    # The weights of a memory times v are the layer's output only if v is stored without loss.
     exact = isinstance(attended.formula, RecurrenceFormula) or is_lossless(recording)
     for name in ("v", "g"):
         if (x := getattr(attended, name)) is not None:
@@ -272,7 +272,7 @@ def _encode_attention(recording: Recording, attended: RecordedAttention, blocks:
 
 
 def _pack_heads(x: Tensor, storage: Sequence[Storage]) -> list[bytes]:
-    """Returns the packed bytes of each head, packed by as many threads as PyTorch has: zlib and NumPy let them run."""
+    """Returns the packed bytes of each head, by as many threads as PyTorch has: zlib and NumPy release the GIL."""
 
     def packed(head: Tensor, stored: Storage) -> bytes:
         kind, step = stored
@@ -330,15 +330,17 @@ def _decode_recording(
 
 
 def _raw_array(blocks: list[bytes], source: str, x: dict[str, Any]) -> bytes:
-    """Returns the packed bytes of an array."""
+    """Returns the packed bytes of an array, which the header entry `x` locates."""
     block = blocks[x["block"]]
     if not 0 <= x["at"] <= x["at"] + x["bytes"] <= len(block):
-        raise TraceError(f"{source}: bytes {x['at']} to {x['at'] + x['bytes']} of a block of {len(block)}")
+        raise TraceError(
+            f"{source}: bytes {x['at']} to {x['at'] + x['bytes']} of a block of {len(block)}; record it again"
+        )
     return bytes(block[x["at"] : x["at"] + x["bytes"]])
 
 
 def _read_array(blocks: list[bytes], budget: Budget, source: str, x: dict[str, Any], name: str) -> Tensor:
-    """Returns an array as a tensor."""
+    """Returns the tensor of the array that the header entry `x` locates; `name` names it in error messages."""
     budget.take(x["shape"], source)
     return unpack(_raw_array(blocks, source, x), x["type"], x["shape"], f"{source}, array {name}")
 

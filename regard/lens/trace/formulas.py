@@ -4,7 +4,7 @@ softmax   exp(scale·q·k + bias − n)          n = log Σ exp(…) of the row;
 feature   sign · φ(q)·φ(k) · exp(−n)         n = log |Σ φ(q)·φ(k)| of the row
 onehot    1 at the chosen key, else 0
 dense     the weights themselves, stored in tiles of rows
-recurrence  what a memory that fades gives, from q, k, a and b (see `memory.py`)
+recurrence  the weights that the recurrence of a matrix memory amounts to, from q, k, a and b (see `memory.py`)
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KernelFormula:
 
 @dataclass(frozen=True)
 class OneHot:
-    """One-hot attention: all weight on one key."""
+    """One-hot attention: all weight on one key, or none if a query sees no key."""
 
     kind: ClassVar[str] = "onehot"
 
@@ -96,7 +96,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class RecurrenceFormula:
-    """Gated and delta attention: a memory that fades, which a delta rule also erases before it writes."""
+    """Gated and delta attention: a matrix memory that decays at each token (see `memory.py`).
+
+    `erases`: whether a write first takes out what the memory holds for its key, as the delta rule does.
+    """
 
     kind: ClassVar[str] = "recurrence"
     scale: float

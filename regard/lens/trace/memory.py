@@ -1,14 +1,15 @@
-"""Attention by a memory S [K,V] that fades, is written to and is read: its weights, and what it holds when.
+"""Attention by a matrix memory S [K,V] that decays, is written to and is read at each token: gated and delta attention.
 
     S ← e^{a_t} S,    S ← S + b_t k_t (v_t − [erases] Sᵀ k_t)ᵀ,    out_t = scale · Sᵀ q_t + skip · v_t
 
-Here everything is computed from q, k, v, a and b alone, token by token and in float64. A query that is carried back
-through the tokens meets in each of them what the memory has made of it since, so a row of weights costs as much as a
-row of q·k, and no exponential can overflow:
+Its weights and its contents are computed here from q, k, v, a and b alone, token by token and in float64. Row i of the
+weights is found backwards from token i: r is the query after all decays and erasures between token j and token i, so a
+row costs as much as a row of q·k, and no exponential can overflow:
 
     r ← scale · q_i;   for j = i, i − 1, …:   W_ij = b_j k_j·r,   r ← e^{a_j} (r − [erases] W_ij k_j)
 
-The usual picture of such a layer, scale · q_i·k_j · b_j · e^{c_i − c_j}, leaves the erasing out.
+The formula that is usually drawn for such a layer, scale · q_i·k_j · b_j · e^{c_i − c_j} with c the running sum of a,
+leaves the erasing out.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-HALF = 0.5  # a write is gone when less than this share of it is left
+HALF = 0.5  # half of a write is gone when at most this share of it is left
 
 
 class Ends(NamedTuple):
-    """When half of what each token wrote was gone, [h,S]: the token at which, −1 for never; and the decay's share."""
+    """The token at which half of each token's write was gone, −1 for never, and which part of the loss was decay."""
 
     token: Int[Tensor, "h S"]
-    by_decay: Float[Tensor, "h S"]  # of all that was lost by then: the rest was overwritten
+    by_decay: Float[Tensor, "h S"]  # share of the loss until that token; the rest was overwritten
 
 
 @dataclass(frozen=True)
 class RecordedMemory:
-    """The tokens of h heads, each with a memory of its own, in float64."""
+    """What the memories of h heads are computed from, in float64; each head has a memory of its own."""
 
     q: Float[Tensor, "h T K"]
     k: Float[Tensor, "h T K"]
     v: Float[Tensor, "h T V"]
-    a: Float[Tensor, "h T X"]  # X is 1, or K for a decay of each key channel
-    b: Float[Tensor, "h T"]
+    a: Float[Tensor, "h T X"]  # log of each token's decay; X is 1, or K if each key channel has its own
+    b: Float[Tensor, "h T"]  # how strongly each token is written
     skip: Float[Tensor, " h"]
     scale: float
     erases: bool
@@ -61,13 +62,13 @@ class RecordedMemory:
         return weights
 
     def without_erasing(self) -> RecordedMemory:
-        """Returns the memory of the usual picture, which leaves out what a delta rule takes out again."""
+        """Returns a memory with the same inputs that never erases: its weights are the formula usually drawn."""
         return replace(self, erases=False)
 
     def answers(self) -> Float[Tensor, "h T T"]:
-        """Returns k_jᵀ S_t v_j / (‖k_j‖² ‖v_j‖²): how much of v_j the memory answers to key j, once t has been written.
+        """Returns [h,t,j] k_jᵀ S_t v_j / (‖k_j‖² ‖v_j‖²): how much of v_j key j reads from the memory after token t.
 
-        1 where it answers v_j and nothing else along v_j; 0 for keys that come later than t.
+        It is 1 where the key reads v_j, and 0 for tokens j after t.
         """
         h, T, K = self.k.shape
         state = self.k.new_zeros(h, K, self.v.shape[2])
@@ -84,11 +85,11 @@ class RecordedMemory:
         return answers
 
     def left(self) -> Float[Tensor, "h T T"]:
-        """Returns what is left at token t of what token j wrote, where its own key reads: 1 when it is written."""
+        """Returns [h,t,j] the share of token j's write that its own key still reads at token t: 1 at t = j."""
         return self._follow()[0]
 
     def ends(self) -> Ends:
-        """Returns when half of what each token wrote was gone, and how much of that the decay had taken."""
+        """Returns at which token half of each token's write was gone, and which part of the loss was decay."""
         left, decayed = self._follow()
         T = left.shape[1]
         later = torch.ones(T, T, dtype=torch.bool).tril()
@@ -100,7 +101,7 @@ class RecordedMemory:
         return Ends(token, share.clamp(0, 1).masked_fill(token < 0, 0))
 
     def _follow(self) -> tuple[Float[Tensor, "h T T"], Float[Tensor, "h T T"]]:
-        """Returns what is left of each write at each token, and how much of it decays have taken until then."""
+        """Returns [h,t,j] the share of write j that is left at token t, and the share that decays took until t."""
         h, T, K = self.k.shape
         written = self.k.new_zeros(h, T, K)  # row j: what is left of k_j as it was written
         left = self.k.new_zeros(h, T, T)

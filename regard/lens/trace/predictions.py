@@ -1,4 +1,4 @@
-"""What a language model would say next, as a trace keeps it: at each layer, and which heads speak for which token."""
+"""Next-token predictions in a trace: those of the residual stream at each layer, and what each head adds to a logit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _ARRAYS = {"top": "i32", "p": "f32", "candidates": "i32", "logits": "f32", "rest
 
 @dataclass
 class Predictions:
-    """The predictions of a model of L blocks over T tokens; C candidates a place; the fields are keys of the format.
+    """The predictions of a model of L blocks over T tokens, with C candidates for the next token at each position.
 
-    `rest` has the L + 2 parts of a logit that are no head's: the embeddings, each block's MLP with its biases, and the
-    constant of norm and head. Heads and rest add up to the logit. Both are empty where `why` says why heads do not.
+    The names of the fields are keys of the trace format. `rest` has the R = L + 2 parts of a logit that no head adds:
+    the embeddings, each block's MLP with its biases, and the constant of the last norm and the language-model head. The
+    heads and the rest add up to the logit. Both are empty in a model where no such sum exists, and `why` says why.
     """
 
     sequence: int  # index of the text in the recording
@@ -30,18 +31,18 @@ class Predictions:
     tokens: dict[int, str]  # the text of every token id below
     top: Int[Tensor, "M T K"]  # the likeliest tokens by the stream before the first block and after each, M = L + 1
     p: Float[Tensor, "M T K"]  # their probabilities
-    candidates: Int[Tensor, "T C"]  # the likeliest next tokens, and the one that comes
+    candidates: Int[Tensor, "T C"]  # the likeliest next tokens, and the actual next token
     logits: Float[Tensor, "T C"]
-    heads: list[Float[Tensor, "T C H"]]  # of each block: what each head adds to the logit of each candidate
+    heads: list[Float[Tensor, "T C H"]]  # for each block, what each head adds to the logit of each candidate
     rest: Float[Tensor, "T C R"]
-    why: str = ""
+    why: str = ""  # why the logits are no sum over heads in this model, or ""
 
     def text(self, token: int) -> str:
         """Returns the text of a token id."""
         return self.tokens[token]
 
     def contributions(self, position: int, token: int) -> tuple[list[Float[Tensor, " H"]], Float[Tensor, " R"]]:
-        """Returns what each head of each block, and all that is no head, adds to a candidate's logit at a position."""
+        """Returns what each head of each block, and each part of `rest`, adds to a candidate's logit at a position."""
         found = (self.candidates[position] == token).nonzero()
         if not len(self.heads):
             raise OptionError(self.why)

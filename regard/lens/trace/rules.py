@@ -85,7 +85,7 @@ class MaskRules:
 def infer_rules(allowed: Bool[Tensor, "T S"] | None, queries: Tokens, keys: Tokens, cross: bool) -> MaskRules:
     """Returns the simplest rules that reproduce this mask (True: allowed); padding queries are ignored.
 
-    If no rules reproduce it, returns rules with the mask itself as `hidden`, which then applies to all heads.
+    If no rules reproduce it, returns rules with its inverse as `hidden`, which then applies to all heads.
     """
     if allowed is None:
         return MaskRules()

@@ -104,7 +104,7 @@ class Recording:
         return products * found.rules.allowed(*self.query_and_key_tokens(found), at)
 
     def memory(self, layer: int, head: int, *, side: str | None = None) -> RecordedMemory:
-        """Returns the memory of one head of gated or delta attention: what it holds at each token, and how long."""
+        """Returns the memory of one head of gated or delta attention, which tells what it holds at each token."""
         found = self.attention(layer, "self", side)
         if not isinstance(found.formula, RecurrenceFormula):
             raise OptionError(
@@ -143,7 +143,11 @@ class Recording:
     def reached_chunks(
         self, attended: RecordedAttention, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[Int[Tensor, " R"], Float[Tensor, "h R s"]]]:
-        """Yields what `chunks` yields without the last keys where no query of a chunk may attend to them."""
+        """Yields (row indices, weights [h,R,s]) as `chunks` does, without the last keys that a causal mask hides.
+
+        s is the number of keys up to the last that a query of the chunk may attend to. Only weights that are computed
+        from scores or features are shortened.
+        """
         chosen = list(range(attended.heads) if heads is None else heads)
         weighed = isinstance(attended.formula, SoftmaxFormula | KernelFormula)
         sets_normalisers = weighed and heads is None and attended.n is None
@@ -219,7 +223,7 @@ class Trace:
         return self.recordings[recording].gradient(layer, head, rows, kind=kind, side=side)
 
     def memory(self, layer: int, head: int, *, side: str | None = None, recording: int = 0) -> RecordedMemory:
-        """Returns the memory of one head of gated or delta attention: its `answers`, what is `left` of each write."""
+        """Returns the memory of one head of gated or delta attention, which tells what it holds at each token."""
         return self.recordings[recording].memory(layer, head, side=side)
 
     @property

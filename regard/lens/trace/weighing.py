@@ -1,4 +1,4 @@
-"""The weights of one recorded attention module, for some heads and some rows, from what was recorded of it."""
+"""Computing the weights of one recorded attention module, for some heads and some rows, from its recorded arrays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def head_weights(
 
 
 def as_shares(attended: RecordedAttention, weights: Float[Tensor, "h R S"]) -> Float[Tensor, "h R S"]:
-    """Returns what share of a row's attention each key has: of a memory |w| / Σ|w|, of all others the weights."""
+    """Returns the weights as shares of each row: |w| / Σ|w| for a memory, whose weights are signed; else unchanged."""
     if not isinstance(attended.formula, RecurrenceFormula):
         return weights
     size = weights.abs()

@@ -42,7 +42,7 @@ def task(name: str) -> Callable[[type[T]], type[T]]:
 
 
 class Task(ABC):
-    """Data, loss and measures of one training.
+    """The data, the loss and the metrics of one training.
 
     The batch of a step is a pure function of (seed, step): a resumed run sees what it would have seen. `metric` is what
     the best checkpoint is chosen by, "" for the last; `highest` says whether more of it is better. `files` are the keys
@@ -99,7 +99,7 @@ class Task(ABC):
         return token_loss(self.logits(model, batch), batch.y, mean=False, smoothing=smoothing)
 
     def targets(self, batch: Batch) -> Tensor:
-        """Returns how many targets a batch has: its weight among others."""
+        """Returns how many targets a batch has, by which the sum of its losses is divided."""
         return (batch.y != IGNORE).sum()
 
     def more_is_better(self, metric: str) -> bool:

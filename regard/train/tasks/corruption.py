@@ -156,7 +156,7 @@ class CorruptedDocuments:
         )
 
     def _sort_by_length(self, rows: Batch, group: int, size: int) -> Batch:
-        """Returns AHEAD batches below each other, each of rows of like length, so that a CPU computes little padding.
+        """Returns AHEAD concatenated batches, each of rows of similar length, so that a CPU computes little padding.
 
         The batches are then shuffled, so that their lengths neither rise nor fall within a group.
         """

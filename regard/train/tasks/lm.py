@@ -24,7 +24,7 @@ from regard.train.run import METRICS
 from regard.train.tasks.base import Task, task
 
 MOST = 200_000  # tokens that are evaluated
-PART = 4096  # of them at a time
+PART = 4096  # tokens that are evaluated at a time
 TOKENS = "tokens"  # the folder in a run
 PROSE = "prose.txt"  # the text that is read where none is named
 

@@ -69,8 +69,8 @@ class Questions(Task):
         return Batch(torch.cat([questions.x, read.x]), torch.cat([questions.y, read.y]))
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Returns loss and accuracy of whole answers. An answer that is likeliest at every place, given those before,
-        is just what greedy decoding writes, so one pass over the right answers finds those that it gets right."""
+        """Returns loss and accuracy of whole answers. Greedy decoding writes the right answer if each of its tokens is
+        the likeliest given the right ones before it, so one pass over the right answers counts those."""
         sets = {"train": self.train.rows(0, TRAIN_ROWS), "dev": self.dev}
         unknown = special_id(self.tokenizer, UNKNOWN)
         scores = {name: score_answers(model, rows, unknown) for name, rows in sets.items() if rows is not None}
@@ -96,7 +96,7 @@ def score_answers(model: Model[Any], rows: Batch, unknown: int) -> dict[str, flo
 
 
 def warn_unseen(tokenizer: Tokenizer, questions: Sequence[Question], path: Path) -> None:
-    """Warns where a file has characters that the model never read."""
+    """Warns if a file has characters that are not in the tokenizer."""
     counts = unseen(tokenizer, (text for q in questions for text in (q.text, q.answer or "")))
     if counts:
         listed = " ".join(f"{c!r}×{n}" for c, n in list(counts.items())[:LISTED]) + " …" * (len(counts) > LISTED)

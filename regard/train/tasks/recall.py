@@ -31,13 +31,13 @@ from regard.models import GPT, Model
 from regard.train.tasks.base import Task, task
 
 EMPTY = ("zeros", "random")
-POWER = -0.99  # of the number of a slot, in the probability that a query stands there
+POWER = -0.99  # the exponent in the probability of a slot, i^POWER
 PART = 1 << 15  # tokens that are evaluated at a time
-TEST_SEED = 0  # what is measured is the same for all trainings
+TEST_SEED = 0  # all trainings are measured on the same examples
 
 
 class Sizes(NamedTuple):
-    """Examples of one size."""
+    """A number of examples with a length in tokens and a number of pairs."""
 
     length: int
     pairs: int
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns what it is called in metrics and tables."""
+        """The name in metrics and tables: "length/pairs"."""
         return f"{self.length}/{self.pairs}"
 
 
@@ -79,17 +79,17 @@ class RecallData(Section):
 
     @property
     def train_sizes(self) -> list[Sizes]:
-        """Returns what is learned from."""
+        """The sizes of the training examples."""
         return [Sizes(**table) for table in self.train]
 
     @property
     def test_sizes(self) -> list[Sizes]:
-        """Returns what is tested on."""
+        """The sizes of the test examples."""
         return [Sizes(**table) for table in self.test]
 
 
 def _check_sizes(key: str, table: Mapping[str, int], vocabulary: int) -> None:
-    """Raises where examples of these sizes cannot be made."""
+    """Raises ConfigError if examples of these sizes cannot be made."""
     if set(table) != set(Sizes._fields):
         raise ConfigError(f"data.{key} = {quote(dict(table))}: expected tables of {', '.join(Sizes._fields)}")
     size = Sizes(**table)
@@ -152,7 +152,7 @@ class Recall(Task):
     def batch(self, step: int, size: int) -> Batch:
         """Returns examples of one size [size,L].
 
-        The examples of each size stand in batches once and for all, and an epoch has all of them in a new order.
+        Every epoch has the same batches, in a new order.
         """
         counts = [max(1, round(sizes.examples / size)) for sizes in self.sizes]
         epoch, place = divmod(step, sum(counts))
@@ -173,16 +173,16 @@ class Recall(Task):
         return functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Returns the share of right labels of each size of the test, on other examples, and their mean."""
+        """Returns the accuracy for each size of the test, on dev examples, and as "accuracy" their mean."""
         return self.measure(model, "dev", self.config.dev)
 
     def test(self, model: Model[Any]) -> dict[str, float]:
-        """Returns the share of right labels of each size of the test, and their mean, under "accuracy"."""
+        """Returns the accuracy for each size of the test, and as "accuracy" their mean."""
         return self.measure(model, "test", None)
 
     @torch.no_grad()
     def measure(self, model: Model[Any], part: str, examples: int | None) -> dict[str, float]:
-        """Returns the share of right labels of each size, on so many examples of a part, and the mean of the sizes."""
+        """Returns the accuracy for each size and their mean, on at most `examples` examples of "dev" or "test"."""
         shares = {}
         for kind, size in enumerate(self.config.test_sizes):
             asked = size._replace(examples=min(size.examples, examples or size.examples))

@@ -1,7 +1,7 @@
 """The task `repeats`: a language model that is also taught to repeat, as the small model that comes with the lens.
 
-Some rows are text; the others say something twice, and what was said once can be known when it comes again. Looking up
-what followed the last time is what an induction head does, and it needs a head that looks at the token before.
+Some rows are text; the others repeat a sequence of tokens, which can be predicted from its first occurrence. To look up
+what followed last time is what an induction head does, and it needs a head that attends to the token before.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from regard.train.tasks.base import task
 from regard.train.tasks.lm import LanguageModel, LMData
 
 DOCUMENTS = "documents.txt"
-SHORTEST = 8  # tokens that are repeated
-ROWS = 64  # of random tokens that are evaluated
+SHORTEST = 8  # the smallest number of tokens that are repeated
+ROWS = 64  # rows of random tokens that are evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatsData(LMData):
     """A text as for `lm`, or none for the documents of an invented `world`.
 
-    A share `again` of the rows says a stretch of the text again and again, a share `random` does so with random tokens.
-    The `first` steps have nothing but the latter: beside text, which is easier, looking back is learned much later.
+    A share `again` of the rows repeats a passage of the text, a share `random` repeats random tokens. The `first` steps
+    have rows of random tokens only: beside text, which is easier, looking back is learned much later.
     """
 
     tokenizer: str = "bytes"
@@ -77,7 +77,7 @@ class Repeats(LanguageModel):
         for n, kind in enumerate(torch.rand(size, generator=source).tolist()):
             if kind < self.random or step < self.first:
                 drawn = torch.randint(self.tokenizer.size, rows[n].shape, generator=source).to(rows.device)
-                # What is short is said often, and learned from sooner.
+                # A short part is repeated more often, and is learned sooner.
                 rows[n] = _repeat_start(drawn, 2 * SHORTEST, source)
             elif kind < self.random + self.again:
                 rows[n] = _repeat_start(rows[n], self.length // 2, source)
@@ -94,7 +94,7 @@ class Repeats(LanguageModel):
 
 
 def _repeat_start(row: Int[Tensor, " T"], longest: int, source: torch.Generator) -> Int[Tensor, " T"]:
-    """Returns the beginning of a row again and again: SHORTEST to `longest` of its tokens, as many as are drawn."""
+    """Returns a row that repeats the beginning of the given one, of a random length from SHORTEST to `longest`."""
     part = int(torch.randint(SHORTEST, longest + 1, (), generator=source))
     return row[torch.arange(len(row), device=row.device) % part]
 

@@ -1,4 +1,4 @@
-"""The task `sentiment`: is a text positive or negative?"""
+"""The task `sentiment`: classifying texts as positive or negative."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ START = "<start>"
 END = "<end>"
 COPY = "<copy>"
 UNKNOWN = "<unknown>"
-GIVEN = 2  # tokens of a passage to copy that carry no loss: which passage it is cannot be known
+GIVEN = 2  # first tokens of a copied passage that carry no loss: they only say which passage it is
 AHEAD = 16  # batches made at a time, each of articles of similar length
 PART = 16384  # tokens evaluated at a time
 MOST = 2000  # dev pairs that are evaluated while training
@@ -206,7 +206,7 @@ def _pad_rows(rows: Sequence[Sequence[int]], most: int) -> tuple[Tensor, Tensor]
 
 @task("summarize")
 class Summarize(Task):
-    """Teacher forcing: the decoder sees <start> and the summary so far, and says what comes next."""
+    """Teacher forcing: the decoder is given <start> and the right summary so far, and predicts the next token."""
 
     Config = SummarizeData
     metric = "dev/loss"
@@ -290,7 +290,7 @@ class Summarize(Task):
         return trim_padding(batch)
 
     def _make_group(self, group: int, size: int) -> Batch:
-        """Returns AHEAD batches below each other, sorted by length within the group and then shuffled as batches."""
+        """Returns AHEAD concatenated batches: rows are sorted by length within the group, then batches are shuffled."""
         chosen = self.order.at(group, size * AHEAD)
         by_length = self.train.sources[chosen].argsort(stable=True).view(AHEAD, size)
         source = generator(self.seed, "mixed", group, device=self.device)
