@@ -89,6 +89,8 @@ def _caller(export: Export, thing: Any) -> Caller:
 
     def make(case: GradeCase) -> Any:
         if export.kind == "function":
+            if isinstance(thing, nn.Module):  # an instance may stand for a function
+                thing.eval()
             return _TakesFirst(thing, export.takes_first)
         torch.manual_seed(0)
         made = attempt(thing, case.constructor, f"{export.name}{case.constructor}")
@@ -122,7 +124,7 @@ class _TakesFirst:
 def _inner(subject: Any) -> Any:
     """Returns the function of a submission itself, or what an instance is called by."""
     if isinstance(subject, _TakesFirst):
-        return subject.function
+        return _inner(subject.function)
     if isinstance(subject, nn.Module):
         return subject.forward
     return subject
@@ -256,7 +258,7 @@ def _plain(subject: Any) -> Any:
     if not isinstance(subject, _TakesFirst):
         return subject
 
-    @wraps(subject.function)
+    @wraps(_inner(subject))
     def call(*arguments: Any, **named: Any) -> Any:
         output = plain_output(subject(*arguments, **named), _dtype_of(arguments))
         if output is None:
@@ -283,10 +285,24 @@ def _split_finding(spec: Spec, said: Any) -> tuple[str | None, str]:
 
 def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
     """Raises where a law of `regard check` is broken, or none could be asked."""
-    subject = caller(GradeCase((), item.constructor))
+    subject = _with_names(spec, item, caller(GradeCase((), item.constructor)))
     words = broken_law(subject, like=item.like or None, only=item.laws, dtype="fp32", seed=seed)
     if words is not None:
         raise SubmissionError(end_sentence(words), "failed", end_sentence(item.hint))
+
+
+def _with_names(spec: Spec, item: GradeItem, subject: Any) -> Any:
+    """Returns a function with the names of its reference's arguments where its own signature is `*arguments`."""
+    if not isinstance(subject, _TakesFirst):
+        return subject
+    parameters = inspect.signature(_inner(subject)).parameters.values()
+    if not parameters or any(x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in parameters):
+        return subject
+    references = [x.reference for x in spec.items if x.reference and spec.export_of(x) is spec.export_of(item)]
+    plain = _plain(subject)
+    if references:
+        plain.__signature__ = inspect.signature(spec.function(references[0]))
+    return plain
 
 
 def broken_law(subject: Any, *, draws: int = LAW_DRAWS, **options: Any) -> str | None:

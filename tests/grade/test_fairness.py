@@ -202,3 +202,25 @@ def test_a_tuple_of_tokens_and_score_is_no_list():
     assert grade.slips == ["more_than_a_list"]
     told = {outcome.item: outcome.text for outcome in grade.outcomes}
     assert "has a larger log p" not in told["many beams find the best"]
+
+
+class ModuleOfAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dropout = torch.nn.Dropout(0.1)
+
+    def forward(self, q, k, v, mask=None):
+        scores = torch.bmm(q, k.mT) / q.shape[2] ** 0.5
+        if mask is not None:
+            scores = scores + torch.where(mask, 0.0, -math.inf)
+        return torch.bmm(self.dropout(scores.softmax(2)), v)
+
+
+def any_arguments(*arguments, **named):
+    return ModuleOfAttention().eval()(*arguments, **named)
+
+
+@pytest.mark.parametrize("attention", [ModuleOfAttention(), any_arguments], ids=["module", "arguments"])
+def test_what_is_called_like_the_function_gets_all_points(attention):
+    grade = grade_objects("attention", attention=attention)
+    assert grade.full, [(o.item, o.text) for o in grade.outcomes if not o.passed]
