@@ -284,6 +284,8 @@ def _ask_last_queries(subject: Subject, case: Case, n: int) -> Finding:
             if case.causal:
                 words = "they are taken for the first of the keys, not the last"
             return found._replace(what=f"{what}: {words}", noted=True)
+        if subject.knows_positions:  # of fewer queries than keys nobody says where they stand
+            return found._replace(what=f"{what}: it counts positions, and takes them for the first", noted=True)
     return found
 
 
