@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from regard.laws import Case, CouldNotBeAsked, Finding, SameAs, Subject, ask, subject
-from regard.laws.signatures import ANY_MASKS, KEY_MASKS
+from regard.laws.signatures import ANY_MASKS, KEY_MASKS, find_softcap
 
 LAYOUT_WORDS = {
     "heads last": "q, k, v [B,T,H,K]",
@@ -37,6 +37,12 @@ def tell_taken(s: Subject) -> list[str]:
         sentences.append(
             f"{s.label} turns autocast to {own_autocast} on by itself: it was asked in {own_autocast}, whose rounding "
             "it has whatever comes in."
+        )
+    softcap = find_softcap(s.pristine)  # type: ignore[attr-defined]
+    if softcap is not None:
+        sentences.append(
+            f"{s.label} says that it caps its scores at {softcap:g} where no cap is given: it is compared with what caps "
+            "them, too."
         )
     mask = s.key_mask  # type: ignore[attr-defined]
     if mask is not None and mask.shape == "batch pairs":

@@ -17,6 +17,7 @@ from regard.laws.diagnosis import describe_lengths, describe_rounding, describe_
 from regard.laws.inside import Inside, look_inside
 from regard.laws.slips import PADDING_SLIPS, SOFTMAX_SLIPS, Asked, Slip, find_factor
 from regard.laws.subjects import Subject
+from regard.laws.variants import CHOICES, POSITION_SLIPS, SMALL_EPSILON, find_epsilon
 from regard.mechanisms import Softmax
 
 LARGE = 8.0  # queries and keys this many times as large give scores of about a hundred
@@ -37,7 +38,9 @@ class SameAs:
         case = self.reference.fit(case.but(window=None, documents=False, adjust="none"))
         findings = [agree(case, lambda c: self._outputs(subject, c), "outputs")]
         if findings[0].broken:
-            return findings[0]._replace(what=f"outputs{self._explain(subject, case)}")
+            words, is_chosen = self._find_choice(subject, case)
+            words = words or self._explain(subject, case)
+            return findings[0]._replace(what=f"outputs{words}", noted=is_chosen)
         if case.padding != "none" and subject.takes_visible and self.reference.takes_visible:
             findings.append(self._compare_padded(subject, case))
         if case.dtype == "float64" and case.precision is None and not subject.projects:
@@ -120,6 +123,39 @@ class SameAs:
         """Returns a case too large for a coincidence: no two sizes are alike, nor like those that were first tried."""
         large = case.but(B=2, T=11, H=8, G=4, K=9, V=13, padding=padding, adjust="none")
         return self.reference.fit(subject.fit(large))
+
+    def _find_choice(self, subject: Subject, case: Case) -> tuple[str, bool]:
+        """Returns words for an epsilon or for positions that explain the difference, and whether these are no fault."""
+        inputs = subject.inputs(case)
+        if len(inputs) != 3 or case.tolerance is None or subject.own:
+            return "", False
+        asked = Asked(inputs[0], inputs[1], inputs[2], case.causal, None)
+        got = subject.run(case, inputs)
+        want = self.reference.run(case, inputs)
+        epsilon = find_epsilon(self.reference.mechanism(case), asked, got, want, case.tolerance)
+        if epsilon is not None:
+            words = f" (those of {self.reference.label} with {epsilon:.1g} added to each row's sum: divisions by zero?)"
+            return words, epsilon <= SMALL_EPSILON
+        for slips in (CHOICES, POSITION_SLIPS):
+            found = self._match_positions(subject, case, slips)
+            if found:
+                return found, slips is CHOICES
+        return "", False
+
+    def _match_positions(self, subject: Subject, case: Case, slips: Mapping[str, Slip]) -> str:
+        """Returns words for positions that explain outputs of four heads and of eight, whose slopes differ."""
+        found = ""
+        for H in (8, 4):
+            # Rotary positions want even widths.
+            large = self._large_case(subject, case).but(H=H, K=10, V=14)
+            try:
+                again = self._find_slip(subject, self.reference.fit(subject.fit(large)), slips, None)
+            except (CouldNotBeAsked, RuntimeError):
+                return ""
+            if not again or found not in ("", again):
+                return ""
+            found = again
+        return found
 
     def _explain(self, subject: Subject, case: Case) -> str:
         """Returns words for why outputs differ, in brackets, or nothing."""
@@ -233,7 +269,13 @@ class SameAs:
         for view in views:
             if view.slip is None and words is None:
                 asked = Asked(view.q, view.k, view.v, case.causal, None, case.K)
-                words = match_slip(SOFTMAX_SLIPS, [(asked, view.out)], limit, view.finish)
+                words = match_slip({**SOFTMAX_SLIPS, **POSITION_SLIPS}, [(asked, view.out)], limit, view.finish)
+        for view in views:
+            asked = Asked(view.q, view.k, view.v, case.causal, None, case.K)
+            choice = view.slip is None and match_slip(CHOICES, [(asked, view.out)], limit, view.finish)
+            if choice:
+                what = f"attention inside it (that of {choice.format(self.reference.label)})"
+                return Finding(right, limit, what, noted=True)
         if words is None:
             words = _find_factor_inside(subject, views, case, limit)
         if words is None:

@@ -185,6 +185,19 @@ def find_heads(f: Any) -> int | None:
     return next((n for n in (_read_number(f, name) for name in names) if n is not None), None)
 
 
+def find_softcap(f: Any) -> float | None:
+    """Returns the softcap that somebody's attention has where none is given: a parameter's default, or an attribute."""
+    said: list[Any] = []
+    try:
+        parameters = inspect.signature(_callable_of(f)).parameters
+        said = [parameters[name].default for name in ADJUSTMENTS["softcap"] if name in parameters]
+    except ValueError:
+        pass
+    if isinstance(f, nn.Module):
+        said += [getattr(f, name, None) for name in (*ADJUSTMENTS["softcap"], "attn_logit_softcap")]
+    return next((float(x) for x in said if isinstance(x, int | float) and not isinstance(x, bool) and x > 0), None)
+
+
 def _read_number(module: nn.Module, name: str) -> int | None:
     for holder in (module, getattr(module, "config", None)):
         value = getattr(holder, name, None)
