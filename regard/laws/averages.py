@@ -93,7 +93,7 @@ def _run_with_values(
 
     def exchange(_: nn.Module, given: Any, made: Tensor) -> Tensor:
         made = made.clone()
-        made[..., columns] = v.to(made.dtype)
+        made[..., columns] = v.to(made.dtype).reshape(*made.shape[:-1], -1)  # packed sequences are [ΣT,W]
         return made
 
     def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -107,7 +107,10 @@ def _run_with_values(
     finally:
         for hook in hooks:
             hook.remove()
-    return (handed or [out])[-1]
+    found = (handed or [out])[-1]
+    if found.shape[:1] == (case.B * case.T,):
+        found = found.unflatten(0, (case.B, case.T))
+    return found
 
 
 def _run_alone(subject: Subject, case: Case, values: Values, value: Tensor) -> Tensor | None:

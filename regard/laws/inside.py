@@ -79,9 +79,7 @@ def look_inside(subject: Subject, case: Case) -> list[Inside]:
     return [reading for named in _name_parts(calls, inputs) for reading in _readings(named, result, find_heads(module))]
 
 
-def linear_parts(
-    subject: Subject, case: Case, heads: int | None
-) -> list[tuple[nn.Linear, nn.Linear | None, Tensor]]:
+def linear_parts(subject: Subject, case: Case, heads: int | None) -> list[tuple[nn.Linear, nn.Linear | None, Tensor]]:
     """Returns the layers that may make a module's values, the layer after attention, and which outputs values are.
 
     A fused layer makes queries, keys and values one after another, or those of each head side by side.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,6 +75,8 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
                 what = f"{found.what}: it counts positions, and hidden tokens count, too"
                 found = found._replace(what=what, noted=True)
             findings.append(found)
+    if getattr(subject, "takes_packed", False):
+        findings.append(_packed_is_alone(subject, plain, inputs))
     if case.documents and subject.mechanism(case) is not None and case.T > 1:
         findings.append(_packed_is_separate(subject, plain, inputs))
     return worst(findings)
@@ -125,6 +128,18 @@ def _choose(visible: Tensor, n: int) -> Tensor:
     chosen = torch.zeros_like(visible)
     chosen[0, sorted((shown + hidden)[:n])] = True
     return chosen
+
+
+def _packed_is_alone(subject: Any, case: Case, inputs: list[Tensor]) -> Finding:
+    """Returns whether sequences of unequal lengths, packed one after another, give what each gives alone."""
+    axis = subject.token_axis
+    lengths = [max(1, case.T - b * (case.T // 2)) for b in range(case.B)]
+    sequences = [[x[b : b + 1].narrow(axis, 0, n) for x in inputs] for b, n in enumerate(lengths)]
+    together = subject.call_packed(case, sequences)
+    alone = [subject.run(case, sequence) for sequence in sequences]
+    scale = max(x.abs().max() for x in alone)
+    error = max(difference(got, want, scale) for got, want in zip(together, alone, strict=True))
+    return Finding(error, case.tolerance_or(2.0), f"sequences of {lengths} tokens packed one after another, and alone")
 
 
 def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor]) -> Finding:

@@ -19,13 +19,18 @@ from regard.laws.calling import MOST_HEADS, Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
 from regard.laws.habits import find_own_autocast, measure_roughness, mixes_along
 from regard.laws.layouts import (
+    CHANNELS_FIRST,
     CROSS,
     FLAT,
     HEADS,
     HEADS_LAST,
+    IMAGE,
     MATRICES,
     MERGED,
     PACKED,
+    SEQUENCES,
+    SEQUENCES_OF_QKV,
+    SEQUENCES_OF_X,
     TOKENS,
     TOKENS_FIRST,
     Layout,
@@ -41,6 +46,7 @@ from regard.laws.signatures import (
     KEY_MASKS,
     MODULES,
     says_heads_first,
+    says_mask,
     says_tokens_first,
 )
 
@@ -69,6 +75,7 @@ class ProbedCaller(Caller):
         self.takes_groups = False
         self.with_fewer_queries: set[bool] = set()  # whether it takes them not causal, and causal
         self.same_widths = False
+        self.even_widths = False  # as rotary positions want them
         self.exact_length: int | None = None
         self.dtypes: tuple[str, ...] = ALL_DTYPES
         self.precision: str | None = None
@@ -94,9 +101,11 @@ class ProbedCaller(Caller):
             case = case.but(H=1, G=1)
         elif self.layout is MERGED:
             case = case.but(H=MOST_HEADS, G=MOST_HEADS)
+        if self.even_widths and self.width is None:
+            case = case.but(K=case.K + case.K % 2, V=case.V + case.V % 2)
         if self.same_widths or self.layout.same_widths:
             case = case.but(V=case.K)
-        if self.layout is PACKED:
+        if self.layout in (PACKED, SEQUENCES_OF_QKV):
             case = case.but(G=case.H)
         return case
 
@@ -114,8 +123,12 @@ class ProbedCaller(Caller):
 
     def _guess_layouts(self) -> list[Layout]:
         is_module = isinstance(self.f, nn.Module)
+        if self.packing and len(self.data) in (1, 3) and not (is_module and len(self.data) == 3):
+            return self._guess_packed_layouts()
         if len(self.data) == 1:
             layouts = [X]
+            if is_module and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in self.f.modules()):
+                layouts += [IMAGE, CHANNELS_FIRST]
             if not is_module or self.width is None:
                 layouts.append(PACKED)
             return layouts
@@ -126,6 +139,15 @@ class ProbedCaller(Caller):
         if any(name in HEAD_COUNTS for name in self.required):
             return [MERGED, HEADS, FLAT]
         return [HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
+
+    def _guess_packed_layouts(self) -> list[Layout]:
+        """Returns the layouts of what takes packed sequences, and those of others where it need not be told of them."""
+        must = any(name in self.required for name in self.packing)
+        if len(self.data) == 3:
+            return [SEQUENCES] if must else [SEQUENCES, HEADS, FLAT]
+        if isinstance(self.f, nn.Module):
+            return [SEQUENCES_OF_X] if must else [SEQUENCES_OF_X, X]
+        return [SEQUENCES_OF_QKV] if must else [SEQUENCES_OF_QKV, PACKED]
 
     def _find_layout_and_width(self) -> None:
         """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
@@ -163,7 +185,9 @@ class ProbedCaller(Caller):
                 continue
             single = self.layout.single
             # A row of queries is a single token of attention that wants tokens first: it clears nothing of suspicion.
-            if fits and not (suspect and single and single.is_row) and not self._mixes_along(0, self.probe()):
+            # Packed sequences that meet are a fault, and no other layout.
+            is_packed = self.layout.is_packed
+            if fits and (is_packed or not (suspect and single and single.is_row or self._mixes_along(0, self.probe()))):
                 return self._settle(way)
             if fits and single is None:
                 suspect = suspect or way
@@ -245,7 +269,7 @@ class ProbedCaller(Caller):
     def _find_token_axis(self) -> None:
         """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
         layout = self.layout
-        if not layout.projects or layout.single is not None or hasattr(self.f, "batch_first"):
+        if layout not in (X, TOKENS, CROSS) or hasattr(self.f, "batch_first"):
             return
         if not says_tokens_first(self.pristine):
             return
@@ -273,7 +297,7 @@ class ProbedCaller(Caller):
         if self.layout is MATRICES:
             return
         named = [self._find_form(name) for name in self.parameters if name in KEY_MASKS or name in ANY_MASKS]
-        forms = [form for form in named if form is not None]
+        forms = [form.as_said(says_mask(self.pristine, form.name)) for form in named if form is not None]
         self.key_mask = next((form for form in forms if form.has_batch), None)
         self.pair_mask = next((form for form in forms if form.has_pairs), None)
 
@@ -331,9 +355,14 @@ class ProbedCaller(Caller):
 
     def _find_sizes(self) -> None:
         """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""
-        with_groups = self.layout in (HEADS, HEADS_LAST, TOKENS_FIRST)
+        if not self.layout.projects:
+            self.even_widths = not self._runs(self.probe(B=1, K=7, V=7))
+        with_groups = self.layout in (HEADS, HEADS_LAST, TOKENS_FIRST, SEQUENCES)
         self.takes_groups = with_groups and self._runs(self.probe(B=1, T=3, H=4, G=2))
-        if self.layout.inputs > 1 and self.layout is not PACKED and self.exact_length is None:
+        has_keys = self.layout.inputs > 1 and self.layout not in (PACKED, SEQUENCES_OF_QKV)
+        if self.layout.is_packed:  # one list of lengths is of queries and keys alike
+            has_keys = has_keys and any(side == "k" for _, side in self.packing.values())
+        if has_keys and self.exact_length is None:
             for causal in (False, True):
                 case = self.probe(causal=causal)
                 if self._runs(case, S=case.T + 2):

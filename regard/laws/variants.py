@@ -15,7 +15,9 @@ from regard.mechanisms import Linear, Mechanism, Softmax
 SMALL_EPSILON = 1e-3  # up to which an epsilon guards a division, and is no fault
 
 
-def find_epsilon(mechanism: Mechanism | None, asked: Asked, got: Tensor, want: Tensor, tolerance: float) -> float | None:
+def find_epsilon(
+    mechanism: Mechanism | None, asked: Asked, got: Tensor, want: Tensor, tolerance: float
+) -> float | None:
     """Returns what, added to each row's sum of weights, makes the mechanism's outputs those that were got, or None."""
     if got.shape != want.shape:
         return None
