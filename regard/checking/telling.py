@@ -46,8 +46,8 @@ def tell_taken(s: Subject) -> list[str]:
     softcap = find_softcap(s.pristine)  # type: ignore[attr-defined]
     if softcap is not None:
         sentences.append(
-            f"{s.label} says that it caps its scores at {softcap:g} where no cap is given: it is compared with what caps "
-            "them, too."
+            f"{s.label} says that it caps its scores at {softcap:g} where no cap is given: it is compared with what "
+            "caps them, too."
         )
     mask = s.key_mask  # type: ignore[attr-defined]
     said = None

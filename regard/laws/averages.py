@@ -108,7 +108,7 @@ def _run_with_values(
         for hook in hooks:
             hook.remove()
     found = (handed or [out])[-1]
-    if found.shape[:1] == (case.B * case.T,):
+    if found.dim() == 2 and len(found) == case.B * case.T:
         found = found.unflatten(0, (case.B, case.T))
     return found
 

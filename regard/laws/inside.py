@@ -259,3 +259,8 @@ def _split(q: Tensor, k: Tensor, v: Tensor, out: Tensor, width: int) -> Iterator
         yield right._replace(out=cut(out), slip=merged)
         yield Inside(cut(q), cut(k), cut(v), cut(out), both)
         yield Inside(cut(q), cut(k), cut(v), transposed(out), both)
+        one = "{} whose heads are split by a view in %s alone: split to [B,T,H,d] first, then transpose"
+        yield right._replace(q=cut(q), slip=one % "queries")
+        yield right._replace(k=cut(k), slip=one % "keys")
+        yield right._replace(v=cut(v), slip=one % "values")
+        yield right._replace(k=cut(k), v=cut(v), slip=one % "keys and values")

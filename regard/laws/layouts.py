@@ -25,14 +25,14 @@ Of flat, tokens and cross there are forms that take a single query a call, as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.laws.signatures import KEY_MASKS
+from regard.laws.signatures import HEAD_COUNTS, KEY_MASKS
 
 
 class SingleQuery(NamedTuple):
@@ -182,6 +182,34 @@ _SINGLE = [SingleQuery(is_row, keys_first) for keys_first in (False, True) for i
 def single_query_forms(layout: Layout) -> list[Layout]:
     """Returns the forms of a layout that take a single query a call."""
     return [replace(layout, single=single) for single in _SINGLE]
+
+
+def guess_layouts(
+    f: Callable[..., Any], data: list[str], required: list[str], packing: Collection[str], width: int | None
+) -> list[Layout]:
+    """Returns the layouts that somebody's attention may have, the likeliest first, by its parameters."""
+    is_module = isinstance(f, nn.Module)
+    tokens: list[Layout] = []
+    if packing and len(data) in (1, 3) and not (is_module and len(data) == 3):
+        tokens = [SEQUENCES if len(data) == 3 else SEQUENCES_OF_QKV]
+        if is_module:
+            tokens = [SEQUENCES_OF_X]
+        if any(name in required for name in packing):
+            return tokens
+    if len(data) == 1:
+        tokens.append(X)
+        if is_module and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in f.modules()):
+            tokens += [IMAGE, CHANNELS_FIRST]
+        if not is_module or width is None:
+            tokens.append(PACKED)
+        return tokens
+    if len(data) == 2:
+        return [CROSS, *single_query_forms(CROSS)]
+    if is_module and width is not None:
+        return [TOKENS, HEADS, FLAT, *single_query_forms(TOKENS)]
+    if any(name in HEAD_COUNTS for name in required):
+        return [*tokens, MERGED, HEADS, FLAT]
+    return [*tokens, HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -19,6 +19,7 @@ from regard.laws.case import (
     difference,
     worst,
 )
+from regard.laws.certain import heads_are_not_views
 from regard.laws.faces import gradients_or_zeros
 from regard.laws.habits import mixes_along
 from regard.laws.subjects import Subject
@@ -313,7 +314,7 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
         if subject.pools:
             raise DoesNotApply("it gives as many outputs of any number of tokens, and has no heads to look at")
         if out.dim() == 3 and out.shape[:2] == inputs[0].shape[:2]:
-            return _all_finite(out)
+            return worst([_all_finite(out), *_views_inside(subject, case)])
         return Finding(math.inf, 0.0, f"module output {list(out.shape)}, expected [{case.B}, {case.T}, ·]")
     expected = (case.B, case.H, case.T, case.V)
     if tuple(out.shape) != expected:
@@ -324,6 +325,14 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
     if case.H > 1:
         findings += _heads_that_move(subject, case, inputs, out)
     return worst(findings)
+
+
+def _views_inside(subject: Subject, case: Case) -> list[Finding]:
+    """Returns whether a module's heads are mixed with its tokens by a view, where that can be asked."""
+    try:
+        return [heads_are_not_views(subject, case)]
+    except DoesNotApply:
+        return []
 
 
 def _all_finite(out: Tensor) -> Finding:

@@ -19,30 +19,24 @@ from regard.laws.calling import MOST_HEADS, Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
 from regard.laws.habits import find_own_autocast, measure_roughness, mixes_along
 from regard.laws.layouts import (
-    CHANNELS_FIRST,
     CROSS,
-    FLAT,
     HEADS,
     HEADS_LAST,
-    IMAGE,
-    MATRICES,
     MERGED,
     PACKED,
     SEQUENCES,
     SEQUENCES_OF_QKV,
-    SEQUENCES_OF_X,
     TOKENS,
     TOKENS_FIRST,
     Layout,
     MaskForm,
     X,
+    guess_layouts,
     possible_forms,
-    single_query_forms,
 )
 from regard.laws.signatures import (
     ANY_MASKS,
     CAUSAL_NAMES,
-    HEAD_COUNTS,
     KEY_MASKS,
     MODULES,
     says_heads_first,
@@ -71,7 +65,7 @@ class ProbedCaller(Caller):
         step: str | Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(f, label, length, width, step)
-        self.layout = self._guess_layouts()[0]
+        self.layout = guess_layouts(self.f, self.data, self.required, self.packing, self.width)[0]
         self.takes_groups = False
         self.with_fewer_queries: set[bool] = set()  # whether it takes them not causal, and causal
         self.same_widths = False
@@ -121,34 +115,6 @@ class ProbedCaller(Caller):
             case = case.but(dtype=self.dtypes[0])
         return case
 
-    def _guess_layouts(self) -> list[Layout]:
-        is_module = isinstance(self.f, nn.Module)
-        if self.packing and len(self.data) in (1, 3) and not (is_module and len(self.data) == 3):
-            return self._guess_packed_layouts()
-        if len(self.data) == 1:
-            layouts = [X]
-            if is_module and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in self.f.modules()):
-                layouts += [IMAGE, CHANNELS_FIRST]
-            if not is_module or self.width is None:
-                layouts.append(PACKED)
-            return layouts
-        if len(self.data) == 2:
-            return [CROSS, *single_query_forms(CROSS)]
-        if is_module and self.width is not None:
-            return [TOKENS, HEADS, FLAT, *single_query_forms(TOKENS)]
-        if any(name in HEAD_COUNTS for name in self.required):
-            return [MERGED, HEADS, FLAT]
-        return [HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
-
-    def _guess_packed_layouts(self) -> list[Layout]:
-        """Returns the layouts of what takes packed sequences, and those of others where it need not be told of them."""
-        must = any(name in self.required for name in self.packing)
-        if len(self.data) == 3:
-            return [SEQUENCES] if must else [SEQUENCES, HEADS, FLAT]
-        if isinstance(self.f, nn.Module):
-            return [SEQUENCES_OF_X] if must else [SEQUENCES_OF_X, X]
-        return [SEQUENCES_OF_QKV] if must else [SEQUENCES_OF_QKV, PACKED]
-
     def _find_layout_and_width(self) -> None:
         """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
         try:
@@ -173,7 +139,12 @@ class ProbedCaller(Caller):
         for name in self.required:
             if name in ANY_MASKS or name in KEY_MASKS:
                 fillers += [MaskForm(name, shape, "visible") for shape in ("head pairs", "pairs", "keys")]
-        ways = product((ALL_DTYPES, ("float32",), ("bfloat16",)), fillers, self._guess_layouts(), (False, True))
+        ways = product(
+            (ALL_DTYPES, ("float32",), ("bfloat16",)),
+            fillers,
+            guess_layouts(self.f, self.data, self.required, self.packing, self.width),
+            (False, True),
+        )
         fallback = suspect = None
         failures: dict[str, str] = {}  # the first of each dtype
         for way in ways:
@@ -187,7 +158,9 @@ class ProbedCaller(Caller):
             # A row of queries is a single token of attention that wants tokens first: it clears nothing of suspicion.
             # Packed sequences that meet are a fault, and no other layout.
             is_packed = self.layout.is_packed
-            if fits and (is_packed or not (suspect and single and single.is_row or self._mixes_along(0, self.probe()))):
+            if fits and (
+                is_packed or not ((suspect and single and single.is_row) or self._mixes_along(0, self.probe()))
+            ):
                 return self._settle(way)
             if fits and single is None:
                 suspect = suspect or way
@@ -294,7 +267,7 @@ class ProbedCaller(Caller):
 
     def _find_mask(self) -> None:
         """Finds out what its masks mean: one of keys, and one of pairs of query and key."""
-        if self.layout is MATRICES:
+        if self.layout.name == "matrices":
             return
         named = [self._find_form(name) for name in self.parameters if name in KEY_MASKS or name in ANY_MASKS]
         forms = [form.as_said(says_mask(self.pristine, form.name)) for form in named if form is not None]

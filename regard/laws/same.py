@@ -139,12 +139,12 @@ class SameAs:
             words = f" (those of {self.reference.label} with {epsilon:.1g} added to each row's sum: divisions by zero?)"
             return words, epsilon <= SMALL_EPSILON
         for slips in (CHOICES, POSITION_SLIPS):
-            found = self._match_positions(subject, case, slips)
+            found = self.match_positions(subject, case, slips)
             if found:
                 return found, slips is CHOICES
         return "", False
 
-    def _match_positions(self, subject: Subject, case: Case, slips: Mapping[str, Slip]) -> str:
+    def match_positions(self, subject: Subject, case: Case, slips: Mapping[str, Slip]) -> str:
         """Returns words for positions that explain outputs of four heads and of eight, whose slopes differ."""
         found = ""
         for H in (8, 4):
@@ -286,6 +286,26 @@ class SameAs:
                 "projects, and no common slip explains why: positions, norms or gates may be inside"
             )
         return Finding(right, limit, f"attention inside it (that of {words.format(self.reference.label)})")
+
+    def match_inside(self, subject: Subject, case: Case, kind: str) -> str:
+        """Returns words for what is wrong inside a module with its "positions" or its "views", or nothing."""
+        views = look_inside(subject, case)
+        limit = 10 * case.tolerance_or(1.0)
+        words = None
+        if kind == "views":
+            errors = [(view.slip, self._inside_error(view, case)) for view in views]
+            if min((error for slip, error in errors if slip is None), default=0.0) > limit:
+                words = next((slip for slip, error in errors if error <= limit), None)
+        else:
+            asked = [
+                (Asked(view.q, view.k, view.v, case.causal, None, case.K), view.out)
+                for view in views
+                if view.slip is None and view.finish is None
+            ]
+            words = match_slip(POSITION_SLIPS, asked, limit)
+        if words is None:
+            return ""
+        return f" (those of {words.format(self.reference.label)})"
 
     def _inside_error(self, view: Inside, case: Case) -> float:
         sized = case.but(H=view.q.shape[1], G=view.k.shape[1], K=view.q.shape[3], V=view.v.shape[3])
