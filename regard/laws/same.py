@@ -131,10 +131,7 @@ class SameAs:
         inputs = subject.inputs(case)
         if len(inputs) != 3 or case.tolerance is None or subject.own:
             return "", False
-        asked = Asked(inputs[0], inputs[1], inputs[2], case.causal, None)
-        got = subject.run(case, inputs)
-        want = self.reference.run(case, inputs)
-        epsilon = find_epsilon(self.reference.mechanism(case), asked, got, want, case.tolerance)
+        epsilon = self._find_epsilon(subject, case)
         if epsilon is not None:
             words = f" (those of {self.reference.label} with {epsilon:.1g} added to each row's sum: divisions by zero?)"
             return words, epsilon <= SMALL_EPSILON
@@ -143,6 +140,18 @@ class SameAs:
             if found:
                 return found, slips is CHOICES
         return "", False
+
+    def _find_epsilon(self, subject: Subject, case: Case) -> float | None:
+        """Returns what is added to the sum of each row of weights, in a case of many rows; None where that is nothing."""
+        large = self._large_case(subject, case)
+        inputs = subject.inputs(large)
+        asked = Asked(inputs[0], inputs[1], inputs[2], large.causal, None)
+        try:
+            got = subject.run(large, inputs)
+        except CouldNotBeAsked:
+            return None
+        want = self.reference.run(large, inputs)
+        return find_epsilon(self.reference.mechanism(large), asked, got, want, large.tolerance_or(1.0))
 
     def match_positions(self, subject: Subject, case: Case, slips: Mapping[str, Slip]) -> str:
         """Returns words for positions that explain outputs of four heads and of eight, whose slopes differ."""
