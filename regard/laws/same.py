@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.laws.case import Adjust, Case, Compared, CouldNotBeAsked, Finding, agree, difference, worst
 from regard.laws.diagnosis import describe_lengths, describe_rounding, describe_weights
 from regard.laws.inside import Inside, look_inside
+from regard.laws.signatures import find_window
 from regard.laws.slips import PADDING_SLIPS, SOFTMAX_SLIPS, Asked, Slip, find_factor
 from regard.laws.subjects import Subject
 from regard.laws.variants import CHOICES, POSITION_SLIPS, SMALL_EPSILON, find_epsilon
@@ -87,7 +88,9 @@ class SameAs:
         # What takes causal queries for the first of the keys follows another convention, of which 'queries' tells.
         if asked.causal or not all(s.takes_fewer_queries(False) for s in both) or asked.T > 100:
             return []
-        if subject.knows_positions:  # nobody says where fewer queries than keys stand
+        if subject.knows_positions or find_window(
+            getattr(subject, "pristine", None)
+        ):  # nobody says where fewer queries than keys stand
             return []
         inputs = subject.inputs(asked, asked.T + 3)
         error = difference(subject.run(asked, inputs), self.reference.run(asked, inputs))
@@ -135,14 +138,34 @@ class SameAs:
         if epsilon is not None:
             words = f" (those of {self.reference.label} with {epsilon:.1g} added to each row's sum: divisions by zero?)"
             return words, epsilon <= SMALL_EPSILON
+        window = self._find_window(subject, case)
+        if window is not None:
+            return f" (those of {self.reference.label} in a window of {window} tokens, as its signature says)", True
         for slips in (CHOICES, POSITION_SLIPS):
             found = self.match_positions(subject, case, slips)
             if found:
                 return found, slips is CHOICES
         return "", False
 
+    def _find_window(self, subject: Subject, case: Case) -> int | None:
+        """Returns the window that a signature declares, where it explains the outputs, or one that is a token off."""
+        declared = find_window(getattr(subject, "pristine", None))
+        if declared is None:
+            return None
+        large = self._large_case(subject, case)
+        large = self.reference.fit(subject.fit(large.but(T=2 * declared + 7)))
+        inputs = subject.inputs(large)
+        try:
+            got = subject.run(large, inputs)
+        except CouldNotBeAsked:
+            return None
+        for window in (declared, declared - 1, declared + 1):
+            if difference(got, self.reference.run(large.but(window=window), inputs)) <= large.tolerance_or(1.0):
+                return window
+        return None
+
     def _find_epsilon(self, subject: Subject, case: Case) -> float | None:
-        """Returns what is added to the sum of each row of weights, in a case of many rows; None where that is nothing."""
+        """Returns what is added to each row's sum of weights, in a case of many rows; None where that is nothing."""
         large = self._large_case(subject, case)
         inputs = subject.inputs(large)
         asked = Asked(inputs[0], inputs[1], inputs[2], large.causal, None)

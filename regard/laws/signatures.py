@@ -31,6 +31,7 @@ FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, *LENGTHS, "tr
 # Where sequences begin that are packed one after another [total,H,K], and how long the longest is.
 _STARTS = re.compile(r"cu_?(?:seq_?)?lens?(?:gths?)?(?:_(?P<side>q|k|kv|v))?", re.IGNORECASE)
 _LONGEST = re.compile(r"max_?(?:seq_?)?len(?:gth)?s?(?:_(?P<side>q|k|kv|v))?", re.IGNORECASE)
+LARGEST_WINDOW = 512  # tokens, of what is compared within its window
 # A state that a call takes and returns, and the flags that ask for it.
 STATES = ("past", "layer_past", "past_kv", "past_key_value", "past_key_values", "kv_cache", "cache", "state")
 STATE_FLAGS = ("use_cache", "return_state", "return_cache", "output_final_state")
@@ -264,14 +265,27 @@ def find_heads(f: Any) -> int | None:
 
 def find_softcap(f: Any) -> float | None:
     """Returns the softcap that somebody's attention has where none is given: a parameter's default, or an attribute."""
+    return _find_declared(f, (*ADJUSTMENTS["softcap"], "attn_logit_softcap"))
+
+
+def find_window(f: Any) -> int | None:
+    """Returns the window that somebody's attention has where none is given: a parameter's default, or an attribute."""
+    found = _find_declared(f, ("window", "window_size", "sliding_window"))
+    if found is None or found > LARGEST_WINDOW:
+        return None
+    return int(found)
+
+
+def _find_declared(f: Any, names: tuple[str, ...]) -> float | None:
+    """Returns the first positive number by one of some names, of a parameter's default or an attribute."""
     said: list[Any] = []
     try:
         parameters = inspect.signature(_callable_of(f)).parameters
-        said = [parameters[name].default for name in ADJUSTMENTS["softcap"] if name in parameters]
-    except ValueError:
+        said = [parameters[name].default for name in names if name in parameters]
+    except (ValueError, TypeError):  # a builtin, or nothing to call
         pass
     if isinstance(f, nn.Module):
-        said += [getattr(f, name, None) for name in (*ADJUSTMENTS["softcap"], "attn_logit_softcap")]
+        said += [getattr(f, name, None) for name in names]
     return next((float(x) for x in said if isinstance(x, int | float) and not isinstance(x, bool) and x > 0), None)
 
 

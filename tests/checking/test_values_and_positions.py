@@ -146,6 +146,23 @@ def test_a_softcap_that_is_declared_is_compared_with():
     assert statuses(capped_without_division, "same", like="softmax")["same"] == "broken"
 
 
+def in_a_window(q, k, v, causal=True, window=4):
+    T, S = q.shape[2], k.shape[2]
+    distance = torch.arange(T)[:, None] + S - T - torch.arange(S)
+    return scores(q, k, causal).masked_fill(distance.abs() >= window, -torch.inf).softmax(-1) @ v
+
+
+def in_an_undeclared_window(q, k, v, causal=True):
+    return in_a_window(q, k, v, causal)
+
+
+def test_a_window_that_is_declared_is_noted():
+    (verdict,) = regard.check(in_a_window, like="softmax", only=["same"], draws=8)
+    assert verdict.status == "noted" and "in a window of 4 tokens" in verdict.detail, str(verdict)
+    (verdict,) = regard.check(in_an_undeclared_window, like="softmax", only=["same"], draws=8)
+    assert verdict.status == "broken", str(verdict)
+
+
 def attend_each(q, k, v, starts_q, starts_k, causal):
     """Returns attention within each of the sequences [ΣT,H,K] that begin at `starts`."""
     outs = []
