@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from regard.laws import Case, CouldNotBeAsked, Finding, SameAs, Subject, ask, subject
-from regard.laws.signatures import ANY_MASKS, KEY_MASKS
+from regard.laws.signatures import ANY_MASKS, KEY_MASKS, find_softcap, says_mask
 
 LAYOUT_WORDS = {
     "heads last": "q, k, v [B,T,H,K]",
@@ -14,6 +14,11 @@ LAYOUT_WORDS = {
     "flat": "q, k, v [n,T,K]",
     "matrices": "q, k, v [T,K], one sequence at a time",
     "packed": "one tensor of q, k and v [B,T,3,H,K]",
+    "image": "images x [B,D,h,w], whose places are its tokens",
+    "channels first": "x [B,D,T]",
+    "sequences": "q, k, v [ΣT,H,K], sequences packed one after another",
+    "sequences of qkv": "one tensor [ΣT,3,H,K] of sequences packed one after another",
+    "sequences of x": "x [ΣT,D], sequences packed one after another",
 }
 # What a stranger is most often meant to compute; mechanisms with random or learned numbers cannot be compared.
 _REFERENCES = ("softmax", "elu", "argmax", "quadratic")
@@ -38,7 +43,19 @@ def tell_taken(s: Subject) -> list[str]:
             f"{s.label} turns autocast to {own_autocast} on by itself: it was asked in {own_autocast}, whose rounding "
             "it has whatever comes in."
         )
+    softcap = find_softcap(s.pristine)  # type: ignore[attr-defined]
+    if softcap is not None:
+        sentences.append(
+            f"{s.label} says that it caps its scores at {softcap:g} where no cap is given: it is compared with what "
+            "caps them, too."
+        )
     mask = s.key_mask  # type: ignore[attr-defined]
+    said = None
+    if mask is not None:
+        said = says_mask(s.pristine, mask.name)  # type: ignore[attr-defined]
+    if mask is not None and said is not None:
+        sentences.append(f"{s.label} was asked with True in {mask.name} for what is {said}, as its docstring says.")
+        mask = mask._replace(marks="")
     if mask is not None and mask.shape == "batch pairs":
         sentences.append(f"{s.label} was taken to read {mask.name} as [B,T,S], one for each query, not as [B,S].")
     if mask is not None and (mask.shape, mask.marks) == ("keys", "added"):

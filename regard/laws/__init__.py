@@ -14,7 +14,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from regard.laws.ahead import looks_ahead
+from regard.laws.averages import outputs_are_averages
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding
+from regard.laws.certain import positions_are_right
 from regard.laws.conduct import calls_are_pure, numbers_bear_large_scores, other_tokens_matter
 from regard.laws.faces import (
     flops_as_declared,
@@ -58,6 +60,7 @@ LAWS.update(
         "weights": parallel_is_weights,
         "recurrent": recurrent_is_parallel,
         "rows": rows_sum_to_one,
+        "averages": outputs_are_averages,
         "looks-ahead": looks_ahead,
         "cross": written_is_cross,
         "hidden": hidden_keys_are_inert,
@@ -67,6 +70,7 @@ LAWS.update(
         "batch": batch_does_not_matter,
         "gradients": gradients_are_right,
         "heads": heads_and_shapes,
+        "positions": positions_are_right,
         "queries": queries_are_independent,
         "pure": calls_are_pure,
         "attends": other_tokens_matter,

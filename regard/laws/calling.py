@@ -26,6 +26,7 @@ from regard.laws.signatures import (
     data_names,
     find_length,
     find_width,
+    packing_names,
     parameter_names,
     required_names,
     state_pair,
@@ -57,6 +58,7 @@ class Caller:
         self.parameters = parameter_names(f)
         self.required = required_names(f)
         self.data = data_names(f)
+        self.packing = packing_names(f)
         self.by_name = wants_names(f) or self.required[: len(self.data)] != self.data
         self.tokens_first = False  # whether tokens come before the batch in a module that does not say batch_first
         self.width = width or find_width(f)
@@ -88,8 +90,6 @@ class Caller:
     def draw_inputs(self, case: Case, S: int | None = None) -> list[Tensor]:
         """Returns the tensors that laws draw: q, k, v with heads, tokens, or tokens and their context."""
         S = S or case.T
-        if self.layout is X:
-            return [case.draw(case.B, case.T, case.K, stream=1)]
         if not self.layout.projects:
             return list(case.qkv(S=S))
         tokens = [case.draw(case.B, n, case.K, stream=1 + i) for i, n in enumerate((case.T, S, S))]
@@ -103,11 +103,39 @@ class Caller:
         if self.layout.single is not None:
             return self._call_by_query(case, inputs, visible)
         options = self._filled_masks(case, inputs) | self._mask_options(case, inputs, visible)
+        if self.layout.is_packed:
+            B = inputs[0].shape[0]
+            q, k = ([x.shape[self.layout.token_axis]] * B for x in (inputs[0], inputs[-1]))
+            options |= self._packing(case, {"q": q, "k": k})
         out = self._call_whole(case, self.layout.pack(inputs), inputs, options)
         out = self.layout.unpack(out, inputs)
         if self.output_form == "transposed":
             return out.transpose(1, 2)
         return out
+
+    @property
+    def takes_packed(self) -> bool:
+        """Whether it can be told where sequences begin that are packed one after another."""
+        return bool(self.packing) and (self.layout.is_packed or self.layout.name in ("heads", "heads last"))
+
+    def call_packed(self, case: Case, sequences: list[list[Tensor]]) -> list[Tensor]:
+        """Returns the outputs [1,…] of sequences of any lengths, given as inputs [1,…] each, from one call."""
+        axis = self.layout.token_axis
+        inputs = [torch.cat(parts, axis) for parts in zip(*sequences, strict=True)]
+        lengths = [parts[0].shape[axis] for parts in sequences]
+        options = self._filled_masks(case, inputs) | self._packing(case, {"q": lengths, "k": lengths})
+        out = self._call_whole(case, self.layout.pack(inputs), inputs, options)
+        return list(self.layout.unpack(out, inputs).split(lengths, axis))
+
+    def _packing(self, case: Case, lengths: dict[str, list[int]]) -> dict[str, Any]:
+        """Returns what says where sequences of some lengths begin, and how long the longest is."""
+        options: dict[str, Any] = {}
+        for name, (says, side) in self.packing.items():
+            options[name] = max(lengths[side])
+            if says == "starts":
+                starts = torch.tensor([0, *lengths[side]], dtype=torch.int32, device=case.device).cumsum(0)
+                options[name] = starts.to(torch.int32)
+        return options
 
     def _call_by_query(self, case: Case, inputs: list[Tensor], visible: Tensor | None) -> Tensor:
         """Returns the outputs of all queries, of which a call takes a single one."""

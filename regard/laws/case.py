@@ -68,7 +68,8 @@ class Case:
 
     `rounded` is a dtype that inputs are rounded to first: an exact answer to the question that a lower precision was
     asked. `precision` is the dtype that the subject computes in, whatever its inputs have; None means theirs. `adjust`
-    is what is done to scores: a bias is added, ALiBi's slopes, or they are bent to a softcap.
+    is what is done to scores: a bias is added, ALiBi's slopes, or they are bent to a softcap. `softcap` is the one that
+    the subject says it has where none is given.
     """
 
     B: int = 2
@@ -88,6 +89,7 @@ class Case:
     rounded: str | None = None
     precision: str | None = None
     adjust: Adjust = "none"
+    softcap: float | None = None
 
     def but(self, **changes: Any) -> Case:
         """Returns the case with some fields changed."""
@@ -166,6 +168,8 @@ class Case:
 
     def adjusted(self, mask: Mask, T: int, S: int) -> Mask:
         """Returns the mask with the case's bias, slopes or softcap."""
+        if self.softcap is not None and self.adjust != "softcap":
+            mask = mask.but(softcap=self.softcap)
         if self.adjust == "none":
             return mask
         return mask.but(**{self.adjust: self.adjustment(T, S)})

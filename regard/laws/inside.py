@@ -79,6 +79,40 @@ def look_inside(subject: Subject, case: Case) -> list[Inside]:
     return [reading for named in _name_parts(calls, inputs) for reading in _readings(named, result, find_heads(module))]
 
 
+def linear_parts(subject: Subject, case: Case, heads: int | None) -> list[tuple[nn.Linear, nn.Linear | None, Tensor]]:
+    """Returns the layers that may make a module's values, the layer after attention, and which outputs values are.
+
+    A fused layer makes queries, keys and values one after another, or those of each head side by side.
+    """
+    module = getattr(subject, "f", None)
+    assert isinstance(module, nn.Module)
+    called: list[tuple[str | None, nn.Linear]] = []
+    hooks = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            entry = (_part(name), layer)
+            hooks.append(layer.register_forward_hook(lambda *_, entry=entry: called.append(entry)))
+    try:
+        with torch.no_grad():
+            subject.run(case, subject.inputs(case))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    makers = [(part, layer) for part, layer in called if part in ("v", "kv", "qkv")]
+    if len(makers) != 1:
+        return []
+    ((part, layer),) = makers
+    last = next((other for kind, other in reversed(called) if kind is None), None)
+    places = torch.arange(layer.out_features)
+    parts = {"v": 1, "kv": 2, "qkv": 3}[str(part)]
+    if layer.out_features % parts:
+        return []
+    found = [places.chunk(parts)[-1]]
+    if heads is not None and parts > 1 and layer.out_features % (parts * heads) == 0:
+        found.append(places.unflatten(0, (heads, -1)).chunk(parts, -1)[-1].flatten())
+    return [(layer, last, columns) for columns in found]
+
+
 def _recorder(calls: list[_Recorded], part: str | None) -> Any:
     def record(layer: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
         calls.append(_Recorded(part, given[0].detach(), made.detach()))
@@ -225,3 +259,8 @@ def _split(q: Tensor, k: Tensor, v: Tensor, out: Tensor, width: int) -> Iterator
         yield right._replace(out=cut(out), slip=merged)
         yield Inside(cut(q), cut(k), cut(v), cut(out), both)
         yield Inside(cut(q), cut(k), cut(v), transposed(out), both)
+        one = "{} whose heads are split by a view in %s alone: split to [B,T,H,d] first, then transpose"
+        yield right._replace(q=cut(q), slip=one % "queries")
+        yield right._replace(k=cut(k), slip=one % "keys")
+        yield right._replace(v=cut(v), slip=one % "values")
+        yield right._replace(k=cut(k), v=cut(v), slip=one % "keys and values")

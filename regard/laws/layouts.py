@@ -13,6 +13,11 @@ its own. A layout says how these are handed over:
     tokens      query, key, value [B,T,D]    a module with projections, such as nn.MultiheadAttention
     cross       x [B,T,D] and context [B,S,D]
     x           x [B,T,D]          a module for self-attention
+    image       x [B,D,h,w]        one of images, whose h·w places are its tokens
+    channels first  x [B,D,T]      one over channels
+    sequences   q [ΣT,H,K]         sequences packed one after another, and where each begins (cu_seqlens)
+    sequences of qkv  [ΣT,3,H,K]   one tensor of these
+    sequences of x    x [ΣT,D]     a module over these
 
 Of flat, tokens and cross there are forms that take a single query a call, as a decoder's step does: q [B,D] or
 [1,B,D], over keys [B,S,D] or [S,B,D]. Laws ask about T queries all the same, which are handed over one after another.
@@ -20,14 +25,14 @@ Of flat, tokens and cross there are forms that take a single query a call, as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.laws.signatures import KEY_MASKS
+from regard.laws.signatures import HEAD_COUNTS, KEY_MASKS
 
 
 class SingleQuery(NamedTuple):
@@ -67,6 +72,11 @@ class Layout:
         """The axis of tokens in what is handed over."""
         return {"heads": 2, "matrices": 0, "tokens first": 0}.get(self.name, 1)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether sequences are packed one after another, so that a call has to be told where each begins."""
+        return self.name.startswith("sequences")
+
     def pack(self, inputs: list[Tensor]) -> list[Tensor]:
         """Returns the tensors to hand over, from those that laws draw."""
         if self.name == "heads last":
@@ -79,6 +89,16 @@ class Layout:
             return [x.squeeze(1) for x in inputs]
         if self.name == "packed":
             return [torch.stack([x.transpose(1, 2) for x in inputs], 2)]
+        if self.name == "image":
+            return [x.mT.unflatten(2, _image_sides(x.shape[1])) for x in inputs]
+        if self.name == "channels first":
+            return [x.mT for x in inputs]
+        if self.name == "sequences":
+            return [x.transpose(1, 2).flatten(0, 1) for x in inputs]
+        if self.name == "sequences of qkv":
+            return [torch.stack([x.transpose(1, 2).flatten(0, 1) for x in inputs], 1)]
+        if self.name == "sequences of x":
+            return [x.flatten(0, 1) for x in inputs]
         return inputs
 
     def pack_query(self, inputs: list[Tensor], t: int) -> list[Tensor]:
@@ -122,7 +142,22 @@ class Layout:
             return out.unsqueeze(1)
         if self.name == "merged" and out.dim() == 3:
             return split_heads(out, inputs[0].shape[1])
+        if self.name == "image" and out.dim() == 4:
+            return out.flatten(2).mT
+        if self.name == "channels first" and out.dim() == 3:
+            return out.mT
+        whole = (inputs[0].shape[0], inputs[0].shape[self.token_axis])
+        if self.is_packed and out.shape[:1] == (whole[0] * whole[1],):
+            out = out.unflatten(0, whole)
+            if not self.projects and out.dim() == 4:
+                out = out.transpose(1, 2)
         return out
+
+
+def _image_sides(places: int) -> tuple[int, int]:
+    """Returns the height and width of an image of so many places, as nearly square as can be."""
+    height = max(n for n in range(1, int(places**0.5) + 1) if places % n == 0)
+    return height, places // height
 
 
 HEADS = Layout("heads")
@@ -135,6 +170,11 @@ PACKED = Layout("packed", same_widths=True)
 TOKENS = Layout("tokens", 1, 3, projects=True)
 CROSS = Layout("cross", 1, 2, projects=True)
 X = Layout("x", 1, 1, projects=True)
+IMAGE = Layout("image", 1, 1, projects=True)
+CHANNELS_FIRST = Layout("channels first", 1, 1, projects=True)
+SEQUENCES = Layout("sequences")
+SEQUENCES_OF_QKV = Layout("sequences of qkv", same_widths=True)
+SEQUENCES_OF_X = Layout("sequences of x", 1, 1, projects=True)
 # The likeliest first. No two axes of a probe have the same size, so the size of an axis tells which one it is.
 _SINGLE = [SingleQuery(is_row, keys_first) for keys_first in (False, True) for is_row in (False, True)]
 
@@ -142,6 +182,34 @@ _SINGLE = [SingleQuery(is_row, keys_first) for keys_first in (False, True) for i
 def single_query_forms(layout: Layout) -> list[Layout]:
     """Returns the forms of a layout that take a single query a call."""
     return [replace(layout, single=single) for single in _SINGLE]
+
+
+def guess_layouts(
+    f: Callable[..., Any], data: list[str], required: list[str], packing: Collection[str], width: int | None
+) -> list[Layout]:
+    """Returns the layouts that somebody's attention may have, the likeliest first, by its parameters."""
+    is_module = isinstance(f, nn.Module)
+    tokens: list[Layout] = []
+    if packing and len(data) in (1, 3) and not (is_module and len(data) == 3):
+        tokens = [SEQUENCES if len(data) == 3 else SEQUENCES_OF_QKV]
+        if is_module:
+            tokens = [SEQUENCES_OF_X]
+        if any(name in required for name in packing):
+            return tokens
+    if len(data) == 1:
+        tokens.append(X)
+        if isinstance(f, nn.Module) and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in f.modules()):
+            tokens += [IMAGE, CHANNELS_FIRST]
+        if not is_module or width is None:
+            tokens.append(PACKED)
+        return tokens
+    if len(data) == 2:
+        return [CROSS, *single_query_forms(CROSS)]
+    if is_module and width is not None:
+        return [TOKENS, HEADS, FLAT, *single_query_forms(TOKENS)]
+    if any(name in HEAD_COUNTS for name in required):
+        return [*tokens, MERGED, HEADS, FLAT]
+    return [*tokens, HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -176,6 +244,12 @@ class MaskForm(NamedTuple):
         if self.marks == "ones":
             return allowed.to(dtype)
         return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, float("-inf"))
+
+    def as_said(self, said: str | None) -> MaskForm:
+        """Returns the form with True for what a docstring says, "visible" or "hidden", where that is the other way."""
+        if said is None or self.marks == "added" or (self.marks == "hidden") == (said == "hidden"):
+            return self
+        return self._replace(marks=said)
 
     @property
     def has_pairs(self) -> bool:

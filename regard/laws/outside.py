@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from regard.laws.case import (
     difference,
     worst,
 )
+from regard.laws.certain import heads_are_not_views
 from regard.laws.faces import gradients_or_zeros
 from regard.laws.habits import mixes_along
 from regard.laws.subjects import Subject
@@ -74,6 +76,8 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
                 what = f"{found.what}: it counts positions, and hidden tokens count, too"
                 found = found._replace(what=what, noted=True)
             findings.append(found)
+    if getattr(subject, "takes_packed", False):
+        findings.append(_packed_is_alone(subject, plain, inputs))
     if case.documents and subject.mechanism(case) is not None and case.T > 1:
         findings.append(_packed_is_separate(subject, plain, inputs))
     return worst(findings)
@@ -125,6 +129,18 @@ def _choose(visible: Tensor, n: int) -> Tensor:
     chosen = torch.zeros_like(visible)
     chosen[0, sorted((shown + hidden)[:n])] = True
     return chosen
+
+
+def _packed_is_alone(subject: Any, case: Case, inputs: list[Tensor]) -> Finding:
+    """Returns whether sequences of unequal lengths, packed one after another, give what each gives alone."""
+    axis = subject.token_axis
+    lengths = [max(1, case.T - b * (case.T // 2)) for b in range(case.B)]
+    sequences = [[x[b : b + 1].narrow(axis, 0, n) for x in inputs] for b, n in enumerate(lengths)]
+    together = subject.call_packed(case, sequences)
+    alone = [subject.run(case, sequence) for sequence in sequences]
+    scale = max(x.abs().max() for x in alone)
+    error = max(difference(got, want, scale) for got, want in zip(together, alone, strict=True))
+    return Finding(error, case.tolerance_or(2.0), f"sequences of {lengths} tokens packed one after another, and alone")
 
 
 def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor]) -> Finding:
@@ -284,6 +300,8 @@ def _ask_last_queries(subject: Subject, case: Case, n: int) -> Finding:
             if case.causal:
                 words = "they are taken for the first of the keys, not the last"
             return found._replace(what=f"{what}: {words}", noted=True)
+        if subject.knows_positions:  # of fewer queries than keys nobody says where they stand
+            return found._replace(what=f"{what}: it counts positions, and takes them for the first", noted=True)
     return found
 
 
@@ -296,7 +314,7 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
         if subject.pools:
             raise DoesNotApply("it gives as many outputs of any number of tokens, and has no heads to look at")
         if out.dim() == 3 and out.shape[:2] == inputs[0].shape[:2]:
-            return _all_finite(out)
+            return worst([_all_finite(out), *_views_inside(subject, case)])
         return Finding(math.inf, 0.0, f"module output {list(out.shape)}, expected [{case.B}, {case.T}, ·]")
     expected = (case.B, case.H, case.T, case.V)
     if tuple(out.shape) != expected:
@@ -307,6 +325,14 @@ def heads_and_shapes(subject: Subject, case: Case) -> Finding:
     if case.H > 1:
         findings += _heads_that_move(subject, case, inputs, out)
     return worst(findings)
+
+
+def _views_inside(subject: Subject, case: Case) -> list[Finding]:
+    """Returns whether a module's heads are mixed with its tokens by a view, where that can be asked."""
+    try:
+        return [heads_are_not_views(subject, case)]
+    except DoesNotApply:
+        return []
 
 
 def _all_finite(out: Tensor) -> Finding:

@@ -20,27 +20,27 @@ from regard.laws.case import Case, CouldNotBeAsked, difference
 from regard.laws.habits import find_own_autocast, measure_roughness, mixes_along
 from regard.laws.layouts import (
     CROSS,
-    FLAT,
     HEADS,
     HEADS_LAST,
-    MATRICES,
     MERGED,
     PACKED,
+    SEQUENCES,
+    SEQUENCES_OF_QKV,
     TOKENS,
     TOKENS_FIRST,
     Layout,
     MaskForm,
     X,
+    guess_layouts,
     possible_forms,
-    single_query_forms,
 )
 from regard.laws.signatures import (
     ANY_MASKS,
     CAUSAL_NAMES,
-    HEAD_COUNTS,
     KEY_MASKS,
     MODULES,
     says_heads_first,
+    says_mask,
     says_tokens_first,
 )
 
@@ -65,10 +65,11 @@ class ProbedCaller(Caller):
         step: str | Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(f, label, length, width, step)
-        self.layout = self._guess_layouts()[0]
+        self.layout = guess_layouts(self.f, self.data, self.required, self.packing, self.width)[0]
         self.takes_groups = False
         self.with_fewer_queries: set[bool] = set()  # whether it takes them not causal, and causal
         self.same_widths = False
+        self.even_widths = False  # as rotary positions want them
         self.exact_length: int | None = None
         self.dtypes: tuple[str, ...] = ALL_DTYPES
         self.precision: str | None = None
@@ -94,9 +95,11 @@ class ProbedCaller(Caller):
             case = case.but(H=1, G=1)
         elif self.layout is MERGED:
             case = case.but(H=MOST_HEADS, G=MOST_HEADS)
+        if self.even_widths and self.width is None:
+            case = case.but(K=case.K + case.K % 2, V=case.V + case.V % 2)
         if self.same_widths or self.layout.same_widths:
             case = case.but(V=case.K)
-        if self.layout is PACKED:
+        if self.layout in (PACKED, SEQUENCES_OF_QKV):
             case = case.but(G=case.H)
         return case
 
@@ -111,21 +114,6 @@ class ProbedCaller(Caller):
         if case.dtype not in self.dtypes:
             case = case.but(dtype=self.dtypes[0])
         return case
-
-    def _guess_layouts(self) -> list[Layout]:
-        is_module = isinstance(self.f, nn.Module)
-        if len(self.data) == 1:
-            layouts = [X]
-            if not is_module or self.width is None:
-                layouts.append(PACKED)
-            return layouts
-        if len(self.data) == 2:
-            return [CROSS, *single_query_forms(CROSS)]
-        if is_module and self.width is not None:
-            return [TOKENS, HEADS, FLAT, *single_query_forms(TOKENS)]
-        if any(name in HEAD_COUNTS for name in self.required):
-            return [MERGED, HEADS, FLAT]
-        return [HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
 
     def _find_layout_and_width(self) -> None:
         """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
@@ -152,7 +140,12 @@ class ProbedCaller(Caller):
         for name in self.required:
             if name in ANY_MASKS or name in KEY_MASKS:
                 fillers += [MaskForm(name, shape, "visible") for shape in ("head pairs", "pairs", "keys")]
-        ways = product((ALL_DTYPES, ("float32",), ("bfloat16",)), fillers, self._guess_layouts(), (False, True))
+        ways = product(
+            (ALL_DTYPES, ("float32",), ("bfloat16",)),
+            fillers,
+            guess_layouts(self.f, self.data, self.required, self.packing, self.width),
+            (False, True),
+        )
         fallback = suspect = None
         failures: dict[str, str] = {}  # the first of each dtype
         for way in ways:
@@ -164,8 +157,11 @@ class ProbedCaller(Caller):
                 continue
             single = self.layout.single
             # A row [1,B,D] of queries may be one token of attention that wants tokens first, so that it running proves
-            # nothing against `suspect`.
-            if fits and not (suspect and single and single.is_row) and not self._mixes_along(0, self.probe()):
+            # nothing against `suspect`. Packed sequences that mix are a fault, and no sign of another layout.
+            is_packed = self.layout.is_packed
+            if fits and (
+                is_packed or not ((suspect and single and single.is_row) or self._mixes_along(0, self.probe()))
+            ):
                 return self._settle(way)
             if fits and single is None:
                 suspect = suspect or way
@@ -247,7 +243,7 @@ class ProbedCaller(Caller):
     def _find_token_axis(self) -> None:
         """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
         layout = self.layout
-        if not layout.projects or layout.single is not None or hasattr(self.f, "batch_first"):
+        if layout not in (X, TOKENS, CROSS) or hasattr(self.f, "batch_first"):
             return
         if not says_tokens_first(self.pristine):
             return
@@ -272,10 +268,10 @@ class ProbedCaller(Caller):
 
     def _find_mask(self) -> None:
         """Finds out what its masks mean: one of keys, and one of pairs of query and key."""
-        if self.layout is MATRICES:
+        if self.layout.name == "matrices":
             return
         named = [self._find_form(name) for name in self.parameters if name in KEY_MASKS or name in ANY_MASKS]
-        forms = [form for form in named if form is not None]
+        forms = [form.as_said(says_mask(self.pristine, form.name)) for form in named if form is not None]
         self.key_mask = next((form for form in forms if form.has_batch), None)
         self.pair_mask = next((form for form in forms if form.has_pairs), None)
 
@@ -333,9 +329,14 @@ class ProbedCaller(Caller):
 
     def _find_sizes(self) -> None:
         """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""
-        with_groups = self.layout in (HEADS, HEADS_LAST, TOKENS_FIRST)
+        if not self.layout.projects:
+            self.even_widths = not self._runs(self.probe(B=1, K=7, V=7))
+        with_groups = self.layout in (HEADS, HEADS_LAST, TOKENS_FIRST, SEQUENCES)
         self.takes_groups = with_groups and self._runs(self.probe(B=1, T=3, H=4, G=2))
-        if self.layout.inputs > 1 and self.layout is not PACKED and self.exact_length is None:
+        has_keys = self.layout.inputs > 1 and self.layout not in (PACKED, SEQUENCES_OF_QKV)
+        if self.layout.is_packed:  # one list of lengths is of queries and keys alike
+            has_keys = has_keys and any(side == "k" for _, side in self.packing.values())
+        if has_keys and self.exact_length is None:
             for causal in (False, True):
                 case = self.probe(causal=causal)
                 if self._runs(case, S=case.T + 2):

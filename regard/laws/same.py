@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from regard.laws.case import Adjust, Case, Compared, CouldNotBeAsked, Finding, agree, difference, worst
 from regard.laws.diagnosis import describe_lengths, describe_rounding, describe_weights
 from regard.laws.inside import Inside, look_inside
+from regard.laws.signatures import find_window
 from regard.laws.slips import PADDING_SLIPS, SOFTMAX_SLIPS, Asked, Slip, find_factor
 from regard.laws.subjects import Subject
+from regard.laws.variants import CHOICES, POSITION_SLIPS, SMALL_EPSILON, find_epsilon
 from regard.mechanisms import Softmax
 
 LARGE = 8.0  # queries and keys this many times as large give scores of about a hundred
@@ -37,7 +39,9 @@ class SameAs:
         case = self.reference.fit(case.but(window=None, documents=False, adjust="none"))
         findings = [agree(case, lambda c: self._outputs(subject, c), "outputs")]
         if findings[0].broken:
-            return findings[0]._replace(what=f"outputs{self._explain(subject, case)}")
+            words, is_chosen = self._find_choice(subject, case)
+            words = words or self._explain(subject, case)
+            return findings[0]._replace(what=f"outputs{words}", noted=is_chosen)
         if case.padding != "none" and subject.takes_visible and self.reference.takes_visible:
             findings.append(self._compare_padded(subject, case))
         if case.dtype == "float64" and case.precision is None and not subject.projects:
@@ -84,6 +88,10 @@ class SameAs:
         # What takes causal queries for the first of the keys follows another convention, of which 'queries' tells.
         if asked.causal or not all(s.takes_fewer_queries(False) for s in both) or asked.T > 100:
             return []
+        if subject.knows_positions or find_window(
+            getattr(subject, "pristine", None)
+        ):  # nobody says where fewer queries than keys stand
+            return []
         inputs = subject.inputs(asked, asked.T + 3)
         error = difference(subject.run(asked, inputs), self.reference.run(asked, inputs))
         if asked.tolerance is None:
@@ -120,6 +128,68 @@ class SameAs:
         """Returns a case too large for a coincidence: no two sizes are alike, nor like those that were first tried."""
         large = case.but(B=2, T=11, H=8, G=4, K=9, V=13, padding=padding, adjust="none")
         return self.reference.fit(subject.fit(large))
+
+    def _find_choice(self, subject: Subject, case: Case) -> tuple[str, bool]:
+        """Returns words for an epsilon or for positions that explain the difference, and whether these are no fault."""
+        inputs = subject.inputs(case)
+        if len(inputs) != 3 or case.tolerance is None or subject.own:
+            return "", False
+        epsilon = self._find_epsilon(subject, case)
+        if epsilon is not None:
+            words = f" (those of {self.reference.label} with {epsilon:.1g} added to each row's sum: divisions by zero?)"
+            return words, epsilon <= SMALL_EPSILON
+        window = self._find_window(subject, case)
+        if window is not None:
+            return f" (those of {self.reference.label} in a window of {window} tokens, as its signature says)", True
+        for slips in (CHOICES, POSITION_SLIPS):
+            found = self.match_positions(subject, case, slips)
+            if found:
+                return found, slips is CHOICES
+        return "", False
+
+    def _find_window(self, subject: Subject, case: Case) -> int | None:
+        """Returns the window that a signature declares, where it explains the outputs, or one that is a token off."""
+        declared = find_window(getattr(subject, "pristine", None))
+        if declared is None:
+            return None
+        large = self._large_case(subject, case)
+        large = self.reference.fit(subject.fit(large.but(T=2 * declared + 7)))
+        inputs = subject.inputs(large)
+        try:
+            got = subject.run(large, inputs)
+        except CouldNotBeAsked:
+            return None
+        for window in (declared, declared - 1, declared + 1):
+            if difference(got, self.reference.run(large.but(window=window), inputs)) <= large.tolerance_or(1.0):
+                return window
+        return None
+
+    def _find_epsilon(self, subject: Subject, case: Case) -> float | None:
+        """Returns what is added to each row's sum of weights, in a case of many rows; None where that is nothing."""
+        large = self._large_case(subject, case)
+        inputs = subject.inputs(large)
+        asked = Asked(inputs[0], inputs[1], inputs[2], large.causal, None)
+        try:
+            got = subject.run(large, inputs)
+        except CouldNotBeAsked:
+            return None
+        want = self.reference.run(large, inputs)
+        return find_epsilon(self.reference.mechanism(large), asked, got, want, large.tolerance_or(1.0))
+
+    def match_positions(self, subject: Subject, case: Case, slips: Mapping[str, Slip]) -> str:
+        """Returns words for positions that explain outputs of four heads and of eight, whose slopes differ."""
+        found = ""
+        for H in (8, 4):
+            # Rotary positions want even widths.
+            large = self._large_case(subject, case).but(H=H, K=10, V=14)
+            try:
+                again = self._find_slip(subject, self.reference.fit(subject.fit(large)), slips, None)
+            except (CouldNotBeAsked, RuntimeError):
+                return ""
+            if not again or found not in ("", again):
+                return ""
+            found = again
+        return found
 
     def _explain(self, subject: Subject, case: Case) -> str:
         """Returns words for why outputs differ, in brackets, or nothing."""
@@ -233,7 +303,13 @@ class SameAs:
         for view in views:
             if view.slip is None and words is None:
                 asked = Asked(view.q, view.k, view.v, case.causal, None, case.K)
-                words = match_slip(SOFTMAX_SLIPS, [(asked, view.out)], limit, view.finish)
+                words = match_slip({**SOFTMAX_SLIPS, **POSITION_SLIPS}, [(asked, view.out)], limit, view.finish)
+        for view in views:
+            asked = Asked(view.q, view.k, view.v, case.causal, None, case.K)
+            choice = view.slip is None and match_slip(CHOICES, [(asked, view.out)], limit, view.finish)
+            if choice:
+                what = f"attention inside it (that of {choice.format(self.reference.label)})"
+                return Finding(right, limit, what, noted=True)
         if words is None:
             words = _find_factor_inside(subject, views, case, limit)
         if words is None:
@@ -242,6 +318,26 @@ class SameAs:
                 "projects, and no common slip explains why: positions, norms or gates may be inside"
             )
         return Finding(right, limit, f"attention inside it (that of {words.format(self.reference.label)})")
+
+    def match_inside(self, subject: Subject, case: Case, kind: str) -> str:
+        """Returns words for what is wrong inside a module with its "positions" or its "views", or nothing."""
+        views = look_inside(subject, case)
+        limit = 10 * case.tolerance_or(1.0)
+        words = None
+        if kind == "views":
+            errors = [(view.slip, self._inside_error(view, case)) for view in views]
+            if min((error for slip, error in errors if slip is None), default=0.0) > limit:
+                words = next((slip for slip, error in errors if error <= limit), None)
+        else:
+            asked = [
+                (Asked(view.q, view.k, view.v, case.causal, None, case.K), view.out)
+                for view in views
+                if view.slip is None and view.finish is None
+            ]
+            words = match_slip(POSITION_SLIPS, asked, limit)
+        if words is None:
+            return ""
+        return f" (those of {words.format(self.reference.label)})"
 
     def _inside_error(self, view: Inside, case: Case) -> float:
         sized = case.but(H=view.q.shape[1], G=view.k.shape[1], K=view.q.shape[3], V=view.v.shape[3])

@@ -28,6 +28,10 @@ MODULES = ("module", "layer")
 # Numbers of visible keys, which say less than a mask: None is passed for them if they must be given.
 LENGTHS = ("valid_lens", "valid_len", "valid_length", "lengths", "seq_lens", "key_lens")
 FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, *LENGTHS, "training")
+# Where sequences begin that are packed one after another [total,H,K], and how long the longest is.
+_STARTS = re.compile(r"cu_?(?:seq_?)?lens?(?:gths?)?(?:_(?P<side>q|k|kv|v))?", re.IGNORECASE)
+_LONGEST = re.compile(r"max_?(?:seq_?)?len(?:gth)?s?(?:_(?P<side>q|k|kv|v))?", re.IGNORECASE)
+LARGEST_WINDOW = 512  # tokens, of what is compared within its window
 # A state that a call takes and returns, and the flags that ask for it.
 STATES = ("past", "layer_past", "past_kv", "past_key_value", "past_key_values", "kv_cache", "cache", "state")
 STATE_FLAGS = ("use_cache", "return_state", "return_cache", "output_final_state")
@@ -40,7 +44,10 @@ STEPS = (
     *("step", "forward_step", "decode_step", "step_forward", "incremental", "forward_incremental", "decode"),
     *("recurrent_step", "forward_recurrent", "recurrent_forward"),
 )
-_WIDTH_NAMES = ("embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "emb_dim", "embed_size", "d_in")
+_WIDTH_NAMES = (
+    *("embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "emb_dim", "embed_size", "d_in"),
+    *("channels", "in_channels", "num_channels", "n_channels"),
+)
 _LENGTH_NAMES = (
     *("block_size", "context_length", "max_seq_len", "max_length", "max_len", "length", "T", "seq_len", "seq_length"),
     *("max_seq_length", "sequence_length", "max_position_embeddings", "n_positions", "n_ctx", "num_tokens"),
@@ -65,6 +72,15 @@ _HEADS_FIRST = re.compile(
 _HEADS_LAST = re.compile(
     r"[\[(]\s*(?:B|N|b|bs|bsz|batch\w*),\s*(?:T|L|S|N|n|t|s|seq\w*|\w*_len|len\w*|tokens),\s*(?:\w*heads?|H|h|nh|G),"
 )
+
+
+# What a docstring says of a mask: a value, and what becomes of keys that have it.
+_VALUES = re.compile(r"\b(?:(?P<true>True|1s?|ones?)|(?P<false>False|0s?|zeros?))\b")
+_HIDES = re.compile(
+    r"\b(?:hid(?:e|es|den|ing)|mask(?:s|ed)?(?: out)?|ignored?|excluded?|pad(?:s|ding|ded)?|blocked)\b", re.I
+)
+_SHOWS = re.compile(r"\b(?:keeps?|kept|visible|seen|see|attend(?:s|ed)?|allowed|valid|real|shown?)\b", re.I)
+_DENIES = re.compile(r"\b(?:not|never|cannot|no|un\w+|dis\w+|in(?:visible|valid))\b|n't\b", re.I)
 
 
 def parameter_names(f: Callable[..., Any]) -> list[str]:
@@ -105,7 +121,9 @@ def data_names(f: Callable[..., Any]) -> list[str]:
     known = {*CAUSAL_NAMES, *KEY_MASKS, *ANY_MASKS, *FILLED, *STATES, *STATE_FLAGS, *state_pair(f)}
     required = required_names(f)
     # A name that comes first is that of tokens: h may be hidden vectors, or the number of heads.
+    packing = packing_names(f)
     names = [name for n, name in enumerate(required) if name not in known or (n == 0 and name in HEAD_COUNTS)]
+    names = [name for name in names if name not in packing]
     roles = {}
     for name in names:
         found = _ROLE.fullmatch(name)
@@ -114,6 +132,22 @@ def data_names(f: Callable[..., Any]) -> list[str]:
     if len(names) == 3 and len(roles) == 3:
         return [roles[role] for role in "qkv"]
     return names
+
+
+def packing_names(f: Callable[..., Any]) -> dict[str, tuple[str, str]]:
+    """Returns the parameters that say how sequences are packed, each with what it says and of which side.
+
+    What it says is "starts" or "longest", the side is "q" or "k". There are none where none says where sequences begin.
+    """
+    found = {}
+    for name in parameter_names(f):
+        for says, form in (("starts", _STARTS), ("longest", _LONGEST)):
+            match = form.fullmatch(name)
+            if match is not None:
+                found[name] = (says, (match["side"] or "q")[0].replace("v", "k"))
+    if all(says != "starts" for says, _ in found.values()):
+        return {}
+    return found
 
 
 def wants_names(f: Callable[..., Any]) -> bool:
@@ -142,6 +176,44 @@ def says_heads_first(f: Any) -> bool:
     return bool(_HEADS_FIRST.search(words)) and not _HEADS_LAST.search(words)
 
 
+def says_mask(f: Any, name: str) -> str | None:
+    """Returns what True or 1 means in a mask by the docstring: "visible" or "hidden"; None where it is not clear."""
+    docs = [inspect.getdoc(f) or ""]
+    if isinstance(f, nn.Module):
+        docs = [type(f).__doc__ or "", f.forward.__doc__ or ""]
+    said = set()
+    for words in docs:
+        place = re.search(rf"\b{re.escape(name)}\b(?!\s*=)", words)
+        if place is None:
+            continue
+        # Up to a blank line, or one that begins with another name.
+        told = re.split(r"\n\s*\n|\n\s*\w+\s*(?:\([^)]*\))?:", words[place.end() :])[0]
+        if re.search(r"\binf|1e\d|∞|added to", told):
+            return None  # numbers that are added to scores
+        for clause in re.split(r"[.;,\n]|\band\b|\bbut\b|\bwhile\b", told):
+            said.add(_read_clause(clause))
+    said.discard(None)
+    if len(said) != 1:
+        return None
+    return said.pop()
+
+
+def _read_clause(clause: str) -> str | None:
+    """Returns what a clause says that True or 1 means in a mask, as in "1 for what to keep" or "False hides"."""
+    values = {match.lastgroup for match in _VALUES.finditer(clause)}
+    hides = bool(_HIDES.search(_VALUES.sub("", clause)))
+    shows = bool(_SHOWS.search(clause))
+    if len(values) != 1 or hides == shows:
+        return None
+    if shows and _DENIES.search(clause):
+        hides = True
+    elif _DENIES.search(clause):
+        return None
+    if values == {"false"}:
+        hides = not hides
+    return "hidden" if hides else "visible"
+
+
 def attends_twice(f: Any) -> bool:
     """Returns whether a module has two attentions, as a decoder's layer: over its tokens, and over a context."""
     return isinstance(f, nn.Module) and len(list(_attentions(f))) > 1
@@ -164,11 +236,17 @@ def state_pair(f: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def find_width(f: Any) -> int | None:
-    """Returns the width of a module's tokens: an attribute by one of its usual names, or its first Linear's."""
+    """Returns the width of a module's tokens: an attribute by one of its usual names, or its first layer's."""
     if not isinstance(f, nn.Module):
         return None
     found = [_read_number(f, name) for name in _WIDTH_NAMES]
-    found += [m.in_features for m in f.modules() if isinstance(m, nn.Linear)]
+    for layer in f.modules():
+        if isinstance(layer, nn.Linear):
+            found.append(layer.in_features)
+        elif isinstance(layer, nn.Conv1d | nn.Conv2d):
+            found.append(layer.in_channels)
+        elif isinstance(layer, nn.GroupNorm):
+            found.append(layer.num_channels)
     return next((n for n in found if n is not None), None)
 
 
@@ -183,6 +261,32 @@ def find_heads(f: Any) -> int | None:
     """Returns the number of query heads of a module, where an attribute by one of the usual names says so."""
     names = (*HEAD_COUNTS, "num_attention_heads", "n_local_heads", "nh", "heads_num", "number_of_heads")
     return next((n for n in (_read_number(f, name) for name in names) if n is not None), None)
+
+
+def find_softcap(f: Any) -> float | None:
+    """Returns the softcap that somebody's attention has where none is given: a parameter's default, or an attribute."""
+    return _find_declared(f, (*ADJUSTMENTS["softcap"], "attn_logit_softcap"))
+
+
+def find_window(f: Any) -> int | None:
+    """Returns the window that somebody's attention has where none is given: a parameter's default, or an attribute."""
+    found = _find_declared(f, ("window", "window_size", "sliding_window"))
+    if found is None or found > LARGEST_WINDOW:
+        return None
+    return int(found)
+
+
+def _find_declared(f: Any, names: tuple[str, ...]) -> float | None:
+    """Returns the first positive number by one of some names, of a parameter's default or an attribute."""
+    said: list[Any] = []
+    try:
+        parameters = inspect.signature(_callable_of(f)).parameters
+        said = [parameters[name].default for name in names if name in parameters]
+    except (ValueError, TypeError):  # a builtin, or nothing to call
+        pass
+    if isinstance(f, nn.Module):
+        said += [getattr(f, name, None) for name in names]
+    return next((float(x) for x in said if isinstance(x, int | float) and not isinstance(x, bool) and x > 0), None)
 
 
 def _read_number(module: nn.Module, name: str) -> int | None:

@@ -12,7 +12,7 @@ from regard.laws.case import Case, CouldNotBeAsked
 from regard.laws.habits import claims_causality, knows_positions
 from regard.laws.layouts import CROSS, HEADS, Layout, MaskForm
 from regard.laws.probing import ProbedCaller
-from regard.laws.signatures import attends_twice, required_names
+from regard.laws.signatures import attends_twice, find_softcap, required_names
 from regard.laws.states import StateCall, find_state_call
 from regard.laws.subjects import Subject
 
@@ -117,7 +117,7 @@ class Stranger(ProbedCaller, Subject):
             case = case.but(precision=self.precision)
         if case.adjust != "none" and self.adjustment_name(case.adjust) is None:
             case = case.but(adjust="none")
-        return case.but(window=None, documents=False)
+        return case.but(window=None, documents=False, softcap=find_softcap(self.pristine))
 
     def takes_fewer_queries(self, causal: bool) -> bool:
         self.find_out()

@@ -118,6 +118,8 @@ class MechanismSubject(Subject):
     def fit(self, case: Case) -> Case:
         if case.adjust != "none" and not self._takes(case.adjust):
             case = case.but(adjust="none")
+        if case.softcap is not None and not self._takes("softcap"):
+            case = case.but(softcap=None)
         if self._class.causal_only:
             case = case.but(causal=True, window=None)
         if not isinstance(self.thing, Mechanism):

@@ -404,3 +404,20 @@ def exp_without_maximum(q, k, v, causal=True):
     if causal:
         weights = weights.tril(k.shape[2] - q.shape[2])
     return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def normalises_its_first_block(q, k, v, causal=True):
+    """Linear attention whose sums of weights are of the last 64 keys, as if no block came before."""
+    similar = (torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT
+    if causal:
+        similar = similar.tril(k.shape[2] - q.shape[2])
+    return similar @ v / similar[..., k.shape[2] - 1 - (k.shape[2] - 1) % 64 :].sum(-1, keepdim=True)
+
+
+def falls_towards_itself(q, k, v, causal=True):
+    """ALiBi with its sign turned: weights grow with distance."""
+    T, S = q.shape[2], k.shape[2]
+    slopes = 2.0 ** (-8 * torch.arange(1, q.shape[1] + 1, dtype=q.dtype) / q.shape[1])
+    distance = torch.arange(T)[:, None] + S - T - torch.arange(S)
+    raw = q @ k.mT / math.sqrt(q.shape[-1]) + slopes[:, None, None] * distance.abs()
+    return (raw.masked_fill(distance < 0, -torch.inf) if causal else raw).softmax(-1) @ v

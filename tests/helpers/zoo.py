@@ -282,15 +282,29 @@ def retention(q, k, v, causal=True):
     return (q @ k.mT * (decay * (distance >= 0) if causal else decay)) @ v
 
 
-@right_but_no_softmax
 class RotaryInside(Heads):
     """Positions within: nothing to compare with softmax, and nothing to accuse."""
 
-    def split(self, x):
-        x = super().split(x)
+    def turn(self, x):
         angle = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1, 0.01], dtype=x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    def forward(self, x):
+        q, k, v = map(self.split, self.c_attn(x).chunk(3, -1))
+        return self.c_proj(self.merge(scores(self.turn(q), self.turn(k)).softmax(-1) @ v))
+
+
+right_but_no_softmax(RotaryInside)
+
+
+@wrong("averages", "positions applied to values")
+class RotaryOnValuesToo(RotaryInside):
+    def split(self, x):
+        return self.turn(super().split(x))
+
+    def forward(self, x):
+        return Heads.forward(self, x)
 
 
 @right_but_no_softmax
