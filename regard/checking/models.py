@@ -88,7 +88,7 @@ class Trial(ABC):
         """Returns the name, module and window of each layer of self-attention; without a window, None."""
 
     def draw_padding(self, *shape: int, source: bool = False) -> Int[Tensor, "B T"]:
-        """Returns tokens that nobody may see: any will do."""
+        """Returns token ids for padding; any will do, since no query may see them."""
         return self.draw_tokens(*shape, source=source)
 
     def cut_padded(self, n: int) -> list[int]:
@@ -280,7 +280,7 @@ def padding_does_not_matter(trial: Trial) -> Finding:
 
 
 def _place_tokens(B: int, T: int, style: str) -> Bool[Tensor, "B T3"]:
-    """Returns where T tokens stand among T + 3, the rest of which is padding."""
+    """Returns a mask [B,T+3] that is True for T tokens, and False for 3 of padding on the side `style` names."""
     shown = torch.zeros(B, T + 3, dtype=torch.bool)
     for b in range(B):
         start = {"left": 3, "right": 0, "inside": b % 3}[style]

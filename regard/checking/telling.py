@@ -1,4 +1,4 @@
-"""What a check of somebody else's attention says beside its verdicts: how it was called, and what was not asked."""
+"""Sentences about a check of somebody else's attention beside its verdicts: how it was called, what was not asked."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ MeasureRuns = Callable[[Session, Any, Mapping[str, Run]], Any]
 
 @dataclass(frozen=True)
 class ResumableExperiment(Experiment, ABC):
-    """An experiment of several parts in one folder, which goes on where it was stopped.
+    """An experiment of several parts in one folder, which can be resumed.
 
     `stages` are the names of sections that change one training alone, `files` the keys of the sections `data` and
     `compare` that name files. `compares` says whether there is a section `compare`; `sections` are further ones.

@@ -211,7 +211,7 @@ def most_telling(findings: Sequence[Finding]) -> Finding:
 def difference(got: Tensor, want: Tensor, scale: Tensor | float | None = None) -> float:
     """Returns the largest |got − want| relative to the largest |want|, or to `scale`.
 
-    Another shape is infinitely wrong, and so is NaN, even where both have it: nobody means to compute that.
+    Returns infinity for another shape and for NaN, even if both have NaN at the same place.
     """
     if got.shape != want.shape:
         return math.inf
@@ -256,7 +256,7 @@ def comparable(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, *tensors:
 def cancellation_scale(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, v: Tensor) -> Tensor | None:
     """Returns what rounding is relative to where weights can cancel: Σ|w||v| of each row, [B,H,T,1]; else None.
 
-    A weight that a memory gives is itself a sum that cancels: of it, |w| is how large the sum's terms are.
+    A weight of a memory is itself a sum that can cancel: there |w| is a bound on the terms of that sum.
     """
     weights = mechanism.weights(q, k, mask)
     if not mechanism.signed and not bool((weights < 0).any()):

@@ -36,7 +36,7 @@ def mechanism_of(subject: Subject, case: Case) -> Mechanism:
 
 
 def _against_forward(mechanism: Mechanism, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Compared:
-    """Returns an output beside that of the parallel face, on the rows that rounding does not decide."""
+    """Returns an output and that of `forward` to compare it with, on rows whose result does not hang on rounding."""
     want = mechanism(q, k, v, mask)
     scale = cancellation_scale(mechanism, q, k, mask, v)
     if scale is None:
@@ -267,9 +267,9 @@ def _compare_flops(what: str, declared: int, counted: int) -> Finding:
 
 
 def _declares_costs(mechanism: Mechanism) -> bool:
-    """Returns whether a mechanism says what its scores cost.
+    """Returns whether a mechanism declares the cost of its scores.
 
-    One of regard's families knows the cost of weights @ v, but not that of weights somebody else computes.
+    A user's subclass of `Pairwise` inherits the cost of weights @ v, but not that of the weights it computes itself.
     """
     if not isinstance(mechanism, Pairwise) or type(mechanism).__module__.startswith("regard."):
         return True

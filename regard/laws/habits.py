@@ -79,9 +79,10 @@ _TRIANGLE_LEAST = 2  # a matrix of one number is a triangle of every kind
 
 
 def claims_causality(call: Caller, case: Case) -> bool:
-    """Returns whether attention that cannot be told to be causal claims it: by what it says, or by what it sees.
+    """Returns whether attention without a causal flag or mask claims to be causal, by its names or by what it sees.
 
-    What sees as far ahead as back is meant to; what sees some later tokens, or sees them faintly, is not.
+    Attention that sees later tokens as much as earlier ones means to; if it sees only some of them, or faintly, it is
+    taken to claim causality and to break it.
     """
     if call.layout is CROSS or call.layout.single is not None:
         return False
@@ -173,7 +174,7 @@ def _in_words(name: str) -> str:
 
 
 def _is_triangle(x: Tensor) -> bool:
-    """Tells whether a mask [..., n, n] marks what is not later, or what is later, and nothing else."""
+    """Tells whether a mask [..., n, n] is a lower triangle with its diagonal, or an upper one without."""
     if x.dim() < 2 or not x.numel() or x.shape[-1] != x.shape[-2] or x.shape[-1] < _TRIANGLE_LEAST:
         return False
     marked = x.reshape(-1, *x.shape[-2:])[0] != 0

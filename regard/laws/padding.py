@@ -1,4 +1,4 @@
-"""Laws of hidden keys: what may not be seen has no effect, and who sees nothing gets nothing."""
+"""Laws of hidden keys: a hidden key has no effect, and a query that sees no key gives zeros."""
 
 from __future__ import annotations
 

@@ -361,7 +361,7 @@ class ProbedCaller(Caller):
             self.dtypes = (found,)
 
     def _find_precision(self) -> None:
-        """Finds out whether it computes in float32, or less, whatever comes in, as many a softmax does."""
+        """Finds out whether it computes in float32 or less even for float64 inputs, as many a softmax does."""
         if self.probe().dtype != "float64":
             return
         if self.roughness() > 1e-11 or self.roughness(2e-5) > 1e-5:

@@ -117,7 +117,7 @@ class SameAs:
         return findings
 
     def _large_case(self, subject: Subject, case: Case, padding: str = "none") -> Case:
-        """Returns a case too large for a coincidence: no two sizes are alike, nor like those that were first tried."""
+        """Returns a case in which no slip fits by coincidence: no two sizes are equal, nor equal to the first case's."""
         large = case.but(B=2, T=11, H=8, G=4, K=9, V=13, padding=padding, adjust="none")
         return self.reference.fit(subject.fit(large))
 
@@ -198,7 +198,7 @@ class SameAs:
         return ""
 
     def _find_causal(self, subject: Subject, case: Case) -> str:
-        """Returns the slip of being causal where nobody asked for it, or nothing."""
+        """Returns words if the subject is causal although causal=False was asked for, or nothing."""
         inputs = subject.inputs(case)
         got = subject.run(case, inputs)
         if difference(got, self.reference.run(case.but(causal=True), inputs)) > (case.tolerance or 0.0):

@@ -175,7 +175,7 @@ def _in_parts(found: StateCall, call: Caller, case: Case, inputs: list[Tensor], 
 
 
 def _kept_tensors(state: Any) -> list[Tensor]:
-    """Returns copies of the tensors that a module keeps beside its parameters, or of which a state consists."""
+    """Returns copies of the tensors in a state; if the state is a module, of its tensors that are no parameters."""
     if isinstance(state, Tensor):
         return [state.clone()]
     if isinstance(state, tuple | list):
@@ -227,7 +227,7 @@ def _ways_of_forward(call: Caller) -> Iterator[StateCall]:
 
 
 def _required_or_states(function: Any, names: list[str]) -> list[str]:
-    """Returns which of some parameters take a state: those that must be given, or have the name of one."""
+    """Returns those of the parameters `names` that take a state: they have no default, or a usual name of a state."""
     known = {*required_names(function), *STATES, *state_pair(function)}
     return [n for n in names if n in known]
 

@@ -140,7 +140,7 @@ class Run:
             raise RunError(f"cannot write {self.path / METRICS}: {error}. Checkpoints are as they were") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the lines of metrics; a last one that was cut off is left out."""
+        """Returns the rows of metrics.jsonl, without a last line that was cut off."""
         path = self.path / METRICS
         if not path.is_file():
             return []
@@ -243,7 +243,7 @@ def _as_toml(config: Mapping[str, Any]) -> str:
 
 
 def _without_none(value: Any) -> Any:
-    """Returns nested tables without their Nones: TOML has none, and what is left out is None again when read."""
+    """Returns nested tables without keys that are None: TOML has no None, and a missing key is read as None again."""
     if isinstance(value, Mapping):
         return {key: _without_none(x) for key, x in value.items() if x is not None}
     if isinstance(value, list | tuple):

@@ -53,7 +53,7 @@ class OptimizerConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Section):
-    """How the learning rate goes: a linear rise over `warmup`, then `name` down to `floor` times the highest rate."""
+    """The learning rate: a linear rise over `warmup`, then the schedule `name` down to `floor` times the highest."""
 
     place = "train.schedule"
 
@@ -108,15 +108,14 @@ class TrainConfig(Section):
     """One training. A number of steps below 1 (`warmup`, `every`) is a share of the whole; 0 means never.
 
     `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
-    which changes memory and the order of sums; with dropout each part draws its own numbers, so that the result is
-    another one, as good. `smoothing`: the share of a target's probability that the loss spreads over
-    all tokens; what is measured has none. `average`: the decay of a moving average of the weights, which is measured
-    and saved in their place (0: the weights themselves). `precision`: "auto" is bfloat16 on a GPU that has it, float32
-    elsewhere. `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both;
-    "auto" is "off" on a CPU, which gains nothing from either, and on a GPU "both" where the run is long enough to win
-    back the seconds that compiling takes, else "graph". `deterministic`: the same bits each time on a GPU too. `shard`:
-    several processes share the weights (FSDP2), where each would have a copy. `init`: a run or model folder to start
-    from.
+    which changes memory and the order of sums, and with dropout its random numbers, since each part draws its own.
+    `smoothing`: the share of a target's probability that the loss spreads over all tokens; what is measured has none.
+    `average`: the decay of a moving average of the weights, which is measured and saved in their place (0: the weights
+    themselves). `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere. `compile`: "graph" captures a
+    step as one CUDA graph, "inductor" is torch.compile, "both" does both; "auto" is "off" on a CPU, which gains nothing
+    from either, and on a GPU "both" where the run is long enough to win back the seconds that compiling takes, else
+    "graph". `deterministic`: the same bits each time on a GPU too. `shard`: several processes share the weights
+    (FSDP2), where each would have a copy. `init`: a run or model folder to start from.
     """
 
     place = "train"

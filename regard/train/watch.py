@@ -111,7 +111,7 @@ def _kept_alive(connection: socket.socket) -> socket.socket:
 
 
 def _watch(connections: Connections, stop: Event, end: Callable[[int], None], grace: float) -> None:
-    """Waits until a connection closes whose process was not done, then tells the others and, after a while, ends."""
+    """Waits until a connection closes without DONE, tells the others, and calls `end` after `grace` seconds."""
     with ExitStack() as stack:
         for connection in connections.values():
             stack.enter_context(connection)

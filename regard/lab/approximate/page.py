@@ -132,7 +132,7 @@ def _kernels(results: ApproximateResults) -> Iterable[Markup]:
 
 
 def _quartile_table(results: ApproximateResults, part: Part) -> Markup:
-    """Returns the table of all errors; those of the kernel beside what the law predicts."""
+    """Returns the table of all errors; for the kernel with the predictions of the law."""
     rows: list[list[object]] = []
     for row in results.errors:
         cells: list[object] = [row.mechanism, _INPUTS[row.variance], row.width, row.features]

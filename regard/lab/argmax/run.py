@@ -40,7 +40,7 @@ class TrainingPoint(NamedTuple):
 
 
 class LookupTraining(NamedTuple):
-    """One training: its points on the way, and what came out of it, as in `WayResults`."""
+    """One training: its learning curve, and its final measures as in `WayResults`."""
 
     curve: list[TrainingPoint]
     read_by_argmax: float
@@ -118,7 +118,7 @@ def _share_found(model: Lookup, test: tuple[Tensor, ...]) -> float:
 
 
 def _norm(gradient: Tensor | None) -> float:
-    """Returns the norm of a gradient; argmax leaves none at all, which is zero."""
+    """Returns the norm of a gradient; 0 if it is None, as with argmax."""
     if gradient is None:
         return 0.0
     return float(gradient.norm())

@@ -143,9 +143,9 @@ def _import_peer(name: str) -> Any:
 
 
 def _provide_distutils() -> None:
-    """Puts a stand-in for `distutils.version` in place, which Python 3.12 has no longer.
+    """Registers a substitute for `distutils.version`, which Python 3.12 no longer has.
 
-    performer-pytorch asks it whether PyTorch is at least 1.8.
+    performer-pytorch uses it to check that PyTorch is at least 1.8.
     """
     if sys.version_info < (3, 12) or "distutils.version" in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""The page of the experiment `heads`: positions and merges of heads, what of it is noise, and which merge cheats."""
+"""The page of the experiment `heads`: positions and merges compared, and a merge that looks ahead."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def _calibration(results: SentimentResults) -> Iterable[Markup]:
 
 
 def _compare_errors(skill: float) -> str:
-    """Returns in words how a squared error stands to another, of which it is the share 1 − skill."""
+    """Returns in words how much smaller or larger than another a squared error is that is 1 − skill times as large."""
     if skill < 0:
         return f"{percent(-skill, 0)} larger than"
     return f"{percent(skill, 0)} smaller than"

@@ -195,7 +195,7 @@ def _describe_encoder(encoder: Classifier, task: Sentiment) -> EncoderSummary:
 
 
 def _judge(task: Sentiment, run: Run, rows: Mapping[str, SentenceRows]) -> dict[str, Judged]:
-    """Returns what the best model of a run says of train, dev and test."""
+    """Returns the probabilities that the best model of a run gives to the sentences of train, dev and test."""
     model = Classifier(name=str(run.path / MODEL)).to(task.device).eval()
     judged = {}
     for name, part in rows.items():
@@ -229,7 +229,7 @@ def _scores(judged: Mapping[str, Judged]) -> dict[str, SentimentScore]:
 
 
 def _describe_model(name: str, recipe: Recipe, run: Run, judged: Mapping[str, Judged], rows: int) -> OptimizerModel:
-    """Returns one optimiser's training, of which an epoch has so many rows, and the scores of its best checkpoint."""
+    """Returns one optimiser's training, whose epochs have `rows` rows, and the scores of its best checkpoint."""
     log = read_log(run)
     batch = recipe.train.batch
     evaluations = [row | {"epoch": row["step"] * batch / rows} for row in log.evaluations]
@@ -272,7 +272,7 @@ def _describe_data(task: Sentiment) -> SentimentDataSummary:
 
 
 def inspect_batch(task: Sentiment, size: int, rows: int) -> BatchInspection:
-    """Returns what the batch of the first step is made of, and some of its rows as text."""
+    """Returns the tensors of the batch of the first step, and some of its rows as text."""
     batch = task.batch(0, size)
     assert batch.visible is not None
     meaning = {

@@ -306,7 +306,7 @@ def _with_scores(found: Summaries) -> list[tuple[str, float]]:
 
 
 def _masks(model: Seq2Seq, pairs: Sequence[Pair]) -> PairMasks:
-    """Returns who may see whom for the shorter of two pairs of unequal length that stand in one batch."""
+    """Returns the masks of an encoder-decoder for the shorter of two pairs of unequal length in one batch."""
     assert model.tokenizer is not None
     short = sorted(pairs, key=lambda pair: len(pair.article))[: max(2, len(pairs) // 4)]
     chosen = [short[0], max(short[1:], key=lambda pair: len(pair.summary or ""))]

@@ -38,8 +38,8 @@ class KnowledgeData(Section):
 
     `test` may lack answers. `block` is the window in characters; `cut` the share of documents that are cut to a random
     length, where the others are read whole, as far as the block goes; `spans` the least and greatest share of a
-    document that is masked, and `words` whether it is widened to whole words. `mix`: while questions are learned, so
-    many corrupted documents are read along for each of them.
+    document that is masked, and `words` whether it is widened to whole words. `mix`: the number of
+    corrupted documents that are added to a batch for each question.
     """
 
     place = "data"
@@ -68,7 +68,7 @@ class KnowledgeData(Section):
 
 
 class KnowledgeFiles(NamedTuple):
-    """The files of documents and questions; None for those that there are not."""
+    """The files of documents and questions; None for a file that does not exist."""
 
     documents: Path
     train: Path | None

@@ -82,14 +82,14 @@ class Sentences(LanguageModel):
         return super().evaluate(model) | alone
 
     def losses(self, model: Model[Any]) -> dict[str, float]:
-        """Returns the mean token losses of training text (as much of it as of dev), dev, and each sentence."""
+        """Returns the mean token losses of dev, of as much training text, and of each sentence."""
         most = len(self.dev.tokens)
         parts = {"train": evaluation_windows(self.train.tokens, self.length, most), "dev": self.dev_windows()}
         losses = {name: self.mean_loss(model, rows) for name, rows in parts.items()}
         return losses | {name: self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
 
     def windows(self, rows: int) -> Batch:
-        """Returns `rows` whole windows of dev text, or as many as there are, evenly spaced."""
+        """Returns at most `rows` whole windows of dev text, evenly spaced."""
         length = window_length(self.dev.tokens, self.length)
         starts = torch.linspace(0, len(self.dev.tokens) - 1 - length, rows).long().unique()
         return windows(self.dev.tokens, length, starts).to(self.device)

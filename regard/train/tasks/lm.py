@@ -58,7 +58,7 @@ class LMData(Section):
 
 @task("lm")
 class LanguageModel(Task):
-    """Windows of a text that start anywhere; an epoch is as many of them as would stand side by side."""
+    """Random windows of a text; an epoch is the number of windows that fit into the text without overlap."""
 
     Config = LMData
     metric = "dev/loss"

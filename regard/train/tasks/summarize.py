@@ -112,7 +112,7 @@ def _generate_files(config: NoticesConfig, folder: Path) -> dict[str, str]:
 
 
 def _drop_empty(pairs: list[Pair], path: str) -> list[Pair]:
-    """Returns the pairs with something to read and something to write, and warns of how many were left out."""
+    """Returns the pairs whose article and summary are not empty, and warns how many were left out."""
     kept = [pair for pair in pairs if not pair.empty]
     if not kept:
         raise DataError(f"{path}: no pair with an article and a summary among {len(pairs)}; expected at least one")
@@ -150,7 +150,7 @@ def _load_or_train(config: SummarizeData, pairs: Sequence[Pair]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Writes tokenizer.json whole or not at all."""
+    """Writes tokenizer.json atomically."""
     with atomic_write(path) as file:
         stage = path.with_name(f".{path.name}.made")
         tokenizer.save(stage)
