@@ -117,7 +117,7 @@ class SameAs:
         return findings
 
     def _large_case(self, subject: Subject, case: Case, padding: str = "none") -> Case:
-        """Returns a case in which no slip fits by coincidence: no two sizes are equal, nor equal to the first case's."""
+        """Returns a case in which no slip fits by coincidence: no two sizes are equal, nor equal to the first ones."""
         large = case.but(B=2, T=11, H=8, G=4, K=9, V=13, padding=padding, adjust="none")
         return self.reference.fit(subject.fit(large))
 
