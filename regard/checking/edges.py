@@ -59,7 +59,7 @@ def long_texts(trial: Trial) -> Finding:
 
 
 def _compare_around(trial: Trial, n: int, what: str) -> Iterator[Finding]:
-    """Yields what is found of texts of about n tokens; `what` says what begins there."""
+    """Compares texts of about n tokens, in one pass, in pieces and with padding; `what` names what begins at n."""
     B = len(trial.tokens)
     tokens = trial.draw_tokens(B, n + 2)
     want = trial.run_whole(tokens)

@@ -330,7 +330,7 @@ def from_transformers(thing: Any) -> bool:
 
 
 def _convert(model: Any, dtype: torch.dtype) -> Any:
-    """Returns the model in that precision; a copy is made once and kept as long as the model is."""
+    """Returns the model in this dtype, in evaluation mode; a copy is made once, and kept for the model's lifetime."""
     if model.dtype == dtype and not model.training:
         return model
     copies = _COPIES.setdefault(model, {})

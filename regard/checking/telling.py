@@ -21,7 +21,7 @@ FAR = 0.3  # a difference, relative to the largest output, from which on no mech
 
 
 def tell_taken(s: Subject) -> list[str]:
-    """Returns sentences about what a call was found out to mean, where something else might be meant by it."""
+    """Returns a sentence for each way of calling that was assumed because it runs, although another may be meant."""
     try:
         s.find_out()  # type: ignore[attr-defined]
     except CouldNotBeAsked:

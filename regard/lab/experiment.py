@@ -53,7 +53,7 @@ ASKED = "experiment.toml"
 
 
 class Training(NamedTuple):
-    """One training of an experiment. `stage` is the section under which it alone is changed, "" where it has none."""
+    """One training of an experiment. `stage` is the section of settings that change it alone; "" if there is none."""
 
     stage: str
     title: str
@@ -63,7 +63,7 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What an experiment is going to train; experiments add the data that they have read for it."""
+    """The trainings that an experiment is going to do; a subclass adds the data that the experiment has read."""
 
     trainings: Sequence[Training]
 
@@ -231,7 +231,7 @@ class ResumableExperiment(Experiment, ABC):
 
 @dataclass(frozen=True)
 class TrainingExperiment(ResumableExperiment):
-    """An experiment that trains: `plan` says what, `measure` says what comes out."""
+    """An experiment that trains: `plan` returns its trainings, and `measure` the results of their runs."""
 
     plan: Callable[[Session], TrainingPlan] = lambda session: TrainingPlan(())
     measure: MeasureRuns = lambda session, plan, runs: {}

@@ -66,9 +66,9 @@ class Finding(NamedTuple):
 class Case:
     """One trial, completely determined.
 
-    `rounded` is a dtype that inputs are rounded to first: an exact answer to the question that a lower precision was
-    asked. `precision` is the dtype that the subject computes in, whatever its inputs have; None means theirs. `adjust`
-    is what is done to scores: a bias is added, ALiBi's slopes, or they are bent to a softcap.
+    With `rounded`, inputs are first rounded to this dtype and stored in `dtype` again, so that an exact computation
+    and one in lower precision start from the same numbers. `precision` is the dtype that the subject computes in; None
+    means that of its inputs. `adjust` names a change of the scores: a bias, ALiBi's bias, or a softcap.
     """
 
     B: int = 2

@@ -173,7 +173,7 @@ def _draw_chunks(case: Case) -> list[int]:
 
 
 def split_visible(visible: Tensor | None, chunks: list[int]) -> Sequence[Tensor | None]:
-    """Returns the part of each chunk of a mask of visible keys [B,T]."""
+    """Splits a mask of visible keys [B,T] into chunks of these lengths; None gives None for each chunk."""
     if visible is None:
         return [None] * len(chunks)
     parts: Sequence[Tensor] = visible.split(chunks, 1)

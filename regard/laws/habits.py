@@ -183,10 +183,11 @@ def _is_triangle(x: Tensor) -> bool:
 
 
 def _influence(call: Caller, case: Case) -> Tensor:
-    """Returns how much the output at each token moves when the value of each other token changes, [T,T].
+    """Returns [T,T]: at (i, j) the largest change of the output at token i when the value of token j is replaced.
 
-    Values are what attention mixes: a key that is seen through a sum over all of them, and no value, is a leak.
-    Queries and keys are small, so that weights are nearly even and none vanishes by chance.
+    Only values are replaced, as these are what attention mixes: where later keys act through a sum over all keys, but
+    not through their values, the attention is meant to be causal, and leaks. Queries and keys are small, so that
+    weights are nearly even and none vanishes by chance.
     """
     inputs = [0.1 * x for x in call.draw_inputs(case)]
     axis = call.layout.token_axis
@@ -203,7 +204,7 @@ def _influence(call: Caller, case: Case) -> Tensor:
 
 
 def mixes_along(axis: int, run: Callable[[list[Tensor]], Tensor], case: Case, inputs: list[Tensor]) -> bool:
-    """Returns whether a change of the last input in the first place along an axis moves outputs in other places."""
+    """Tells whether replacing the last input at index 0 of an axis changes the output at another index of it."""
     changed = [x.clone() for x in inputs]
     slot = changed[-1].select(axis, 0)
     slot.copy_(case.draw(*slot.shape, stream=50))

@@ -128,7 +128,7 @@ class ProbedCaller(Caller):
         return [HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
 
     def _find_layout_and_width(self) -> None:
-        """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
+        """Finds the layout; if none runs, as with kernels of a few head widths only, tries again with HEAD_WIDTHS."""
         try:
             return self._find_layout()
         except CouldNotBeAsked as failure:
@@ -181,7 +181,7 @@ class ProbedCaller(Caller):
         self.pools = self._gives_as_many_of_any()
 
     def _settle(self, way: tuple[tuple[str, ...], MaskForm | None, Layout, bool]) -> None:
-        """Takes a way of calling that gives outputs of the right shape, and finds out what goes with it."""
+        """Sets a way of calling that gives outputs of the right shape; finds its lengths, dtypes and axis of heads."""
         self.dtypes, self.filler, self.layout, self.same_widths = way
         self._try_lengths()  # sets what goes with the way, which later ones may have changed
         self._find_dtypes()
@@ -282,8 +282,8 @@ class ProbedCaller(Caller):
     def _find_form(self, name: str) -> MaskForm | None:
         """Returns the first form of a mask under which a hidden key does not matter, else the first that runs.
 
-        Numbers added to scores hide where nothing else does, too: they do not count where a mask has hidden the key
-        but for a remainder, as one of −10 does.
+        A form is passed over, too, whose mask is added to the scores if another form has nearly hidden the key before,
+        as an added −10 does: with large numbers adding hides a key in whatever form a mask is meant.
         """
         fallback = weak = None
         for form in possible_forms(name, self.causal_name is not None):
@@ -301,7 +301,10 @@ class ProbedCaller(Caller):
         return weak or fallback
 
     def _measure_hidden_key(self) -> float:
-        """Returns how much outputs move with a hidden key, infinity where a mask does not do what masks do."""
+        """Returns how much outputs change with the token of a hidden key; infinity if the mask changes their shape.
+
+        It is infinity, too, where the mask makes the outputs of a whole sequence zero.
+        """
         case = self.probe()
         inputs = self.draw_inputs(case)
         T = case.T

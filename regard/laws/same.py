@@ -183,9 +183,10 @@ class SameAs:
         return f" (those of {found.format(self.reference.label)})"
 
     def _confirm_slip(self, subject: Subject, case: Case, found: str) -> str:
-        """Returns the words of a slip where it explains two tokens more as well, or nothing.
+        """Returns the description of a slip, but "" if at two tokens more outputs are wrong and it does not fit them.
 
-        A key too many is a padded block at one length, and softmax with one more at every length.
+        A second length is needed: a key too many may come from a padded block, which happens at some lengths only, or
+        from a softmax that adds one to its denominator, which happens at every length.
         """
         longer = self.reference.fit(subject.fit(case.but(T=case.T + 2)))
         if not found or longer.T != case.T + 2:
@@ -289,9 +290,10 @@ def match_slip(
 
 
 def _pad(subject: Subject, case: Case) -> Tensor | None:
-    """Returns which keys may be seen, [B,T].
+    """Returns the case's padding mask [B,T], True at keys that may be seen; None without padding.
 
-    Every query sees the first one, unless the subject promises zeros where nothing is seen: libraries differ there.
+    The first key is always True, unless the subject promises zeros for a query that sees no key: there libraries
+    differ.
     """
     visible = case.visible(case.T)
     if visible is not None and not subject.promises_zeros:

@@ -100,7 +100,7 @@ def takes_none(f: Callable[..., Any], name: str) -> bool:
 def data_names(f: Callable[..., Any]) -> list[str]:
     """Returns the names of the tensors that must be given: q, k and v, or tokens, or tokens and their context.
 
-    Queries, keys and values come in this order, in whichever they are declared.
+    Queries, keys and values come in this order, whatever the order of their declaration.
     """
     known = {*CAUSAL_NAMES, *KEY_MASKS, *ANY_MASKS, *FILLED, *STATES, *STATE_FLAGS, *state_pair(f)}
     required = required_names(f)

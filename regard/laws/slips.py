@@ -102,7 +102,7 @@ def _without_itself(a: Asked) -> Tensor:
 
 
 def _blind_row_over_all(a: Asked) -> Tensor:
-    """Returns softmax in which no query sees itself, hidden by a large number: a row all hidden is even over all."""
+    """Returns softmax in which no query sees itself; −1e9 hides, so a row without keys is the mean of all values."""
     raw = a.scores.masked_fill(~a.allowed_up_to(-1), -1e9)
     return mix(raw.softmax(-1), a.v)
 

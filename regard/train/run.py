@@ -92,8 +92,7 @@ class Run:
 
     @property
     def compiled(self) -> str | None:
-        """How the steps of this run are compiled, where its config leaves that open (`train.compile = "auto"`); None
-        where it was not decided yet."""
+        """How the steps are compiled if `train.compile = "auto"` left it open; None if it is not decided yet."""
         mode = self.config.get(COMPILED)
         if mode is None or mode in COMPILES:
             return mode
@@ -215,8 +214,10 @@ def find_runs(root: str | Path) -> list[Run]:
 
 
 def _trains(run: Run) -> bool:
-    """Returns whether a folder's config.toml is that of a training; one that cannot be read is passed over with a
-    warning, so that it does not hide the others."""
+    """Tells whether a run's config.toml is that of a training.
+
+    For one that cannot be read it warns and returns False, so that a damaged run does not hide the others.
+    """
     try:
         return "task" in run.config
     except RunError as error:

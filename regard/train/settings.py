@@ -38,7 +38,7 @@ def _check_range(section: Section, least: float, most: float, *names: str) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """Any optimiser of torch.optim by name. `decay` is for matrices of layers: not for norms, biases, embeddings."""
+    """An optimiser of torch.optim, by its name. `decay` acts on layers' matrices, not on norms, biases, embeddings."""
 
     place = "train.optimizer"
 
@@ -69,8 +69,11 @@ class ScheduleConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Section):
-    """When to evaluate, by which `metric` the best checkpoint is chosen ("" for the task's own), after how many
-    evaluations without a better one to stop (0: never), and at which value of the metric (`target`, 0: never)."""
+    """When to evaluate, and when to stop for what was found.
+
+    The best checkpoint is chosen by `metric`; "" means the task's own. Training stops after `patience` evaluations
+    without a better value of it, or as soon as it reaches `target`; 0 means never.
+    """
 
     place = "train.evaluation"
 

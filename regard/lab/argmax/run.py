@@ -82,7 +82,7 @@ def draw_rows(config: Selecting, n: int, draw: torch.Generator) -> tuple[Tensor,
 
 
 def train(config: Selecting, way: str, seed: int) -> LookupTraining:
-    """Trains one model: accuracy on rows never seen and the norms of dq and dk on the way, and what came out."""
+    """Trains one model; returns its results, and on the way the test accuracy, the loss, and the norms of dq and dk."""
     model = Lookup(config, way, seed)
     draw = generator(seed, "rows")
     test = draw_rows(config, 1024, generator(seed, "test"))

@@ -1,7 +1,7 @@
-"""Other people's attention, to race against where it is installed.
+"""Attention from other libraries (peers), whose time and memory are compared with ours where they are installed.
 
-Each takes q, k, v [B,H,N,·] as ours do: what a peer needs to be given them (its own order of axes, its features made
-outside) is part of its time, as it is part of using it.
+Each takes q, k, v [B,H,N,·] as ours do. What a peer does to take them (transposing axes, computing features before the
+call) is part of its time, as it is part of using it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class PeerError(RegardError, RuntimeError):
-    """A peer that is not installed, or does not do what was asked."""
+    """Raised for a peer that is not installed, or that does not support what was asked of it."""
 
 
 class Peer(NamedTuple):

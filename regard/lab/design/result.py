@@ -18,7 +18,7 @@ Vectors = Float[Tensor, "S K"]
 
 
 class DesignResult:
-    """What all results of designs share: their fields as JSON has them, with the explanation."""
+    """The base class of the results of designs: each returns its fields as JSON, with an explanation."""
 
     def explain(self) -> str:
         """Returns the result in plain words, with the numbers to check by hand."""

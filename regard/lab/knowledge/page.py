@@ -51,7 +51,7 @@ class PageSection(NamedTuple):
 
 
 def knowledge_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the content of results.json; raises ReportError, naming the part, if one does not fit."""
     if "candidates" in document:
         return comparison_page(document)
     results = read_results(KnowledgeResults, document)

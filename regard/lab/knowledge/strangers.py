@@ -34,7 +34,7 @@ class QuestionTemplate(NamedTuple):
 
 
 def find_template(questions: Iterable[str]) -> QuestionTemplate | None:
-    """Returns what questions have in common, in whole words; None where they do not differ in a name alone."""
+    """Returns the common words before and behind the name in questions; None if they differ in more than a name."""
     texts = list(dict.fromkeys(questions))
     if len(texts) < 2:
         return None

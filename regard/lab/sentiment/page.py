@@ -33,7 +33,7 @@ CURVES: tuple[tuple[str, str, plots.Best], ...] = (
 
 
 def sentiment_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the content of results.json; raises ReportError, naming the part, if one does not fit."""
     results = read_results(SentimentResults, document)
     header = read_results(ResultsHeader, document)
     page = Page("Positive or negative?", _lead(results))

@@ -175,7 +175,7 @@ def _title(encoder: Classifier) -> str:
 
 
 def _recipe(session: Session, name: str, compare: OptimizerComparison, rows: int) -> Recipe:
-    """Returns one optimiser's recipe: its learning rate unless one was asked for, and an evaluation an epoch."""
+    """Returns an optimiser's recipe: its usual learning rate unless one was asked for, and an evaluation an epoch."""
     optimizer = {"name": name, "options": OPTIONS.get(name, {})}
     defaults: dict[str, Any] = {"train": {"optimizer": optimizer}}
     settings: dict[str, Any] = {}
@@ -313,7 +313,7 @@ def _kinds(judged: Mapping[str, Judged]) -> dict[str, dict[str, SentimentScore]]
 
 
 def _calibration(judged: Judged) -> SentimentCalibration:
-    """Returns how sure the model is against how often it is right."""
+    """Returns the calibration: how often the model is right, by the probability that it gives its answers."""
     found = calibration([max(p, 1 - p) for p in judged.positive], judged.right)
     return SentimentCalibration([bin._asdict() for bin in found.bins], *found[1:])
 

@@ -40,7 +40,7 @@ REFERENCE = "reference"
 
 
 def summarize_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the content of results.json; raises ReportError, naming the part, if one does not fit."""
     results = read_results(SummarizeResults, document)
     header = read_results(ResultsHeader, document)
     page = Page("One line about an article", _lead(results))

@@ -73,7 +73,7 @@ CHAPTERS = (
 
 
 def tour_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the tour's results.json; raises ReportError, naming the part, if one does not fit."""
     results = read_results(TourResults, document)
     header = read_results(ResultsHeader, document)
     page = Page("A tour of regard", _lead(results))

@@ -27,8 +27,10 @@ class AskedRows(NamedTuple):
 
 
 class HeadSearch(NamedTuple):
-    """All heads, the one that costs the most first; what the whole model reaches: its loss on the questions that heads
-    are chosen by, its accuracy on those that are reported."""
+    """All heads, the one whose removal costs the most first, and the loss and accuracy of the whole model.
+
+    The loss is that on the questions by which heads are chosen, the accuracy that on the questions that are reported.
+    """
 
     heads: list[MeasuredHead]
     loss: float

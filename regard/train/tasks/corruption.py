@@ -95,7 +95,7 @@ def data_files(config: KnowledgeData, folder: Path) -> KnowledgeFiles:
 
 
 class CorruptedDocuments:
-    """Documents on the device, which are corrupted anew for every batch."""
+    """Encoded documents on the device; every batch replaces other spans of them by masks."""
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class CorruptedDocuments:
         return len(self.rows)
 
     def batch(self, step: int, size: int, *purpose: str) -> Batch:
-        """Returns `size` corrupted documents for a step [size,width]: what they are depends on seed and step alone.
+        """Returns `size` corrupted documents [size,width] for a step; they depend on seed, step and size alone.
 
-        AHEAD batches are corrupted at once, which takes a GPU no longer than one.
+        AHEAD batches are corrupted at once, as this takes a GPU no longer than one batch.
         """
         group, place = divmod(step, AHEAD)
         if self._group is None or self._group[:2] != (group, size):

@@ -35,10 +35,10 @@ SENTENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsData(LMData):
-    """A text as for `lm`, and what is compared on it.
+    """A text as for `lm`, and the models that are compared on it.
 
-    `positions` × `merges`, each with the `seeds` from train.seed on. `sentences` are measured on their own, each in one
-    pass, under the names normal, weird and long.
+    There is one for each of `positions` with each of `merges`, trained with `seeds` seeds from train.seed on. The loss
+    of each of `sentences`, which have names, is measured in a pass of its own.
     """
 
     seeds: int = 3
@@ -95,7 +95,7 @@ class Sentences(LanguageModel):
         return windows(self.dev.tokens, length, starts).to(self.device)
 
     def _encode_sentence(self, name: str, text: str) -> Batch:
-        """Returns a sentence as one row; an error where it does not fit a window."""
+        """Returns a sentence as a batch of one row; raises ConfigError if it does not fit a window."""
         place = f"data.sentences.{name}"
         try:
             ids = self.tokenizer.encode(text)
