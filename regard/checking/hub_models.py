@@ -73,9 +73,10 @@ class HubSubject(Trial):
         self.limit = max(rounding_limit(dtype), rounding_limit(torch.float32))
 
     def compare(self, got: Tensor, want: Tensor, what: str) -> Finding:
-        """Returns how far two outputs are apart, and how far they may be.
+        """Returns the Finding of two outputs: their difference, relative to the largest value, and its limit.
 
-        The depth of the model is not known: before more than usual is called wrong, rounding is measured.
+        If the difference exceeds the usual limit, the limit is raised to ten times the measured effect of rounding, as
+        the depth of the model is not known.
         """
         error = difference(got, want)
         if error > self.limit:

@@ -92,7 +92,7 @@ class Trial(ABC):
         return self.draw_tokens(*shape, source=source)
 
     def cut_padded(self, n: int) -> list[int]:
-        """Returns the sizes of the pieces in which n tokens with padding among them come."""
+        """Returns the sizes of the pieces in which n tokens with padding among them are given to the model."""
         return [1] * n
 
     def require_decoder(self) -> None:
@@ -105,7 +105,7 @@ class Trial(ABC):
         return self.limit
 
     def measure_sensitivity(self, tokens: Int[Tensor, "B T"]) -> float:
-        """Returns how much the output of tokens moves when every parameter is rounded once more."""
+        """Returns how much the output of tokens changes when every parameter changes by about one rounding."""
         want = self.run_whole(tokens)
         exact = self.model
         self.model = copy.deepcopy(exact)
@@ -116,7 +116,7 @@ class Trial(ABC):
         return moved
 
     def compare(self, got: Tensor, want: Tensor, what: str) -> Finding:
-        """Returns how far two outputs are apart, and how far they may be."""
+        """Returns the Finding of two outputs: their difference, relative to the largest value, and its limit."""
         return Finding(difference(got, want), self.limit, what)
 
 
@@ -224,7 +224,7 @@ class ModelSubject(Trial):
 
 
 def rounding_limit(dtype: torch.dtype) -> float:
-    """Returns how far apart two ways of computing the same may be, relative to the largest value."""
+    """Returns the largest difference of two computations, relative to the largest value, that rounding explains."""
     return TOLERANCE.get(dtype, 8 * torch.finfo(dtype).eps)
 
 

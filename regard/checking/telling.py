@@ -82,7 +82,7 @@ def tell_unasked(s: Subject, attends: bool = True) -> list[str]:
 
 
 def _tell_nearest(s: Subject) -> str:
-    """Returns what to ask about the attention that a subject computes, or nothing."""
+    """Returns a sentence that names the nearest mechanism, and the option that compares the subject with it; or ""."""
     if s.projects:
         return "like='softmax' (--like softmax) compares with softmax on the queries, keys and values it projects."
     closest = resemble(s)

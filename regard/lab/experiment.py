@@ -368,7 +368,7 @@ def read_overrides(known: ResumableExperiment, overrides: Sequence[str]) -> dict
 
 
 def _with_absolute_paths(asked: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    """Returns changes whose files are named such that the experiment can be resumed, and repeated, from anywhere."""
+    """Returns changes with absolute paths of files, so that the experiment can be resumed from any folder."""
     paths: dict[str, Any] = {}
     for section, keys in {"data": files, COMPARE: files, "train": ("init",), "model": ("name",)}.items():
         table = asked.get(section, {})

@@ -74,7 +74,7 @@ class Caller:
         self.changed_masks = False  # and into its masks
 
     def call_fresh(self, case: Case, *calls: list[Tensor]) -> Tensor:
-        """Returns the output of the last of some calls in a row, by a copy that has made no calls before."""
+        """Makes some calls in a row of a copy that has never been called, and returns the output of the last one."""
         used = self.f
         self.f = deepcopy(self.pristine)
         try:
@@ -123,7 +123,7 @@ class Caller:
         return joined
 
     def _call_whole(self, case: Case, given: list[Tensor], inputs: list[Tensor], options: dict[str, Any]) -> Tensor:
-        """Returns the output of one call as it comes, less what is returned beside it."""
+        """Returns the output of one call, batch first; if the call returns a tuple, that is its first element."""
         masks = {name: (x, x.clone()) for name, x in options.items() if isinstance(x, Tensor)}
         if self.causal_name is not None:
             options[self.causal_name] = case.causal

@@ -108,7 +108,7 @@ class Case:
         return TOLERANCE.get(DTYPES[self.precision or self.dtype])
 
     def tolerance_or(self, roundings: float) -> float:
-        """Returns the tolerance or, in half precision, so many roundings."""
+        """Returns the tolerance or, in half precision, `roundings` times the machine epsilon."""
         if self.tolerance is not None:
             return self.tolerance
         return roundings * torch.finfo(self.type).eps
@@ -232,9 +232,10 @@ Compared = tuple[Tensor, Tensor, Tensor | float | None]
 
 
 def agree(case: Case, compute: Callable[[Case], Compared], what: str, times: float = 2.0) -> Finding:
-    """Returns whether what `compute` gives, (got, want, scale), agrees at the case's precision.
+    """Compares the first two of what `compute` returns, (got, want, scale), at the case's precision.
 
-    In half precision both are compared with what `compute` wants in float64: `got` may be `times` as wrong as `want`.
+    In half precision both are compared with the `want` of the same case in float64: the error of `got` may be `times`
+    that of `want`.
     """
     got, want, scale = compute(case)
     if case.tolerance is not None:

@@ -152,7 +152,7 @@ def numbers_bear_large_scores(subject: Subject, case: Case) -> Finding:
 
 
 def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
-    """Returns whether large queries and keys give finite outputs; None where ordinary ones do not."""
+    """Tests that large queries and keys give finite outputs; returns None if ordinary ones do not."""
     sizes = SIZES
     if subject.projects:
         sizes = TOKEN_SIZES

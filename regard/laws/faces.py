@@ -105,7 +105,7 @@ def recurrent_is_parallel(subject: Subject, case: Case) -> Finding:
 
 
 def _gradients_through_state(subject: Subject, case: Case) -> Finding:
-    """Returns whether gradients through a state are those of the whole sequence."""
+    """Compares the gradients of two chunks, through the state between them, with those of the whole sequence."""
     mechanism = mechanism_of(subject, case)
     mask = case.mask(case.T, case.T)
     half = case.T // 2

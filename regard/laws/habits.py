@@ -24,8 +24,8 @@ def measure_roughness(call: Caller, case: Case, step: float) -> float:
     """Returns how large the steps are that rounding leaves along a line of inputs in float64, relative to outputs.
 
     f(x + 2h) − 2f(x + h) + f(x) is of the order h² for what is computed in float64; rounding to float32 on the way
-    leaves steps of 1e-8 in it, to half precision steps of 1e-4 or more, which a larger h is needed to meet. It is 0
-    where the same call does not give the same again: what is drawn or kept between calls is no rounding.
+    leaves steps of 1e-8 in it, and rounding to half precision steps of 1e-4 or more, which show only with a larger h.
+    Returns 0 if the same call gives another output the second time, as with a random choice: that is no rounding.
     """
     inputs = call.draw_inputs(case)
     with torch.no_grad():

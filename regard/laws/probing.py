@@ -75,7 +75,7 @@ class ProbedCaller(Caller):
         self.own_autocast: str | None = None
 
     def find_call(self) -> None:
-        """Finds out how it wants to be called; raises `CouldNotBeAsked` where no way works."""
+        """Finds a way to call the attention by trying; raises `CouldNotBeAsked` if none works."""
         self._find_layout_and_width()
         self._find_token_axis()
         self._find_causal_flag()
@@ -220,7 +220,7 @@ class ProbedCaller(Caller):
         return not others and len(shape) in (2, 3) and shape[0] == case.B
 
     def _find_dtypes(self) -> None:
-        """Adds the other dtypes that it takes, where it does not take float64."""
+        """Adds the other dtypes in which the attention runs, if it does not run in float64."""
         if self.dtypes == ALL_DTYPES:
             return
         known = self.dtypes
@@ -356,7 +356,7 @@ class ProbedCaller(Caller):
         return True
 
     def _find_own_autocast(self) -> None:
-        """Takes the dtype of an autocast that it turns on by itself for the only one it computes in."""
+        """If the attention turns on an autocast by itself, sets its dtype as the only one that it computes in."""
         case = self.probe(B=1)
         found = find_own_autocast(lambda: self.call(case, self.draw_inputs(case)))
         if found is not None and self._runs(case.but(dtype=found)):

@@ -68,7 +68,7 @@ class SameAs:
         return got, want, None
 
     def _compare_padded(self, subject: Subject, case: Case) -> Finding:
-        """Returns whether outputs agree with hidden keys, and which slip explains it where they do not."""
+        """Compares outputs with hidden keys; if they differ, the finding names the slip that explains it."""
         found = agree(case, lambda c: self._outputs(subject, c, _pad(subject, c)), "outputs with padding")
         if not found.broken or subject.promises_zeros:
             return found
@@ -78,7 +78,7 @@ class SameAs:
         return found._replace(what=f"outputs with padding{words}")
 
     def _compare_fewer_queries(self, subject: Subject, case: Case) -> list[Finding]:
-        """Returns whether outputs agree for fewer queries than keys; causal ones are the last of the keys."""
+        """Compares outputs of fewer queries than keys; under a causal mask the queries are the last tokens."""
         asked = self.reference.fit(case.but(padding="none"))
         both = (subject, self.reference)
         # What takes causal queries for the first of the keys follows another convention, of which 'queries' tells.
@@ -106,7 +106,7 @@ class SameAs:
         return error <= case.tolerance_or(1.0)
 
     def _compare_adjusted(self, subject: Subject, case: Case) -> list[Finding]:
-        """Returns whether outputs agree with a bias, slopes and a softcap, where both take them."""
+        """Compares outputs with a bias, with ALiBi's slopes and with a softcap, if both subjects take them."""
         findings = []
         for kind in get_args(Adjust):
             asked = self.reference.fit(subject.fit(case.but(adjust=kind)))
@@ -207,7 +207,7 @@ class SameAs:
         return f" (those of causal {self.reference.label}: is causal=False ignored?)"
 
     def _compare_inside(self, subject: Subject, case: Case) -> Finding:
-        """Returns whether a module's inner attention is the reference's, on the queries, keys and values it projects.
+        """Compares a module's inner attention with the reference on the queries, keys and values that it projects.
 
         Where it is not, only a slip that explains the difference counts: positions, norms or gates may be inside.
         """

@@ -87,7 +87,7 @@ def required_names(f: Callable[..., Any]) -> list[str]:
 
 
 def takes_none(f: Callable[..., Any], name: str) -> bool:
-    """Returns whether a parameter may be left out, with a default of None or a number: it is no switch."""
+    """Tells whether a parameter has a default that is None or a number; a boolean default makes it a switch."""
     try:
         parameter = inspect.signature(_callable_of(f)).parameters.get(name)
     except ValueError:

@@ -297,7 +297,7 @@ def _nothing(call: Caller, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def continued_is_whole(subject: Subject, case: Case) -> Finding:
-    """Returns whether tokens that are given in parts, with the state from part to part, get what the whole gives."""
+    """Compares the outputs of tokens given in parts, with the state of the parts before, with those of one call."""
     if not subject.causal:
         raise DoesNotApply("it attends in both directions, and a state knows only what came before")
     case = case.but(causal=True, padding="none", documents=False, T=min(case.T, 131), adjust="none")

@@ -209,7 +209,7 @@ def _prepare(
 
 
 def _row_work(work: Cost | None, machine: cost.Device, size: Size) -> RowWork | None:
-    """Returns what the declared cost says of a row, with the least time that this machine needs for it."""
+    """Returns the declared FLOPs and bytes of a row, with the least time that this machine needs for them."""
     if work is None:
         return None
     floor = None

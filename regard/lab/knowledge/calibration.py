@@ -275,7 +275,7 @@ def attention(results: KnowledgeResults) -> Iterable[Markup]:
 
 
 def _describe_head(weights: Sequence[Sequence[float]], tokens: Sequence[str]) -> str:
-    """Returns in words how far back a head looks, and where its last row does."""
+    """Returns a sentence: how far back a head looks on average, and which token the last row attends to most."""
     back = sum(w * (i - j) for i, row in enumerate(weights) for j, w in enumerate(row)) / len(weights)
     most = max(range(len(tokens)), key=lambda j: abs(weights[-1][j]))
     where = f"“{token_label(tokens[most])}” ({percent(weights[-1][most], 0)})"

@@ -105,7 +105,7 @@ def _interval(estimate: MeanInterval) -> Markup:
 
 
 def _highest(values: Sequence[float]) -> list[int]:
-    """Returns the place of the one value that is above all others; none where several are the highest."""
+    """Returns [index] of the largest value; [] if several values are the largest."""
     places = [place for place, value in enumerate(values) if value == max(values)]
     return places if len(places) == 1 else []
 

@@ -180,7 +180,7 @@ def measure(session: Session, plan: SummarizePlan, runs: Mapping[str, Run]) -> S
 
 
 def _files(data: SummarizeData, pairs: PairSplit, out: Path) -> dict[str, Any]:
-    """Returns where the data of every training are. All share one tokenizer, so that their losses can be compared."""
+    """Returns the paths of the data of all trainings, which share one tokenizer, so that losses can be compared."""
     named = {key: getattr(data, key) for key in FILES if getattr(data, key)}
     if not data.train:
         named |= {name: str((out / "data" / f"{name}.jsonl").resolve()) for name in pairs._fields}

@@ -269,7 +269,7 @@ _BLOCKS: dict[str, Callable[[Any], Iterable[Markup]]] = {"check": _check, "train
 
 
 def _command(command: str, yours: str) -> Markup:
-    """Returns the ordinary command of a chapter, and what else it takes."""
+    """Returns a paragraph about the command that does a chapter by itself, with `yours` as what else it takes."""
     return join(paragraph(f"The command of this chapter takes {yours}:"), command_listing(command))
 
 

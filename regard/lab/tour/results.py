@@ -58,7 +58,7 @@ class TrainChapter:
 
     @property
     def baseline(self) -> ScoredModel:
-        """The answer that is always the most frequent place of the training questions."""
+        """The score of the answer that is always the most frequent place of the training questions."""
         return (self.knowledge.baselines or [])[0]
 
 

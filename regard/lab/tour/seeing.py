@@ -55,9 +55,9 @@ def ask_rows(model: Decoder[Any], questions: Sequence[Question]) -> AskedRows:
 def find_head(
     model: Decoder[Any], untrained: Decoder[Any], choose_by: Sequence[Question], report_on: Sequence[Question]
 ) -> HeadSearch:
-    """Silences one head after the other, and puts the one first whose absence raises the loss of answers the most.
+    """Removes one head after the other, and sorts heads by how much that raises the loss of answers, largest first.
 
-    Heads are chosen by other questions than those that are reported on, so that the choice does not flatter.
+    Heads are chosen by other questions than those that are reported, so that the reported cost is not biased upwards.
     """
     chosen = ask_rows(model, choose_by).batch
     reported = ask_rows(model, report_on)

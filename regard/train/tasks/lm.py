@@ -103,7 +103,7 @@ class LanguageModel(Task):
         return float(total) / weight
 
     def dev_windows(self) -> Iterator[Batch]:
-        """Returns the windows of dev text that are evaluated."""
+        """Yields the windows of dev text that are evaluated, in batches."""
         return evaluation_windows(self.dev.tokens, self.length, MOST)
 
     def _units_per_token(self) -> float:
