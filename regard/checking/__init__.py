@@ -1,4 +1,4 @@
-"""Everything that asks laws: of mechanisms and functions, of regard's models, of transformers' models."""
+"""Tests the laws on mechanisms and functions, on regard's models, and on transformers' models."""
 
 from regard.checking.check import DRAWS, MODEL_KINDS, check, check_model
 from regard.checking.plugins import plugin

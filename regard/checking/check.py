@@ -1,4 +1,4 @@
-"""`regard.check`: put anything to the laws, and shrink what breaks them to an example one can read."""
+"""`regard.check` tests the laws on anything, and shrinks what breaks one to an example that one can read."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def check_model(
     progress: Callable[[str, str], None] | None = None,
     source: str = "model  # the one that was checked",
 ) -> Verdicts:
-    """Asks the laws of whole models: looks ahead, cache = whole pass, padding, batch, prompts of unequal length."""
+    """Tests the laws of whole models: causality, cache = whole pass, padding, batch, prompts of unequal length."""
     kind = next(kind for kind in MODEL_KINDS if kind.fits(model))
     label = type(model).__name__
     precisions = kind.precisions

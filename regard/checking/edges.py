@@ -59,7 +59,7 @@ def long_texts(trial: Trial) -> Finding:
 
 
 def _compare_around(trial: Trial, n: int, what: str) -> Iterator[Finding]:
-    """Yields what is found of texts of about n tokens; `what` says what begins there."""
+    """Compares texts of about n tokens, in one pass, in pieces and with padding; `what` names what begins at n."""
     B = len(trial.tokens)
     tokens = trial.draw_tokens(B, n + 2)
     want = trial.run_whole(tokens)
@@ -105,7 +105,7 @@ def windows_are_as_wide_as_said(trial: Trial) -> Finding:
 def _compare_reach(
     trial: Trial, name: str, module: nn.Module, window: int | None, tokens: Int[Tensor, "B T"], at: int
 ) -> Iterator[Finding]:
-    """Yields what is found of one layer: which of its outputs change when the token at one place changes."""
+    """Compares the outputs of one layer that change with the input at place `at` with those that its window allows."""
     change = measure_reach(trial, module, tokens, at)
     T = tokens.shape[1]
     distance = torch.arange(T, device=change.device) - at
@@ -138,7 +138,7 @@ def _weighs_every_key(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def measure_reach(trial: Trial, module: nn.Module, tokens: Int[Tensor, "B T"], at: int) -> Float[Tensor, " T"]:
-    """Returns how much each output of one module changes when its input at one place does, relative to the largest."""
+    """Returns the change [T] of each output of a module when its input at `at` changes, relative to the largest."""
     outputs: list[Tensor] = []
     noise: list[Tensor | None] = [None]
 

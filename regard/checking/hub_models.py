@@ -73,9 +73,10 @@ class HubSubject(Trial):
         self.limit = max(rounding_limit(dtype), rounding_limit(torch.float32))
 
     def compare(self, got: Tensor, want: Tensor, what: str) -> Finding:
-        """Returns how far two outputs are apart, and how far they may be.
+        """Returns the Finding of two outputs: their difference, relative to the largest value, and its limit.
 
-        The depth of the model is not known: before more than usual is called wrong, rounding is measured.
+        If the difference exceeds the usual limit, the limit is raised to ten times the measured effect of rounding, as
+        the depth of the model is not known.
         """
         error = difference(got, want)
         if error > self.limit:
@@ -330,7 +331,7 @@ def from_transformers(thing: Any) -> bool:
 
 
 def _convert(model: Any, dtype: torch.dtype) -> Any:
-    """Returns the model in that precision; a copy is made once and kept as long as the model is."""
+    """Returns the model in this dtype, in evaluation mode; a copy is made once, and kept for the model's lifetime."""
     if model.dtype == dtype and not model.training:
         return model
     copies = _COPIES.setdefault(model, {})

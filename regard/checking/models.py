@@ -88,11 +88,11 @@ class Trial(ABC):
         """Returns the name, module and window of each layer of self-attention; without a window, None."""
 
     def draw_padding(self, *shape: int, source: bool = False) -> Int[Tensor, "B T"]:
-        """Returns tokens that nobody may see: any will do."""
+        """Returns token ids for padding; any will do, since no query may see them."""
         return self.draw_tokens(*shape, source=source)
 
     def cut_padded(self, n: int) -> list[int]:
-        """Returns the sizes of the pieces in which n tokens with padding among them come."""
+        """Returns the sizes of the pieces in which n tokens with padding among them are given to the model."""
         return [1] * n
 
     def require_decoder(self) -> None:
@@ -105,7 +105,7 @@ class Trial(ABC):
         return self.limit
 
     def measure_sensitivity(self, tokens: Int[Tensor, "B T"]) -> float:
-        """Returns how much the output of tokens moves when every parameter is rounded once more."""
+        """Returns how much the output of tokens changes when every parameter changes by about one rounding."""
         want = self.run_whole(tokens)
         exact = self.model
         self.model = copy.deepcopy(exact)
@@ -116,7 +116,7 @@ class Trial(ABC):
         return moved
 
     def compare(self, got: Tensor, want: Tensor, what: str) -> Finding:
-        """Returns how far two outputs are apart, and how far they may be."""
+        """Returns the Finding of two outputs: their difference, relative to the largest value, and its limit."""
         return Finding(difference(got, want), self.limit, what)
 
 
@@ -224,7 +224,7 @@ class ModelSubject(Trial):
 
 
 def rounding_limit(dtype: torch.dtype) -> float:
-    """Returns how far apart two ways of computing the same may be, relative to the largest value."""
+    """Returns the largest difference of two computations, relative to the largest value, that rounding explains."""
     return TOLERANCE.get(dtype, 8 * torch.finfo(dtype).eps)
 
 
@@ -280,7 +280,7 @@ def padding_does_not_matter(trial: Trial) -> Finding:
 
 
 def _place_tokens(B: int, T: int, style: str) -> Bool[Tensor, "B T3"]:
-    """Returns where T tokens stand among T + 3, the rest of which is padding."""
+    """Returns a mask [B,T+3] that is True for T tokens, and False for 3 of padding on the side `style` names."""
     shown = torch.zeros(B, T + 3, dtype=torch.bool)
     for b in range(B):
         start = {"left": 3, "right": 0, "inside": b % 3}[style]

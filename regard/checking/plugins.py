@@ -1,4 +1,4 @@
-"""Plugins: what a Python file of the user's defines, ready for the laws."""
+"""Plugins: turns a function or module of a user's Python file into a subject that laws can test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plugin(
     width: int | None = None,
     step: str | None = None,
 ) -> Subject:
-    """Returns what a Python file of yours defines, ready for the laws.
+    """Returns a function or module of a Python file of yours as a subject that the laws can test.
 
     `path` is `file.py:name`, or `file.py` where it is clear which thing is meant; `step` names a function of the file,
     or a method; see `regard.check` for the rest.

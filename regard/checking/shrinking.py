@@ -9,9 +9,10 @@ from regard.laws import Case, Finding, Law, SameAs, Subject, ask
 
 
 def shrink(subject: Subject, law: Law, case: Case, found: Finding, seconds: float = 10.0) -> tuple[Case, Finding]:
-    """Returns the smallest case near this one that still breaks the law, and what is found there.
+    """Returns the smallest case that still breaks the law, found by shrinking this one step by step, and its finding.
 
-    `seconds` are of this thread's own work, so that a busy machine finds the same case as an idle one.
+    The search ends after `seconds` of this thread's CPU time, so that a busy machine finds the same case as an idle
+    one.
     """
     until = time.thread_time() + seconds
     shrunk = True

@@ -1,4 +1,4 @@
-"""What a check of somebody else's attention says beside its verdicts: how it was called, and what was not asked."""
+"""Sentences about a check of somebody else's attention beside its verdicts: how it was called, what was not asked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAR = 0.3  # a difference, relative to the largest output, from which on no mech
 
 
 def tell_taken(s: Subject) -> list[str]:
-    """Returns sentences about what a call was found out to mean, where something else might be meant by it."""
+    """Returns a sentence for each way of calling that was assumed because it runs, although another may be meant."""
     try:
         s.find_out()  # type: ignore[attr-defined]
     except CouldNotBeAsked:
@@ -99,7 +99,7 @@ def tell_unasked(s: Subject, attends: bool = True) -> list[str]:
 
 
 def _tell_nearest(s: Subject) -> str:
-    """Returns what to ask about the attention that a subject computes, or nothing."""
+    """Returns a sentence that names the nearest mechanism, and the option that compares the subject with it; or ""."""
     if s.projects:
         return "like='softmax' (--like softmax) compares with softmax on the queries, keys and values it projects."
     closest = resemble(s)

@@ -1,4 +1,4 @@
-"""Verdicts: what one law says of one thing, and all of them together."""
+"""Verdicts: the result of one law for one subject, and all results of one check."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def _only_in_training(name: str) -> bool:
 
 
 def _unsupported_settings(family: Family, config: Any, hf_config: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Returns whether a family can read what it wrote of a config, and the settings, in words, that it cannot hold."""
+    """Tells whether a family can read the config that it writes, and describes the settings that it cannot keep."""
     keys = Keys(Path(CONFIG), hf_config, family.default)
     try:
         back = family.read(keys, output_head_of(config))

@@ -214,7 +214,7 @@ def _find_image_processor(folder: Path, model: Any) -> Any:
 
 @contextmanager
 def _explain_part(name: str) -> Iterator[None]:
-    """Re-raises what goes wrong while a part of a folder is read as a HubError that names the part."""
+    """Re-raises any exception of the body, which reads a part of a folder, as a HubError that names the part."""
     try:
         yield
     except RegardError:

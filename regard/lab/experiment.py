@@ -53,7 +53,7 @@ ASKED = "experiment.toml"
 
 
 class Training(NamedTuple):
-    """One training of an experiment. `stage` is the section under which it alone is changed, "" where it has none."""
+    """One training of an experiment. `stage` is the section of settings that change it alone; "" if there is none."""
 
     stage: str
     title: str
@@ -63,7 +63,7 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What an experiment is going to train; experiments add the data that they have read for it."""
+    """The trainings that an experiment is going to do; a subclass adds the data that the experiment has read."""
 
     trainings: Sequence[Training]
 
@@ -188,7 +188,7 @@ MeasureRuns = Callable[[Session, Any, Mapping[str, Run]], Any]
 
 @dataclass(frozen=True)
 class ResumableExperiment(Experiment, ABC):
-    """An experiment of several parts in one folder, which goes on where it was stopped.
+    """An experiment of several parts in one folder, which can be resumed.
 
     `stages` are the names of sections that change one training alone, `files` the keys of the sections `data` and
     `compare` that name files. `compares` says whether there is a section `compare`; `sections` are further ones.
@@ -231,7 +231,7 @@ class ResumableExperiment(Experiment, ABC):
 
 @dataclass(frozen=True)
 class TrainingExperiment(ResumableExperiment):
-    """An experiment that trains: `plan` says what, `measure` says what comes out."""
+    """An experiment that trains: `plan` returns its trainings, and `measure` the results of their runs."""
 
     plan: Callable[[Session], TrainingPlan] = lambda session: TrainingPlan(())
     measure: MeasureRuns = lambda session, plan, runs: {}
@@ -368,7 +368,7 @@ def read_overrides(known: ResumableExperiment, overrides: Sequence[str]) -> dict
 
 
 def _with_absolute_paths(asked: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    """Returns changes whose files are named such that the experiment can be resumed, and repeated, from anywhere."""
+    """Returns changes with absolute paths of files, so that the experiment can be resumed from any folder."""
     paths: dict[str, Any] = {}
     for section, keys in {"data": files, COMPARE: files, "train": ("init",), "model": ("name",)}.items():
         table = asked.get(section, {})

@@ -1,8 +1,8 @@
-"""How likely a language model finds a text: its loss, perplexity and bits, of the whole and token by token.
+"""The likelihood of a text under a language model: loss, perplexity and bits, of the whole and token by token.
 
-A text longer than the model reads goes by windows that overlap by half, and each token is judged once, in the first
-window that holds it: so that every token but those of the first half window has at least half a window before it. The
-first token has nothing before it and is not judged.
+A text longer than the model's context is read in windows that overlap by half, and each token is scored once, in the
+first window that holds it: so every token but those of the first half window has at least half a window before it. The
+first token has nothing before it and is not scored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS = 1 << 26  # logits held at once
 
 @dataclass(frozen=True)
 class JudgedToken:
-    """A token of a text: what it cost, how likely it was, and what the model would have said instead.
+    """A token of a text: its loss, its probability, its rank among all tokens, and the likeliest token in its place.
 
     `loss` is −ln p, `rank` 1 where no token was likelier. All but the text are None for the first token.
     """
@@ -42,7 +42,7 @@ class JudgedToken:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What a text costs a model. `characters` and `bytes` are those of the judged tokens."""
+    """The losses of a text under a model. `characters` and `bytes` are those of the tokens that were scored."""
 
     tokens: tuple[JudgedToken, ...]
     characters: int
@@ -75,9 +75,9 @@ class Likelihood:
 
 
 def judge_text(opened: RecordableModel, text: str, *, with_tokens: bool = False) -> Likelihood:
-    """Returns what a text costs a language model of regard or of transformers.
+    """Returns the losses of a text under a language model of regard or of transformers.
 
-    `with_tokens` also says of each token how likely it was, its rank and the likeliest one.
+    With `with_tokens` each token also has its probability, its rank and the likeliest token in its place.
     """
     read = logits_of(opened)
     ids = opened.ids(text)

@@ -44,8 +44,8 @@ def looks_ahead(subject: Subject, case: Case) -> Finding:
 def _start_inputs(subject: Subject, case: Case) -> dict[str, list[Tensor]]:
     """Returns the inputs in which a token is changed: of ordinary size, large, and with scores of about −30,000.
 
-    A stabiliser over the whole sequence shows itself by its epsilon, or where early keys are huge and late ones not. A
-    mask of −10,000 shows itself where everything that may be seen scores less.
+    Large inputs show a stabiliser, such as a maximum, that is taken over the whole sequence. Low scores show a mask
+    that adds −10,000 and so does not hide a token where all visible ones score less.
     """
     ordinary = subject.inputs(case)
     large = [30 * x for x in ordinary]
@@ -65,7 +65,7 @@ def _replace_token(subject: Subject, case: Case, inputs: list[Tensor], j: int, f
 
 
 def _compare_prefix(subject: Subject, case: Case, after: Tensor, before: Tensor, j: int, what: str) -> Finding:
-    """Returns how far outputs before token j have moved, relative to the largest of all outputs."""
+    """Returns the largest change of an output before token j, relative to the largest of all outputs."""
     if after.shape != before.shape:
         return Finding(math.inf, 0.0, f"{what}: the output's shape changes")
     got = after.narrow(subject.token_axis, 0, j)
@@ -97,7 +97,7 @@ def _without_rounding(subject: Subject, case: Case, found: Finding, change: tupl
 
 
 def _prefix_alone(subject: Subject, case: Case) -> Finding:
-    """Returns whether the first half of the tokens alone gives what it gives among the rest.
+    """Compares the outputs of the first half of the tokens alone with its outputs before the rest.
 
     Attention that depends on the length of the whole sequence looks ahead, too.
     """

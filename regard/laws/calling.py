@@ -76,7 +76,7 @@ class Caller:
         self.changed_masks = False  # and into its masks
 
     def call_fresh(self, case: Case, *calls: list[Tensor]) -> Tensor:
-        """Returns the output of the last of some calls in a row, by a copy that has made no calls before."""
+        """Makes some calls in a row of a copy that has never been called, and returns the output of the last one."""
         used = self.f
         self.f = deepcopy(self.pristine)
         try:
@@ -138,7 +138,7 @@ class Caller:
         return options
 
     def _call_by_query(self, case: Case, inputs: list[Tensor], visible: Tensor | None) -> Tensor:
-        """Returns the outputs of all queries, of which a call takes a single one."""
+        """Calls the attention once for each query, as it takes a single one, and returns all outputs as one tensor."""
         outs = []
         for t in range(inputs[0].shape[self.layout.token_axis]):
             alone = [inputs[0].narrow(self.layout.token_axis, t, 1), *inputs[1:]]
@@ -151,7 +151,7 @@ class Caller:
         return joined
 
     def _call_whole(self, case: Case, given: list[Tensor], inputs: list[Tensor], options: dict[str, Any]) -> Tensor:
-        """Returns the output of one call as it comes, less what is returned beside it."""
+        """Returns the output of one call, batch first; if the call returns a tuple, that is its first element."""
         masks = {name: (x, x.clone()) for name, x in options.items() if isinstance(x, Tensor)}
         if self.causal_name is not None:
             options[self.causal_name] = case.causal
@@ -223,7 +223,7 @@ class Caller:
         return {name: case.adjustment(T, S)}
 
     def _filled_arguments(self, case: Case, required: list[str]) -> dict[str, Any]:
-        """Returns the arguments that must be given and follow from the sizes of a call."""
+        """Returns values for the `required` arguments that follow from the case: head counts, scales, widths."""
         filled: dict[str, Any] = {}
         for name in required:
             if name in self.data:
@@ -259,7 +259,7 @@ class Caller:
         return torch.ones(B, T, S, dtype=torch.bool, device=case.device)
 
     def _mask_options(self, case: Case, inputs: list[Tensor], visible: Tensor | None) -> dict[str, Any]:
-        """Returns the masks to hand over: one of pairs for causality where no flag says it, one of visible keys."""
+        """Returns masks by parameter name: a causal one unless a flag says it, and one that hides keys by `visible`."""
         everything = self._everything(case, inputs)
         T, S = everything.shape[1:]
         allowed: dict[MaskForm, Tensor] = {}

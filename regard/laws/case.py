@@ -66,10 +66,10 @@ class Finding(NamedTuple):
 class Case:
     """One trial, completely determined.
 
-    `rounded` is a dtype that inputs are rounded to first: an exact answer to the question that a lower precision was
-    asked. `precision` is the dtype that the subject computes in, whatever its inputs have; None means theirs. `adjust`
-    is what is done to scores: a bias is added, ALiBi's slopes, or they are bent to a softcap. `softcap` is the one that
-    the subject says it has where none is given.
+    With `rounded`, inputs are first rounded to this dtype and stored in `dtype` again, so that an exact computation
+    and one in lower precision start from the same numbers. `precision` is the dtype that the subject computes in; None
+    means that of its inputs. `adjust` names a change of the scores: a bias, ALiBi's bias, or a softcap. `softcap` is
+    the default that the subject declares.
     """
 
     B: int = 2
@@ -110,7 +110,7 @@ class Case:
         return TOLERANCE.get(DTYPES[self.precision or self.dtype])
 
     def tolerance_or(self, roundings: float) -> float:
-        """Returns the tolerance or, in half precision, so many roundings."""
+        """Returns the tolerance or, in half precision, `roundings` times the machine epsilon."""
         if self.tolerance is not None:
             return self.tolerance
         return roundings * torch.finfo(self.type).eps
@@ -215,7 +215,7 @@ def most_telling(findings: Sequence[Finding]) -> Finding:
 def difference(got: Tensor, want: Tensor, scale: Tensor | float | None = None) -> float:
     """Returns the largest |got − want| relative to the largest |want|, or to `scale`.
 
-    Another shape is infinitely wrong, and so is NaN, even where both have it: nobody means to compute that.
+    Returns infinity for another shape and for NaN, even if both have NaN at the same place.
     """
     if got.shape != want.shape:
         return math.inf
@@ -236,9 +236,10 @@ Compared = tuple[Tensor, Tensor, Tensor | float | None]
 
 
 def agree(case: Case, compute: Callable[[Case], Compared], what: str, times: float = 2.0) -> Finding:
-    """Returns whether what `compute` gives, (got, want, scale), agrees at the case's precision.
+    """Compares the first two of what `compute` returns, (got, want, scale), at the case's precision.
 
-    In half precision both are compared with what `compute` wants in float64: `got` may be `times` as wrong as `want`.
+    In half precision both are compared with the `want` of the same case in float64: the error of `got` may be `times`
+    that of `want`.
     """
     got, want, scale = compute(case)
     if case.tolerance is not None:
@@ -260,7 +261,7 @@ def comparable(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, *tensors:
 def cancellation_scale(mechanism: Mechanism, q: Tensor, k: Tensor, mask: Mask, v: Tensor) -> Tensor | None:
     """Returns what rounding is relative to where weights can cancel: Σ|w||v| of each row, [B,H,T,1]; else None.
 
-    A weight that a memory gives is itself a sum that cancels: of it, |w| is how large the sum's terms are.
+    A weight of a memory is itself a sum that can cancel: there |w| is a bound on the terms of that sum.
     """
     weights = mechanism.weights(q, k, mask)
     if not mechanism.signed and not bool((weights < 0).any()):

@@ -152,7 +152,7 @@ def numbers_bear_large_scores(subject: Subject, case: Case) -> Finding:
 
 
 def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
-    """Returns whether large queries and keys give finite outputs; None where ordinary ones do not."""
+    """Tests that large queries and keys give finite outputs; returns None if ordinary ones do not."""
     sizes = SIZES
     if subject.projects:
         sizes = TOKEN_SIZES
@@ -215,8 +215,8 @@ def _overflows(subject: Subject, case: Case, inputs: list[Tensor]) -> bool:
 def _reads_differences_only(subject: Subject, case: Case, inputs: list[Tensor]) -> bool:
     """Returns whether a number added to all scores of a query changes nothing, as in a softmax over the keys.
 
-    Where it changes something, features of keys that point away may vanish, and nobody is to blame. Of regard's own
-    mechanisms `hidden` and `looks-ahead` ask with scores of −30,000.
+    If it changes something, features of keys that point away may vanish for good reason, so very low scores are not
+    tried. Regard's own mechanisms are tried with scores of −30,000 in `hidden` and `looks-ahead`.
     """
     if subject.own or subject.projects or len(inputs) != 3 or case.T < 2 or case.tolerance is None:
         return False

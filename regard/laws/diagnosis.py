@@ -27,7 +27,7 @@ def describe_rounding(subject: Subject, reference: Subject, case: Case) -> str:
 
 
 def describe_lengths(subject: Subject, reference: Subject, case: Case) -> str:
-    """Returns up to how many tokens outputs are right, where they are for some."""
+    """Returns a sentence that says up to which length outputs are right; "" if they are wrong at two tokens already."""
     limit = case.tolerance_or(4.0)
 
     def is_right(T: int) -> bool:
@@ -113,7 +113,7 @@ def _describe_scores(got: Tensor, want: Tensor) -> str:
 
 
 def _parts_of_rows(gap: Tensor, seen: Tensor) -> str:
-    """Returns words where keys fall into parts within which weights are right to one another, and not between them."""
+    """Returns a sentence if the ratios of weights are right within blocks of keys but wrong between blocks, else ""."""
     S = gap.shape[-1]
     same = ((gap[..., 1:] - gap[..., :-1]).abs() < 1e-4) | ~(seen[..., 1:] & seen[..., :-1])
     cuts = [n + 1 for n in range(S - 1) if not bool(same[..., n].all())]

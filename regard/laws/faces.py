@@ -36,7 +36,7 @@ def mechanism_of(subject: Subject, case: Case) -> Mechanism:
 
 
 def _against_forward(mechanism: Mechanism, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Compared:
-    """Returns an output beside that of the parallel face, on the rows that rounding does not decide."""
+    """Returns an output and that of `forward` to compare it with, on rows whose result does not hang on rounding."""
     want = mechanism(q, k, v, mask)
     scale = cancellation_scale(mechanism, q, k, mask, v)
     if scale is None:
@@ -105,7 +105,7 @@ def recurrent_is_parallel(subject: Subject, case: Case) -> Finding:
 
 
 def _gradients_through_state(subject: Subject, case: Case) -> Finding:
-    """Returns whether gradients through a state are those of the whole sequence."""
+    """Compares the gradients of two chunks, through the state between them, with those of the whole sequence."""
     mechanism = mechanism_of(subject, case)
     mask = case.mask(case.T, case.T)
     half = case.T // 2
@@ -173,7 +173,7 @@ def _draw_chunks(case: Case) -> list[int]:
 
 
 def split_visible(visible: Tensor | None, chunks: list[int]) -> Sequence[Tensor | None]:
-    """Returns the part of each chunk of a mask of visible keys [B,T]."""
+    """Splits a mask of visible keys [B,T] into chunks of these lengths; None gives None for each chunk."""
     if visible is None:
         return [None] * len(chunks)
     parts: Sequence[Tensor] = visible.split(chunks, 1)
@@ -267,9 +267,9 @@ def _compare_flops(what: str, declared: int, counted: int) -> Finding:
 
 
 def _declares_costs(mechanism: Mechanism) -> bool:
-    """Returns whether a mechanism says what its scores cost.
+    """Returns whether a mechanism declares the cost of its scores.
 
-    One of regard's families knows the cost of weights @ v, but not that of weights somebody else computes.
+    A user's subclass of `Pairwise` inherits the cost of weights @ v, but not that of the weights it computes itself.
     """
     if not isinstance(mechanism, Pairwise) or type(mechanism).__module__.startswith("regard."):
         return True

@@ -67,7 +67,7 @@ def _kernel_arguments(subject: Subject, case: Case, face: str, start: int) -> tu
 
 
 def _kernel_results(subject: Subject, case: Case, face: str, start: int, use: str) -> list[Tensor]:
-    """Returns the output and, where it carries any, the gradients."""
+    """Returns the output and the gradients of inputs and parameters; for "extend" the output and `state.tokens`."""
     mechanism, *arguments = _kernel_arguments(subject, case, face, start)
     mechanism.use = use
     if face == "extend":

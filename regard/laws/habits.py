@@ -24,8 +24,8 @@ def measure_roughness(call: Caller, case: Case, step: float) -> float:
     """Returns how large the steps are that rounding leaves along a line of inputs in float64, relative to outputs.
 
     f(x + 2h) − 2f(x + h) + f(x) is of the order h² for what is computed in float64; rounding to float32 on the way
-    leaves steps of 1e-8 in it, to half precision steps of 1e-4 or more, which a larger h is needed to meet. It is 0
-    where the same call does not give the same again: what is drawn or kept between calls is no rounding.
+    leaves steps of 1e-8 in it, and rounding to half precision steps of 1e-4 or more, which show only with a larger h.
+    Returns 0 if the same call gives another output the second time, as with a random choice: that is no rounding.
     """
     inputs = call.draw_inputs(case)
     with torch.no_grad():
@@ -79,9 +79,10 @@ _TRIANGLE_LEAST = 2  # a matrix of one number is a triangle of every kind
 
 
 def claims_causality(call: Caller, case: Case) -> bool:
-    """Returns whether attention that cannot be told to be causal claims it: by what it says, or by what it sees.
+    """Returns whether attention without a causal flag or mask claims to be causal, by its names or by what it sees.
 
-    What sees as far ahead as back is meant to; what sees some later tokens, or sees them faintly, is not.
+    Attention that sees later tokens as much as earlier ones means to; if it sees only some of them, or faintly, it is
+    taken to claim causality and to break it.
     """
     if call.layout is CROSS or call.layout.single is not None:
         return False
@@ -173,7 +174,7 @@ def _in_words(name: str) -> str:
 
 
 def _is_triangle(x: Tensor) -> bool:
-    """Tells whether a mask [..., n, n] marks what is not later, or what is later, and nothing else."""
+    """Tells whether a mask [..., n, n] is a lower triangle with its diagonal, or an upper one without."""
     if x.dim() < 2 or not x.numel() or x.shape[-1] != x.shape[-2] or x.shape[-1] < _TRIANGLE_LEAST:
         return False
     marked = x.reshape(-1, *x.shape[-2:])[0] != 0
@@ -182,10 +183,11 @@ def _is_triangle(x: Tensor) -> bool:
 
 
 def _influence(call: Caller, case: Case) -> Tensor:
-    """Returns how much the output at each token moves when the value of each other token changes, [T,T].
+    """Returns [T,T]: at (i, j) the largest change of the output at token i when the value of token j is replaced.
 
-    Values are what attention mixes: a key that is seen through a sum over all of them, and no value, is a leak.
-    Queries and keys are small, so that weights are nearly even and none vanishes by chance.
+    Only values are replaced, as these are what attention mixes: where later keys act through a sum over all keys, but
+    not through their values, the attention is meant to be causal, and leaks. Queries and keys are small, so that
+    weights are nearly even and none vanishes by chance.
     """
     inputs = [0.1 * x for x in call.draw_inputs(case)]
     axis = call.layout.token_axis
@@ -202,7 +204,7 @@ def _influence(call: Caller, case: Case) -> Tensor:
 
 
 def mixes_along(axis: int, run: Callable[[list[Tensor]], Tensor], case: Case, inputs: list[Tensor]) -> bool:
-    """Returns whether a change of the last input in the first place along an axis moves outputs in other places."""
+    """Tells whether replacing the last input at index 0 of an axis changes the output at another index of it."""
     changed = [x.clone() for x in inputs]
     slot = changed[-1].select(axis, 0)
     slot.copy_(case.draw(*slot.shape, stream=50))

@@ -53,10 +53,10 @@ class SingleQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What the inputs look like. `projects`: the width is the module's own, and heads are its own affair.
+    """The axes of the inputs of a call. `projects`: they are [B,T,D], and the module makes heads of them itself.
 
-    `inputs` counts the tensors that laws draw, `token_axis` is that of their tokens. `has_heads`: they have more than
-    one head where a case does. `single` says how the query is given where a call takes no more than one.
+    `inputs` is the number of tensors that laws draw, and `token_axis` the axis of their tokens. With `has_heads` they
+    have as many heads as the case, otherwise one. `single` says how a call that takes a single query is given it.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Layout:
         return [query, *keys]
 
     def join_queries(self, outs: list[Tensor]) -> Tensor | None:
-        """Returns what single queries got, [B,V], [B,1,V] or [1,B,V] each, in the laws' own form; None for others."""
+        """Joins outputs of single queries, [B,V], [B,1,V] or [1,B,V], to [B,T,V] or [B,1,T,V]; None for others."""
         rows = []
         for out in outs:
             row = out

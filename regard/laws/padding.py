@@ -1,4 +1,4 @@
-"""Laws of hidden keys: what may not be seen has no effect, and who sees nothing gets nothing."""
+"""Laws of hidden keys: a hidden key has no effect, and a query that sees no key gives zeros."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def blind_rows_are_zero(subject: Subject, case: Case) -> Finding:
 
 
 def _padding(subject: Subject, case: Case) -> Tensor:
-    """Returns which keys may be seen, [B,T], with some hidden; some law must have something to hide."""
+    """Returns the padding mask [B,T], True at visible keys; a case without padding gets some inside the sequence."""
     if not subject.takes_visible:
         raise DoesNotApply("it takes no mask of visible keys")
     if case.padding == "none":
@@ -165,7 +165,7 @@ def _output_and_gradients(
 
 
 def _gradients_of_hidden(subject: Subject, case: Case, inputs: list[Tensor], visible: Tensor) -> list[Finding]:
-    """Returns whether hidden keys and values get no gradient."""
+    """Tests that the gradients of hidden keys and values are zero."""
     if len(inputs) != 3:
         return []
     findings = []

@@ -76,7 +76,7 @@ class ProbedCaller(Caller):
         self.own_autocast: str | None = None
 
     def find_call(self) -> None:
-        """Finds out how it wants to be called; raises `CouldNotBeAsked` where no way works."""
+        """Finds a way to call the attention by trying; raises `CouldNotBeAsked` if none works."""
         self._find_layout_and_width()
         self._find_token_axis()
         self._find_causal_flag()
@@ -116,7 +116,7 @@ class ProbedCaller(Caller):
         return case
 
     def _find_layout_and_width(self) -> None:
-        """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
+        """Finds the layout; if none runs, as with kernels of a few head widths only, tries again with HEAD_WIDTHS."""
         try:
             return self._find_layout()
         except CouldNotBeAsked as failure:
@@ -177,7 +177,7 @@ class ProbedCaller(Caller):
         self.pools = self._gives_as_many_of_any()
 
     def _settle(self, way: tuple[tuple[str, ...], MaskForm | None, Layout, bool]) -> None:
-        """Takes a way of calling that gives outputs of the right shape, and finds out what goes with it."""
+        """Sets a way of calling that gives outputs of the right shape; finds its lengths, dtypes and axis of heads."""
         self.dtypes, self.filler, self.layout, self.same_widths = way
         self._try_lengths()  # sets what goes with the way, which later ones may have changed
         self._find_dtypes()
@@ -216,7 +216,7 @@ class ProbedCaller(Caller):
         return not others and len(shape) in (2, 3) and shape[0] == case.B
 
     def _find_dtypes(self) -> None:
-        """Adds the other dtypes that it takes, where it does not take float64."""
+        """Adds the other dtypes in which the attention runs, if it does not run in float64."""
         if self.dtypes == ALL_DTYPES:
             return
         known = self.dtypes
@@ -278,8 +278,8 @@ class ProbedCaller(Caller):
     def _find_form(self, name: str) -> MaskForm | None:
         """Returns the first form of a mask under which a hidden key does not matter, else the first that runs.
 
-        Numbers added to scores hide where nothing else does, too: they do not count where a mask has hidden the key
-        but for a remainder, as one of −10 does.
+        A form is passed over, too, whose mask is added to the scores if another form has nearly hidden the key before,
+        as an added −10 does: with large numbers adding hides a key in whatever form a mask is meant.
         """
         fallback = weak = None
         for form in possible_forms(name, self.causal_name is not None):
@@ -297,7 +297,10 @@ class ProbedCaller(Caller):
         return weak or fallback
 
     def _measure_hidden_key(self) -> float:
-        """Returns how much outputs move with a hidden key, infinity where a mask does not do what masks do."""
+        """Returns how much outputs change with the token of a hidden key; infinity if the mask changes their shape.
+
+        It is infinity, too, where the mask makes the outputs of a whole sequence zero.
+        """
         case = self.probe()
         inputs = self.draw_inputs(case)
         T = case.T
@@ -354,7 +357,7 @@ class ProbedCaller(Caller):
         return True
 
     def _find_own_autocast(self) -> None:
-        """Takes the dtype of an autocast that it turns on by itself for the only one it computes in."""
+        """If the attention turns on an autocast by itself, sets its dtype as the only one that it computes in."""
         case = self.probe(B=1)
         found = find_own_autocast(lambda: self.call(case, self.draw_inputs(case)))
         if found is not None and self._runs(case.but(dtype=found)):
@@ -362,7 +365,7 @@ class ProbedCaller(Caller):
             self.dtypes = (found,)
 
     def _find_precision(self) -> None:
-        """Finds out whether it computes in float32, or less, whatever comes in, as many a softmax does."""
+        """Finds out whether it computes in float32 or less even for float64 inputs, as many a softmax does."""
         if self.probe().dtype != "float64":
             return
         if self.roughness() > 1e-11 or self.roughness(2e-5) > 1e-5:

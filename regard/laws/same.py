@@ -72,7 +72,7 @@ class SameAs:
         return got, want, None
 
     def _compare_padded(self, subject: Subject, case: Case) -> Finding:
-        """Returns whether outputs agree with hidden keys, and which slip explains it where they do not."""
+        """Compares outputs with hidden keys; if they differ, the finding names the slip that explains it."""
         found = agree(case, lambda c: self._outputs(subject, c, _pad(subject, c)), "outputs with padding")
         if not found.broken or subject.promises_zeros:
             return found
@@ -82,7 +82,7 @@ class SameAs:
         return found._replace(what=f"outputs with padding{words}")
 
     def _compare_fewer_queries(self, subject: Subject, case: Case) -> list[Finding]:
-        """Returns whether outputs agree for fewer queries than keys; causal ones are the last of the keys."""
+        """Compares outputs of fewer queries than keys; under a causal mask the queries are the last tokens."""
         asked = self.reference.fit(case.but(padding="none"))
         both = (subject, self.reference)
         # What takes causal queries for the first of the keys follows another convention, of which 'queries' tells.
@@ -114,7 +114,7 @@ class SameAs:
         return error <= case.tolerance_or(1.0)
 
     def _compare_adjusted(self, subject: Subject, case: Case) -> list[Finding]:
-        """Returns whether outputs agree with a bias, slopes and a softcap, where both take them."""
+        """Compares outputs with a bias, with ALiBi's slopes and with a softcap, if both subjects take them."""
         findings = []
         for kind in get_args(Adjust):
             asked = self.reference.fit(subject.fit(case.but(adjust=kind)))
@@ -125,7 +125,7 @@ class SameAs:
         return findings
 
     def _large_case(self, subject: Subject, case: Case, padding: str = "none") -> Case:
-        """Returns a case too large for a coincidence: no two sizes are alike, nor like those that were first tried."""
+        """Returns a case in which no slip fits by coincidence: no two sizes are equal, nor equal to the first ones."""
         large = case.but(B=2, T=11, H=8, G=4, K=9, V=13, padding=padding, adjust="none")
         return self.reference.fit(subject.fit(large))
 
@@ -253,9 +253,10 @@ class SameAs:
         return f" (those of {found.format(self.reference.label)})"
 
     def _confirm_slip(self, subject: Subject, case: Case, found: str) -> str:
-        """Returns the words of a slip where it explains two tokens more as well, or nothing.
+        """Returns the description of a slip, but "" if at two tokens more outputs are wrong and it does not fit them.
 
-        A key too many is a padded block at one length, and softmax with one more at every length.
+        A second length is needed: a key too many may come from a padded block, which happens at some lengths only, or
+        from a softmax that adds one to its denominator, which happens at every length.
         """
         longer = self.reference.fit(subject.fit(case.but(T=case.T + 2)))
         if not found or longer.T != case.T + 2:
@@ -268,7 +269,7 @@ class SameAs:
         return ""
 
     def _find_causal(self, subject: Subject, case: Case) -> str:
-        """Returns the slip of being causal where nobody asked for it, or nothing."""
+        """Returns words if the subject is causal although causal=False was asked for, or nothing."""
         inputs = subject.inputs(case)
         got = subject.run(case, inputs)
         if difference(got, self.reference.run(case.but(causal=True), inputs)) > (case.tolerance or 0.0):
@@ -276,7 +277,7 @@ class SameAs:
         return f" (those of causal {self.reference.label}: is causal=False ignored?)"
 
     def _compare_inside(self, subject: Subject, case: Case) -> Finding:
-        """Returns whether a module's inner attention is the reference's, on the queries, keys and values it projects.
+        """Compares a module's inner attention with the reference on the queries, keys and values that it projects.
 
         Where it is not, only a slip that explains the difference counts: positions, norms or gates may be inside.
         """
@@ -385,9 +386,10 @@ def match_slip(
 
 
 def _pad(subject: Subject, case: Case) -> Tensor | None:
-    """Returns which keys may be seen, [B,T].
+    """Returns the case's padding mask [B,T], True at keys that may be seen; None without padding.
 
-    Every query sees the first one, unless the subject promises zeros where nothing is seen: libraries differ there.
+    The first key is always True, unless the subject promises zeros for a query that sees no key: there libraries
+    differ.
     """
     visible = case.visible(case.T)
     if visible is not None and not subject.promises_zeros:

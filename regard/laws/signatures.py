@@ -103,7 +103,7 @@ def required_names(f: Callable[..., Any]) -> list[str]:
 
 
 def takes_none(f: Callable[..., Any], name: str) -> bool:
-    """Returns whether a parameter may be left out, with a default of None or a number: it is no switch."""
+    """Tells whether a parameter has a default that is None or a number; a boolean default makes it a switch."""
     try:
         parameter = inspect.signature(_callable_of(f)).parameters.get(name)
     except ValueError:
@@ -116,7 +116,7 @@ def takes_none(f: Callable[..., Any], name: str) -> bool:
 def data_names(f: Callable[..., Any]) -> list[str]:
     """Returns the names of the tensors that must be given: q, k and v, or tokens, or tokens and their context.
 
-    Queries, keys and values come in this order, in whichever they are declared.
+    Queries, keys and values come in this order, whatever the order of their declaration.
     """
     known = {*CAUSAL_NAMES, *KEY_MASKS, *ANY_MASKS, *FILLED, *STATES, *STATE_FLAGS, *state_pair(f)}
     required = required_names(f)

@@ -38,11 +38,11 @@ class Asked:
 
     @property
     def allowed(self) -> Tensor:
-        """Returns who may see whom, [#B,1,T,S]."""
+        """Returns the mask of right attention, True where a query may see a key, [#B,1,T,S]."""
         return self.allowed_up_to(0)
 
     def allowed_up_to(self, offset: int) -> Tensor:
-        """Returns who may see whom where a causal query sees `offset` tokens more than itself and those before."""
+        """Returns the mask under which a causal query sees `offset` tokens more than itself and those before it."""
         T = self.q.shape[2]
         S = self.k.shape[2]
         allowed = torch.ones(1, 1, T, S, dtype=torch.bool, device=self.q.device)
@@ -102,7 +102,7 @@ def _without_itself(a: Asked) -> Tensor:
 
 
 def _blind_row_over_all(a: Asked) -> Tensor:
-    """Returns softmax in which no query sees itself, hidden by a large number: a row all hidden is even over all."""
+    """Returns softmax in which no query sees itself; −1e9 hides, so a row without keys is the mean of all values."""
     raw = a.scores.masked_fill(~a.allowed_up_to(-1), -1e9)
     return mix(raw.softmax(-1), a.v)
 
@@ -235,7 +235,7 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
 
 
 def find_factor(asked: Asked, got: Tensor, tolerance: float) -> float | None:
-    """Returns by what all scores would have to be multiplied for softmax attention to give what was got, or None."""
+    """Returns the factor of all scores with which softmax attention gives the output `got`, or None."""
     scores_asked = asked.scores
 
     def gap(power: float) -> float:

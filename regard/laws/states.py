@@ -1,8 +1,9 @@
 """Attention of somebody else's that keeps a state: how it takes the state, and what it returns beside its tokens.
 
 A state is taken and returned (`forward(x, cache) -> y, cache`, `step(x, prev_K, prev_V) -> y, K, V`), written into in
-place (a dict, a list), or kept inside the module. The ways are tried in turn, until one gives what the whole gives;
-where none does, the first counts in which two calls in a row run, the second with what the first left.
+place (a dict, a list), or kept inside the module. The ways are tried in turn until one gives the same outputs as a
+single call over all tokens. If none does, the first way counts in which two calls in a row run, the second with the
+state that the first left.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class StateCall(NamedTuple):
         return call.layout.unpack(out, tokens), state
 
     def _function(self, call: Caller, state: Any) -> Callable[..., Any]:
-        """Returns what is called: the attention or its step, of the copy that keeps the state where one does."""
+        """Returns the function to call: the attention, or its step; a state kept inside a module is a copy of it."""
         owner = call.f
         if not self.names:
             owner = state
@@ -93,7 +94,7 @@ class StateCall(NamedTuple):
         return self.step
 
     def _separate(self, call: Caller, out: Any, state: Any, before: list[Tensor]) -> tuple[Tensor, Any]:
-        """Returns the output and the state of what a call returned; `before` is what was in the state it was given."""
+        """Splits what a call returned into output and new state; `before` holds the tensors of its old state."""
         parts = [out]
         if isinstance(out, tuple | list):
             parts = list(out)
@@ -175,7 +176,7 @@ def _in_parts(found: StateCall, call: Caller, case: Case, inputs: list[Tensor], 
 
 
 def _kept_tensors(state: Any) -> list[Tensor]:
-    """Returns copies of the tensors that a module keeps beside its parameters, or of which a state consists."""
+    """Returns copies of the tensors in a state; if the state is a module, of its tensors that are no parameters."""
     if isinstance(state, Tensor):
         return [state.clone()]
     if isinstance(state, tuple | list):
@@ -194,7 +195,7 @@ def _are_same(before: list[Tensor], after: list[Tensor]) -> bool:
 
 
 def _ways(call: Caller) -> Iterator[StateCall]:
-    """Yields the ways in which a state may be handed over, those that were told or are named so first."""
+    """Yields the ways in which a state may be passed: first those of parameters that are told or named as a state."""
     if call.step is None:
         yield from _ways_of_forward(call)
     steps: list[str | Callable[..., Any]] = [name for name in STEPS if callable(getattr(call.f, name, None))]
@@ -227,7 +228,7 @@ def _ways_of_forward(call: Caller) -> Iterator[StateCall]:
 
 
 def _required_or_states(function: Any, names: list[str]) -> list[str]:
-    """Returns which of some parameters take a state: those that must be given, or have the name of one."""
+    """Returns those of the parameters `names` that take a state: they have no default, or a usual name of a state."""
     known = {*required_names(function), *STATES, *state_pair(function)}
     return [n for n in names if n in known]
 
@@ -296,7 +297,7 @@ def _nothing(call: Caller, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def continued_is_whole(subject: Subject, case: Case) -> Finding:
-    """Returns whether tokens that are given in parts, with the state from part to part, get what the whole gives."""
+    """Compares the outputs of tokens given in parts, with the state of the parts before, with those of one call."""
     if not subject.causal:
         raise DoesNotApply("it attends in both directions, and a state knows only what came before")
     case = case.but(causal=True, padding="none", documents=False, T=min(case.T, 131), adjust="none")

@@ -137,9 +137,9 @@ class Stranger(ProbedCaller, Subject):
         return self.call(case, inputs, visible)
 
     def assume(self, layout: Layout, dtypes: tuple[str, ...], key_mask: MaskForm | None = None) -> Stranger:
-        """Returns the subject itself, which is called in this way and not asked how it is called.
+        """Returns the subject itself, which is then called in this way without any trial calls.
 
-        That is for calls that take long, and for those that end the process if they are wrong, as on a GPU.
+        This is for calls that take long, and for those that end the process if they are wrong, as on a GPU.
         """
         self.layout = layout
         self.dtypes = dtypes
@@ -164,7 +164,7 @@ class Stranger(ProbedCaller, Subject):
             raise
 
     def _find_claim(self) -> None:
-        """Finds out whether it claims to be causal, where nobody said; what can be told to be claims it."""
+        """Finds out whether it claims to be causal, unless the user said; one with a causal flag or mask claims it."""
         if self._claims is None:
             self._claims = self.can_be_told or claims_causality(self, self.probe(B=2))
 

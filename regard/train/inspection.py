@@ -35,7 +35,7 @@ _SHIFTED = "ids that the decoder reads: the target moved one place on, behind it
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One row of a tensor of ids: ids, the text of each, and which of them count (no padding, or a target)."""
+    """One row of a tensor of ids: the ids, their texts, and which of them are no padding, or are targets."""
 
     ids: list[int]
     tokens: list[str]

@@ -130,7 +130,7 @@ class Trainer:
         return self.task.loss(self.model, batch, self.config.smoothing)
 
     def resume(self) -> int:
-        """Goes back to the newest complete checkpoint, and returns its step: 0 where there is none."""
+        """Loads the newest complete checkpoint, and returns its step, or 0 if there is none."""
         step = checkpoint.newest(self.run.checkpoints)
         if step is not None:
             folder = self.run.checkpoints / f"step-{step}"
@@ -202,7 +202,7 @@ class Trainer:
 
     @property
     def _ends_early(self) -> bool:
-        """Whether the target is reached, or as many evaluations in a row as `patience` says were not better."""
+        """Whether the metric has reached its target, or has not improved in `patience` evaluations in a row."""
         patience = self.config.evaluation.patience
         target = self.config.evaluation.target
         best = self.state.best
@@ -383,7 +383,7 @@ class Trainer:
 
 
 def _is_due(step: int, every: int) -> bool:
-    """Returns whether something that happens every so many steps (0: never) happens at this one."""
+    """Returns whether `step` is a multiple of `every`; False if `every` is 0, which means never."""
     return every > 0 and step % every == 0
 
 

@@ -1,4 +1,4 @@
-"""What each key of a recipe means, in a few words, by the section that it stands in."""
+"""The meanings of all keys of recipes, in a few words, by section."""
 
 from __future__ import annotations
 

@@ -116,9 +116,9 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
 
 
 def _parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Returns neighbouring parameters in groups with their decay.
+    """Returns parameter groups for torch.optim, each of consecutive parameters with the same weight decay.
 
-    They stay in the order in which checkpoints number them, so that a bias among matrices is a group of its own.
+    Parameters stay in the order in which checkpoints number them, so several groups may have the same decay.
     """
     decayed, _ = split_by_decay(model)
     ids = {id(p) for p in decayed}

@@ -35,7 +35,7 @@ class SpeedMeter:
         self.last = (0, 0.0)  # tokens and seconds at the last reading
 
     def read(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Returns the speed since the last reading, given the tokens and seconds of the whole run so far."""
+        """Returns tokens per second and MFU since the last reading; arguments are totals of the run so far."""
         last_tokens, last_seconds = self.last
         self.last = (tokens, seconds)
         rate = (tokens - last_tokens) / max(seconds - last_seconds, 1e-9)
@@ -93,7 +93,7 @@ class ProgressGroup(Progress):
 
 
 class Lines(Progress):
-    """Writes a line at most every few seconds, for logs. Evaluations and the last step always get one."""
+    """Writes a line of text at most every few seconds, for logs; evaluations and the last step always get one."""
 
     def __init__(self, name: str, write: Callable[[str], Any], seconds: float = 10.0) -> None:
         self.name = name

@@ -2,7 +2,7 @@
 
 A recipe names its task, which knows what its section `data` may hold. `[variant.NAME.…]` are changes that `--variant
 NAME` applies, such as the full size of an experiment whose default fits a laptop. `[mechanism.NAME.…]` are settings
-that hold where the model's mechanism is NAME; what is asked for by `key=value` goes before them.
+that hold if the model's mechanism is NAME; `key=value` overrides them.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def apply_variant(tables: Mapping[str, Any], variant: str | None, name: str) -> 
 
 
 def apply_mechanism(tables: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns a recipe's tables with what they say for the mechanism of the model; `name` is what errors call it."""
+    """Returns a recipe's tables merged with its settings for the model's mechanism; errors call the recipe `name`."""
     plain = {key: value for key, value in tables.items() if key != MECHANISM}
     by_mechanism = tables.get(MECHANISM, {})
     if not isinstance(by_mechanism, Mapping):

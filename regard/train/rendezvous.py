@@ -52,8 +52,11 @@ def attempt_store(rank: int, world_size: int) -> Store:
 
 
 def _invite(store: Store, world_size: int, attempt: str) -> None:
-    """Tells every other rank the name of the attempt, as rank 0. A greeting may be that of an earlier attempt, so a
-    rank has joined only when it has confirmed the answer to its newest greeting."""
+    """Tells every other rank the name of the attempt, as rank 0, by answering its greeting in the store.
+
+    The greeting may be one of an earlier attempt, so a rank has joined only when it has confirmed the answer to its
+    newest greeting.
+    """
     missing = set(range(1, world_size))
     deadline = time.monotonic() + TIMEOUT_S
     while missing:

@@ -92,8 +92,7 @@ class Run:
 
     @property
     def compiled(self) -> str | None:
-        """How the steps of this run are compiled, where its config leaves that open (`train.compile = "auto"`); None
-        where it was not decided yet."""
+        """How the steps are compiled if `train.compile = "auto"` left it open; None if it is not decided yet."""
         mode = self.config.get(COMPILED)
         if mode is None or mode in COMPILES:
             return mode
@@ -140,7 +139,7 @@ class Run:
             raise RunError(f"cannot write {self.path / METRICS}: {error}. Checkpoints are as they were") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the lines of metrics; a last one that was cut off is left out."""
+        """Returns the rows of metrics.jsonl, without a last line that was cut off."""
         path = self.path / METRICS
         if not path.is_file():
             return []
@@ -215,8 +214,10 @@ def find_runs(root: str | Path) -> list[Run]:
 
 
 def _trains(run: Run) -> bool:
-    """Returns whether a folder's config.toml is that of a training; one that cannot be read is passed over with a
-    warning, so that it does not hide the others."""
+    """Tells whether a run's config.toml is that of a training.
+
+    For one that cannot be read it warns and returns False, so that a damaged run does not hide the others.
+    """
     try:
         return "task" in run.config
     except RunError as error:
@@ -243,7 +244,7 @@ def _as_toml(config: Mapping[str, Any]) -> str:
 
 
 def _without_none(value: Any) -> Any:
-    """Returns nested tables without their Nones: TOML has none, and what is left out is None again when read."""
+    """Returns nested tables without keys that are None: TOML has no None, and a missing key is read as None again."""
     if isinstance(value, Mapping):
         return {key: _without_none(x) for key, x in value.items() if x is not None}
     if isinstance(value, list | tuple):

@@ -38,7 +38,7 @@ def _check_range(section: Section, least: float, most: float, *names: str) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """Any optimiser of torch.optim by name. `decay` is for matrices of layers: not for norms, biases, embeddings."""
+    """An optimiser of torch.optim, by its name. `decay` acts on layers' matrices, not on norms, biases, embeddings."""
 
     place = "train.optimizer"
 
@@ -53,7 +53,7 @@ class OptimizerConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Section):
-    """How the learning rate goes: a linear rise over `warmup`, then `name` down to `floor` times the highest rate."""
+    """The learning rate: a linear rise over `warmup`, then the schedule `name` down to `floor` times the highest."""
 
     place = "train.schedule"
 
@@ -69,8 +69,11 @@ class ScheduleConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Section):
-    """When to evaluate, by which `metric` the best checkpoint is chosen ("" for the task's own), after how many
-    evaluations without a better one to stop (0: never), and at which value of the metric (`target`, 0: never)."""
+    """When to evaluate, and when to stop for what was found.
+
+    The best checkpoint is chosen by `metric`; "" means the task's own. Training stops after `patience` evaluations
+    without a better value of it, or as soon as it reaches `target`; 0 means never.
+    """
 
     place = "train.evaluation"
 
@@ -108,15 +111,14 @@ class TrainConfig(Section):
     """One training. A number of steps below 1 (`warmup`, `every`) is a share of the whole; 0 means never.
 
     `epochs` or `steps` says how long (steps win); `micro` is how many rows of a batch are computed at a time (0: all),
-    which changes memory and the order of sums; with dropout each part draws its own numbers, so that the result is
-    another one, as good. `smoothing`: the share of a target's probability that the loss spreads over
-    all tokens; what is measured has none. `average`: the decay of a moving average of the weights, which is measured
-    and saved in their place (0: the weights themselves). `precision`: "auto" is bfloat16 on a GPU that has it, float32
-    elsewhere. `compile`: "graph" captures a step as one CUDA graph, "inductor" is torch.compile, "both" does both;
-    "auto" is "off" on a CPU, which gains nothing from either, and on a GPU "both" where the run is long enough to win
-    back the seconds that compiling takes, else "graph". `deterministic`: the same bits each time on a GPU too. `shard`:
-    several processes share the weights (FSDP2), where each would have a copy. `init`: a run or model folder to start
-    from.
+    which changes memory and the order of sums, and with dropout its random numbers, since each part draws its own.
+    `smoothing`: the share of a target's probability that the loss spreads over all tokens; what is measured has none.
+    `average`: the decay of a moving average of the weights, which is measured and saved in their place (0: the weights
+    themselves). `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere. `compile`: "graph" captures a
+    step as one CUDA graph, "inductor" is torch.compile, "both" does both; "auto" is "off" on a CPU, which gains nothing
+    from either, and on a GPU "both" where the run is long enough to win back the seconds that compiling takes, else
+    "graph". `deterministic`: the same bits each time on a GPU too. `shard`: several processes share the weights
+    (FSDP2), where each would have a copy. `init`: a run or model folder to start from.
     """
 
     place = "train"

@@ -115,8 +115,10 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def _load_start(recipe: Recipe, device: torch.device, changes: Mapping[str, Any]) -> Model[Any] | None:
-    """Loads the model to start from, with changes that leave its weights as they are, e.g. to its dropout; None where
-    the model is new."""
+    """Loads the model to start from; returns None if the model is new.
+
+    Its config may be changed where its weights stay as they are, e.g. in its dropout.
+    """
     init = recipe.train.init
     cls, config = recipes.resolve_model(recipe.model)
     if cls.has_weights:

@@ -1,4 +1,4 @@
-"""Notices that another process of a training has ended, however this one is waiting for it.
+"""Ends a process of a training when another process has ended, even while it waits for that one in a collective.
 
 Over gloo a collective fails as soon as a peer has ended. Over nccl it may wait for minutes, inside a call that Python
 cannot interrupt. So every process keeps an idle TCP connection to rank 0 while it trains, and a thread that waits for
@@ -101,7 +101,7 @@ def _accept(server: socket.socket, token: bytes, world_size: int) -> Connections
 
 
 def _kept_alive(connection: socket.socket) -> socket.socket:
-    """Returns the connection, which the kernel now closes after half a minute in which its machine did not answer."""
+    """Makes the kernel close a connection whose machine has not answered for half a minute, and returns it."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}.items():
@@ -111,7 +111,7 @@ def _kept_alive(connection: socket.socket) -> socket.socket:
 
 
 def _watch(connections: Connections, stop: Event, end: Callable[[int], None], grace: float) -> None:
-    """Waits until a connection closes whose process was not done, then tells the others and, after a while, ends."""
+    """Waits until a connection closes without DONE, tells the others, and calls `end` after `grace` seconds."""
     with ExitStack() as stack:
         for connection in connections.values():
             stack.enter_context(connection)
@@ -141,7 +141,7 @@ def _wait_for_loss(connections: Connections, stop: Event) -> int | None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """Returns what a peer says; nothing where the connection is closed."""
+    """Returns the next message of a peer; b"" if the connection is closed or broken."""
     try:
         return connection.recv(64)
     except OSError:

@@ -54,8 +54,8 @@ class TensorMap:
     """Names the tensors of theirs that make up one tensor of ours.
 
     Ours is the concatenation of theirs along dim 0, after transposing (`transposed`) and dropping rows (`skip`).
-    `sizes` are the lengths along dim 0 of what ours takes of each, or () for a single tensor. `rows` says for each
-    tensor of theirs which of its rows that is; None, or (), for all. `transposed`: their tensors are stored [in, out].
+    `sizes` are the numbers of rows that ours takes from each of theirs, or () for a single tensor. `rows` says which
+    rows of each tensor of theirs these are; None, or (), for all. `transposed`: their tensors are stored [in, out].
     `filters`: they are the filters of a convolution by channel, stored [channels, 1, width]. `skip`: the number of
     leading rows of their tensor that ours omits. `zeros`: if our model does not have the tensor, zeros are exported.
     """
@@ -70,7 +70,7 @@ class TensorMap:
     zeros: bool = False
 
     def pieces(self, length: int) -> Iterator[tuple[str, int, RowSpans | None]]:
-        """Yields each tensor of theirs: its name, how many rows of ours it has, and which of its own these are.
+        """Yields each tensor of theirs: its name, how many rows ours takes from it, and which of its rows these are.
 
         `length` is that of ours.
         """

@@ -80,7 +80,7 @@ class Llama(Family):
         )
 
     def _biases(self, keys: Keys, width: int, heads: int) -> tuple[bool, bool, bool]:
-        """Returns whether there are biases in the q, k and v projections, in the output projection, and in the MLP.
+        """Returns three booleans: whether the q, k and v projections, the output projection and the MLP have biases.
 
         For a Llama, it also refuses a `width` that is not a multiple of `heads`, as transformers does. The families
         below override this method and do not check that.

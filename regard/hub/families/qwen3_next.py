@@ -126,7 +126,7 @@ class Qwen3Next(Family):
             )
 
     def _read_softmax(self, keys: Keys) -> dict[str, Any]:
-        """Returns the section of the layers with softmax."""
+        """Returns the section `attention` of the layers with gated softmax attention."""
         heads = keys.size("num_attention_heads", "heads")
         groups = keys.size("num_key_value_heads", "groups", heads)
         bias = keys.flag("attention_bias")
@@ -138,7 +138,7 @@ class Qwen3Next(Family):
         }
 
     def _read_memory(self, keys: Keys) -> dict[str, Any]:
-        """Returns the section of the layers with a memory."""
+        """Returns the section `attention` of the layers with gated delta attention."""
         heads = keys.size("linear_num_value_heads", "heads")
         return {
             **attention_section(heads, heads, keys.size("linear_key_head_dim", "key_width"), False, False),
@@ -214,7 +214,7 @@ class Qwen3Next(Family):
 
 
 def _softmax_maps(ours: str, theirs: str, a: AttentionConfig) -> Iterator[TensorMap]:
-    """Yields the maps of a layer with softmax.
+    """Yields the tensor maps of a layer with gated softmax attention.
 
     The rows of their q_proj are one head after another: its query, then its gate, which is as wide as its values.
     """
@@ -231,7 +231,7 @@ def _softmax_maps(ours: str, theirs: str, a: AttentionConfig) -> Iterator[Tensor
 
 
 def _memory_maps(ours: str, theirs: str, a: AttentionConfig) -> Iterator[TensorMap]:
-    """Yields the maps of a layer with a memory.
+    """Yields the tensor maps of a layer with gated delta attention.
 
     The rows of their in_proj_qkvz are one key head after another: its query, its key, and the values and gates of the
     value heads that share them. Those of in_proj_ba give, for these value heads, the b and the inputs of the decays.
@@ -255,7 +255,7 @@ def _memory_maps(ours: str, theirs: str, a: AttentionConfig) -> Iterator[TensorM
 
 
 def _interleave(heads: int, widths: tuple[int, ...]) -> tuple[RowSpans, ...]:
-    """Returns the rows of each part where every head has its parts side by side, of these widths."""
+    """Returns the rows of each part of a weight whose rows are, head after head, parts of these widths."""
     step = sum(widths)
     found = []
     for n, width in enumerate(widths):

@@ -132,7 +132,7 @@ def _kernels(results: ApproximateResults) -> Iterable[Markup]:
 
 
 def _quartile_table(results: ApproximateResults, part: Part) -> Markup:
-    """Returns the table of all errors; those of the kernel beside what the law predicts."""
+    """Returns the table of all errors; for the kernel with the predictions of the law."""
     rows: list[list[object]] = []
     for row in results.errors:
         cells: list[object] = [row.mechanism, _INPUTS[row.variance], row.width, row.features]
@@ -233,7 +233,7 @@ def _biases(results: ApproximateResults) -> Iterable[Markup]:
 
 
 def _falling_series(name: str, points: Sequence[Point], power: float, n: int) -> list[Series]:
-    """Returns the points above zero, and dashed a fall like F^(−power) from the first; no series where none is."""
+    """Returns a series of the points above zero, with F^(−power) through the first as a dashed line; [] for none."""
     points = [point for point in points if point[1] > 0]
     if not points:
         return []

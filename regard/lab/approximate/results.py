@@ -76,7 +76,7 @@ class VarianceRow:
 
 @dataclass(frozen=True)
 class VarianceLaw:
-    """Measured against predicted variance, with so many features and heads of that width."""
+    """The measured and the predicted variance for each shift, at one number of features and one width of heads."""
 
     features: int
     width: int

@@ -39,7 +39,7 @@ def _lead(results: ArgmaxResults) -> Markup:
 
 
 def _median(values: Sequence[float]) -> float:
-    """Returns the median; that of an even number of values lies in the middle of two."""
+    """Returns the median; for an even number of values, the mean of the two in the middle."""
     return statistics.median(values)
 
 

@@ -40,7 +40,7 @@ class TrainingPoint(NamedTuple):
 
 
 class LookupTraining(NamedTuple):
-    """One training: its points on the way, and what came out of it, as in `WayResults`."""
+    """One training: its learning curve, and its final measures as in `WayResults`."""
 
     curve: list[TrainingPoint]
     read_by_argmax: float
@@ -82,7 +82,7 @@ def draw_rows(config: Selecting, n: int, draw: torch.Generator) -> tuple[Tensor,
 
 
 def train(config: Selecting, way: str, seed: int) -> LookupTraining:
-    """Trains one model: accuracy on rows never seen and the norms of dq and dk on the way, and what came out."""
+    """Trains one model; returns its results, and on the way the test accuracy, the loss, and the norms of dq and dk."""
     model = Lookup(config, way, seed)
     draw = generator(seed, "rows")
     test = draw_rows(config, 1024, generator(seed, "test"))
@@ -118,7 +118,7 @@ def _share_found(model: Lookup, test: tuple[Tensor, ...]) -> float:
 
 
 def _norm(gradient: Tensor | None) -> float:
-    """Returns the norm of a gradient; argmax leaves none at all, which is zero."""
+    """Returns the norm of a gradient; 0 if it is None, as with argmax."""
     if gradient is None:
         return 0.0
     return float(gradient.norm())

@@ -1,4 +1,4 @@
-"""Who takes part in a race: our mechanisms, strangers' plugins, and peers; each makes runs for sizes and passes."""
+"""The participants of a race: regard's mechanisms, plugins, and other people's libraries (peers)."""
 
 from __future__ import annotations
 

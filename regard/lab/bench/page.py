@@ -93,7 +93,7 @@ def _styles(*races: RaceResults) -> dict[str, Style]:
 
 
 def _time_series(results: RaceResults, passing: str, known: Mapping[str, Style] | None = None) -> list[Series]:
-    """Returns the times of one pass in ms over the number of tokens, with quartiles and the floor of our own."""
+    """Returns the times of one pass in ms over the number of tokens, with quartiles and, for ours, the least time."""
     known = known or _styles(results)
     lines = []
     for name in results.entrants:
@@ -105,7 +105,7 @@ def _time_series(results: RaceResults, passing: str, known: Mapping[str, Style] 
 
 
 def _floors(rows: Sequence[RaceRow]) -> list[Point]:
-    """Returns the least time in ms at each length, where it is known; a peer shares that of ours."""
+    """Returns the least possible time in ms at each length where it is known; [] for a peer, which has that of ours."""
     return [(row.N, 1e3 * row.work.floor) for row in rows if row.work and row.work.floor and not row.peer]
 
 

@@ -1,7 +1,7 @@
-"""Other people's attention, to race against where it is installed.
+"""Attention from other libraries (peers), whose time and memory are compared with ours where they are installed.
 
-Each takes q, k, v [B,H,N,·] as ours do: what a peer needs to be given them (its own order of axes, its features made
-outside) is part of its time, as it is part of using it.
+Each takes q, k, v [B,H,N,·] as ours do. What a peer does to take them (transposing axes, computing features before the
+call) is part of its time, as it is part of using it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class PeerError(RegardError, RuntimeError):
-    """A peer that is not installed, or does not do what was asked."""
+    """Raised for a peer that is not installed, or that does not support what was asked of it."""
 
 
 class Peer(NamedTuple):
@@ -143,9 +143,9 @@ def _import_peer(name: str) -> Any:
 
 
 def _provide_distutils() -> None:
-    """Puts a stand-in for `distutils.version` in place, which Python 3.12 has no longer.
+    """Registers a substitute for `distutils.version`, which Python 3.12 no longer has.
 
-    performer-pytorch asks it whether PyTorch is at least 1.8.
+    performer-pytorch uses it to check that PyTorch is at least 1.8.
     """
     if sys.version_info < (3, 12) or "distutils.version" in sys.modules:
         return

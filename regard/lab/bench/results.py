@@ -11,7 +11,7 @@ Quartiles = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class RowWork:
-    """What the declared cost of a mechanism says of one point.
+    """The declared cost of a mechanism for one point of a race.
 
     `flops` are useful ones, `bytes` have to be moved, `state` is what decoding keeps, in bytes. `floor` is the least
     time in seconds, None where the peak of the machine is unknown.
@@ -48,7 +48,7 @@ class RaceRow:
         return float(self.seconds[1])
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the row as results.json has it; the keys of the work stand beside the others."""
+        """Returns the row as a dict for results.json, in which the fields of `work` are keys too."""
         row: dict[str, Any] = {
             "what": self.what,
             "like": self.like,
@@ -77,7 +77,7 @@ class RaceRow:
 
 @dataclass(frozen=True)
 class Absence:
-    """Who does not take part and why: in all of the race, or in one pass from N tokens on."""
+    """An entrant that was left out, and why: of the whole race, or of one pass from N tokens on."""
 
     what: str
     why: str
@@ -157,7 +157,7 @@ class RaceResults:
 
     @property
     def entrants(self) -> list[str]:
-        """Who has rows, in order of appearance."""
+        """The names of the entrants that have rows, in order of appearance."""
         return list(dict.fromkeys(row.what for row in self.rows))
 
     @property

@@ -1,8 +1,8 @@
 """A race of mechanisms on this machine: time, memory, FLOP/s and bytes/s over the number of tokens, beside the floor.
 
-At each size all that take part run in turn, so that whatever slows the machine slows all alike; a median and quartiles
-are kept. Who breaks a law does not start. A size that would take too much memory or time, by what the sizes before it
-took, is left out, and the reason is kept.
+At each size all entrants run in turn, so that whatever slows the machine slows all alike; medians and quartiles are
+kept. An entrant that breaks a law does not start. A size that would take too much memory or time, extrapolated from the
+sizes before it, is left out, and the reason is kept.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _prepare(
 
 
 def _row_work(work: Cost | None, machine: cost.Device, size: Size) -> RowWork | None:
-    """Returns what the declared cost says of a row, with the least time that this machine needs for it."""
+    """Returns the declared FLOPs and bytes of a row, with the least time that this machine needs for them."""
     if work is None:
         return None
     floor = None

@@ -201,7 +201,7 @@ def format_matrix(matrix: Tensor) -> str:
 
 
 def _drop_residue(matrix: Tensor) -> Tensor:
-    """Returns a matrix with zeros where rounding has left almost none."""
+    """Returns a matrix with entries set to zero that are rounding errors, relative to its largest entry."""
     return matrix.masked_fill(matrix.abs() < 1e-13 * matrix.abs().max(), 0.0)
 
 
@@ -211,7 +211,7 @@ def _rank(x: Tensor) -> int:
 
 
 def _prove_none(tokens: Tensor, wanted: Tensor, asked: tuple[int, ...], allowed: float) -> Proof | None:
-    """Returns a proof that no head exists, where one of those that are known applies."""
+    """Returns a proof that no head exists, if one of the known proofs applies; else None."""
     size = float(tokens.abs().max())
     spread = float(wanted.abs().max())
     for n, i in enumerate(asked):

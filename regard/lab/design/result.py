@@ -1,4 +1,4 @@
-"""What all designs share: results that explain themselves, checks of what is given, and how long a query must be."""
+"""What all designs share: results that explain themselves, checks of inputs, and the least length of a query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Vectors = Float[Tensor, "S K"]
 
 
 class DesignResult:
-    """What all results of designs share: their fields as JSON has them, with the explanation."""
+    """The base class of the results of designs: each returns its fields as JSON, with an explanation."""
 
     def explain(self) -> str:
         """Returns the result in plain words, with the numbers to check by hand."""
@@ -46,7 +46,7 @@ def to_plain(value: Any) -> Any:
 def shortest_length(gaps: Array, members: int, precision: float, scale: float) -> float:
     """Returns the least β with Σ_j exp(−β·scale·gap_j) ≤ members·(1−precision)/precision, plus 1e-8 of it for rounding.
 
-    `gaps` are by how much the members' score exceeds each other key's at β·scale = 1.
+    `gaps` are the differences between the members' score and that of each other key at β·scale = 1.
     """
     if not len(gaps):
         return 0.0

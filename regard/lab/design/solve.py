@@ -117,7 +117,7 @@ class Design(DesignResult):
 
 @dataclass(frozen=True, eq=False)
 class Identity(DesignResult):
-    """One design a key, and where all exist the matrix q [S,K] with softmax(scale · q·keysᵀ) = weights ≈ I.
+    """A design for each key; if all exist, also the matrix q [S,K] with softmax(scale · q·keysᵀ) = weights ≈ I.
 
     output = weights · values, where values are given.
     """

@@ -1,1 +1,1 @@
-"""How heads are merged, and where tokens stand."""
+"""Ways of merging heads, and kinds of positions."""

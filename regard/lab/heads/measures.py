@@ -83,10 +83,10 @@ def slope(rows: Sequence[Mapping[str, float]]) -> float:
 
 @torch.no_grad()
 def as_it_writes(model: GPT, windows: Batch) -> list[dict[str, float]]:
-    """Returns the loss of the same tokens by how much of their window the model is given, at places spread over it.
+    """Returns the loss at places spread over the windows, as the model reads these in different ways, a row a place.
 
-    whole    the window in one pass, as in training; a merge over the sequence then knows of later tokens
-    before   nothing but the tokens before: a pass over each prefix, which is how a text has to be written
+    whole    the window in one pass, as in training; a merge over the sequence then reads later tokens
+    before   a pass over each prefix, so that no later token is read: this is how a text has to be generated
     off      as `whole`, with the weighing switched off outside training (reweight-sequence)
     state    token by token with a state, each piece weighed by itself (reweight-sequence)
     """

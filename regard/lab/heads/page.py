@@ -1,4 +1,4 @@
-"""The page of the experiment `heads`: positions and merges of heads, what of it is noise, and which merge cheats."""
+"""The page of the experiment `heads`: positions and merges compared, and a merge that looks ahead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = {"train": "training text", "dev": "dev", "normal": "normal", "weird": "w
 
 
 def heads_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part whose merge was not trained is left out."""
+    """Returns the page of the content of results.json; a section about a merge that was not trained is left out."""
     results = read_results(HeadsResults, document)
     parts = [("Outcome", _outcome)]
     if results.comparisons:

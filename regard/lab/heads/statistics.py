@@ -51,7 +51,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def detectable(n: int, tests: int, level: float = 0.05) -> float:
-    """Returns how many standard deviations a mean of n paired differences must exceed to count among so many tests."""
+    """Returns how many standard deviations a mean of n paired differences must exceed to be significant."""
     return student_limit(level / tests, n - 1) / math.sqrt(n)
 
 

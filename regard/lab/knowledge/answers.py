@@ -79,7 +79,7 @@ def baselines(train: Sequence[Question], sets: dict[str, Sequence[Question]]) ->
 
 
 def list_answers(questions: Sequence[Question], answers: Sequence[Answer]) -> list[AnsweredQuestion]:
-    """Returns question by question what was expected and what was said."""
+    """Returns each question with its expected and its given answer."""
     return [
         AnsweredQuestion(q.text, person(q.text), q.answer, a.text, a.confidence, a.text == q.answer)
         for q, a in zip(questions, answers, strict=True)
@@ -107,7 +107,7 @@ def measure_confidence(questions: Sequence[Question], answers: Sequence[Answer])
 def about_strangers(
     questions: Sequence[Question], forms: Sequence[str], answers: Sequence[Answer], written: Sequence[float]
 ) -> UnwrittenAnswers:
-    """Returns what is said of people that no document names, by the form of their names.
+    """Returns a summary of the answers about people whom no document names, by the form of their names.
 
     `written` are the confidences of answers about people of whom the model read.
     """

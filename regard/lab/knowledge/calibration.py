@@ -100,14 +100,14 @@ def _answer_tables(model: str, answers: Sequence[AnsweredQuestion]) -> Iterable[
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """Returns at most so many of the items, evenly from the first to the last."""
+    """Returns at most `most` of the items, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(n * (len(items) - 1) / (most - 1))] for n in range(most)]
 
 
 def calibration(results: KnowledgeResults) -> Iterable[Markup]:
-    """Yields whether each model is right as often as it says, and whether its confidence says anything at all."""
+    """Yields the calibration curves of all models, and the table of what their confidences are worth."""
     curves = results.calibration or {}
     judged = {name: curve.ece for name, curve in curves.items() if curve.ece is not None and curve.is_judged}
     said: list[object] = ["When it says that it is 80% sure, is it right in 80% of the cases?"]
@@ -131,7 +131,7 @@ def calibration(results: KnowledgeResults) -> Iterable[Markup]:
 
 
 def worth_of_confidence(curves: Mapping[str, CalibrationCurve]) -> Markup:
-    """Returns the table of what confidences are worth, beside always stating the share of right answers."""
+    """Returns the table of calibration error, separation and skill, with a constant confidence for comparison."""
     rows = []
     for name, curve in curves.items():
         cells: list[object] = [name, percent(curve.right / max(1, curve.n)), percent(curve.mean_confidence)]
@@ -172,7 +172,7 @@ def coverage(results: KnowledgeResults) -> Iterable[Markup]:
 
 
 def unwritten(results: KnowledgeResults) -> Iterable[Markup]:
-    """Yields what a model says of people that no document names: does it know that it does not know?"""
+    """Yields the answers about people whom no document names, and how confident the model is in them."""
     by_model = results.unwritten or {}
     model = main_model(results, by_model)
     found = by_model[model]
@@ -199,9 +199,9 @@ def unwritten(results: KnowledgeResults) -> Iterable[Markup]:
 
 
 def _compare_confidences(found: UnwrittenAnswers, curve: CalibrationCurve | None) -> list[object]:
-    """Returns in words how well confidence tells people of whom the model read from others.
+    """Returns in words how well confidence separates people of whom the model read from others.
 
-    `curve` is of its answers about people of whom it read: who is hardly ever right there knows nothing to be sure of.
+    `curve` is that of its answers about people of whom it read: if few are right, confidence cannot rest on knowledge.
     """
     known = found.written_confidences
     chance = chance_of_order(known, found.unwritten_confidences)
@@ -250,8 +250,8 @@ def _forms(forms: Sequence[NameForm]) -> Iterable[Markup]:
 
 
 def attention(results: KnowledgeResults) -> Iterable[Markup]:
-    """Yields a card for each head that has a note, else for the first that is listed of some layers; the others
-    are drawn together."""
+    """Yields a figure for each head that has a note, or else for the first one of up to four layers; all others
+    share one figure."""
     given = results.attention
     assert given is not None
     tokens = given.tokens
@@ -275,7 +275,7 @@ def attention(results: KnowledgeResults) -> Iterable[Markup]:
 
 
 def _describe_head(weights: Sequence[Sequence[float]], tokens: Sequence[str]) -> str:
-    """Returns in words how far back a head looks, and where its last row does."""
+    """Returns a sentence: how far back a head looks on average, and which token the last row attends to most."""
     back = sum(w * (i - j) for i, row in enumerate(weights) for j, w in enumerate(row)) / len(weights)
     most = max(range(len(tokens)), key=lambda j: abs(weights[-1][j]))
     where = f"“{token_label(tokens[most])}” ({percent(weights[-1][most], 0)})"

@@ -1,5 +1,5 @@
 """The page that compares models of the experiment "knowledge": {mechanism or setting} × {without, with reading} × {dev,
-test}, beside what can be said without reading anything."""
+test}, with the baselines."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _lead(candidates: Candidates) -> Markup:
 
 
 def _best(ranked: Sequence[tuple[str, AnswerScore]]) -> list[str]:
-    """Returns the candidates that have the most right answers, all that have as many; none where nothing is right."""
+    """Returns the names of the candidates with the most right answers, several if they tie; [] if none has any."""
     if not ranked or ranked[0][1].right == 0:
         return []
     most = ranked[0][1].accuracy
@@ -287,7 +287,7 @@ def _stages(candidates: Candidates, title: str) -> dict[str, KnowledgeStage]:
 
 
 def _learning(candidates: Candidates, folders: Mapping[str, str]) -> Iterable[Markup]:
-    """Yields train and dev of all candidates in one figure a quantity, what overfits, and what each training took."""
+    """Yields a figure for each quantity with train and dev of all candidates, overfitting, and a table of trainings."""
     drawn = _styles(candidates)
     answering = _stages(candidates, "with pretraining")
     reading = {name: stage for name, stage in _stages(candidates, "pretraining").items() if stage.curve}
@@ -332,7 +332,7 @@ def stage_cells(stage: KnowledgeStage, folder: str = "") -> list[object]:
 
 
 def _describe_best(stage: KnowledgeStage, accuracies: Sequence[plots.Point]) -> str | None:
-    """Returns the best accuracy of a training with the step and the epoch of it; no step where nothing was right."""
+    """Returns the best accuracy of a training in words, with its step and epoch unless it is 0."""
     found = best_of(accuracies, "max")
     if found is None:
         return None
@@ -346,7 +346,7 @@ def _describe_best(stage: KnowledgeStage, accuracies: Sequence[plots.Point]) -> 
 
 
 def _confidence(candidates: Candidates) -> Iterable[Markup]:
-    """Yields what the confidences after reading are worth, and how sure the models are of people never read of."""
+    """Yields the calibration of all candidates after reading, and their confidences about people never read of."""
     curves: dict[str, CalibrationCurve] = {}
     strangers = []
     for name, results in candidates.items():

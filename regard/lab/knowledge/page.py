@@ -51,7 +51,7 @@ class PageSection(NamedTuple):
 
 
 def knowledge_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the content of results.json; raises ReportError, naming the part, if one does not fit."""
     if "candidates" in document:
         return comparison_page(document)
     results = read_results(KnowledgeResults, document)
@@ -141,7 +141,7 @@ def accuracy(results: KnowledgeResults) -> Iterable[Markup]:
 
 
 def _better_than_all_others(rows: Sequence[ScoredModel], split: str) -> list[int]:
-    """Returns the place of the one row that has the most right answers; none where several have as many."""
+    """Returns the index of the row with the most right answers, in a list; [] if several tie."""
     scores = {place: score.accuracy for place, row in enumerate(rows) if (score := row.on(split)) is not None}
     most = max(scores.values(), default=0.0)
     best = [place for place, accuracy in scores.items() if accuracy == most]
@@ -239,7 +239,7 @@ def _describe_run(results: KnowledgeResults, header: ResultsHeader) -> Iterable[
 
 
 def _old_command(results: KnowledgeResults) -> str:
-    """Returns a command for results of a version that did not write theirs down: what can be told of them."""
+    """Returns a command made from the settings, for results of versions that did not write their command down."""
     command = "regard run knowledge"
     if results.mechanism and results.mechanism != "softmax":
         command += f" model.mechanism={results.mechanism}"

@@ -25,11 +25,11 @@ MOST_STRANGERS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class KnowledgeComparison(Section):
-    """What is compared: `mechanisms`, and `settings` by names of one's own, each a table of changes to the usual ones
-    ({wide = {model = {width = 512}}}). None of both: one model as the recipes have it.
+    """What is compared: `mechanisms`, and `settings`, named tables of changes to the usual ones
+    ({wide = {model = {width = 512}}}). Without both there is one model, as the recipes have it.
 
-    `strangers`: so many people of each form of name, of whom no document tells, are asked about too, where documents
-    are one's own; or those of `strangers_file`, a question a line. (An invented world has its own.)
+    With documents of the user's, questions about people whom no document mentions are asked too: `strangers` invented
+    ones for each form of name, or those in `strangers_file`, a question a line. An invented world has its own.
     """
 
     place = COMPARE
@@ -136,7 +136,7 @@ def _folder(name: str) -> str:
 
 
 def _with_changes(session: Session, place: str, changes: Mapping[str, Any]) -> Session:
-    """Returns the session with changes; those that could have no effect, or would change the data, are an error."""
+    """Returns the session with changes; raises ConfigError if one has no effect or would change the data."""
     allowed = (*SECTIONS, *STAGES)
     for section in changes:
         if section not in allowed:
@@ -179,7 +179,7 @@ def _add_trainings(
 
 
 def _read_sets(files: KnowledgeFiles) -> dict[str, list[Question]]:
-    """Returns the questions of each file, read before any training, so that a bad line is told at once."""
+    """Returns the questions of each file; they are read before any training, so that a bad line is found at once."""
     for name in ("train", "dev"):
         if getattr(files, name) is None:
             raise ConfigError(f"data.{name} is missing: a file with `question<TAB>answer` on each line")

@@ -64,7 +64,7 @@ class KnowledgeStage:
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """One question with what was expected and what the model said, and how sure it was."""
+    """One question with its expected answer, the model's answer, and its confidence."""
 
     question: str
     person: str
@@ -121,7 +121,7 @@ class NameForm:
 
 @dataclass(frozen=True)
 class UnwrittenAnswers:
-    """What a model says of people that no document names, and its confidences beside those of people it read of."""
+    """A model's answers about people whom no document names, with its confidences there and about people it read of."""
 
     n: int
     mean_confidence: float

@@ -122,7 +122,7 @@ def _measure_candidate(
 
 
 class Examination(NamedTuple):
-    """What one model was asked and said: its scores, and what its confidence is worth on the set `answers_of`."""
+    """The examination of one model: its scores, and its answers and calibration on the set `answers_of`."""
 
     scored: ScoredModel
     answers: list[AnsweredQuestion]
@@ -194,8 +194,8 @@ def _attention(model: Decoder[Any], answers: Sequence[AnsweredQuestion]) -> Answ
 
 
 def _stage(name: str, run: Run, rows: int, folder: Path) -> KnowledgeStage:
-    """Returns what a training took, of which an epoch has so many rows; its run is named as seen from a folder, for
-    candidates share what they train alike."""
+    """Returns the steps, epochs and curves of a training whose epochs have `rows` rows. The path of its run is relative
+    to `folder`, because candidates share equal trainings."""
     log = read_log(run)
     train = run.config["train"]
     return KnowledgeStage(

@@ -34,7 +34,7 @@ class QuestionTemplate(NamedTuple):
 
 
 def find_template(questions: Iterable[str]) -> QuestionTemplate | None:
-    """Returns what questions have in common, in whole words; None where they do not differ in a name alone."""
+    """Returns the common words before and behind the name in questions; None if they differ in more than a name."""
     texts = list(dict.fromkeys(questions))
     if len(texts) < 2:
         return None
@@ -50,7 +50,7 @@ def find_template(questions: Iterable[str]) -> QuestionTemplate | None:
 
 
 def _common_start(texts: Sequence[str]) -> str:
-    """Returns the characters that all texts begin with: those that the first and the last in order do."""
+    """Returns the longest common prefix of all texts, which is that of the first and the last in sorted order."""
     first = min(texts)
     last = max(texts)
     n = 0
@@ -96,7 +96,7 @@ class StrangerNames:
         return word
 
     def draw(self, make: Callable[[], str], count: int, known_words: bool) -> list[str]:
-        """Returns at most so many different names that no document has and nobody asks about.
+        """Returns at most `count` different names that are in no document and in no question.
 
         Without `known_words`, at least one word of a name is in no document either.
         """

@@ -19,7 +19,7 @@ ACCURACY = Axis("right answers", span=(0, 1.02), shares=True)
 
 
 def recall_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json."""
+    """Returns the page of the content of results.json."""
     results = read_results(RecallResults, document)
     parts = [("Accuracy against state", _outcome), ("Size by size", _sizes), ("What is published", _published)]
     parts += [("The task", _task), ("Every training", _trainings)]

@@ -102,7 +102,7 @@ def plan(session: Session) -> RecallPlan:
 
 
 def _with_plugins(names: Sequence[str]) -> list[str]:
-    """Returns the mechanisms to compare, every one where none is named, and those that the user's files define."""
+    """Returns the mechanisms to compare: those named, or else all of regard's, and those of the user's files."""
     known = mechanisms()
     own = [name for name, kind in known.items() if not kind.__module__.startswith("regard.")]
     return list(dict.fromkeys([*(names or (n for n in known if n not in NOT_TRAINED)), *own]))

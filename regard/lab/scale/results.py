@@ -69,11 +69,12 @@ class SaturationRow:
 
 @dataclass(frozen=True)
 class SumRow:
-    """Weights of random queries and keys.
+    """The sums of the weights of random queries and keys, over keys and over queries.
 
-    `given_off_one` is how far what a query gives is from one. `got` is what a key gets, summed over queries; of these
-    sums `std`, `most` and `least` are means over draws, and `sorted` holds a draw's sums from the least to the most
-    attended key, as means over draws. `lengths` is the correlation of a key's sum with its squared length.
+    `given_off_one` is how far the sum of a query's weights is from one. `got` is the sum of a key's weights over
+    queries; of these sums `std`, `most` and `least` are means over draws, and `sorted` holds a draw's sums from the
+    least to the most attended key, as means over draws. `lengths` is the correlation of a key's sum with its squared
+    length.
     """
 
     width: int

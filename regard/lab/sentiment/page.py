@@ -33,7 +33,7 @@ CURVES: tuple[tuple[str, str, plots.Best], ...] = (
 
 
 def sentiment_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the content of results.json; raises ReportError, naming the part, if one does not fit."""
     results = read_results(SentimentResults, document)
     header = read_results(ResultsHeader, document)
     page = Page("Positive or negative?", _lead(results))
@@ -239,7 +239,7 @@ def _calibration(results: SentimentResults) -> Iterable[Markup]:
 
 
 def _compare_errors(skill: float) -> str:
-    """Returns in words how a squared error stands to another, of which it is the share 1 − skill."""
+    """Returns in words how much smaller or larger than another a squared error is that is 1 − skill times as large."""
     if skill < 0:
         return f"{percent(-skill, 0)} larger than"
     return f"{percent(skill, 0)} smaller than"

@@ -117,7 +117,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class BatchInspection:
-    """What a batch is made of, some of its rows, and the share of padding."""
+    """The tensors of a batch, some of its rows, and the share of padding."""
 
     tensors: list[BatchTensor]
     rows: list[BatchRow]

@@ -175,7 +175,7 @@ def _title(encoder: Classifier) -> str:
 
 
 def _recipe(session: Session, name: str, compare: OptimizerComparison, rows: int) -> Recipe:
-    """Returns one optimiser's recipe: its learning rate unless one was asked for, and an evaluation an epoch."""
+    """Returns an optimiser's recipe: its usual learning rate unless one was asked for, and an evaluation an epoch."""
     optimizer = {"name": name, "options": OPTIONS.get(name, {})}
     defaults: dict[str, Any] = {"train": {"optimizer": optimizer}}
     settings: dict[str, Any] = {}
@@ -195,7 +195,7 @@ def _describe_encoder(encoder: Classifier, task: Sentiment) -> EncoderSummary:
 
 
 def _judge(task: Sentiment, run: Run, rows: Mapping[str, SentenceRows]) -> dict[str, Judged]:
-    """Returns what the best model of a run says of train, dev and test."""
+    """Returns the probabilities that the best model of a run gives to the sentences of train, dev and test."""
     model = Classifier(name=str(run.path / MODEL)).to(task.device).eval()
     judged = {}
     for name, part in rows.items():
@@ -229,7 +229,7 @@ def _scores(judged: Mapping[str, Judged]) -> dict[str, SentimentScore]:
 
 
 def _describe_model(name: str, recipe: Recipe, run: Run, judged: Mapping[str, Judged], rows: int) -> OptimizerModel:
-    """Returns one optimiser's training, of which an epoch has so many rows, and the scores of its best checkpoint."""
+    """Returns one optimiser's training, whose epochs have `rows` rows, and the scores of its best checkpoint."""
     log = read_log(run)
     batch = recipe.train.batch
     evaluations = [row | {"epoch": row["step"] * batch / rows} for row in log.evaluations]
@@ -272,7 +272,7 @@ def _describe_data(task: Sentiment) -> SentimentDataSummary:
 
 
 def inspect_batch(task: Sentiment, size: int, rows: int) -> BatchInspection:
-    """Returns what the batch of the first step is made of, and some of its rows as text."""
+    """Returns the tensors of the batch of the first step, and some of its rows as text."""
     batch = task.batch(0, size)
     assert batch.visible is not None
     meaning = {
@@ -313,7 +313,7 @@ def _kinds(judged: Mapping[str, Judged]) -> dict[str, dict[str, SentimentScore]]
 
 
 def _calibration(judged: Judged) -> SentimentCalibration:
-    """Returns how sure the model is against how often it is right."""
+    """Returns the calibration: how often the model is right, by the probability that it gives its answers."""
     found = calibration([max(p, 1 - p) for p in judged.positive], judged.right)
     return SentimentCalibration([bin._asdict() for bin in found.bins], *found[1:])
 

@@ -40,7 +40,7 @@ REFERENCE = "reference"
 
 
 def summarize_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the content of results.json; raises ReportError, naming the part, if one does not fit."""
     results = read_results(SummarizeResults, document)
     header = read_results(ResultsHeader, document)
     page = Page("One line about an article", _lead(results))
@@ -105,7 +105,7 @@ def _interval(estimate: MeanInterval) -> Markup:
 
 
 def _highest(values: Sequence[float]) -> list[int]:
-    """Returns the place of the one value that is above all others; none where several are the highest."""
+    """Returns [index] of the largest value; [] if several values are the largest."""
     places = [place for place, value in enumerate(values) if value == max(values)]
     return places if len(places) == 1 else []
 

@@ -180,7 +180,7 @@ def measure(session: Session, plan: SummarizePlan, runs: Mapping[str, Run]) -> S
 
 
 def _files(data: SummarizeData, pairs: PairSplit, out: Path) -> dict[str, Any]:
-    """Returns where the data of every training are. All share one tokenizer, so that their losses can be compared."""
+    """Returns the paths of the data of all trainings, which share one tokenizer, so that losses can be compared."""
     named = {key: getattr(data, key) for key in FILES if getattr(data, key)}
     if not data.train:
         named |= {name: str((out / "data" / f"{name}.jsonl").resolve()) for name in pairs._fields}
@@ -306,7 +306,7 @@ def _with_scores(found: Summaries) -> list[tuple[str, float]]:
 
 
 def _masks(model: Seq2Seq, pairs: Sequence[Pair]) -> PairMasks:
-    """Returns who may see whom for the shorter of two pairs of unequal length that stand in one batch."""
+    """Returns the masks of an encoder-decoder for the shorter of two pairs of unequal length in one batch."""
     assert model.tokenizer is not None
     short = sorted(pairs, key=lambda pair: len(pair.article))[: max(2, len(pairs) // 4)]
     chosen = [short[0], max(short[1:], key=lambda pair: len(pair.summary or ""))]

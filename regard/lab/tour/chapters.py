@@ -1,4 +1,4 @@
-"""What is done in each chapter of the tour: each calls what a command of its own calls, and names that command."""
+"""The chapters of the tour: each does what an ordinary command does on a small size, and names that command."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _asked_law(verdict: Verdict) -> AskedLaw:
 
 
 def train_knowledge(plan: TourPlan) -> TrainChapter:
-    """Runs the knowledge experiment into a folder of its own, or goes on with it."""
+    """Runs the knowledge experiment in a folder of its own, or resumes it."""
     began = time.monotonic()
     session = plan.training
     if (session.out / ASKED).is_file():

@@ -73,7 +73,7 @@ CHAPTERS = (
 
 
 def tour_page(document: Mapping[str, Any]) -> Page:
-    """Draws what was read from results.json; a part that is not as it should be is a ReportError that names it."""
+    """Returns the page of the tour's results.json; raises ReportError, naming the part, if one does not fit."""
     results = read_results(TourResults, document)
     header = read_results(ResultsHeader, document)
     page = Page("A tour of regard", _lead(results))
@@ -269,7 +269,7 @@ _BLOCKS: dict[str, Callable[[Any], Iterable[Markup]]] = {"check": _check, "train
 
 
 def _command(command: str, yours: str) -> Markup:
-    """Returns the ordinary command of a chapter, and what else it takes."""
+    """Returns a paragraph about the command that does a chapter by itself, with `yours` as what else it takes."""
     return join(paragraph(f"The command of this chapter takes {yours}:"), command_listing(command))
 
 

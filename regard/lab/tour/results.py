@@ -12,7 +12,7 @@ from regard.lab.results import OutcomeTable
 
 @dataclass(frozen=True)
 class AskedLaw:
-    """One law that was asked: whether it holds, by how far it was missed at worst, and what is allowed."""
+    """The verdict of one law: whether it holds, the largest error, and the largest error allowed."""
 
     law: str
     claim: str
@@ -58,7 +58,7 @@ class TrainChapter:
 
     @property
     def baseline(self) -> ScoredModel:
-        """The answer that is always the most frequent place of the training questions."""
+        """The score of the answer that is always the most frequent place of the training questions."""
         return (self.knowledge.baselines or [])[0]
 
 

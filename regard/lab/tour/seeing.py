@@ -27,8 +27,10 @@ class AskedRows(NamedTuple):
 
 
 class HeadSearch(NamedTuple):
-    """All heads, the one that costs the most first; what the whole model reaches: its loss on the questions that heads
-    are chosen by, its accuracy on those that are reported."""
+    """All heads, the one whose removal costs the most first, and the loss and accuracy of the whole model.
+
+    The loss is that on the questions by which heads are chosen, the accuracy that on the questions that are reported.
+    """
 
     heads: list[MeasuredHead]
     loss: float
@@ -53,9 +55,9 @@ def ask_rows(model: Decoder[Any], questions: Sequence[Question]) -> AskedRows:
 def find_head(
     model: Decoder[Any], untrained: Decoder[Any], choose_by: Sequence[Question], report_on: Sequence[Question]
 ) -> HeadSearch:
-    """Silences one head after the other, and puts the one first whose absence raises the loss of answers the most.
+    """Removes one head after the other, and sorts heads by how much that raises the loss of answers, largest first.
 
-    Heads are chosen by other questions than those that are reported on, so that the choice does not flatter.
+    Heads are chosen by other questions than those that are reported, so that the reported cost is not biased upwards.
     """
     chosen = ask_rows(model, choose_by).batch
     reported = ask_rows(model, report_on)

@@ -79,7 +79,7 @@ def _std_range(rows: Sequence[WeightRow], heads: int) -> str:
 
 
 def _std_curves(rows: Sequence[WeightRow]) -> Markup:
-    """Returns standard deviations against β. One head's two keys share what there is, and so have the same."""
+    """Returns standard deviations against β. One head's two weights sum to nearly one: theirs are nearly equal."""
     names = {(1, "a"): "one head", (2, "a"): "two heads, a", (2, "b"): "two heads, b"}
     series = {
         name: [(row.beta, row.std) for row in rows if (row.heads, row.key) == which] for which, name in names.items()

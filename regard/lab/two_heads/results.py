@@ -12,7 +12,8 @@ from regard.lab.results import OutcomeTable
 
 @dataclass(frozen=True, kw_only=True)
 class TwoHeads(LabConfig):
-    """`keys` orthonormal keys, of which one has a length of that `variance`; queries of lengths `betas`."""
+    """The settings: `keys` orthogonal unit keys, one of them scaled by a random length of that `variance`, and the
+    lengths `betas` of queries."""
 
     place: ClassVar[str] = "two-heads"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {

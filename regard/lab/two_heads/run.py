@@ -1,8 +1,9 @@
 """One head against two, when the length of a key varies.
 
 Keys are orthonormal, but key a comes as ε·k_a with ε ~ N(1, variance). To average the values of a and b, one head asks
-β(k_a + k_b): its weights on the two are σ(β(ε − 1)) and the rest, so that a small change of ε tips all of it to one
-side. Two heads ask βk_a and βk_b and average what they read: each is sure of its own key as long as ε > 0.
+β(k_a + k_b): its weights on the two are about σ(β(ε − 1)) and 1 − σ(β(ε − 1)), so that a small change of ε moves nearly
+all weight to one side. Two heads ask βk_a and βk_b and average what they read: each is sure of its own key as long as ε
+> 0.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def ablate(recordable: RecordableModel, texts: Sequence[Any], progress: Progress
 
 
 def add_costs(heads: Sequence[dict[str, Any]], ablation: dict[str, Any]) -> None:
-    """Adds to each head of `examine` its cost, so that it stands beside its label."""
+    """Adds to the dict of each head, as `examine` returns them, its cost under the key "cost"."""
     costs = {(row["side"], row["layer"], row["head"]): row["cost"] for row in ablation["heads"]}
     for head in heads:
         head["cost"] = costs[head["side"], head["layer"], head["head"]]
@@ -126,7 +126,7 @@ def _make_hub_run(recordable: RecordableModel, model: Any, sample: Sample) -> Ca
 
 
 def _decoder_ids(recordable: RecordableModel, sample: Sample) -> list[int]:
-    """Returns what the decoder of an encoder-decoder reads: its start token, then the target or what it writes."""
+    """Returns the decoder's input ids of an encoder-decoder: the start token, then the target or what it generates."""
     ids = recordable.record_one(sample).sequences[-1].ids
     assert ids is not None
     return ids

@@ -98,7 +98,9 @@ def examine_checkpoints(
 
 
 def appearances(steps: Sequence[int], history: Sequence[Sequence[HeadLabel]]) -> list[dict[str, Any]]:
-    """Returns, for each score by which some head stands out at the last checkpoint, since when; the earliest first.
+    """Returns for each score by which a head stands out at the last checkpoint since which step, and which head.
+
+    The earliest come first.
 
     `history` has the labels of all heads at each step. A score has appeared at "step" if some head stands out by it
     there and at every later checkpoint; "before" is the last step at which none did, or None. "layer", "side" and

@@ -143,9 +143,9 @@ def repeated_tokens(recordable: RecordableModel, seed: int = 0) -> list[list[int
 
 
 def repeated_samples(recordable: RecordableModel, seed: int = 0) -> list[Sample]:
-    """Returns the sequences of `repeated_tokens`; the decoder of an encoder-decoder is given others than the encoder.
+    """Returns the sequences of `repeated_tokens` as samples; encoder and decoder, if there are two, get different ones.
 
-    So what it writes repeats itself, and is not a copy of what the encoder reads.
+    So the decoder's text repeats itself, and is no copy of the encoder's.
     """
     sources = repeated_tokens(recordable, seed)
     if not recordable.has_decoder_of_its_own:

@@ -1,7 +1,7 @@
-"""Who holds a connection to the server: those that have shown no access token make room for those that have.
+"""Limiting the connections to the server that have not shown the access token.
 
-Anybody on this machine can connect and say nothing. Such a connection is closed after `SECONDS_WITHOUT_TOKEN`, and
-the oldest of them at once where there are more than `MAX_WITHOUT_TOKEN`; a connection that has shown the token stays.
+Anybody on this machine can connect and send nothing. Such a connection is closed after `SECONDS_WITHOUT_TOKEN`, and the
+oldest of them at once if there are more than `MAX_WITHOUT_TOKEN`; a connection that has shown the token stays open.
 """
 
 from __future__ import annotations

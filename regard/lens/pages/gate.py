@@ -1,4 +1,4 @@
-"""Who may ask the server: every request is checked for its Host, its Origin and the access token, before all else."""
+"""Access control of the server: each request's Host, Origin and access token are checked before anything else."""
 
 from __future__ import annotations
 

@@ -62,10 +62,11 @@ def with_and_without(
     guard: Guard,
     seconds: float,
 ) -> dict[str, Any]:
-    """Returns what a language model says next and writes with all heads ("with") and without some ("without").
+    """Returns the predictions of a language model with all heads ("with") and without some ("without").
 
-    Each has "next" (the likeliest tokens), "loss" (the mean loss of the text's own tokens, null for one token), "text"
-    and "tokens" (what it goes on with). `guard()` is held during each pass; each of the two ends after `seconds`.
+    Each has "next" (the likeliest next tokens), "loss" (the mean loss of the text's own tokens, null for one token),
+    "text" and "tokens" (the generated continuation). `guard()` is held during each pass; each of the two ends after
+    `seconds`.
     """
     if not generates(recordable):
         raise OptionError(f"{recordable.card.name} does not continue a text; expected a decoder-only language model")

@@ -139,7 +139,7 @@ class SharedModel:
         return to_bytes(encode(Trace([recording])))
 
     def ablate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the model says next and goes on with, with all heads and without request["heads"]."""
+        """Returns the next tokens and the continuation of a text, with all heads and without request["heads"]."""
         settings = _settings(request)
         ids = self._ids(_text(request))
         if self._layers is None:

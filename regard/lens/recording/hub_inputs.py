@@ -38,7 +38,7 @@ class Places:
 
 
 def model_inputs(model: Any, text: HubText, tokenizer: Any, pair: str | None = None) -> tuple[dict[str, Any], Places]:
-    """Returns the model's inputs on its device, and where the tokens stand in the text, or in the pair of texts."""
+    """Returns the model's inputs on its device, and the character spans of the tokens in the text or pair of texts."""
     device = next(model.parameters()).device
     if pair is not None:
         check_pair(model, text, pair, tokenizer)
@@ -73,7 +73,7 @@ def taken_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _places(encoding: Any, text: str, pair: str | None, tokenizer: Any) -> Places:
-    """Returns where the tokens of a text, or of a pair of texts, stand; the second text stands below the first."""
+    """Returns the character spans of the tokens of a text, or of a pair of texts joined by BETWEEN."""
     offsets: CharacterSpans | None = None
     if "offset_mapping" in encoding:  # slow tokenizers do not return them
         offsets = [(int(a), int(b)) for a, b in encoding["offset_mapping"][0].tolist()]

@@ -1,8 +1,8 @@
-"""What a language model would say next at each layer (logit lens), and what each head adds to a token's logit.
+"""The next tokens that each layer predicts (logit lens), and what each head adds to a token's logit.
 
-The logit lens reads the stream after each block as if it were the last: norm, then head (nostalgebraist 2020). A direct
-contribution is what a part of the stream adds to a logit with the divisor of the last norm kept as it was: then the
-parts add up to the logit exactly (Elhage et al. 2021).
+The logit lens applies the last norm and the language-model head to the stream after each block (nostalgebraist 2020). A
+direct contribution is what a part of the stream adds to a logit while the divisor of the last norm is held fixed; then
+the parts add up to the logit exactly (Elhage et al. 2021).
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def _watching(model: nn.Module, watch: _Watch, projections: list[nn.Module]) -> 
 
 
 def _find_norm(stream: Stream, watch: _Watch) -> None:
-    """Finds what stands between the last block and the head, and freezes it; raises StreamError if it is no norm."""
+    """Finds the norm between the last block and the language-model head, and sets `stream.norm` and `stream.frozen`."""
     last = watch.residuals[-1]
     after = [(part, out) for part, x, out in watch.around if x.shape == last.shape and torch.equal(x, last)]
     for part, out in [*after, (None, last)]:

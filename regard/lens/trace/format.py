@@ -85,7 +85,7 @@ class Encoded:
 
 
 def escape_json(document: str) -> str:
-    """Returns JSON that may stand in a script element: it means the same, and no sign in it ends the element."""
+    """Returns equivalent JSON for a script element, without any character that could end the element."""
     return document.translate(_ESCAPED)
 
 

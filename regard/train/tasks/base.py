@@ -80,7 +80,7 @@ class Task(ABC):
         return {"vocabulary": self.tokenizer.size, "length": self.length}
 
     def lengths(self, model: Model[Any]) -> dict[str, tuple[int | None, int]]:
-        """Returns, by the key of `data` that sets it, how many tokens a model can read (None: any) and a row has."""
+        """Maps keys of `data` to the most tokens that the model can read (None: any), and the tokens of a row."""
         return {"block": (getattr(model, "limit", None), self.length)}
 
     def prepare(self, model: Model[Any]) -> None:  # noqa: B027
@@ -103,7 +103,7 @@ class Task(ABC):
         return (batch.y != IGNORE).sum()
 
     def more_is_better(self, metric: str) -> bool:
-        """Returns whether higher values of a metric are better: `highest` for the task's own, otherwise by its name."""
+        """Tells whether higher is better for a metric: by `highest` for the task's own, otherwise by its name."""
         if metric == self.metric:
             return self.highest
         return not re.search("loss|perplexity|bits", metric)
@@ -114,9 +114,9 @@ class Task(ABC):
 
 
 class Order:
-    """Rows in a new order each epoch: which ones a step reads depends on (seed, step) alone.
+    """Chooses the rows that a step reads, in a new order in each epoch; they depend on seed, step and size alone.
 
-    Without `shuffle` every epoch has them in the order of their file.
+    Without `shuffle` every epoch reads them in the order of their file.
     """
 
     def __init__(self, rows: int, seed: int, device: torch.device, shuffle: bool = True) -> None:

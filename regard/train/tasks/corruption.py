@@ -38,8 +38,8 @@ class KnowledgeData(Section):
 
     `test` may lack answers. `block` is the window in characters; `cut` the share of documents that are cut to a random
     length, where the others are read whole, as far as the block goes; `spans` the least and greatest share of a
-    document that is masked, and `words` whether it is widened to whole words. `mix`: while questions are learned, so
-    many corrupted documents are read along for each of them.
+    document that is masked, and `words` whether it is widened to whole words. `mix`: the number of
+    corrupted documents that are added to a batch for each question.
     """
 
     place = "data"
@@ -68,7 +68,7 @@ class KnowledgeData(Section):
 
 
 class KnowledgeFiles(NamedTuple):
-    """The files of documents and questions; None for those that there are not."""
+    """The files of documents and questions; None for a file that does not exist."""
 
     documents: Path
     train: Path | None
@@ -95,7 +95,7 @@ def data_files(config: KnowledgeData, folder: Path) -> KnowledgeFiles:
 
 
 class CorruptedDocuments:
-    """Documents on the device, which are corrupted anew for every batch."""
+    """Encoded documents on the device; every batch replaces other spans of them by masks."""
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class CorruptedDocuments:
         return len(self.rows)
 
     def batch(self, step: int, size: int, *purpose: str) -> Batch:
-        """Returns `size` corrupted documents for a step [size,width]: what they are depends on seed and step alone.
+        """Returns `size` corrupted documents [size,width] for a step; they depend on seed, step and size alone.
 
-        AHEAD batches are corrupted at once, which takes a GPU no longer than one.
+        AHEAD batches are corrupted at once, as this takes a GPU no longer than one batch.
         """
         group, place = divmod(step, AHEAD)
         if self._group is None or self._group[:2] != (group, size):

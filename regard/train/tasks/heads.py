@@ -35,10 +35,10 @@ SENTENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsData(LMData):
-    """A text as for `lm`, and what is compared on it.
+    """A text as for `lm`, and the models that are compared on it.
 
-    `positions` × `merges`, each with the `seeds` from train.seed on. `sentences` are measured on their own, each in one
-    pass, under the names normal, weird and long.
+    There is one for each of `positions` with each of `merges`, trained with `seeds` seeds from train.seed on. The loss
+    of each of `sentences`, which have names, is measured in a pass of its own.
     """
 
     seeds: int = 3
@@ -82,20 +82,20 @@ class Sentences(LanguageModel):
         return super().evaluate(model) | alone
 
     def losses(self, model: Model[Any]) -> dict[str, float]:
-        """Returns the mean token losses of training text (as much of it as of dev), dev, and each sentence."""
+        """Returns the mean token losses of dev, of as much training text, and of each sentence."""
         most = len(self.dev.tokens)
         parts = {"train": evaluation_windows(self.train.tokens, self.length, most), "dev": self.dev_windows()}
         losses = {name: self.mean_loss(model, rows) for name, rows in parts.items()}
         return losses | {name: self.mean_loss(model, [rows]) for name, rows in self.sentences.items()}
 
     def windows(self, rows: int) -> Batch:
-        """Returns `rows` whole windows of dev text, or as many as there are, evenly spaced."""
+        """Returns at most `rows` whole windows of dev text, evenly spaced."""
         length = window_length(self.dev.tokens, self.length)
         starts = torch.linspace(0, len(self.dev.tokens) - 1 - length, rows).long().unique()
         return windows(self.dev.tokens, length, starts).to(self.device)
 
     def _encode_sentence(self, name: str, text: str) -> Batch:
-        """Returns a sentence as one row; an error where it does not fit a window."""
+        """Returns a sentence as a batch of one row; raises ConfigError if it does not fit a window."""
         place = f"data.sentences.{name}"
         try:
             ids = self.tokenizer.encode(text)

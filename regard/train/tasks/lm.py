@@ -31,10 +31,11 @@ PROSE = "prose.txt"  # the text that is read where none is named
 
 @dataclass(frozen=True, kw_only=True)
 class LMData(Section):
-    """A UTF-8 `text`, or the folder of `tokens` that `regard data tokens` made of one; neither: Python's documentation.
+    """The data of `lm`: a UTF-8 `text`, or the folder `tokens` that `regard data tokens` made of one.
 
-    A text is divided by `tokenizer`: characters, bytes or bpe, the last with `vocabulary` tokens. The first `share` of
-    the tokens is trained on, the rest is dev; `block` is the window in tokens.
+    Without either it is the text of Python's documentation. A text is divided by `tokenizer`: characters, bytes or
+    bpe, the last with `vocabulary` tokens. The first `share` of the tokens is trained on, the rest is dev; `block` is
+    the length of a window in tokens.
     """
 
     place = "data"
@@ -58,7 +59,7 @@ class LMData(Section):
 
 @task("lm")
 class LanguageModel(Task):
-    """Windows of a text that start anywhere; an epoch is as many of them as would stand side by side."""
+    """Random windows of a text; an epoch is the number of windows that fit into the text without overlap."""
 
     Config = LMData
     metric = "dev/loss"
@@ -102,11 +103,11 @@ class LanguageModel(Task):
         return float(total) / weight
 
     def dev_windows(self) -> Iterator[Batch]:
-        """Returns the windows of dev text that are evaluated."""
+        """Yields the windows of dev text that are evaluated, in batches."""
         return evaluation_windows(self.dev.tokens, self.length, MOST)
 
     def _units_per_token(self) -> float:
-        """Returns how many characters or bytes a dev token that is evaluated has on average."""
+        """Returns the mean number of characters (of `Characters`) or of bytes in a dev token that is evaluated."""
         if isinstance(self.tokenizer, Characters):
             return 1.0
         targets: list[int] = [i for part in self.dev_windows() for i in part.y[part.y != IGNORE].tolist()]
@@ -118,8 +119,10 @@ class LanguageModel(Task):
 
 
 def evaluation_windows(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
-    """Yields windows side by side, each token a target once; where there are more than `most` tokens, that many of
-    them, in evenly spaced windows."""
+    """Yields batches of windows side by side, so that each token is a target once.
+
+    Of more than `most` tokens it yields evenly spaced windows, with about `most` targets together.
+    """
     length = window_length(tokens, length)
     rows = max(1, PART // length)
     if len(tokens) - 1 <= most:
@@ -131,7 +134,7 @@ def evaluation_windows(tokens: Ids, length: int, most: int) -> Iterator[Batch]:
 
 
 def _with_text(config: LMData, folder: Path) -> LMData:
-    """Returns the config with a text: where none is named, prose that is written into the folder unless it is there."""
+    """Returns the config with a text; if none is named, that of Python's documentation, written into the folder."""
     if config.text or config.tokens:
         return config
     place = folder / PROSE

@@ -59,7 +59,7 @@ class Questions(Task):
         return Batch(rows.x[:, :width].to(device), rows.y[:, :width].to(device))
 
     def batch(self, step: int, size: int) -> Batch:
-        """Returns `size` questions, and `mix` times as many corrupted documents below them."""
+        """Returns a batch of `size` questions, followed by `mix` times as many corrupted documents."""
         chosen = self.order.at(step, size)
         questions = Batch(self.train.x[chosen], self.train.y[chosen])
         extra = round(self.mix * size)

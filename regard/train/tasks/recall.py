@@ -1,4 +1,4 @@
-"""The task `recall`: multi-query associative recall. What was paired with each of these keys, so many tokens ago?
+"""The task `recall`: multi-query associative recall. A model is asked for the values of keys many tokens before.
 
     k₁ v₁ k₂ v₂ … k_P v_P   · · k₂ · · · k_P · k₁ · · ·          the labels at k₂, k_P, k₁ are v₂, v_P, v₁
 
@@ -51,10 +51,10 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RecallData(Section):
-    """Tables of `length`, `pairs` and `examples` to learn from and to be tested on; a batch has examples of one size.
+    """Which examples to train on and to test on, as tables of `length`, `pairs` and `examples`; a batch has one size.
 
-    `vocabulary`: half of it keys, half of it values. `empty`: what stands where no query does, "zeros" or "random"
-    tokens. `dev`: the examples of each size by which the best checkpoint is chosen.
+    Half of `vocabulary` are keys, half values. Places behind the pairs without a query hold `empty`: "zeros" or
+    "random" tokens. The best checkpoint is chosen on `dev` examples of each size.
     """
 
     place = "data"
@@ -194,7 +194,7 @@ class Recall(Task):
         return {"accuracy": mean(shares.values())} | shares
 
     def _parts(self, size: Sizes, source: torch.Generator) -> Iterator[Batch]:
-        """Yields examples of one size, as many at a time as have PART tokens."""
+        """Yields batches of examples of one size, each of at most PART tokens and of one example at least."""
         at_once = max(1, PART // size.length)
         for first in range(0, size.examples, at_once):
             count = min(at_once, size.examples - first)

@@ -70,7 +70,7 @@ class Repeats(LanguageModel):
         self.first = config.first
 
     def batch(self, step: int, size: int) -> Batch:
-        """Returns windows of text [size,T], of which some are replaced by rows that repeat themselves."""
+        """Returns windows of text [size,T]; some are replaced by text or random tokens that repeat their beginning."""
         source = generator(self.seed, "repeats", step)
         text = super().batch(step, size)
         rows = torch.cat([text.x, text.y[:, -1:]], 1)
@@ -84,7 +84,7 @@ class Repeats(LanguageModel):
         return Batch(rows[:, :-1], rows[:, 1:])
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Returns the measures of any language model, and the loss of random tokens that come for the second time."""
+        """Returns the metrics of any language model, and the loss of random tokens in their second occurrence."""
         source = generator(self.seed, "repeats", "dev")
         half = (self.length + 1) // 2
         rows = torch.randint(self.tokenizer.size, (ROWS, half), generator=source).repeat(1, 2)

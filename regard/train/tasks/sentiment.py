@@ -33,13 +33,13 @@ PART = 8192  # tokens evaluated at a time
 
 @dataclass(frozen=True, kw_only=True)
 class SentimentData(Section):
-    r"""Files of sentences, `text\t0` or `text\t1` a line; without `train`, generated ones. What of dev and test is not
-    given is cut off from train, `held_out` of it each.
+    r"""Files of sentences, `text\t0` or `text\t1` a line; without `train`, sentences are generated.
 
-    A text of more than `length` tokens, special ones counted, is cut; without `truncation` it is an error. `padding`:
-    rows are as long as the "longest" of their batch, or all of them `length`. `workers`: threads that make the batches
-    of the coming steps while one is computed (0: none). Which sentences a batch has depends on seed and step alone;
-    without `shuffle` they come in the order of the file, in every epoch.
+    Without `dev` or `test`, the share `held_out` of train is taken for each. A text of more than `length` tokens,
+    special ones counted, is cut; without `truncation` it is an error. With `padding` = "longest" rows are as long as
+    the longest of their batch, with "length" all have `length` tokens. `workers` is the number of threads that make the
+    batches of the coming steps; with 0 the training makes each itself. Without `shuffle` every epoch reads the
+    sentences in the order of their file.
     """
 
     place = "data"
@@ -89,7 +89,8 @@ def load_sentences(config: SentimentData, folder: Path) -> SentenceSplit:
 def _generate_sentences(config: ReviewsConfig, folder: Path) -> SentenceSplit:
     """Returns generated sentences, and writes them into the folder, where people may want to read them.
 
-    A stamp holds the settings that they were made with. It is written last: without it, files are written again.
+    The file reviews.txt holds the settings that they were made with. It is written last: without it, all are written
+    again.
     """
     sentences = reviews(config)
     stamp = folder / "reviews.txt"
@@ -112,7 +113,7 @@ class SentenceRows(NamedTuple):
     cut: int
 
     def batch(self, chosen: Int[Tensor, "B"], whole: bool = False) -> Batch:
-        """Returns the chosen rows, as long as the longest of them, or `whole`, with one label a row as y [B]."""
+        """Returns the chosen rows as a batch, cut to the longest of them unless `whole`; y [B] is their labels."""
         lengths = self.lengths[chosen]
         width = self.ids.shape[1]
         if not whole:
@@ -190,7 +191,7 @@ class Sentiment(Task):
         self._prefetched: dict[tuple[int, int], Future[Batch]] = {}
 
     def batch(self, step: int, size: int) -> Batch:
-        """Returns the batch of a step; with workers, those of the next steps are begun."""
+        """Returns the batch of a step; with workers, it also starts to make those of the next steps."""
         if self._pool is None:
             return self._make_batch(step, size)
         prefetched: dict[tuple[int, int], Future[Batch]] = {}
@@ -223,7 +224,7 @@ class Sentiment(Task):
 
 
 def classify(model: Model[Any], rows: SentenceRows) -> Float[Tensor, "N classes"]:
-    """Returns the logits of all rows in their order, on the CPU; rows of similar length are read together."""
+    """Returns the logits [N,classes] of rows, in their order, on the CPU; a batch has rows of similar length."""
     order = rows.lengths.argsort(stable=True)
     parts = order.split(max(1, PART // int(rows.lengths.max())))
     batches = (rows.batch(part).to(model.device) for part in parts)

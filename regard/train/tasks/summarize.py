@@ -39,13 +39,12 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SummarizeData(Section):
-    """Files of pairs (.jsonl, .csv, .tsv) whose keys or columns are `article` and `summary`; without `train`, generated
-    pairs. What of dev and test is not given is cut off from train, `held_out` of it each.
+    """Files of pairs (.jsonl, .csv, .tsv) with the keys or columns `article` and `summary`; without `train`, generated.
 
-    `tokenizer` is bpe (of `vocabulary` tokens, learned from train alone), bytes or characters, or one that exists, as a
-    `tokenizer_file`. An article is cut after `source` tokens, a summary after `target`. `copies`: the share of training
-    rows that copy a passage of the article instead, behind a first token of their own: to copy is half of summarising,
-    and from summaries alone it is learned late.
+    Without `dev` or `test`, the share `held_out` of train is taken for each. `tokenizer` is bpe (of `vocabulary`
+    tokens, learned from train alone), bytes or characters; or an existing one is given as `tokenizer_file`. An article
+    is cut after `source` tokens, a summary after `target`. In the share `copies` of training rows, the target is a
+    passage of the article, after a start token of its own, because models learn to copy late from summaries alone.
     """
 
     place = "data"
@@ -95,9 +94,10 @@ def load_pairs(config: SummarizeData, folder: Path) -> PairSplit:
 
 
 def _generate_files(config: NoticesConfig, folder: Path) -> dict[str, str]:
-    """Returns the files of generated pairs, which are written unless they are there.
+    """Returns the paths of the files of generated pairs, and writes those files unless they exist.
 
-    A stamp holds the settings that they were made with. It is written last: without it, files are written again.
+    The file notices.txt holds the settings that they were made with. It is written last: without it, all are written
+    again.
     """
     paths = {name: str(folder / f"{name}.jsonl") for name in ("train", "dev", "test")}
     stamp = folder / "notices.txt"
@@ -112,7 +112,7 @@ def _generate_files(config: NoticesConfig, folder: Path) -> dict[str, str]:
 
 
 def _drop_empty(pairs: list[Pair], path: str) -> list[Pair]:
-    """Returns the pairs with something to read and something to write, and warns of how many were left out."""
+    """Returns the pairs whose article and summary are not empty, and warns how many were left out."""
     kept = [pair for pair in pairs if not pair.empty]
     if not kept:
         raise DataError(f"{path}: no pair with an article and a summary among {len(pairs)}; expected at least one")
@@ -150,7 +150,7 @@ def _load_or_train(config: SummarizeData, pairs: Sequence[Pair]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Writes tokenizer.json whole or not at all."""
+    """Writes tokenizer.json atomically."""
     with atomic_write(path) as file:
         stage = path.with_name(f".{path.name}.made")
         tokenizer.save(stage)
@@ -240,14 +240,14 @@ class Summarize(Task):
         self._group: tuple[int, int, Batch] | None = None  # (group, batch size, its AHEAD batches)
 
     def _run_tokenizer(self, config: SummarizeData, pairs: Sequence[Pair], folder: Path) -> Tokenizer:
-        """Returns the tokenizer in the run's folder; a run that has started keeps the one that it began with."""
+        """Returns the tokenizer of the run's folder, which it builds and saves there unless training has begun."""
         path = folder / TOKENIZER
         if not (path.is_file() and (folder / METRICS).is_file()):
             save_tokenizer(build_tokenizer(config, pairs), path)
         return load_tokenizer(path)
 
     def _encode(self, pairs: Sequence[Pair], config: SummarizeData, name: str) -> PairRows:
-        """Returns pairs as rows on the device, and warns of texts that are cut."""
+        """Returns pairs as rows of ids on the device, and warns if texts are cut."""
         rows = encode_pairs(self.tokenizer, pairs, config.source, config.target)
         for what, key, cut in zip(("articles", "summaries"), ("source", "target"), rows.cut, strict=True):
             if cut:
@@ -279,8 +279,10 @@ class Summarize(Task):
         }
 
     def batch(self, step: int, size: int) -> Batch:
-        """Returns the batch of a step. AHEAD batches are made at once, each of articles of similar length, so that a
-        CPU computes little padding."""
+        """Returns the batch of a step.
+
+        AHEAD batches are made at once, each of articles of similar length, so that a CPU computes little padding.
+        """
         group, place = divmod(step, AHEAD)
         if self._group is None or self._group[:2] != (group, size):
             self._group = (group, size, self._make_group(group, size))
@@ -301,9 +303,9 @@ class Summarize(Task):
         return self._add_copies(batch, self.copy, source)
 
     def _add_copies(self, batch: Batch, first: int, source: torch.Generator) -> Batch:
-        """Returns the batch with some rows whose summary is replaced by a passage of the article, wherever it begins.
+        """Returns the batch with the summaries of some rows replaced by a passage from a random place of the article.
 
-        `first` is the token that stands in place of <start>.
+        In these rows `first` stands in place of <start>.
         """
         assert batch.visible is not None and batch.source is not None and batch.source_visible is not None
         B, T = batch.x.shape
