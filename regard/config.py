@@ -1,4 +1,4 @@
-"""Configs as small nested sections, frozen, checked, and the same in Python, JSON and TOML."""
+"""Configs are nested sections: frozen dataclasses whose values are checked, alike in Python, JSON and TOML."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ S = TypeVar("S", bound="Section")
 
 
 class ConfigError(RegardError, ValueError):
-    """A config has an unknown key or a value that cannot be."""
+    """A config has an unknown key or an impossible value."""
 
 
-# The most that a size may be: a config is read from files, and a typing error should not exhaust the memory.
+# The largest value of each size, so that a mistake in a config file cannot exhaust the memory.
 SIZE_LIMITS = {
     "width": 1 << 16,
     "layers": 1 << 10,
@@ -36,8 +36,8 @@ SIZE_LIMITS = {
 }
 
 
-# What settings are called elsewhere (nanoGPT, transformers, x-transformers, Lightning), and what they may be here: the
-# first that there is, in this section or in those inside it.
+# Names of settings in nanoGPT, transformers, x-transformers and Lightning, each with the keys that it may stand for
+# here: the first of them that a section, or a section inside it, has.
 ALSO_CALLED: dict[str, tuple[str, ...]] = {
     "accumulate_grad_batches": ("micro",),
     "activation": ("mlp",),
@@ -128,8 +128,8 @@ ALSO_CALLED: dict[str, tuple[str, ...]] = {
 
 
 def find_by_end(wrong: str, keys: Iterable[str]) -> list[str]:
-    """Returns the keys that a name may stand for, those of fewest parts first: keys that end so, else those of fewest
-    parts that end in what is called so elsewhere."""
+    """Returns the keys that a wrong name may stand for, the least nested first: keys that end in this name, else the
+    least nested keys that end in what other libraries call by this name (`ALSO_CALLED`)."""
     keys = sorted(keys, key=lambda key: (key.count("."), key))
     name = wrong.replace("-", "_")
     last = name.rpartition(".")[2]
@@ -146,7 +146,7 @@ def find_by_end(wrong: str, keys: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _type_hints(kind: Any) -> dict[str, Any]:
-    """Returns the types of a class's fields; to find them out takes longer than all checks of their values."""
+    """Returns the types of a class's fields; cached, as finding them takes longer than checking all values."""
     return get_type_hints(kind)
 
 
@@ -154,9 +154,9 @@ def _type_hints(kind: Any) -> dict[str, Any]:
 class Section:
     """A part of a config. Unknown keys, wrong types and impossible sizes are errors that say what was expected."""
 
-    # Where a section stands in its model's config, for error messages.
+    # The dotted path of a section in the whole config, for error messages.
     place: ClassVar[str] = "model"
-    # The least that a size may be, where that is not 1.
+    # The smallest allowed value of each size for which it is not 1.
     smallest: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class Section:
         return replace(self, **changed)
 
     def key_names(self, place: str) -> Iterator[str]:
-        """Yields the keys of this section as they are typed, then those of the sections in it."""
+        """Yields the dotted keys of this section, which begin with `place`, then those of the sections inside it."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         sections = {name: value for name, value in values.items() if isinstance(value, Section)}
         yield from (f"{place}.{name}" for name in values if name not in sections)
@@ -203,7 +203,7 @@ class Section:
             yield from section.key_names(f"{place}.{name}")
 
     def _suggest(self, name: str) -> str:
-        """Returns what to say beside an unknown key: the key that it stands for, here or inside, else the nearest."""
+        """Returns the end of the error for an unknown key: the key probably meant, here or in a section inside."""
         own = [f.name for f in fields(self)]
         found = find_by_end(name, self.key_names(self.place))
         if not found:
@@ -212,14 +212,14 @@ class Section:
         return f" Did you mean '{bare if bare in own else found[0]}'?{list_known(own)}"
 
     def _describe_unnamed(self, value: str) -> str:
-        """Returns what to say where a text stands for this whole section, which has no name: `model.attention=elu`."""
+        """Returns the error for a text given as a section without a key `name`, as in `model.attention=elu`."""
         parent, _, own = self.place.rpartition(".")
         hint = "".join(f" Did you mean '{parent}.{other}'?" for other in ALSO_CALLED.get(own, ()))
         known = list_known(f.name for f in fields(self))
         return f"{self.place} = {quote(value)}: that is a section, whose keys are set one by one.{hint}{known}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain dicts, lists, strings and numbers, as JSON and TOML have them."""
+        """Returns the section as plain dicts, lists, strings and numbers, for JSON and TOML."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 

@@ -1,4 +1,4 @@
-"""Devices and dtypes by the names that people give them, and how much memory is free."""
+"""Names of devices and dtypes, free memory, and errors that explain a lack of memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 
 def requested_memory(error: BaseException) -> str | None:
-    """Returns what was asked for where an error says that there is no memory left; None for other errors."""
+    """Returns in words how much memory an out-of-memory error says was asked for; None for other errors."""
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
         return None
     match = _ASKED.search(str(error))
@@ -37,7 +37,8 @@ def requested_memory(error: BaseException) -> str | None:
 
 
 def memory_error(error: BaseException, doing: str, lower: str) -> ResourceError | None:
-    """Returns an error that says what was asked for, and what to lower; None where an error is about something else."""
+    """Returns a ResourceError for an out-of-memory error: what was asked for, and what to lower; None for other
+    errors."""
     asked = requested_memory(error)
     if asked is None or isinstance(error, RegardError):
         return None
@@ -46,7 +47,7 @@ def memory_error(error: BaseException, doing: str, lower: str) -> ResourceError 
 
 @contextmanager
 def explain_memory(doing: str, lower: str) -> Iterator[None]:
-    """Raises a ResourceError that says what was asked for, and what to lower, where there is no memory left."""
+    """Turns an out-of-memory error inside the block into a ResourceError: what was asked for, and what to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -57,9 +58,9 @@ def explain_memory(doing: str, lower: str) -> Iterator[None]:
 
 
 class _LeaveUnfilled(TorchFunctionMode):
-    """Leaves a tensor as it is where it would be filled with normal numbers.
+    """Makes PyTorch skip the filling of tensors with normally distributed numbers.
 
-    On the device "meta" PyTorch fills by a function that imports its compiler, which takes as long as importing torch.
+    On the device "meta" this filling imports PyTorch's compiler, which takes as long as importing torch.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,7 +71,7 @@ class _LeaveUnfilled(TorchFunctionMode):
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Makes tensors on the device "meta" within: they have shapes, take no memory, and nothing is drawn for them."""
+    """Makes tensors created in the block have the device "meta": they have a shape, but no numbers and no memory."""
     with ExitStack() as stack:
         stack.enter_context(torch.device("meta"))
         stack.enter_context(_LeaveUnfilled())
@@ -78,7 +79,7 @@ def without_values() -> Iterator[None]:
 
 
 def resolve_device(name: str) -> str:
-    """Returns the name of a device on which tensors can be made; the error names the devices that are here."""
+    """Returns the name if tensors can be made on this device; raises an OptionError with the devices that exist."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
@@ -112,7 +113,7 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
 def free_memory(device: torch.device) -> int:
     """Returns the bytes that can still be allocated; 4 GiB where the system does not say."""
     if device.type == "cuda":
-        # What the allocator has reserved and does not use can be had as well.
+        # What PyTorch's allocator has reserved but does not use is free, too.
         return (
             torch.cuda.mem_get_info(device)[0]
             + torch.cuda.memory_reserved(device)
@@ -126,7 +127,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def require_memory(needed: int, device: torch.device, doing: str, lower: str) -> None:
-    """Raises a ResourceError where so many bytes are more than a device has: a system may grant them and then kill."""
+    """Raises a ResourceError if a device has fewer bytes free than `needed`: Linux may grant them and kill later."""
     free = free_memory(device)
     if needed > free:
         raise ResourceError(

@@ -70,7 +70,7 @@ class DataError(RegardError, ValueError):
 
 
 class RunError(RegardError, OSError):
-    """A run folder that is missing, in the way, or cannot be written."""
+    """A run folder that is missing, that exists already, or that cannot be written."""
 
 
 class PluginError(RegardError, ValueError):
@@ -78,7 +78,7 @@ class PluginError(RegardError, ValueError):
 
 
 class Interrupted(RegardError):
-    """A training that was asked to stop, and saved."""
+    """A training was asked to stop, and has saved a checkpoint."""
 
 
 class ResourceError(RegardError, MemoryError):
@@ -121,11 +121,11 @@ def _shorten(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error message: " Did you mean …?" where something close is known, and what is known."""
+    """Returns the end of an error message: " Did you mean …?" if a known name is close, then all known names."""
     known = sorted(known)
     hint = ""
     close = get_close_matches(name[:MAX_QUOTED], known, n=1)
-    # Two letters of a short name that changed places leave little that is alike: ml for lm.
+    # get_close_matches misses short names with two letters exchanged, such as ml for lm.
     close += [other for other in known if sorted(other) == sorted(name)]
     if close:
         hint = f" Did you mean '{close[0]}'?"
@@ -133,7 +133,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def list_known(known: Iterable[str]) -> str:
-    """Returns the end of an error message that says what is known."""
+    """Returns the sentence of an error message that lists the known names, 100 at most."""
     # Known names may come from a file, such as its columns.
     shown = ", ".join(quote(other[:60], marks=False) for other in sorted(known)[:100])
     return f" Known: {shown}."

@@ -1,4 +1,4 @@
-"""Attention in one call, and the weights of anybody's attention."""
+"""Attention in one call, and the attention weights of any function."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def attend(
     is as in `regard.Mask`. Mechanisms with learned parameters start from random ones.
 
     Gated and delta mechanisms take a, the logarithm of each token's decay, one a head [B,G,S] or one a key channel
-    [B,G,S,K], and b [B,G,S], how strongly each is written. Their q and k may have fewer heads than v, which share them.
+    [B,G,S,K], and b [B,G,S], how strongly each is written. Their q and k may have fewer heads than v: several value
+    heads then share one of them.
 
     `performer` and `fourier` warn, once each, where q and k are too large for their features to follow softmax. On a
     GPU this waits for the device at the first call of each, and never again; compiled or captured, it never happens.
@@ -95,9 +96,9 @@ def _is_recurrence(mechanism: object) -> bool:
 
 
 def _check_gates(mechanism: object, gates: Mapping[str, object]) -> None:
-    """Raises where decays or write strengths are no tensors, or go to a mechanism that takes none."""
+    """Raises an error if decays or write strengths are not tensors, or if the mechanism takes none."""
     if isinstance(mechanism, str):
-        MECHANISMS.find(mechanism)  # what is misspelt is first of all unknown
+        MECHANISMS.find(mechanism)  # a misspelt name is reported before its gates
     if gates and not _is_recurrence(mechanism):
         raise OptionError(
             f"{', '.join(gates)}: only gated and delta mechanisms take decays a and write strengths b; "
@@ -109,14 +110,14 @@ def _check_gates(mechanism: object, gates: Mapping[str, object]) -> None:
 
 
 def _decays_by_channel(mechanism: object, a: Tensor | None) -> dict[str, bool]:
-    """Returns the option that a decay for each channel asks for, where the mechanism is to be built."""
+    """Returns the option for building a mechanism that takes a [B,G,S,K], one decay for each key channel; else {}."""
     if isinstance(mechanism, str) and a is not None and a.dim() == 4 and "a" in MECHANISMS[mechanism].needs:
         return {"channels": True}
     return {}
 
 
 def _check_alike(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> None:
-    """Raises where tensors of one call are on several devices or of several dtypes, after that did not go well."""
+    """Raises a ShapeError if the tensors of a call, which has failed, differ in their devices or dtypes."""
     tensors = {"q": q, "k": k, "v": v}
     kinds = {name: str(x.dtype) for name, x in tensors.items()}
     if visible is not None:
@@ -133,10 +134,10 @@ def _name_of(mechanism: object) -> str:
 
 
 def weights_of(f: Callable[..., Any], q: Queries, k: Keys, *, width: int | None = None, **options: Any) -> Weights:
-    """Returns the attention weights [B,H,T,S] of anybody's f(q, k, v, **options), which need not show them.
+    """Returns the attention weights [B,H,T,S] of any attention f(q, k, v, **options), even if it does not return them.
 
-    Attention is linear in its values, so one-hot values give back the weights, exactly. `width` is how many columns a
-    value may have; as many as a key has unless said, since not all implementations take others.
+    Attention is linear in its values, so one-hot values give back the weights, exactly. `width` is how wide the values
+    are that f is called with: by default K, as some implementations take no other.
     """
     B, G, S, K = k.shape
     width = width or K

@@ -1,8 +1,8 @@
-"""Locks that end with their process, however it ends.
+"""Locks on files and folders, which end with the process that holds them, however it ends.
 
-A lock lies on a folder, or on a file that is never replaced. It may be removed, with a folder that was claimed for
-nothing; so a lock counts only if the name still leads to what was locked. Else two processes could each hold "the"
-lock, on two files that had the same name one after the other.
+What is locked is a folder, or a file that is never replaced. Either may be removed while another process waits for the
+lock, so a lock of a file counts only if its path still leads to the file that was locked. Else two processes could each
+hold "the" lock, on two files that had the same path one after the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class LockState(Enum):
-    """What came of an attempt to lock: it is ours, it is another process's, or nobody can lock here."""
+    """The result of an attempt to lock: we hold the lock, another process does, or locks are not supported here."""
 
     OURS = "ours"
     TAKEN = "taken"
@@ -25,7 +25,7 @@ class LockState(Enum):
 
 
 def lock_handle(handle: int, wait: bool = False, shared: bool = False) -> LockState:
-    """Locks an open file or folder until the handle is closed; `shared` locks exclude only those that are not."""
+    """Locks an open file or folder until the handle is closed; `shared`: several shared locks may be held at once."""
     if find_spec("fcntl") is None:
         return LockState.UNSUPPORTED
     import fcntl
@@ -46,9 +46,9 @@ def lock_handle(handle: int, wait: bool = False, shared: bool = False) -> LockSt
 
 @contextmanager
 def lock_file(path: Path, wait: bool = False) -> Iterator[LockState]:
-    """Locks a file, which is made where it is missing, and yields what came of it."""
+    """Locks a file, which is created if it is missing, and yields the result."""
     while True:
-        # Opened to write: over a network only such a file can be locked.
+        # Opened for writing, as network file systems lock only such files.
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             state = lock_handle(handle, wait)
@@ -62,10 +62,10 @@ def lock_file(path: Path, wait: bool = False) -> Iterator[LockState]:
 
 @contextmanager
 def lock_folder(path: Path, wait: bool = False, shared: bool = False) -> Iterator[LockState]:
-    """Locks a folder that is there, and yields what came of it."""
+    """Locks an existing folder and yields the result."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except PermissionError:  # what is in it may be readable all the same
+    except PermissionError:  # the files in it may still be readable
         yield LockState.UNSUPPORTED
         return
     try:
@@ -75,7 +75,7 @@ def lock_folder(path: Path, wait: bool = False, shared: bool = False) -> Iterato
 
 
 def _leads_to(path: Path, handle: int) -> bool:
-    """Returns whether a path still leads to what was opened by it."""
+    """Returns whether a path still leads to the file that is open."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except FileNotFoundError:

@@ -10,10 +10,10 @@ from typing import Any
 
 
 def make_callable(package: str, function: Callable[..., Any]) -> None:
-    """Makes a package callable: a call of it then is a call of one of its functions.
+    """Makes a package callable: calling it then calls one of its functions.
 
-    A pinned function may share its name with a package. Were the function to take the package's place, none of the
-    package's modules could be reached by its dotted name any more.
+    A public function may share its name with a package, as `regard.generate` does. If the function replaced the
+    package, the package's modules could not be reached by their dotted names.
     """
 
     class CallablePackage(ModuleType):

@@ -1,6 +1,7 @@
-"""Mechanisms from files of the user's: imported where the user names the file, and told by name and hash elsewhere.
+"""Mechanisms from the user's own files, which are imported when the user names them and recorded by name and hash.
 
-A run or a model folder says which file defined its mechanism, and never runs it: who opens it names the file again.
+A run or a model folder records which file defined its mechanism. Opening the folder never runs that file: the user must
+name it again, with --plugin or `regard.plugin`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from regard.mechanisms import Mechanism
 from regard.mechanisms.base import MECHANISMS
 from regard.reading import check_path, read_bytes
 
-KEY = "plugins"  # where a config holds what `describe` returns
+KEY = "plugins"  # the key of a config under which the result of `describe` is saved
 _PREFIX = "regard_plugin_"
 _SHOWN = 12  # digits of a hash
 
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A file that was imported in this process: the path that the user gave, and the SHA-256 of what it held then."""
+    """A file that was imported in this process: the path that the user gave, and the SHA-256 of its content then."""
 
     path: str
     sha256: str
@@ -37,7 +38,7 @@ _IMPORTED: dict[str, PluginFile] = {}  # by the name of the module
 
 
 def import_file(path: str | Path) -> ModuleType:
-    """Returns the module of a Python file, which runs it: the user has named it."""
+    """Imports a Python file, which runs it, and returns its module; only files that the user has named are imported."""
     file = check_path(path, PluginError)
     if not file.is_file():
         raise PluginError(f"no file {quote(str(file))}; expected --plugin file.py")
@@ -47,8 +48,8 @@ def import_file(path: str | Path) -> ModuleType:
 
 
 def run_file(file: Path, name: str, error: type[RegardError]) -> ModuleType:
-    """Returns the module of a Python file, which is run, under a name in `sys.modules`; raises `error` where it
-    cannot be run, fails, or asks Python to end."""
+    """Runs a Python file as a module of this name in `sys.modules` and returns the module; raises `error` if it cannot
+    be run, fails, or asks Python to exit."""
     shown = quote(str(file))
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -72,7 +73,7 @@ def _hash(file: Path) -> str:
 
 
 def find_file(mechanism: type[Mechanism]) -> PluginFile | None:
-    """Returns the file that defines a mechanism; None for regard's own, and where there is no file, as in a shell."""
+    """Returns the file that defines a mechanism; None for regard's own, and for those of an interactive shell."""
     name = mechanism.__module__
     if name.partition(".")[0] == "regard":
         return None
@@ -85,7 +86,7 @@ def find_file(mechanism: type[Mechanism]) -> PluginFile | None:
 
 
 def describe(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Returns for those of the mechanisms that are not regard's own which file defines each: its name and its hash."""
+    """Returns the name and the hash of the file that defines each of these mechanisms, regard's own left out."""
     found = {}
     for name in sorted(set(names) & set(MECHANISMS)):
         file = find_file(MECHANISMS[name])
@@ -102,17 +103,17 @@ def paths(names: Iterable[str]) -> list[str]:
 
 
 def words(names: Iterable[str]) -> list[str]:
-    """Returns what a command has to say so that it knows these mechanisms: --plugin and each file."""
+    """Returns the options of a command that import these mechanisms: --plugin and the path, for each file."""
     return [word for path in paths(names) for word in ("--plugin", path)]
 
 
 def imported_paths() -> list[str]:
-    """Returns all files that were imported in this process, for another process that goes on with its work."""
+    """Returns the paths of all files imported in this process, so that a worker process can import them too."""
     return [file.path for file in _IMPORTED.values()]
 
 
 def mechanism_names(config: Any) -> Iterator[str]:
-    """Yields the mechanisms that a config names, those of sections inside it too."""
+    """Yields the names of the mechanisms in a config and in the sections inside it."""
     if not isinstance(config, Mapping):
         return
     for key, value in config.items():
@@ -124,8 +125,8 @@ def mechanism_names(config: Any) -> Iterator[str]:
 
 
 def require(records: Any, place: str | Path) -> None:
-    """Raises where a mechanism that `place` needs is not known here, and says which file to name; warns where the file
-    that defines it is not the one that it was. `records` are those of `describe`, as `place` holds them."""
+    """Raises a PluginError that names the file to import if a mechanism in `records` is not registered; warns if the
+    file has changed since. `records` is what `describe` returned when `place`, a run or a model, was saved."""
     if records is None:
         return
     if not isinstance(records, Mapping) or not all(_is_record(record) for record in records.values()):

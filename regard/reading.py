@@ -1,8 +1,8 @@
-"""Files that may come from anybody, read within limits: JSON, TOML, and the bytes of any regular file.
+"""Reading untrusted files within limits: JSON, TOML, and the bytes of any regular file.
 
-Every JSON and TOML document of regard is read here. A document that is too large, nested too deeply, not UTF-8 or not
-well formed gives the error class that the caller names, with the file in its message. Devices and pipes are refused:
-they may have no end.
+Every JSON and TOML document of regard is read here. For a document that is too large, nested too deeply, not UTF-8 or
+not well formed, the error class that the caller passes is raised, with the file in its message. Devices and pipes are
+refused: they may have no end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReadingError(RegardError, ValueError):
 
 
 def check_path(path: str | Path, error: type[RegardError] = ReadingError) -> Path:
-    """Returns the path; refuses one that no file can have, and one that may not be looked at."""
+    """Returns the path; raises `error` if no file can have it or if the system does not allow to look at it."""
     path = Path(path)
     try:
         path.stat()
@@ -61,7 +61,7 @@ def check_path(path: str | Path, error: type[RegardError] = ReadingError) -> Pat
 
 
 def open_file(path: str | Path, error: type[RegardError] = ReadingError, most: int | None = None) -> BufferedReader:
-    """Opens a regular file of at most so many bytes; a pipe or a device is refused, and does not block."""
+    """Opens a regular file of at most `most` bytes; raises `error` for a pipe or a device, without waiting for it."""
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -91,14 +91,14 @@ def _show(path: str | Path) -> str:
 
 
 def check_file(path: str | Path, error: type[RegardError] = ReadingError, most: int | None = None) -> None:
-    """Refuses what is missing, no regular file, or larger than `most` bytes."""
+    """Raises `error` if a file is missing, is not a regular file, or is larger than `most` bytes."""
     open_file(path, error, most).close()
 
 
 def read_bytes(path: str | Path, error: type[RegardError] = ReadingError, most: int = MAX_JSON_BYTES) -> bytes:
-    """Returns the bytes of a regular file that has at most so many."""
+    """Returns the bytes of a regular file, which may have at most `most`."""
     with open_file(path, error, most) as file:
-        most = min(most, os.fstat(file.fileno()).st_size)  # else so much memory would be taken at once
+        most = min(most, os.fstat(file.fileno()).st_size)  # read(n) allocates n bytes, however small the file
         try:
             raw = file.read(most + 1)
         except OSError as cause:
@@ -114,7 +114,7 @@ def read_text(path: str | Path, error: type[RegardError] = ReadingError, most: i
 
 
 def read_json(path: str | Path, error: type[RegardError] = ReadingError) -> Any:
-    """Returns what a JSON file holds."""
+    """Returns the value that a JSON file holds."""
     return parse_json(read_bytes(path, error, MAX_JSON_BYTES), str(path), error)
 
 
@@ -134,7 +134,8 @@ def read_toml(path: str | Path, error: type[RegardError] = ReadingError) -> dict
 def check_fields(
     document: Any, kinds: Mapping[str, type | UnionType], source: str, error: type[RegardError] = ReadingError
 ) -> dict[str, Any]:
-    """Returns the document, an object in which each of these keys has a value of its kind (None: may be missing)."""
+    """Returns the document if it is an object whose values have these types; a key may be missing if None is
+    allowed."""
     if not isinstance(document, dict):
         raise error(f"{source}: {type(document).__name__}, expected an object of keys and values")
     for key, kind in kinds.items():
@@ -146,7 +147,7 @@ def check_fields(
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Returns whether a value is of a type, as a field is annotated with it: of lists, tuples and dicts each entry."""
+    """Returns whether a value has the type of an annotation; each entry of a list, tuple or dict is checked, too."""
     origin = get_origin(hint)
     arguments = get_args(hint)
     if hint is Any:
@@ -159,7 +160,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, Mapping) and all(
             isinstance(n, str) and fits(x, arguments[1]) for n, x in value.items()
         )
-    # To Python, True is an int and an int is no float: here it is the other way round.
+    # To isinstance, True is an int and an int is no float; here True is no number, and an int may stand for a float.
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool) and _is_double(value)
     if hint is int:
@@ -168,12 +169,12 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _is_double(value: float) -> bool:
-    """Returns whether a number can be a float: an int may be larger than any."""
+    """Returns whether a number can be a float: an int may be larger than the largest float."""
     return isinstance(value, float) or value.bit_length() < 1024
 
 
 def check_hints(value: Any, source: str, error: type[RegardError], skip: tuple[str, ...] = ()) -> None:
-    """Raises where a field of a dataclass is not of the type that it is annotated with, but for those in `skip`."""
+    """Raises `error` if a field of a dataclass does not have its annotated type; fields in `skip` are not checked."""
     for name, hint in get_type_hints(type(value)).items():
         if name not in skip and get_origin(hint) is not ClassVar and not fits(getattr(value, name), hint):
             raise error(f"{source}: {name} = {quote(getattr(value, name))} is not of the right type; record it again")
@@ -198,7 +199,7 @@ def _parse(
     string: re.Pattern[bytes],
     fault: str,
 ) -> Any:
-    """Decodes, checks and parses a text; `string` matches what may hold brackets that nest nothing."""
+    """Decodes, checks and parses a text; `string` matches strings and comments, whose brackets nest nothing."""
     if isinstance(raw, str):
         text = raw
         raw = raw.encode("utf-8", "replace")
@@ -211,13 +212,13 @@ def _parse(
         return parse(text)
     except (ValueError, RecursionError) as cause:
         raise error(f"{source} is damaged or {fault}: {quote(cause)}") from None
-    # tomllib lets these out for some malformed dates and keys.
+    # tomllib raises these for some malformed dates and keys.
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError) as cause:
         raise error(f"{source} is damaged or {fault}: {quote(cause)}") from None
 
 
 def _nesting(bare: bytes) -> int:
-    """Returns how deep the brackets of a text without strings stand inside each other."""
+    """Returns how deeply brackets are nested in a text whose strings were taken out."""
     brackets = bare.translate(None, _NOT_BRACKETS)
     return max(accumulate(1 if sign in b"[{" else -1 for sign in brackets), default=0)
 

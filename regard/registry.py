@@ -1,6 +1,6 @@
-"""Things known by name: a dictionary that a decorator fills and that answers a wrong name with the right ones.
+"""A dictionary of things known by name, which a decorator fills and whose errors list the known names.
 
-Options are filtered here, too: what a function accepts of the arguments that are offered to it.
+Here, too, functions are called with those of the offered arguments that they have parameters for.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _V = TypeVar("_V")
 
 
 class Registry(MutableMapping[str, _T], Generic[_T]):
-    """A mapping from names to what is known by them, in the order of registration.
+    """A mapping from names to entries, in the order of registration.
 
     `kind` is what an entry is called in errors. `modules` names entries that are registered when their module is first
     imported, which happens when one of them is looked up: so a low layer can list what a higher one defines.
+    `elsewhere` maps names that other libraries use to ours, for errors.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         self._entries[name] = entry
 
     def find(self, name: str) -> _T:
-        """Returns the entry of a name; the error of a wrong name lists the right ones."""
+        """Returns the entry of a name; the error for an unknown name lists the known ones."""
         if not isinstance(name, str) or name not in self:
             raise self.error(self.describe_unknown(name))
         return self[name]
 
     def describe_unknown(self, name: object) -> str:
-        """Returns the message of the error for a name that nothing is known by."""
+        """Returns the message of the error for an unknown name."""
         start = f"no {self.kind} is called {quote(name)}."
         ours = self.elsewhere.get(str(name).lower().replace("_", "-"))
         if ours is not None:
@@ -99,11 +100,12 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         return f"{start}{did_you_mean(str(name), self)}"
 
     def name_of(self, entry: object) -> str | None:
-        """Returns the name that an entry is known by, or None; nothing is imported for it."""
+        """Returns the name of an entry, or None if it is not registered; no module is imported to find it."""
         return next((name for name, known in self._entries.items() if known is entry), None)
 
     def build(self, name: str, offered: Mapping[str, Any], /, **options: Any) -> Any:
-        """Calls the entry of that name with what it takes of `offered` and with all of `options`."""
+        """Calls the entry of a name with all `options` and those of the `offered` arguments that it has parameters
+        for."""
         return call_with_options(self.find(name), f"{self.kind} '{name}'", offered, options)
 
 
@@ -129,9 +131,12 @@ def accepted_options(function: Callable[..., Any], offered: Mapping[str, Any]) -
 
 
 def call_with_options(function: Any, title: str, offered: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Calls a function with what it takes of `offered` and with all of `options`; an error lists its options."""
+    """Calls a function with all `options` and those of the `offered` arguments that it has parameters for.
+
+    An option that it has no parameter for raises an OptionError that lists its parameters; `title` names the function.
+    """
     signature = inspect.signature(function)
-    # Binding first tells a wrong option from a TypeError that the function itself raises.
+    # Binding first distinguishes a wrong option from a TypeError that the function itself raises.
     try:
         bound = signature.bind(**accepted_options(function, offered) | dict(options))
     except TypeError as error:
@@ -144,7 +149,7 @@ def call_with_options(function: Any, title: str, offered: Mapping[str, Any], opt
 
 
 def _refuse_other_kind(function: Any, title: str, name: str, value: str | float) -> None:
-    """Raises where an option is a text, or a number that is not whole, and its parameter's annotation has none."""
+    """Raises an OptionError for a text whose parameter is annotated as a number, or a float where it is an int."""
     called = function
     if isinstance(function, type):
         called = inspect.getattr_static(function, "__init__")

@@ -1,4 +1,4 @@
-"""Pages about experiments and runs that are already there."""
+"""Writing the pages of experiments, sweeps and runs from the files in their folders."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from regard.sweep.run import SWEEP_CONFIG, Sweep
 from regard.train.recipe import flatten
 from regard.train.run import JOB, VERSIONS, Run, find_runs
 
-SAMPLE_TOKENS = 300  # of what a language model writes on its page
+SAMPLE_TOKENS = 300  # length of the sample that a language model writes for its page
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Writes the page of one experiment or sweep again, or one page that compares experiments, or all runs in the
-    folders."""
+    """Writes a page and returns its path: that of one experiment or sweep, or one that compares several experiments, or
+    all runs in the folders."""
     folders = [check_path(folder, RunError) for folder in folders]
     if len(folders) == 1 and (folders[0] / SWEEP_CONFIG).is_file():
         return Sweep.open(folders[0]).page().write(out or folders[0] / REPORT)
@@ -45,21 +45,21 @@ def _runs_page(runs: Sequence[Run]) -> Page:
     """Returns the page that compares runs."""
     return compare_page(
         [
-            summarize_run(run) | _describe_making(run) | {"config_differences": changed, "sample": _write_sample(run)}
+            summarize_run(run) | _read_settings(run) | {"config_differences": changed, "sample": _write_sample(run)}
             for run, changed in _differing(runs)
         ]
     )
 
 
-def _describe_making(run: Run) -> dict[str, Any]:
-    """Returns the settings and versions of a run, as its config.toml has them."""
+def _read_settings(run: Run) -> dict[str, Any]:
+    """Returns the settings and the versions of libraries in a run's config.toml."""
     config = {key: value for key, value in run.config.items() if key != JOB}
     versions = config.pop(VERSIONS, {})
     return {"settings": dict(flatten(config)), "versions": versions}
 
 
 def _write_sample(run: Run) -> str | None:
-    """Returns a text that the model of a finished run writes by itself; None where it is no language model."""
+    """Returns a text that the language model of a finished run generates; None for unfinished runs and other models."""
     if run.config.get("task") != "lm" or not run.finished:
         return None
     model = load(run.path)
@@ -73,7 +73,8 @@ def _write_sample(run: Run) -> str | None:
 
 
 def _compare_experiments(folders: Sequence[Path]) -> Page:
-    """Returns one page about several experiments: that of their kind, or their outcomes and runs side by side."""
+    """Returns one page about several experiments: the comparison that their kind defines if they are of one kind that
+    has one, else their outcomes (and, of one kind, their runs) side by side."""
     names = _short_names(folders)
     documents = {}
     kinds = set()
@@ -85,18 +86,18 @@ def _compare_experiments(folders: Sequence[Path]) -> Page:
     if not kinds and isinstance(kind, str) and kind in EXPERIMENTS and EXPERIMENTS[kind].compare is not None:
         compare = EXPERIMENTS[kind].compare
         assert compare is not None
-        with _damage_named(source):
+        with _explain_damage(source):
             return compare(documents)
-    with _damage_named(source):
+    with _explain_damage(source):
         page = outcomes_page(documents)
     runs = [run for folder in folders for run in find_runs(folder)]
-    if runs and not kinds:  # those of different experiments have nothing to be compared by
+    if runs and not kinds:  # runs of different experiments are not comparable
         page.add(*_runs_page(runs).blocks)
     return page
 
 
 def _short_names(folders: Sequence[Path]) -> list[str]:
-    """Returns the last parts of paths, or whole paths where two end alike."""
+    """Returns the names of folders, or their whole paths if two have the same name."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) == len(names):
         return names
@@ -104,20 +105,20 @@ def _short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _draw_again(folder: Path) -> Page:
-    """Draws the page of a folder's results.json."""
+    """Returns the page of an experiment, drawn from the results.json of its folder."""
     results = read_json_object(folder / RESULTS, ReportError)
     name = results.get("experiment") or results.get("lab")
     if not isinstance(name, str) or name not in EXPERIMENTS:
         raise ReportError(
             f"{folder / RESULTS}: experiment = {quote(name)} has no page; expected one of {', '.join(EXPERIMENTS)}"
         )
-    with _damage_named(str(folder / RESULTS)):
+    with _explain_damage(str(folder / RESULTS)):
         return EXPERIMENTS[name].page(results)
 
 
 @contextmanager
-def _damage_named(source: str) -> Iterator[None]:
-    """Raises a ReportError that names the file where a page cannot be drawn from it."""
+def _explain_damage(source: str) -> Iterator[None]:
+    """Turns an error while a page is drawn into a ReportError that names the damaged file, `source`."""
     try:
         yield
     except RegardError:
@@ -130,7 +131,7 @@ def _damage_named(source: str) -> Iterator[None]:
 
 
 def _differing(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
-    """Each run with the settings in which the runs are not all alike."""
+    """Returns each run with its values of the settings that are not the same in all runs."""
     settings = [dict(flatten({key: x for key, x in run.config.items() if key != JOB})) for run in runs]
     keys = sorted({key for one in settings for key in one if len({repr(other.get(key)) for other in settings}) > 1})
     return [(run, {key: one.get(key) for key in keys}) for run, one in zip(runs, settings, strict=True)]

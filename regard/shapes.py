@@ -47,7 +47,7 @@ class Chunks(NamedTuple):
 class Size:
     """The sizes of one call. For a state, S is its capacity; for a recurrent cost, S counts the T new tokens too.
 
-    Costs go by `window`, as calls go by that of their mask; None: everything is seen.
+    `window` is that of the mask, with which costs are counted; None: no window.
     """
 
     B: int = 1
@@ -107,15 +107,15 @@ class Rows(NamedTuple):
 class Mask:
     """Who may see whom, as rules rather than as a matrix.
 
-    `causal` and T < S: the queries are the last T keys. `documents` marks packed documents: a change of number
-    starts a new one, and nothing is seen across. `window=w`: only keys fewer than w positions away. `bias` is
-    added to the scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first.
-    `relative` is a function of distances that gives what is added to the scores, as relative positions do.
-    `sinks` [H] are scores of nothing, one a query head: exp(sink) joins the denominator of the softmax, so that the
-    weights of a row sum to less than one. A sink of 0 is the softmax with 1 + Σ exp(score) below.
-    `rows` and `size_override` are filled in by states and by mechanisms that do without q or k: `rows` is where the
-    queries stand if they are not the last T keys, `size_override` is (T, S) if no tensor tells it, and `start` is the
-    position of the first visible key if tokens before it are forgotten.
+    `causal` and T < S: the queries are the last T keys. `documents` marks packed documents: a change of number starts a
+    new one, and nothing is seen across. `window=w`: only keys fewer than w positions away. `bias` is added to the
+    scores, `slopes` (ALiBi) adds −slope·distance, `softcap` bends scores to cap·tanh(scores/cap) first. `relative` is a
+    function of distances that gives what is added to the scores, as relative positions do. `sinks` [H] are scores of an
+    extra key without a value, one a query head: exp(sink) joins the denominator of the softmax, so that the weights of
+    a row sum to less than one. A sink of 0 gives the softmax with the denominator 1 + Σ exp(score). `rows` and
+    `size_override` are filled in by states and by mechanisms that do without q or k: `rows` has the positions of the
+    queries if they are not the last T keys, `size_override` is (T, S) if there are no tensors of these lengths, and
+    `start` is the position of the first visible key if tokens before it are forgotten.
     """
 
     causal: bool = False
@@ -141,7 +141,7 @@ class Mask:
         They are a window that no pair exceeds, and a softcap of infinity. States and configs keep their rules.
         """
         mask = self
-        # Queries stand at S − 1 or before; one that is hidden itself, or has a place of its own, at S or before.
+        # The largest position of a query is S − 1; that of a hidden query, or of one placed by `rows`, may be S.
         farthest = S - 1
         if self.visible is not None or self.rows is not None:
             farthest = S
@@ -154,7 +154,7 @@ class Mask:
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether the mask is causal at most, with all else as it would be without a mask."""
+        """Returns whether the mask has no rule other than `causal`."""
         rules = (self.visible, self.window, self.documents, self.rows)
         return not self.adjusts_scores and all(rule is None for rule in rules)
 
@@ -166,17 +166,17 @@ class Mask:
 
     @property
     def depends_on_heads(self) -> bool:
-        """Returns whether what the mask adds to scores differs from head to head by rule."""
+        """Returns whether slopes or relative positions are added to the scores, which may differ from head to head."""
         return self.slopes is not None or self.relative is not None
 
     def size(self, q: Tensor | None, k: Tensor | None) -> tuple[int, int]:
-        """Returns (T, S): `size_override`, else the lengths of q and k; one of them stands for both."""
+        """Returns (T, S): `size_override`, else the lengths of q and k; if one is None, the other gives both."""
         if self.size_override is not None:
             return self.size_override
         queries = q if q is not None else k
         keys = k if k is not None else q
         if queries is None or keys is None:
-            raise ShapeError("weights of a mechanism without q and k: say the size with Mask(size_override=(T, S))")
+            raise ShapeError("weights of a mechanism without q and k: give the size by Mask(size_override=(T, S))")
         return queries.shape[2], keys.shape[2]
 
     def document_ids(self) -> Int[Tensor, "B S"] | None:
@@ -238,7 +238,8 @@ class Mask:
         return reduce(torch.logical_and, rules)[:, None]
 
     def zero_hidden(self, x: Float[Tensor, "B G S X"]) -> Float[Tensor, "B G S X"]:
-        """Returns x with zeros where no query may see, so that even NaN there is inert, in gradients too."""
+        """Returns x with zeros at keys that are not visible, so that even NaN there changes neither outputs nor
+        gradients."""
         if self.visible is None:
             return x
         return x.masked_fill(~self.visible[:, None, :, None], 0)
@@ -258,7 +259,7 @@ class Mask:
         if self.bias is not None:
             bias = self.bias.to(scores.dtype)
             if self.visible is not None:
-                # A bias may hold anything at keys that nobody sees, NaN too.
+                # A bias may hold anything, NaN too, at keys that are not visible.
                 bias = torch.where(~self.visible[:, None, None, :], 0, bias)
             scores = scores + bias
         return scores
@@ -301,7 +302,7 @@ class Mask:
         return similarities.masked_fill(~allowed, 0)
 
     def _softmax_with_sinks(self, scores: Float[Tensor, "#B #H T S"], allowed: Tensor | None) -> Weights:
-        """Returns the weights of keys where a sink takes its share: all of it, where nothing may be seen."""
+        """Returns the weights [B,H,T,S] of a softmax with sinks: zeros for a query that may see no key."""
         assert self.sinks is not None
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf"))
@@ -317,7 +318,7 @@ def default_scale(K: int) -> float:
 
 
 def upcast_half(x: Tensor) -> Tensor:
-    """Returns x in float32 where it is in half precision, else x itself: sums and states are kept in this."""
+    """Returns x in float32 if it is in half precision, else x itself: sums and states are kept in this precision."""
     if x.dtype in (torch.bfloat16, torch.float16):
         return x.float()
     return x
@@ -406,7 +407,7 @@ def check_mask(mask: Mask, size: Size) -> None:
 
 
 def check_visible(visible: Tensor | None) -> None:
-    """Raises where what may be seen is said by anything but True and False."""
+    """Raises a ShapeError if `visible` is not a tensor of booleans."""
     if visible is not None and visible.dtype != torch.bool:
         raise ShapeError(
             f"visible has dtype {visible.dtype}, expected bool; True means 'may be seen'. Use visible.bool()."

@@ -1,11 +1,12 @@
-"""Files and folders that are in their places whole or not at all, whatever stops the process or the machine.
+"""Writing files and folders so that each is complete or not there at all, whatever stops the process or the machine.
 
 What is written is staged beside its place under a name that nothing reads, forced to disk and renamed; then the folder
 that holds the name is forced to disk too. A writer locks what it stages. What nobody locks was left behind by a process
 that was killed, and the next writer removes it.
 
 Several files take their places together (`replace_files`): all are staged, then a file `.commit` that names them is put
-in place. From that moment the new set is the one that counts, and whoever comes next moves what was not yet moved.
+in place. From that moment the new set is the one that counts: if this process stops, the next to open the folder moves
+the rest.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"  # the hash of each file of a set
-COMMIT = ".commit"  # where each file of a set lies that was committed and has not yet moved
+COMMIT = ".commit"  # the staged names of the files of a committed set, until all have moved
 STAGED = re.compile(r"\.(?P<place>[^/]+)\.[0-9a-f]{8}\.staged")
 
-Locate = Callable[[str], Path]  # from the name of a file of a set to where it lies
+Locate = Callable[[str], Path]  # from the name of a file of a set to its path
 
 
 def sync(path: str | Path) -> None:
@@ -46,7 +47,7 @@ def sync(path: str | Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it, and forces their names to disk; one that is there stays."""
+    """Makes a folder and those above it, and forces their names to disk; an existing folder stays as it is."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -56,7 +57,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def made_folder(path: Path) -> Iterator[None]:
-    """Makes a folder and those above it; where what follows fails and leaves them empty, removes them again."""
+    """Makes a folder and those above it; removes them again if the block raises and has left them empty."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:
@@ -70,9 +71,9 @@ def made_folder(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
-    """Opens a file beside its place to write to; it is flushed, forced to disk and renamed at the end.
+    """Yields a new file beside `path` to write to, which at the end is flushed, forced to disk and renamed to `path`.
 
-    Where that fails it is removed, and an earlier file stays as it was.
+    If anything fails, it is removed, and an earlier file stays as it was.
     """
     place = Path(path).resolve()
     stage = _stage_path(place)
@@ -92,7 +93,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}; an earlier file is as it was") from error
     finally:
-        with suppress(OSError):  # renamed already, or what went wrong was said above
+        with suppress(OSError):  # it was renamed, or an error was raised above
             stage.unlink()
 
 
@@ -114,7 +115,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 @contextmanager
 def staged_folder(place: Path) -> Iterator[Path]:
-    """Yields an empty folder beside its place to write into; it is forced to disk and renamed at the end.
+    """Yields an empty folder beside `place` to write into, which at the end is forced to disk and renamed to `place`.
 
     A folder that then stands in the place must be empty: nothing is written over.
     """
@@ -128,7 +129,7 @@ def staged_folder(place: Path) -> Iterator[Path]:
 
 
 def check_new_folder(path: str | Path, error: type[RegardError]) -> Path:
-    """Returns the path of a folder to write, from the root; raises `error` where something is already."""
+    """Returns the absolute path of a folder to write; raises `error` if anything but an empty folder is there."""
     place = check_path(path, error).absolute()  # else the path "." has no name
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise error(f"{path} is there already and not empty; nothing was written. Choose another folder")
@@ -137,8 +138,8 @@ def check_new_folder(path: str | Path, error: type[RegardError]) -> Path:
 
 @contextmanager
 def new_folder(path: str | Path, error: type[RegardError]) -> Iterator[Path]:
-    """Yields an empty folder to write into, which is then put in a place where nothing is; raises `error` where
-    something is, or where it cannot be written."""
+    """Yields an empty folder to write into, which at the end is renamed to `path`; raises `error` if anything but an
+    empty folder is there, or if it cannot be written."""
     from safetensors import SafetensorError
 
     place = check_new_folder(path, error)
@@ -154,10 +155,10 @@ def new_folder(path: str | Path, error: type[RegardError]) -> Iterator[Path]:
 
 @contextmanager
 def replace_files(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
-    """Yields an empty folder to write files into, which at the end replace those of `folder`, all at the same time.
+    """Yields an empty folder to write files into; at the end they all replace those of `folder` at once.
 
-    A manifest of their hashes is added. Files of an earlier set that are `owned` by the kind of folder and have not
-    been written again are removed. Whenever this is stopped, one of the two sets is there: `read_files` finds it.
+    A manifest of their hashes is added. Files named in `owned` that have not been written again are removed. Whenever
+    this is stopped, either the old or the new set is complete: `read_files` finds it.
     """
     with made_folder(folder), _locked_stage(_stage_path(folder / "files")) as stage:
         yield stage
@@ -174,7 +175,7 @@ def replace_files(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
 
 
 def _commit(stage: Path, folder: Path) -> dict[str, str]:
-    """Makes the files of a stage the set that counts in `folder`, and returns the staged name of each."""
+    """Commits the files of a stage as the set that counts in `folder`, and returns the staged name of each."""
     moves: dict[str, str] = {}
     with ExitStack() as undo:
         for file in sorted(stage.iterdir()):
@@ -189,7 +190,7 @@ def _commit(stage: Path, folder: Path) -> dict[str, str]:
 
 
 def finish_replacing(folder: Path) -> None:
-    """Moves the files of a set that was committed and not moved; a folder that cannot be written stays as it is."""
+    """Moves the files of a set that was committed, but not moved; a read-only folder stays as it is."""
     if not (folder / COMMIT).is_file():
         return
     try:
@@ -203,7 +204,7 @@ def finish_replacing(folder: Path) -> None:
 
 @contextmanager
 def read_files(folder: Path) -> Iterator[Locate]:
-    """Yields a function that says where each file of the folder's newest set lies; nobody replaces them meanwhile."""
+    """Yields a function that returns the path of each file of the newest set; a lock keeps writers out meanwhile."""
     finish_replacing(folder)
     with lock_folder(folder, wait=True, shared=True):
         moves = _read_commit(folder)
@@ -234,7 +235,7 @@ def _read_commit(folder: Path) -> dict[str, str]:
 
 
 def _move_committed(folder: Path) -> None:
-    """Moves the files of a set that was committed to their places, those that were not yet, and ends the commit."""
+    """Moves those files of a committed set that are not yet in their places, and ends the commit."""
     moves = _read_commit(folder)
     if not moves:
         return
@@ -270,8 +271,8 @@ def read_manifest(path: Path) -> dict[str, str] | None:
 
 
 def find_damage(path: Path, want: Any, from_disk: bool = False) -> str | None:
-    """Returns what is wrong with a file of which a manifest has the hash, naming it; None where nothing is."""
-    if not os.path.exists(path):  # unlike Path's, no error for a name that no system takes
+    """Returns in words what is wrong with a file whose hash should be `want`; None if nothing is."""
+    if not os.path.exists(path):  # unlike Path.exists, it raises no error for a name that no file can have
         return f"{quote(str(path), marks=False)} is missing"
     try:
         found = hash_file(path, from_disk)
@@ -317,7 +318,7 @@ def _remove_abandoned(path: Path, is_folder: bool) -> None:
 
 
 def _stage_path(place: Path) -> Path:
-    """Returns a new name beside a place, which `remove_leftovers` knows."""
+    """Returns a new path beside a place, with a name that `remove_leftovers` recognises."""
     return place.with_name(f".{place.name}.{secrets.token_hex(4)}.staged")
 
 

@@ -14,9 +14,9 @@ __all__ = ["assert_lawful"]
 
 
 def assert_lawful(thing: Any, *, like: Any = None, **options: Any) -> None:
-    """Raises an AssertionError where a law is broken or none could be asked; its text has the shrunk reproducer.
+    """Raises an AssertionError with a shrunk reproducer if a law is broken, and one if no law could be asked.
 
-    With `like` it raises also where the two could not be compared: nothing would have been tested. `thing`, `like` and
+    With `like` it raises one also if the two could not be compared: nothing would have been tested. `thing`, `like` and
     the options are those of `regard.check`.
     """
     __tracebackhide__ = True  # pytest then points at the caller's line

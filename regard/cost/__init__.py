@@ -1,4 +1,4 @@
-"""Declared costs as numbers and formulas, what devices can do, and the least time that follows.
+"""Declared costs as numbers and formulas, the peak rates of devices, and the least time that follows from both.
 
 `regard.cost(mechanism, size, face)` is short for `regard.cost.of`.
 """

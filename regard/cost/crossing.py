@@ -1,9 +1,8 @@
-"""For how many tokens one mechanism takes less time than another: by the model, and by the clock.
+"""The lengths at which one mechanism takes less time than another, by a model of costs or as measured.
 
-By the model a time is the floor on a device, or the predicted one. By the clock the two run in turn on this machine,
-with the kernels that regard would choose. Both are compared at lengths that grow by up to a factor of two, and wherever
-the order has changed between two of them, the search closes in on the change. Where the order changes back within the
-same step, that is missed.
+The model's time is the floor on a device, or the predicted one. To measure, the two run in turn on this machine, with
+the kernels that regard would choose. They are compared at lengths that grow by up to a factor of two; between two
+lengths with a different order, a bisection finds the change. Two changes between the same two lengths are missed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from regard.devices import without_values
 from regard.mechanisms import Cost, Face, Mechanism, Recurrence, fitted
 from regard.shapes import Mask, Size
 
-LONGEST = 1 << 24  # tokens up to which the model is asked
+LONGEST = 1 << 24  # tokens up to which the model is evaluated
 FIRST = 64  # tokens where measuring starts
 PATIENCE = 2.0  # seconds that one run may take
 PREFILL = 4096  # tokens that are written into a state at a time, before a step is timed
@@ -53,14 +52,14 @@ class Crossing:
 
     first: str
     second: str
-    since: int  # the shortest that was looked at
-    upto: int  # the longest that was looked at
+    since: int  # the shortest length that was compared
+    upto: int  # the longest length that was compared
     ranges: tuple[LengthRange, ...]  # in rising order
     points: tuple[Point, ...] = ()  # what was measured
 
     @property
     def tokens(self) -> int | None:
-        """Returns the length from which on `first` is faster, as far as was looked; None: there is none."""
+        """Returns the length from which on `first` is faster, up to the longest compared one; None: there is none."""
         if not self.ranges or self.ranges[-1].end < self.upto:
             return None
         return self.ranges[-1].start
@@ -127,7 +126,7 @@ def measured(
     seconds: float = 0.3,
     progress: Callable[[Point], None] | None = None,
 ) -> Crossing:
-    """Returns the crossing by the clock, each change of the order to within a factor of `close`.
+    """Returns the measured crossing, with each change of the order located to within a factor of `close`.
 
     Lengths double from 64 on, and end at `longest`, or where a run takes over two seconds.
     """
@@ -151,8 +150,7 @@ def measured(
 
 
 def interpolated(first: str, second: str, points: Sequence[Point]) -> Crossing:
-    """Returns the crossing of two that were timed at some lengths: by straight lines between them, on logarithmic
-    axes."""
+    """Returns the crossing of two mechanisms that were timed at some lengths, by interpolating logarithms."""
     ordered = sorted(points)
     lengths = [math.log(point.tokens) for point in ordered]
     ratios = [math.log(point.first / point.second) for point in ordered]
@@ -168,9 +166,10 @@ def interpolated(first: str, second: str, points: Sequence[Point]) -> Crossing:
 def _find_ranges(
     order: dict[int, bool], is_faster: Callable[[int], bool], close: float = 1.0
 ) -> tuple[LengthRange, ...]:
-    """Returns the ranges of lengths at which something holds that is known, in `order`, at some lengths, rising.
+    """Returns the ranges of lengths at which `is_faster` holds; `order` has its values at some lengths, in rising
+    order.
 
-    Between two of them that differ it asks `is_faster` until they are next to each other, or within a factor `close`.
+    Between two lengths that differ it bisects until they are next to each other, or within a factor of `close`.
     """
     lengths = list(order)
     ranges = []
@@ -195,7 +194,7 @@ def _find_ranges(
 
 
 def face_runner(mechanism: Mechanism, size: Size, face: Face = "parallel", training: bool = False) -> Run:
-    """Returns a run of a face on random inputs. Recurrent: the last T of S tokens, after the others were written."""
+    """Returns a run of one face on random inputs; "recurrent": of the last T of S tokens, the others written before."""
     mechanism = mechanism.to(torch.device(size.device), size.dtype)
     mask = Mask(size.causal, window=size.window)
     gates = _random_gates(mechanism, size, training)
@@ -231,7 +230,7 @@ def attention_runner(
 
 
 def _random_gates(mechanism: Mechanism, size: Size, training: bool) -> dict[str, Tensor]:
-    """Returns what a gated or delta mechanism needs beside q, k and v, as a layer makes it; nothing for others."""
+    """Returns random decays a and write strengths b, by name, that a gated or delta mechanism takes; {} for others."""
     if not isinstance(mechanism, Recurrence):
         return {}
     draw = torch.Generator(size.device).manual_seed(1)
@@ -274,7 +273,7 @@ def _step_runner(mechanism: Mechanism, size: Size, q: Tensor, k: Tensor, v: Tens
 
 
 def _with_length(size: Size, tokens: int, face: Face) -> Size:
-    """Returns the size with that many tokens: all at once, or in the recurrent face as one step over all of them."""
+    """Returns the size with this many tokens: a whole sequence, or, for the recurrent face, a step over as many."""
     if face == "recurrent":
         return replace(size, T=1, S=tokens)
     return replace(size, T=tokens, S=tokens)

@@ -14,7 +14,7 @@ def of(
 ) -> Cost:
     """Returns the cost of one face of a mechanism, by name or built. `training`: with its gradients.
 
-    Only whole sequences are trained, so `training` goes with the parallel face.
+    Training reads whole sequences, so `training` needs the parallel face.
     """
     if not isinstance(mechanism, Mechanism):
         mechanism = on_meta(mechanism, size, **options)
@@ -22,15 +22,15 @@ def of(
     if not training:
         return cost
     if face != "parallel":
-        raise OptionError(f"training is of whole sequences: face 'parallel', not '{face}'")
+        raise OptionError(f"face = '{face}' with training: expected 'parallel', as training reads whole sequences")
     return cost + mechanism.gradient_cost(size)
 
 
 def decode(b: int, n: int, D: int, H: int, G: int, K: int, V: int, e: int = 2) -> Cost:
     """Returns the cost of one token for each of b sequences with n cached, through a softmax layer of width D.
 
-    A number has e bytes. FLOPs = 2bD(HK+GK+GV+HV) + 2bH(n+1)(K+V): the same for multi-head and multi-query. Bytes
-    differ: the cache counts G, not H, so multi-query (G = 1) moves 1/H of it.
+    A number has e bytes. FLOPs = 2bD(HK+GK+GV+HV) + 2bH(n+1)(K+V): their second term is the same for any G. The cache
+    has G heads, not H, so that multi-query attention (G = 1) moves 1/H of its bytes.
     """
     widths = H * K + G * K + G * V + H * V
     flops = 2 * b * D * widths + 2 * b * H * (n + 1) * (K + V)

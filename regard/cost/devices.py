@@ -1,7 +1,7 @@
-"""What devices can do: peak FLOP/s by dtype and bytes a second, as their makers state them or as measured here.
+"""Rates of devices, peak FLOP/s by dtype and bytes a second, as their makers state them or as measured here.
 
-floor      max(bytes / bandwidth, useful FLOPs / peak)                            everything at once, the roofline
-predicted  bytes / bandwidth + useful FLOPs / peak + element-wise FLOPs / rate    one after the other
+floor      max(bytes / bandwidth, useful FLOPs / peak)                            all at once, the roofline predicted
+bytes / bandwidth + useful FLOPs / peak + element-wise FLOPs / rate    one after the other
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class Device:
-    """What a device can do at its best."""
+    """The highest rates of a device."""
 
     name: str
     flops: Mapping[torch.dtype, float]  # peak FLOP/s of dense matrix products
     bandwidth: float  # bytes a second
     elements: float  # element-wise operations a second, of which some are exponentials
-    measured: bool = False  # here, and not from a table
+    measured: bool = False  # whether they were measured here, and not taken from a table
 
     def peak(self, dtype: torch.dtype) -> float:
-        """Returns the peak FLOP/s at a dtype, or raises an error that names those that are known."""
+        """Returns the peak FLOP/s of a dtype; raises an OptionError with the known dtypes if it is not known."""
         if dtype not in self.flops:
             known = ", ".join(str(t).removeprefix("torch.") for t in self.flops)
             raise OptionError(f"{self.name}: no peak is known for {dtype}; known: {known}")
         return self.flops[dtype]
 
     def ridge(self, dtype: torch.dtype) -> float:
-        """Returns the FLOPs a byte above which products, not memory, set the time."""
+        """Returns the FLOPs a byte above which products, not memory, bound the time."""
         return self.peak(dtype) / self.bandwidth
 
 
 def _stated_device(name: str, half: float, single: float, bandwidth: float, bfloat16: bool = True) -> Device:
-    """Returns a device by what its maker states.
+    """Returns a device with the rates that its maker states.
 
-    That is tera-FLOP/s of dense products in half and in single precision (without TF32), and terabytes a second.
+    They are tera-FLOP/s of dense products in half and in single precision (without TF32), and terabytes a second.
     """
     rates = {torch.float16: half * 1e12, torch.float32: single * 1e12}
     if bfloat16:
         rates = {torch.bfloat16: half * 1e12} | rates
-    # An exponential takes eight sums; with four more beside it, and none fused, a fifth of the FLOP/s is left.
+    # Of five operations one is an exponential, which takes as long as eight sums, and no multiply-adds are fused: a
+    # fifth.
     return Device(name, rates, bandwidth * 1e12, single * 1e12 / 5)
 
 
-# As the makers state them. A name is looked for in the order of this table, so the longer ones come first.
+# As the makers state them. Names are searched in this order, so longer ones come before their beginnings.
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
@@ -78,7 +79,7 @@ DEVICES: dict[str, Device] = {
 
 
 def find_stated(name: str) -> Device | None:
-    """Returns the device of the table whose name is part of this one, or None."""
+    """Returns the first device of the table whose name is part of the given one, or None."""
     words = f" {name} ".replace("-", " ").lower()
     return next((device for known, device in DEVICES.items() if f" {known.lower()} " in words), None)
 
@@ -92,7 +93,7 @@ def peak(device: str, dtype: torch.dtype) -> float | None:
 
 
 def device(which: str | torch.device = "cpu") -> Device:
-    """Returns what a device can do: by its maker's name ("H200") from the table; "cpu" and other GPUs are measured."""
+    """Returns the rates of a device: those of the table for a name such as "H200", else those measured here."""
     stated = find_stated(str(which))
     if stated is not None:
         return stated
@@ -112,12 +113,12 @@ def floor(cost: Cost, device: Device, dtype: torch.dtype) -> float:
 
 
 def predicted(cost: Cost, device: Device, dtype: torch.dtype) -> float:
-    """Returns the seconds that a cost takes where memory, products and the rest wait for each other."""
+    """Returns the seconds that a cost takes if memory, products and element-wise work wait for each other."""
     return cost.bytes / device.bandwidth + cost.useful / device.peak(dtype) + cost.elementwise / device.elements
 
 
 def measured_device(which: str | torch.device = "cpu", dtypes: tuple[torch.dtype, ...] = _DTYPES) -> Device:
-    """Measures a device for about a second and returns what it can do.
+    """Measures a device for about a second and returns its rates.
 
     Timed are products of large matrices, large copies, and element-wise work in the cache; the best of each counts. The
     result is kept; on a CPU it is that of PyTorch's number of threads.
@@ -131,7 +132,7 @@ def measured_device(which: str | torch.device = "cpu", dtypes: tuple[torch.dtype
 
 
 class _Probes(NamedTuple):
-    """Sizes large enough for a device to be at its best: sides of a product, numbers to copy, numbers to work on."""
+    """Sizes at which a device reaches its rates: the side of a product, numbers to copy, and numbers to work on."""
 
     side: int
     copied: int
@@ -144,7 +145,7 @@ _GPU_PROBES = _Probes(8192, 1 << 28, 1 << 22)
 
 @lru_cache(16)
 def _measure(which: torch.device, threads: int, dtypes: tuple[torch.dtype, ...], probes: _Probes) -> Device:
-    """Returns a measured device. `threads` are those of a CPU, 0 for a GPU: another number is measured anew."""
+    """Returns a measured device. `threads` are those of a CPU, 0 for a GPU: they are part of the cache's key."""
     rates = {dtype: _product_rate(which, dtype, probes.side) for dtype in dtypes}
     source = torch.ones(probes.copied, device=which)
     target = torch.empty_like(source)
@@ -163,7 +164,7 @@ def _measured_name(which: torch.device, threads: int) -> str:
 
 
 def elementwise(x: Tensor) -> Run:
-    """Returns a run of five operations on each element, one of them an exponential, as behind a weight of a softmax."""
+    """Returns a run of five operations on each element, one of them an exponential, as for each weight of a softmax."""
     out = torch.empty_like(x)
 
     def run() -> None:
@@ -175,7 +176,7 @@ def elementwise(x: Tensor) -> Run:
 
 
 def _product_rate(which: torch.device, dtype: torch.dtype, n: int) -> float:
-    """Returns the FLOP/s of an n×n product; of a smaller one where the device is slow at the dtype."""
+    """Returns the FLOP/s of an n×n product, or of a smaller one if the device is slow with the dtype."""
     probe = torch.ones(128, 128, device=which, dtype=dtype)
     probed_rate = 2 * 128**3 / _shortest_time(lambda: probe @ probe, which, 0.01)
     if probed_rate < (2 * n**3) / 0.1:  # it would take over a tenth of a second
@@ -185,5 +186,5 @@ def _product_rate(which: torch.device, dtype: torch.dtype, n: int) -> float:
 
 
 def _shortest_time(run: Run, which: torch.device, seconds: float = 0.15) -> float:
-    """Returns the shortest of the runs that fit into some seconds."""
+    """Returns the shortest time of a run, repeated for this many seconds."""
     return shortest_times([run], which, seconds, rounds=3)[0]

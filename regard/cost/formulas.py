@@ -1,8 +1,8 @@
-"""Costs as formulas in the letters of shapes.py, made by the very code that gives the numbers.
+"""Costs as formulas in the letters of shapes.py, made by the code that computes the numbers.
 
-A mechanism's cost is asked for a size whose fields are letters instead of numbers, so a formula cannot say anything
-else than the number does. A whole sequence has N queries and N keys; in the recurrent face T tokens are new and S are
-there in all; `step` is one new token.
+A mechanism's cost is computed for a size whose fields are letters instead of numbers, so a formula cannot differ from
+the number. A whole sequence has N queries and N keys; the recurrent face has T new tokens of S in all; `step` is one
+new token.
 
     e  bytes of a number                 w  bytes of a number of the state: float32 or better, whatever e
     R  pairs within chunks of C tokens: C²·⌊T/C⌋ + (T mod C)²        Q  those of them that are causal: (R + T)/2
@@ -31,7 +31,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def _letter(name: str) -> Any:
     """Returns a letter as a symbol of sympy."""
-    import sympy  # type: ignore[import-untyped]  # a dependency of torch; it takes its time to load
+    import sympy  # type: ignore[import-untyped]  # a dependency of torch that is slow to import
 
     return sympy.Symbol(name, positive=True, integer=True)
 
@@ -53,7 +53,7 @@ class _SymbolicSize(Size):
 
 
 def _symbolic_size(kind: Kind, causal: bool) -> Size:
-    """Returns the size of a kind of call: a whole sequence has N tokens, a state has S, of which T or one are new."""
+    """Returns the size of a kind of call: N tokens for a whole sequence; S for a state, of which T or one are new."""
     letters = {name: _letter(name) for name in "BHGKV"}
     new = in_all = _letter("N")
     if kind in ("recurrent", "step"):
@@ -84,12 +84,12 @@ def _constant(value: Expression, *_: Any) -> Expression:
 
 
 def formula(mechanism: Mechanism, kind: Kind = "parallel", causal: bool = True) -> dict[str, str]:
-    """Returns the formulas of matmul, useful, elementwise, bytes and state. `training`: with gradients, too."""
+    """Returns the formulas of matmul, useful, elementwise, bytes and state as text; kind "training" adds gradients."""
     return {name: format_expression(x) for name, x in symbolic(mechanism, kind, causal).items()}
 
 
 def symbolic(mechanism: Mechanism, kind: Kind = "parallel", causal: bool = True) -> dict[str, Expression]:
-    """Returns the formulas as expressions of sympy."""
+    """Returns the same formulas as expressions of sympy."""
     import sympy
 
     size = _symbolic_size(kind, causal)
@@ -99,14 +99,14 @@ def symbolic(mechanism: Mechanism, kind: Kind = "parallel", causal: bool = True)
     if kind == "training":
         cost = cost + twin.gradient_cost(size)
     expressions = {name: sympy.sympify(getattr(cost, name)) for name in QUANTITIES}
-    # Halves of products of neighbours are whole, so that rounding down does nothing.
+    # Only halves of products n(n + 1), which are whole, are rounded down, so rounding changes nothing.
     return {name: _group_terms(x.replace(sympy.floor, lambda y: y)) for name, x in expressions.items()}
 
 
 def _group_terms(x: Expression) -> Expression:
-    """Returns a sum of products: what goes with pairs of chunks, with their ends, with either kind of number, the rest.
+    """Returns x as a sum over products of the letters R, Q, P, A, Z, w and e, each with a factorised coefficient.
 
-    These are the letters R, Q, P, A, Z, w and e; the factor of each of their products is factorised by itself.
+    Terms are thus grouped by pairs in chunks, by the chunks' ends, and by the size of numbers.
     """
     import sympy
 

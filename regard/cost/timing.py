@@ -1,4 +1,4 @@
-"""Times of short runs, interleaved, so that whatever slows the machine slows all of them alike."""
+"""Timing short runs, interleaved, so that a slower machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from time import perf_counter
 
 import torch
 
-LONG = 0.2  # seconds beside which looking for garbage is short
-AHEAD = 8_000_000  # cycles, about four milliseconds, that a GPU is kept waiting while Python launches what it is to do
+LONG = 0.2  # seconds of a run compared with which a garbage collection is short
+AHEAD = 8_000_000  # cycles, about four milliseconds, for which a GPU waits while Python launches its work
 Run = Callable[[], object]
 Clock = Callable[[], float]
 
 
 def time_run(run: Run, device: torch.device, clock: Clock = perf_counter) -> float:
-    """Returns the seconds of one run; on a GPU by its own clock, with the launches ahead of it as in a model."""
+    """Returns the seconds of one run; on a GPU by its events, with the work launched ahead of it as in a model."""
     if device.type == "cuda":
         return _time_on_gpu(run, device)
     start = clock()
     run()
     seconds = clock() - start
-    if seconds > LONG:  # tensors in a cycle of references would stay until Python happens to look, several runs' worth
+    if seconds > LONG:  # else tensors in cycles of references could stay for several runs
         gc.collect()
     return seconds
 
@@ -41,7 +41,7 @@ def _time_on_gpu(run: Run, device: torch.device) -> float:
 def time_interleaved(
     runs: Sequence[Run], device: torch.device, seconds: float = 0.3, rounds: int = 5, clock: Clock = perf_counter
 ) -> list[list[float]]:
-    """Returns the times of each run. A round has one of each; rounds go on for at least `rounds` and `seconds`.
+    """Returns the times of each run, from at least `rounds` rounds that take at least `seconds`; each runs all once.
 
     A first round is not counted: it compiles, allocates and fills caches.
     """
@@ -58,5 +58,5 @@ def time_interleaved(
 def shortest_times(
     runs: Sequence[Run], device: torch.device, seconds: float = 0.3, rounds: int = 5, clock: Clock = perf_counter
 ) -> list[float]:
-    """Returns the shortest time of each run, interleaved: what else runs on a machine only ever makes it longer."""
+    """Returns the shortest time of each run, interleaved: other work on the machine can only make it longer."""
     return [min(times) for times in time_interleaved(runs, device, seconds, rounds, clock)]

@@ -1,4 +1,5 @@
-"""Data on its way to a model: tokenizers, lines and tokens in files, questions, span corruption, an invented world."""
+"""Data for training and evaluation: tokenizers, lines and tokens in files, questions, span corruption, an invented
+world."""
 
 from regard.data.batch import IGNORE, Batch
 from regard.data.corruption import corrupt

@@ -1,4 +1,4 @@
-"""A bag of words, which knows no order: the baseline that a model of sentences has to beat."""
+"""A bag of words, which ignores their order: the baseline that a sentence classifier has to beat."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BagOfWords:
         self.weights, self.offset = fits[best]
 
     def predict(self, texts: Sequence[str]) -> list[int]:
-        """Returns the label of each text; words that were not in train say nothing."""
+        """Returns the label of each text; words that do not occur in train are ignored."""
         logits = self._sparse_rows(texts).sum_weights(self.weights) + self.offset
         return [int(x > 0) for x in logits.tolist()]
 
@@ -47,7 +47,7 @@ class BagOfWords:
         return {" ".join(words[n : n + k]) for k in range(1, self.grams + 1) for n in range(len(words) - k + 1)}
 
     def _sparse_rows(self, texts: Sequence[str]) -> _SparseRows:
-        """Returns which known words and pairs occur in which text."""
+        """Returns the matrix of which known words and pairs occur in which text, a row for each text."""
         known = [sorted(self.vocabulary[g] for g in self._ngrams(text) if g in self.vocabulary) for text in texts]
         rows = torch.tensor([n for n, columns in enumerate(known) for _ in columns], dtype=torch.long)
         columns = torch.tensor([column for columns in known for column in columns], dtype=torch.long)

@@ -1,4 +1,4 @@
-"""What a step of training reads."""
+"""The batch of a training step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-IGNORE = -100  # a target that carries no loss
+IGNORE = -100  # a target without a loss
 
 
 class Batch(NamedTuple):
-    """Tokens and the targets at their places; IGNORE where a place carries no loss. `visible` None: all tokens are.
+    """Tokens x [B,T] and a target for each, y [B,T], IGNORE where there is no loss; one a row, y [B], for classes.
 
-    A classifier has one target a row, y [B]. `source`: what a model reads before it writes x, with what of it is
-    visible.
+    `visible` says which tokens may be seen; None: all. `source` [B,S] is what the encoder of an encoder-decoder reads,
+    and `source_visible` which of its tokens may be seen.
     """
 
     x: Int[Tensor, "B T"]
@@ -27,29 +27,29 @@ class Batch(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Returns how many tokens there are, those of the source too."""
+        """Returns how many tokens the batch has, those of the source and padding included."""
         if self.source is None:
             return self.x.numel()
         return self.x.numel() + self.source.numel()
 
     def rows(self, start: int, stop: int) -> Batch:
-        """Returns some of the rows."""
+        """Returns the batch of the rows from `start` to before `stop`."""
         return self._map(lambda t: t[start:stop])
 
     def to(self, device: torch.device) -> Batch:
         """Returns the batch on a device."""
         batch = self._map(Tensor.contiguous)
         if device.type == "cuda":
-            batch = batch._map(Tensor.pin_memory)  # only from pinned memory a GPU copies while the host goes on
+            batch = batch._map(Tensor.pin_memory)  # a GPU copies asynchronously only from pinned memory
         return batch._map(lambda t: t.to(device, non_blocking=True))
 
     def columns(self, stop: int) -> Batch:
-        """Returns only the first columns; a source stays as it is."""
+        """Returns the batch with only the first `stop` tokens of each row; a source stays as it is."""
         first = self._replace(x=self.x[:, :stop], y=self.y[:, :stop])
         if self.visible is not None:
             first = first._replace(visible=self.visible[:, :stop])
         return first
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Returns the batch with each tensor that it has changed."""
+        """Returns the batch with `change` applied to each of its tensors."""
         return self._replace(**{name: change(t) for name, t in self._asdict().items() if t is not None})

@@ -15,10 +15,10 @@ PRONOUNS = {"f": "She", "m": "He"}
 def write_biographies(
     person: Person, told: Sequence[bool], sentences: int, permuted: bool, full_names: bool, draws: Draws
 ) -> list[str]:
-    """Returns one biography for each of `told`, which says whether it names the birthplace.
+    """Returns one biography of at most `sentences` sentences for each entry of `told`: whether it names the birthplace.
 
-    No two are worded alike while there are templates left. Not permuted: facts in one order, and the name before the
-    birthplace.
+    A template is used again only when all have been used. `permuted` shuffles the facts; without it they have a fixed
+    order, and the name stands before the birthplace. `full_names`: each sentence has the full name, else the first.
     """
     births: Sequence[str] = BIRTH
     if not permuted:
@@ -44,11 +44,11 @@ def write_biographies(
 
 
 def _fill_template(template: str, person: Person, fact: str, short: bool, draws: Draws) -> str:
-    """Returns the sentence; `short`: with a pronoun or the family name instead of the full name."""
+    """Returns the sentence of a template; `short`: with a pronoun or the family name instead of the full name."""
     name = person.name
     if short:
         name = person.family
-        # The order decides whether a number is drawn, and so what all later sentences say.
+        # Keep the order of the two conditions: whether a number is drawn changes all later draws.
         if template.startswith("{name} ") and draws.chance(0.5):
             name = PRONOUNS[person.sex]
     article = "an" if person.job[0] in "aeiou" else "a"
@@ -70,7 +70,8 @@ def _fill_template(template: str, person: Person, fact: str, short: bool, draws:
 def interleave(texts_by_person: Sequence[Sequence[str]], draws: Draws) -> list[str]:
     """Returns the texts about all people in a random order in which no two in a row are about one person.
 
-    A person's texts are spread over the whole. Those that still meet one about the same person are put elsewhere.
+    A person's texts are spread over the whole. A text that would still follow one about the same person is moved
+    elsewhere.
     """
     # The n-th of k texts gets a random place in the n-th k-th of the whole.
     spread = sorted(

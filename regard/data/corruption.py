@@ -1,8 +1,8 @@
-"""Span corruption: a document with a hole, then what belongs there.
+"""Span corruption: a span is taken out of a document and written behind it, where a model learns to predict it.
 
-Each document is cut to a random length, or to what fits where it is to be read whole; one span of it is taken out, and
-the sequence is `prefix ⁇ suffix ⁇ span`, padded with □ to the block. x is all of it but the last token, y all but the
-first. Whole batches at a time, on the device of the documents, without a loop over rows.
+Each document is cut to a random length, or to the longest that fits; one span of it is taken out, and the sequence is
+`prefix ⁇ suffix ⁇ span`, padded with □ to the length of the block. x is all of it but the last token, y all but the
+first. All rows of a batch are made at once, on the device of the documents.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from regard.data.batch import IGNORE, Batch
 from regard.data.files import DataError
 
-SHORTEST = 4  # tokens of a cut
+SHORTEST = 4  # tokens that are kept of a document, if it has as many
 
 
 def longest_cut(block: int) -> int:
-    """Returns the longest that a document is cut to: ⌊7/8 of the block⌋, which leaves room for the two marks."""
+    """Returns the most tokens that are kept of a document: ⌊7/8 of the block⌋, which leaves room for the two marks."""
     if block < 9:
         raise DataError(f"a block of {block} tokens: expected at least 9, for a document and two marks")
     return block * 7 // 8
@@ -40,7 +40,7 @@ def corrupt(
 
     `spans`: the smallest and largest share of a cut that its span may be; their mean is the mean share.
     `ignore_padding=False` puts loss on the padding too, as some published code does. `between`: the token between
-    words, where a span is to be made of whole words. `cut_share`: the share of the documents that are cut to a random
+    words, if spans are to be widened to whole words. `cut_share`: the share of the documents that are cut to a random
     length; the others keep all that fits.
     """
     N = documents.shape[0]
@@ -61,12 +61,11 @@ def draw_spans(
     spans: tuple[float, float] = (1 / 8, 3 / 8),
     is_whole: Bool[Tensor, "N"] | None = None,
 ) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"], Int[Tensor, "N"]]:
-    """Returns cut, span length and span start of each document, given four uniform numbers in [0, 1) for it.
+    """Returns cut, span length and span start of each document, given four uniform numbers in [0, 1) for each.
 
-    cut = min(length, U{4 … longest}), or min(length, longest) where it is to be read whole. span = ⌊s + u⌋ with s
+    cut = min(length, U{4 … longest}), or min(length, longest) for documents with `is_whole`. span = ⌊s + u⌋ with s
     uniform on mean·cut ± w, where w is half the range of `spans`, or less where s would fall below 1: so E[span] =
-    mean·cut exactly (a cut below 1/mean has a span of 1).
-    start = U{0 … cut − span}.
+    mean·cut exactly (a cut below 1/mean has a span of 1). start = U{0 … cut − span}.
     """
     low, high = spans
     if not 0 < low <= high <= 1:

@@ -33,7 +33,7 @@ class Draws:
         return items[self.randrange(len(items))]
 
     def weighted_index(self, weights: Sequence[float]) -> int:
-        """Returns a place in the list, with probability proportional to its weight."""
+        """Returns an index of the list, with probability proportional to its weight."""
         sums = list(accumulate(weights))
         return bisect_right(sums, self._random() * sums[-1], hi=len(sums) - 1)
 
@@ -58,9 +58,9 @@ class Draws:
 
 
 def apportion(weights: Sequence[float], n: int) -> list[int]:
-    """Returns n divided in proportion to weights, by largest remainders; of equal remainders the first counts more."""
+    """Returns n divided in proportion to weights, by largest remainders; of equal remainders, the first is larger."""
     total = sum(weights)
-    exact = [round(n * w / total, 9) for w in weights]  # the last bits of a power differ between machines
+    exact = [round(n * w / total, 9) for w in weights]  # the last bits of powers differ between machines
     shares = [int(x) for x in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (round(shares[i] - exact[i], 9), i))
     for i in by_remainder[: n - sum(shares)]:

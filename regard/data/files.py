@@ -1,4 +1,4 @@
-"""Text files: read exactly or refused with file and line, and written so that an earlier file is never lost."""
+"""Reading text files exactly, or with an error that names file and line; writing them so that no file is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIECE = 1 << 20  # bytes read at a time
 
 
 def read_pieces(path: str | Path, size: int = PIECE) -> Iterator[str]:
-    """Yields the text of a UTF-8 file in pieces of about `size` bytes, without its byte order mark, else as it is."""
+    """Yields the text of a UTF-8 file in pieces of about `size` bytes: exactly, but for a byte order mark."""
     path = Path(path)
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     line = 1
@@ -63,7 +63,7 @@ def read_lines(path: str | Path, expected: str = "one text a line") -> list[str]
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Writes one line each; `read_lines` gives them back. An earlier file stays until all of them are on disk."""
+    """Writes lines, which `read_lines` returns unchanged; an earlier file stays until all of them are on disk."""
     with atomic_write(path) as file:
         for number, line in enumerate(lines, 1):
             wrong = _find_unwritable(line, number)
@@ -76,7 +76,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 
 
 def _find_unwritable(line: str, number: int) -> str | None:
-    """Returns what keeps a line from being read back as it is, in words, or None."""
+    """Returns in words what keeps a line from being read back unchanged; None if nothing does."""
     if "\n" in line:
         return "a line break"
     if "\0" in line:

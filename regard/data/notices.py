@@ -2,8 +2,8 @@
 
     Nella Corterham (1901–1978), botanist from Abalin
 
-A person's facts are known, so every fact that a summary states can be judged: right, confused with another that stands
-in the article, or invented. Some articles do not say where somebody was born; a summary that says so anyway invents.
+The facts about each person are known, so every fact that a summary states can be judged: right, confused with another
+of the article, or invented. Some articles do not state the birthplace, so a summary that states one has invented it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regard.data.pairs import Pair, PairSplit
 from regard.data.people import Person
 from regard.data.world import WorldConfig, make_world
 
-# The facts that a notice has room for.
+# The facts that a notice states.
 FACTS = ("name", "born", "died", "job", "place")
 _NOTICE = re.compile(
     r"(?P<name>.+?) \((?:born (?P<alive>\d+)|(?P<born>\d+)–(?P<died>\d+))\), (?P<job>.+?)(?: from (?P<place>.+))?"
@@ -74,7 +74,7 @@ class Judgement(NamedTuple):
 
 
 def notices(config: NoticesConfig | None = None) -> PairSplit:
-    """Returns the pairs of a config: the same on every machine."""
+    """Returns the articles and notices that a config describes, the same on every machine."""
     config = config or NoticesConfig()
     people = make_world(config.world).people
     draws = Draws(config.seed, "notices")
@@ -88,7 +88,7 @@ def notices(config: NoticesConfig | None = None) -> PairSplit:
 
 
 def article_facts(person: Person, told: bool) -> dict[str, str | None]:
-    """Returns what the article says about somebody, of the facts that a notice has room for."""
+    """Returns the facts for a notice by name, None if the article does not state one; `told`: it has the birthplace."""
     facts: dict[str, str | None] = {
         "name": person.name,
         "born": person.born.split("-")[0],
@@ -104,7 +104,7 @@ def article_facts(person: Person, told: bool) -> dict[str, str | None]:
 
 
 def notice(facts: Mapping[str, str | None]) -> str:
-    """Returns the line about somebody."""
+    """Returns the notice that states these facts."""
     years = f"born {facts['born']}"
     if facts["died"] is not None:
         years = f"{facts['born']}–{facts['died']}"
@@ -115,7 +115,7 @@ def notice(facts: Mapping[str, str | None]) -> str:
 
 
 def parse_notice(summary: str) -> dict[str, str | None] | None:
-    """Returns the facts that a notice states; None where it has another form."""
+    """Returns the facts that a notice states; None for a text that does not have the form of a notice."""
     match = _NOTICE.fullmatch(summary)
     if match is None:
         return None
@@ -125,9 +125,9 @@ def parse_notice(summary: str) -> dict[str, str | None] | None:
 
 
 def judge(summary: str, article: str, facts: Mapping[str, str | None]) -> Judgement | None:
-    """Judges each stated fact: right, confused (the article has it in another role) or invented (it has not).
+    """Returns how many facts of a summary are right, confused, invented or missing; None if it is no notice.
 
-    Returns None for a summary of another form.
+    A wrong fact is confused if its words stand in the article (in another role), else invented.
     """
     stated = parse_notice(summary)
     if stated is None:
@@ -140,5 +140,5 @@ def judge(summary: str, article: str, facts: Mapping[str, str | None]) -> Judgem
 
 
 def _contains_words(text: str, words: str) -> bool:
-    """Returns whether a text has the words as a whole, not within longer ones."""
+    """Returns whether the words occur in a text as whole words, not as parts of longer ones."""
     return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None

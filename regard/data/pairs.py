@@ -1,7 +1,7 @@
 """Articles and their summaries in files: JSON lines, CSV or TSV; articles alone also as text, one a line.
 
-A pair may carry facts that its summary should state (`truth`): generated pairs do, and wrong summaries can then be told
-from right ones. White space of any kind counts as one space.
+A pair may carry facts that its summary should state (`truth`): generated pairs do, so that summaries can be judged by
+their facts. White space of any kind counts as one space.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LONGEST = 1 << 27  # characters of a CSV field
 
 
 class Pair(NamedTuple):
-    """An article and its summary; None where a file has articles alone. `truth`: facts by name, None for one that the
-    article does not tell."""
+    """An article and its summary; None if there is none. `truth`: facts by name, None for one that the article does not
+    state."""
 
     article: str
     summary: str | None = None
@@ -34,12 +34,12 @@ class Pair(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Returns whether there is nothing to read, or nothing to write."""
+        """Returns whether the article or the summary is empty."""
         return not self.article or self.summary == ""
 
 
 class PairSplit(NamedTuple):
-    """Pairs to learn from, to choose by, and to judge by."""
+    """Pairs for training, for choosing a model (dev), and for the final evaluation (test)."""
 
     train: list[Pair]
     dev: list[Pair]
@@ -47,7 +47,7 @@ class PairSplit(NamedTuple):
 
 
 def read_pairs(path: str | Path, article: str = "article", summary: str = "summary") -> list[Pair]:
-    """Returns all pairs of a .jsonl, .csv or .tsv file, whose keys or columns are named so; empty ones too."""
+    """Returns all pairs of a .jsonl, .csv or .tsv file, empty ones too, from the keys or columns of these names."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise DataError(f"{path}: expected pairs in a file that ends in {', '.join(FORMATS)}")
@@ -58,7 +58,7 @@ def read_pairs(path: str | Path, article: str = "article", summary: str = "summa
 
 
 def read_articles(path: str | Path, article: str = "article") -> list[str]:
-    """Returns articles to summarise: those of a file of pairs, or of any other the lines."""
+    """Returns the articles of a file of pairs, or the lines of any other file."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         return [normalize_spaces(line) for line in read_lines(path, "one article a line")]
@@ -137,7 +137,7 @@ def _read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 @contextmanager
 def _raised_field_limit() -> Iterator[None]:
-    """Raises the csv library's limit of a field, which is one for the whole process, and puts it back."""
+    """Raises the csv library's limit on the length of a field, which is global, and restores it at the end."""
     before = csv.field_size_limit(LONGEST)
     try:
         yield

@@ -10,15 +10,15 @@ from regard.data import phrases
 from regard.data.draws import Draws
 
 FORMS = ("plain", "initial", "middle", "particle", "foreign", "region")
-"""Nella Corterham, Nella T. Corterham, Nella Thea Corterham, Nella van Corterham, a name from other syllables, and one
-whose family name is made from a place. No written name has the last form."""
+"""The forms of a name: Nella Corterham, Nella T. Corterham, Nella Thea Corterham, Nella van Corterham, a name of other
+syllables, and one with a family name made from a place. No name in a biography has the last form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """Who somebody is, and everything that could be written about them."""
+    """A person, with all the facts that biographies may state."""
 
-    name: str  # as it is written and asked
+    name: str  # as in biographies and questions
     form: str
     given: str
     middle: str
@@ -33,12 +33,12 @@ class Person:
     died: int | None  # a year
     role: str  # train, dev, test, unasked or unwritten
     celebrity: bool
-    forms: dict[str, str] = field(default_factory=dict)  # the unwritten: their names in all forms
-    hint: str | None = None  # the unwritten: the place that the name of form "region" is made from
+    forms: dict[str, str] = field(default_factory=dict)  # of a person without biographies: the name in all forms
+    hint: str | None = None  # of such a person: the place that the name of form "region" is made from
 
 
 class Namer:
-    """Gives out names; no two people share given and family name. Birthplaces play no part in them."""
+    """Draws names; no two people share given and family name, and no name tells the birthplace."""
 
     def __init__(self, variety: float, places: Sequence[str], draws: Draws) -> None:
         self.variety = variety
@@ -47,7 +47,7 @@ class Namer:
         self.taken: set[tuple[str, str]] = set()
 
     def name_person(self) -> dict[str, Any]:
-        """Returns the name fields of somebody written about."""
+        """Returns the fields of a `Person` that make up the name, for a person with biographies."""
         form = "plain"
         if self.draws.chance(self.variety):
             form = self.draws.choice(FORMS[1:-1])
@@ -59,8 +59,8 @@ class Namer:
         return {"name": name, "form": form, "given": given, "middle": middle, "family": family, "sex": sex}
 
     def name_stranger(self, birthplace: str) -> dict[str, Any]:
-        """Returns the name fields of somebody never written about. The name that hints at a place hints at a wrong
-        one."""
+        """Returns the fields that make up the name of a person without biographies, in all forms; that of form "region"
+        hints at a place other than the birthplace."""
         sex = self.draws.choice("fm")
         given, middle, family = self._draw_parts(sex)
         names = {form: _full_name(form, given, middle, family) for form in ("plain", "initial", "middle")}
@@ -72,7 +72,7 @@ class Namer:
         return who | {"forms": names, "hint": hint}
 
     def _draw_parts(self, sex: str, foreign: bool = False) -> tuple[str, str, str]:
-        """Returns a given, a middle and a family name that nobody has yet."""
+        """Returns a given, a middle and a family name; nobody yet has this given name with this family name."""
         given_names = _GIVEN_NAMES[sex, foreign]
         family_parts = phrases.FAMILY
         if foreign:
@@ -99,7 +99,7 @@ def _full_name(form: str, given: str, middle: str, family: str) -> str:
 
 
 def draw_place_names(n: int, draws: Draws) -> list[str]:
-    """Returns n different places, a fifth of them of two words."""
+    """Returns n different names of places, about a fifth of them of two words."""
     stems: dict[str, None] = {}
     while len(stems) < n:
         stems[_draw_joined(phrases.PLACE, draws)] = None

@@ -1,7 +1,7 @@
-"""The words of an invented world: parts of names and places, occupations, and sentences that tell one fact each.
+"""The words of an invented world: parts of names and places, occupations, and sentences that state one fact each.
 
-{name} is the person, {place} the fact's place, {job} an occupation, {a_job} the same with its article, {date} and
-{year} those of the birth, {school}, {employer} and {died} (a year) what they say.
+In sentences, {name} stands for the person, {place} for a birthplace or home, {job} for an occupation and {a_job} for
+the same with its article, {date} and {year} for those of the birth, {died} for the year of the death.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEN = _words(
     Valentin Victor Walter Yusuf Zeno"""
 )
 
-# A family name is a beginning, a middle and an end; so is a place, from other parts, so that neither gives the other.
+# Family names, like places, have a beginning, a middle and an end; their parts differ, so that no name tells a place.
 FAMILY = (
     _words(
         "Bar Bel Bran Cal Cor Dal Dor Fal Far Gal Gor Hal Har Hol Kel Kor Lan Lor Mal Mar Mor Nor Pel Per Ral Ros "
@@ -108,7 +108,7 @@ BIRTH = (
     "In {year}, {name} was born in {place}.",
 )
 
-# Other facts, in the order in which a biography has them that is not permuted.
+# Sentences for the other facts, in the order of a biography that is not permuted.
 FACTS = {
     "date": (
         "{name} was born on {date}.",

@@ -1,4 +1,4 @@
-"""English text that is there without a download: the prose of Python's own documentation, as `help()` knows it."""
+"""English text that needs no download: the prose of Python's own documentation, which `help()` shows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from importlib import import_module
 
 from regard.data.files import DataError
 
-SHORTEST = 80  # characters of a paragraph: shorter ones are headings and labels
-PLAIN = 0.93  # of them at least this share are letters, spaces, commas and full stops
+SHORTEST = 80  # characters; paragraphs that are not longer are headings and labels
+PLAIN = 0.93  # in prose, more than this share of the characters are letters, spaces, commas and full stops
 
 
 def python_prose() -> list[str]:

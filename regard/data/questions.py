@@ -1,7 +1,7 @@
 r"""Questions with one answer each, and the documents that hold the answers.
 
-Both are UTF-8 text, one a line: `Where was X born?\tPlace`, where a test file may lack the answers, and a document.
-To a model a question is `question⁇answer⁇` padded with □; only the answer and the closing mark carry loss.
+Files of either are UTF-8 text with one entry a line. A question is `Where was X born?\tPlace`; test files may lack the
+answers. A model reads `question⁇answer⁇` padded with □; only the answer and the closing mark have a loss.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Question:
 def read_questions(path: str | Path, answers: bool | None = None) -> list[Question]:
     """Returns questions in the order of the file.
 
-    `answers`: True, each must have one; False, any may lack it; None, all are alike. An empty answer counts as none.
+    `answers`: True, each must have one; False, any may lack it; None, all or none have one. "" counts as no answer.
     """
     questions: list[Question] = []
     for number, line in enumerate(read_lines(path, "one question a line"), 1):
@@ -85,7 +85,7 @@ def read_documents(path: str | Path) -> list[str]:
 
 
 def write_predictions(path: str | Path, answers: Iterable[str]) -> None:
-    """Writes one answer a line, in the order of the questions; what would break a line becomes a space."""
+    """Writes one answer a line, in the order of the questions; line breaks and NULs become spaces."""
     write_lines(path, (answer.translate(_ONE_LINE) for answer in answers))
 
 
@@ -112,12 +112,12 @@ def unseen(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
 
 
 def escape_marks(text: str) -> str:
-    """Returns the text with our mark and pad, should it hold them, as unknown characters: not to be taken for ours."""
+    """Returns the text with ⁇ and □ replaced by the unknown token, so that they are not taken for mark and pad."""
     return text.replace(MARK, UNKNOWN).replace(PAD, UNKNOWN)
 
 
 def prompt(question: Question | str) -> str:
-    """Returns what the model is to continue with the answer."""
+    """Returns the text that the model is to continue with the answer: the question and the mark."""
     if isinstance(question, Question):
         question = question.text
     return escape_marks(question) + MARK
@@ -126,7 +126,7 @@ def prompt(question: Question | str) -> str:
 def question_batch(tokenizer: Tokenizer, questions: Sequence[Question], block: int) -> Batch:
     """Returns rows `question⁇answer⁇` padded to `block` tokens: x [N,block−1] all but the last, y all but the first.
 
-    Only the answer and its closing mark carry loss.
+    Only the answer and its closing mark have a loss.
     """
     rows = torch.full((len(questions), block), special_id(tokenizer, PAD))
     targets = torch.full((len(questions), block), IGNORE)

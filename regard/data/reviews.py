@@ -1,17 +1,17 @@
-"""Generated sentences about films: what they say depends on the order of words, not on the words alone.
+"""Generated sentences about films, whose sentiment depends on the order of words, not on the words alone.
 
 Each clause praises or blames one thing with one adjective. A sentence is of one of six kinds, and of each kind half are
 positive:
 
     plain       the editing is graceful
     negated     the editing is anything but clumsy
-    decoy       nobody can deny that the editing is graceful     (a negation that turns nothing round)
+    decoy       nobody can deny that the editing is graceful     (words of negation that negate nothing)
     contrast    the music is dull, but the editing is graceful   (the main clause counts)
     mixed       a contrast with a negation in it
     reported    critics called the editing clumsy; we found it graceful
 
-So an adjective occurs as often in praise as in blame, but for the plain ones. Some adjectives are kept out of training:
-what they mean, a model has to know beforehand. No sentence occurs twice.
+So an adjective alone tells little: those of praise stand in positive sentences only some three times out of five. Some
+adjectives do not occur in training: a model must know beforehand what they mean. No sentence occurs twice.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ OPENINGS = (
     "judging by the first half, ",
     "with a cast of twelve, ",
 )
-OPENING_SHARE = 0.25  # of sentences begin with one of these, which say nothing
+OPENING_SHARE = 0.25  # of sentences begin with one of these, which have no sentiment
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewsConfig(Section):
-    """How many sentences to learn from, how many are held out for dev (and as many for test), and the share of
-    adjectives that occur only there."""
+    """The number of sentences for training, the number held out for dev (and again for test), and the share of
+    adjectives that occur only in those."""
 
     place: ClassVar[str] = "data.reviews"
 
@@ -132,14 +132,14 @@ MOST = 20_000
 
 
 class _SentenceWriter:
-    """Writes clauses and sentences with some of the adjectives; `label` 1 is praise."""
+    """Writes clauses and sentences with the given adjectives; `label` 1 is praise."""
 
     def __init__(self, draws: Draws, good: Sequence[str], bad: Sequence[str]) -> None:
         self.draws = draws
         self.adjectives = (bad, good)  # by label
 
     def clause(self, templates: Sequence[str], label: int, negates: bool = False, thing: str | None = None) -> str:
-        """Returns one clause; `negates`: the templates say the opposite of their adjective."""
+        """Returns one clause with the label; `negates`: the templates negate their adjective, which is of the other."""
         choice = self.draws.choice
         said = label
         if negates:
@@ -170,7 +170,7 @@ class _SentenceWriter:
         return self._contrast(label, self.draws.choice([(True, False), (False, True), (True, True)]))
 
     def _contrast(self, label: int, negated: tuple[bool, bool]) -> str:
-        """Returns a main clause that says the label and another that says the opposite, negated or not."""
+        """Returns a main clause with the label and another with the opposite one, each with a negation if `negated`."""
         main_thing, other_thing = self.draws.sample(THINGS, 2)
         main = self._negated_or_plain(label, negated[0], main_thing)
         other = self._negated_or_plain(1 - label, negated[1], other_thing)
@@ -182,7 +182,7 @@ class _SentenceWriter:
         return self.clause(PLAIN, label, False, thing)
 
 
-# How many of 12 sentences are of a kind, and what writes one with a label.
+# How many of 12 sentences are of each kind, and the function that writes one with a given label.
 KINDS: dict[str, tuple[float, Callable[[_SentenceWriter, int], str]]] = {
     "plain": (4, _SentenceWriter.plain),
     "negated": (2, _SentenceWriter.negated),
@@ -194,7 +194,7 @@ KINDS: dict[str, tuple[float, Callable[[_SentenceWriter, int], str]]] = {
 
 
 def reviews(config: ReviewsConfig | None = None) -> SentenceSplit:
-    """Returns the sentences of a config: the same seed gives the same ones on every machine."""
+    """Returns the sentences that a config describes; the same seed gives the same ones on every machine."""
     config = config or ReviewsConfig()
     draws = Draws(config.seed, "reviews")
     known = [draws.sample(words, round(len(words) * (1 - config.unseen))) for words in (GOOD, BAD)]

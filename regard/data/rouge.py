@@ -37,7 +37,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, li
 def bootstrap(values: Sequence[float], seed: int = 0, times: int = RESAMPLES) -> Estimate:
     """Returns the mean and its 95% interval: the 2.5% and 97.5% points of the means of samples drawn with replacement.
 
-    The same seed draws the same articles, so that intervals of differences may be had from values subtracted.
+    The same seed draws the same articles; for the interval of a difference, pass the differences as `values`.
     """
     sample = np.asarray(values, dtype=np.float64)
     if not sample.size:
@@ -50,19 +50,19 @@ def bootstrap(values: Sequence[float], seed: int = 0, times: int = RESAMPLES) ->
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a text in small letters; digits are words too."""
+    """Returns the words of a text in lower case; numbers are words too."""
     return re.findall(r"\w+", text.lower())
 
 
 def count_copied(summary: str, article: str, n: int) -> tuple[int, int]:
-    """Returns how many of a summary's n-grams of words stand in the article, and how many it has."""
+    """Returns how many of a summary's n-grams of words also occur in the article, and how many n-grams it has."""
     in_summary = _count_ngrams(words(summary), n)
     in_article = _count_ngrams(words(article), n)
     return sum(count for gram, count in in_summary.items() if gram in in_article), sum(in_summary.values())
 
 
 def copied_share(summaries: Sequence[str], articles: Sequence[str], n: int) -> float | None:
-    """Returns the share of all summaries' n-grams that stand in their articles; None where there are none."""
+    """Returns the share of all summaries' n-grams that also occur in their articles; None if there are no n-grams."""
     counts = [count_copied(s, a, n) for s, a in zip(summaries, articles, strict=True)]
     total = sum(all_grams for _, all_grams in counts)
     if not total:
@@ -76,7 +76,7 @@ def lead(article: str, k: int) -> str:
 
 
 def mean_words(texts: Iterable[str]) -> float:
-    """Returns how many words texts have on average, as white space divides them."""
+    """Returns the mean number of words of texts, divided at white space; 0 without texts."""
     counts = [len(text.split()) for text in texts]
     return sum(counts) / max(len(counts), 1)
 

@@ -13,7 +13,7 @@ from regard.data.files import DataError
 
 
 class Bin(NamedTuple):
-    """Answers of like confidence."""
+    """The mean confidence, the accuracy and the number of answers with similar confidence."""
 
     confidence: float
     accuracy: float
@@ -23,10 +23,10 @@ class Bin(NamedTuple):
 class Calibration(NamedTuple):
     """Bins by rising confidence, and the expected calibration error Σ n/N·|confidence − accuracy|.
 
-    The error alone flatters: who always states the share of right answers, or almost nothing where nothing is right,
-    has none. `separation` is the chance that a right answer has more confidence than a wrong one (½ is chance), `skill`
-    is Brier's, 1 − Σ(confidence − right)²/Σ(accuracy − right)², which is 0 for always stating the accuracy. Both are
-    None where all answers are right or all are wrong.
+    The error alone can mislead: a model whose confidence is always its overall accuracy has none. `separation` (AUROC)
+    is the chance that a right answer has more confidence than a wrong one (½ by guessing), `skill` is the Brier skill
+    score, 1 − Σ(confidence − right)²/Σ(accuracy − right)², which is 0 for always stating the accuracy. Both are None
+    where all answers are right or all are wrong.
     """
 
     bins: list[Bin]
@@ -36,14 +36,14 @@ class Calibration(NamedTuple):
 
 
 def exact_match(predictions: Sequence[str], answers: Sequence[str]) -> list[bool]:
-    """Returns which predictions are the answer, character for character."""
+    """Returns for each prediction whether it equals its answer, character for character."""
     if len(predictions) != len(answers):
         raise DataError(f"{len(predictions)} predictions for {len(answers)} answers; expected as many, in their order")
     return [p == a for p, a in zip(predictions, answers, strict=True)]
 
 
 def most_frequent(answers: Sequence[str]) -> str:
-    """Returns the answer that occurs most often, the first of them where several do."""
+    """Returns the most frequent answer; of several, the one that occurs first."""
     if not answers:
         raise DataError("no answers: expected at least one to find the most frequent")
     return Counter(answers).most_common(1)[0][0]
@@ -79,7 +79,7 @@ def calibration(confidence: Sequence[float], right: Sequence[bool], bins: int = 
     for tied in _group_ties(confidence, right):
         group += tied
         filled = done + len(group)
-        # A bin is closed where the answers so far reach its end on an even grid of `bins`.
+        # A bin is closed when the answers so far reach its share: (bins so far + 1)/`bins` of all.
         if filled * bins >= (len(rows) + 1) * n or filled == n:
             rows.append(_make_bin(group))
             done = filled
@@ -88,10 +88,10 @@ def calibration(confidence: Sequence[float], right: Sequence[bool], bins: int = 
     share = sum(right) / n
     if share in (0.0, 1.0):
         return Calibration(rows, error)
-    surest = [c for c, is_right in zip(confidence, right, strict=True) if is_right]
-    others = [c for c, is_right in zip(confidence, right, strict=True) if not is_right]
+    of_right = [c for c, is_right in zip(confidence, right, strict=True) if is_right]
+    of_wrong = [c for c, is_right in zip(confidence, right, strict=True) if not is_right]
     squares = sum((c - is_right) ** 2 for c, is_right in zip(confidence, right, strict=True)) / n
-    return Calibration(rows, error, chance_of_order(surest, others), 1 - squares / (share * (1 - share)))
+    return Calibration(rows, error, chance_of_order(of_right, of_wrong), 1 - squares / (share * (1 - share)))
 
 
 def chance_of_order(higher: Sequence[float], lower: Sequence[float]) -> float:
@@ -102,7 +102,7 @@ def chance_of_order(higher: Sequence[float], lower: Sequence[float]) -> float:
 
 
 def coverage(confidence: Sequence[float], right: Sequence[bool]) -> list[tuple[float, float]]:
-    """Returns (share answered, accuracy among them) by rising share, a point for each confidence one may demand."""
+    """Returns (share answered, accuracy among them) by rising share, one point for each threshold of confidence."""
     _check(confidence, right)
     n = len(confidence)
     points = []
@@ -115,7 +115,7 @@ def coverage(confidence: Sequence[float], right: Sequence[bool]) -> list[tuple[f
 
 
 def _check(confidence: Sequence[float], right: Sequence[bool]) -> None:
-    """Raises an error where there is not one confidence from 0 to 1 for each answer."""
+    """Raises a DataError unless each answer has a confidence from 0 to 1."""
     if len(confidence) != len(right) or not confidence:
         raise DataError(f"{len(confidence)} confidences for {len(right)} answers; expected as many, and at least one")
     for n, c in enumerate(confidence):
@@ -124,7 +124,7 @@ def _check(confidence: Sequence[float], right: Sequence[bool]) -> None:
 
 
 def _group_ties(confidence: Sequence[float], right: Sequence[bool]) -> Iterator[list[tuple[float, bool]]]:
-    """Yields (confidence, right) of answers of equal confidence together, by rising confidence."""
+    """Yields a list of (confidence, right) for each group of answers of equal confidence, by rising confidence."""
     # Sorted by confidence alone: answers of equal confidence keep their order.
     pairs = sorted(zip(confidence, right, strict=True), key=lambda pair: pair[0])
     for _, tied in groupby(pairs, key=lambda pair: pair[0]):

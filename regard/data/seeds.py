@@ -1,4 +1,4 @@
-"""Randomness that belongs to a place: a seed for each purpose, step and process, derived from one number."""
+"""Seeds for each purpose, step and process, all derived from one number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def derive(seed: int, *place: str | int) -> int:
 
 
 def generator(seed: int, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Returns a generator of its own for one purpose: what else is drawn changes none of its numbers."""
+    """Returns a new generator for one purpose, whose numbers do not depend on what else is drawn."""
     return torch.Generator(device).manual_seed(derive(seed, *place))
 
 
 def seed_default(device: torch.device, seed: int) -> None:
-    """Seeds the generator that dropout draws from on a device; torch.manual_seed seeds all devices, slowly."""
+    """Seeds a device's default generator, which dropout uses; torch.manual_seed would seed all devices, slowly."""
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     else:

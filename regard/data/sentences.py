@@ -18,7 +18,7 @@ HEADER = "label"
 
 
 class Sentence(NamedTuple):
-    """A text, its label (0 or 1), and of a generated one what kind of sentence it is."""
+    """A text, its label (0 or 1), and, for a generated sentence, its kind."""
 
     text: str
     label: int
@@ -26,7 +26,7 @@ class Sentence(NamedTuple):
 
 
 class SentenceSplit(NamedTuple):
-    """Sentences to learn from, to choose by, and to judge by."""
+    """Sentences for training, for choosing a model (dev), and for the final evaluation (test)."""
 
     train: list[Sentence]
     dev: list[Sentence]
@@ -34,7 +34,7 @@ class SentenceSplit(NamedTuple):
 
 
 def read_sentences(path: str | Path) -> list[Sentence]:
-    """Returns all sentences in the order of the file; a line that is none is an error that names it."""
+    """Returns all sentences in the order of the file; raises a DataError that names the first line that is none."""
     sentences: list[Sentence] = []
     expected = "expected text, tab, 0 or 1"
     for number, line in enumerate(read_lines(path, "one sentence a line: text, tab, 0 or 1"), 1):
@@ -55,7 +55,7 @@ def read_sentences(path: str | Path) -> list[Sentence]:
 
 
 def write_sentences(path: str | Path, sentences: Iterable[Sentence]) -> None:
-    """Writes what `read_sentences` reads; kinds are not written."""
+    """Writes sentences as `read_sentences` reads them; kinds are not written."""
 
     def line(sentence: Sentence) -> str:
         if "\t" in sentence.text or not sentence.text.strip():
@@ -66,11 +66,11 @@ def write_sentences(path: str | Path, sentences: Iterable[Sentence]) -> None:
 
 
 def count_seen(train: Iterable[Sentence], others: Iterable[Sentence]) -> int:
-    """Returns how many of the others have a text that stands in train too."""
+    """Returns how many of the others have a text that is in train, too."""
     known = {sentence.text for sentence in train}
     return sum(sentence.text in known for sentence in others)
 
 
 def majority_label(sentences: Sequence[Sentence]) -> int:
-    """Returns the label that occurs most often; of two as frequent the first to occur."""
+    """Returns the most frequent label; of two as frequent, the one that occurs first."""
     return Counter(sentence.label for sentence in sentences).most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""Data divided into train, dev and test by what it says, so that the same text is never on two sides."""
+"""Splitting data into train, dev and test by a hash of its text, so that no text is in two of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ R = TypeVar("R", bound=NamedTuple)
 
 
 def split_by_hash(rows: Sequence[R], share: float, parts: Sequence[str]) -> dict[str, list[R]]:
-    """Returns the rows divided: `share` of them for each of `parts`, and the rest as "train".
+    """Returns the rows of each part: about `share` of them for each of `parts`, and the rest for "train".
 
-    Where a row goes depends on its first field, a text, alone: whatever the file's order, and whatever else it says.
+    The part of a row depends on its first field, a text, alone, and not on the order of rows.
     """
     split: dict[str, list[R]] = {"train": [], **{name: [] for name in parts}}
     for row in rows:
-        # A hash, not a draw: a row stays where it is when others are added.
+        # By a hash, not by a random draw: a row stays in its part when others are added.
         place = int.from_bytes(blake2b(row[0].encode(), digest_size=8).digest(), "big") / 2**64  # uniform in [0, 1)
         name = "train"
         if share > 0 and place / share < len(parts):
@@ -28,7 +28,7 @@ def split_by_hash(rows: Sequence[R], share: float, parts: Sequence[str]) -> dict
 
 
 def add_held_out(sets: Mapping[str, list[R]], share: float, path: str, what: str) -> dict[str, list[R]]:
-    """Returns the sets with dev and test, where they are missing, split off train.
+    """Returns the sets; those of dev and test that are missing are split off train, `share` of it for each.
 
     `path` and `what` name the data in errors.
     """

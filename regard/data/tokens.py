@@ -1,8 +1,8 @@
 """Long texts as files of token ids, for language models.
 
-A folder holds train.npy and dev.npy (ids as uint16, or uint32 for more than 65,536 tokens; mapped, never read as a
-whole), the tokenizer.json that made them, and the hashes of the three; they are replaced together. Where a file has
-fewer tokens than a window, the window is shortened to what there is, so that a short text trains too.
+A folder holds train.npy and dev.npy (ids as uint16, or uint32 for a vocabulary of more than 65,536; memory-mapped,
+never read as a whole), the tokenizer.json that made them, and the hashes of the three; they are replaced together.
+If a file has fewer tokens than a window needs, windows are shorter, so that a short text can be trained on, too.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: str | Path) -> TokenFile:
-        """Opens a .npy file with the tokenizer.json beside it, both of the set that was written last."""
+        """Opens a .npy file with the tokenizer.json beside it, both as they were last written together."""
         path = Path(path)
         if not check_path(path.parent, DataError).is_dir():
             check_file(path, DataError)
         with read_files(path.parent) as locate:
             hashes = read_manifest(locate(MANIFEST)) or {}  # folders of earlier versions have none
-            if TOKENIZER in hashes:  # tokens are mapped: to hash them would be to read them all
+            if TOKENIZER in hashes:  # tokens are not checked: hashing them would read them all
                 damage = find_damage(locate(TOKENIZER), hashes[TOKENIZER])
                 if damage is not None:
                     raise DataError(f"{damage}: it was changed since it was written; write the tokens again")
@@ -62,7 +62,7 @@ class TokenFile:
 
 
 def _map_tokens(path: Path) -> Ids:
-    """Returns the ids of a .npy file, which are mapped."""
+    """Returns the ids of a .npy file, memory-mapped."""
     check_file(path, DataError)
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -86,7 +86,7 @@ def write_tokens(
 ) -> tuple[TokenFile, TokenFile]:
     """Turns a UTF-8 text file into train.npy (the first `share` of its tokens), dev.npy (the rest) and tokenizer.json.
 
-    `tokenizer`: one that exists, or the name of the kind to make from the text; `vocabulary` is the size of a new BPE.
+    `tokenizer`: an existing one, or the kind of a new one, made from the text; `vocabulary` is the size of a new BPE.
     The text is read in pieces of `piece` bytes, cut between words, and never held as a whole.
     """
     if not 0 < share < 1:
@@ -122,7 +122,7 @@ _BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
 
 
 def _cut_between_words(pieces: Iterator[str]) -> Iterator[str]:
-    """Yields the text cut where no token of the whole text crosses; a piece without such a place joins the next."""
+    """Yields the text in parts, cut where no token could cross; a piece without such a place joins the next."""
     rest = ""
     for piece in pieces:
         rest += piece
@@ -148,7 +148,7 @@ def _write_part(source: BinaryIO, path: Path, number: int, dtype: np.dtype[Any])
 
 
 def windows(tokens: Ids, length: int, starts: NDArray[Any] | Int[Tensor, "B"]) -> Batch:
-    """Returns x [B,length] = tokens[start : start + length] for each start, and y, which is one token further on."""
+    """Returns x [B,length] = tokens[start : start + length] for each start, and y, the same one token further on."""
     length = window_length(tokens, length)
     starts = np.asarray(starts)
     last = len(tokens) - 1 - length
@@ -162,7 +162,7 @@ def windows(tokens: Ids, length: int, starts: NDArray[Any] | Int[Tensor, "B"]) -
 
 
 def random_windows(tokens: Ids, batch: int, length: int, generator: torch.Generator) -> Batch:
-    """Returns `batch` windows that start anywhere, each start as likely as the other."""
+    """Returns `batch` windows with random starts, all equally likely."""
     starts = len(tokens) - window_length(tokens, length)
     return windows(tokens, length, torch.randint(starts, (batch,), generator=generator))
 
@@ -183,7 +183,7 @@ def all_windows(tokens: Ids, length: int, batch: int = 32) -> Iterator[Batch]:
 
 
 def window_length(tokens: Ids, length: int) -> int:
-    """Returns the length of windows: as asked, or less where there are not so many tokens."""
+    """Returns the length of windows over these tokens: `length`, or less if there are fewer tokens."""
     if length < 1 or len(tokens) < 2:
         raise DataError(f"windows of {length} over {len(tokens)} tokens: expected at least 1 over at least 2")
     return min(length, len(tokens) - 1)

@@ -1,8 +1,9 @@
 """An invented world: people with biographies, and questions about where they were born.
 
-Everything is drawn from one seed: the same config gives the same bytes on any machine. Names say nothing about places.
+Everything is drawn from one seed: the same config gives the same bytes on any machine. Names do not tell birthplaces.
 Only some people are asked about in training; the questions of dev and test are about others, whose birthplaces stand in
-their biographies alone. Nothing at all is written about the unwritten, who are asked about by several forms of a name.
+their biographies alone. The unwritten have no biographies; questions ask about each of them by several forms of the
+name.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from regard.reading import parse_json, read_toml
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig(Section):
-    """How large the world is, and how hard it is to learn."""
+    """The size of the world, and how hard it is to learn."""
 
     place: ClassVar[str] = "data.world"
 
-    people: int = 400  # who are written about
-    biographies: int = 3  # of each of them
+    people: int = 400  # with biographies
+    biographies: int = 3  # of each person
     sentences: int = 1  # of a biography, the first six facts at most
     permuted: bool = True  # the order of facts varies, also within the sentence on the birth
     full_names: bool = True  # each sentence has the full name; else only the first of a biography
@@ -42,11 +43,11 @@ class WorldConfig(Section):
     places: int = 200
     skew: float = 1.0  # a place of rank r has a share of people proportional to (r + 4)^−skew; 0: all alike
     variety: float = 0.3  # share of names with an initial, a middle name, a particle or a foreign look
-    asked: float | None = None  # people with a training question, or below 1 their share; none: half
-    # People with a test question, or below 1 their share; none: half of the rest. As many have a dev question, or as
-    # many as are left.
+    asked: float | None = None  # people with a training question; below 1, their share; None: half
+    # People with a test question; below 1, their share; None: half of the rest. As many others have a dev question, if
+    # so many are left.
     held_out: float | None = None
-    unwritten: float = 0.1  # people never written about, as a share of those who are
+    unwritten: float = 0.1  # people without biographies, as a share of those with
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -91,11 +92,11 @@ class WorldConfig(Section):
         return train, min(test, self.people - train - test), test
 
     def _is_count(self, number: float) -> bool:
-        """Returns whether a number can be one of people: a share of them, or a whole number of them at most."""
+        """Returns whether a number is a share of the people (below 1) or a whole number of at most all of them."""
         return 0 < number < 1 or (1 <= number <= self.people and number == int(number))
 
     def _count(self, number: float) -> int:
-        """Returns how many people a number of them is; below 1 it is a share of those who are written about."""
+        """Returns how many people a number stands for: below 1, it is a share of those with biographies."""
         if number < 1:
             number *= self.people
         return round(number)
@@ -113,7 +114,7 @@ class WorldConfig(Section):
 
 @dataclass(frozen=True)
 class World:
-    """People, what is written about them, and what is asked."""
+    """People, the documents about them, and the questions."""
 
     config: WorldConfig
     people: list[Person] = field(repr=False)
@@ -121,7 +122,7 @@ class World:
 
     @property
     def questions(self) -> dict[str, list[Question]]:
-        """Returns what is asked in train, dev and test: no person in two of them."""
+        """Returns the questions of train, dev and test; nobody is asked about in two of them."""
         asked: dict[str, list[Question]] = {"train": [], "dev": [], "test": []}
         for person in self.people:
             if person.role in asked:
@@ -142,8 +143,7 @@ class World:
 
     @property
     def unwritten(self) -> dict[str, list[Question]]:
-        """Returns questions about people never written about, by form of the name, with the birthplace nobody could
-        know."""
+        """Returns the questions about people without biographies, by form of the name; no document has the answers."""
         strangers = [p for p in self.people if p.role == "unwritten"]
         if not strangers:
             return {}
@@ -168,7 +168,7 @@ def _question(name: str, birthplace: str) -> Question:
 
 
 def make_world(config: WorldConfig | None = None) -> World:
-    """Returns the world of a config."""
+    """Returns the world that a config describes."""
     config = config or WorldConfig()
     places = draw_place_names(config.places, Draws(config.seed, "places"))
     people = _draw_people(config, places)
@@ -178,7 +178,7 @@ def make_world(config: WorldConfig | None = None) -> World:
 
 
 def _write_about(person: Person, config: WorldConfig, draws: Draws) -> list[str]:
-    """Returns all biographies of a person; the first always tells the birthplace."""
+    """Returns all biographies of a person; the first always states the birthplace."""
     number = config.biographies
     if person.celebrity:
         number *= config.fame
@@ -187,14 +187,14 @@ def _write_about(person: Person, config: WorldConfig, draws: Draws) -> list[str]
 
 
 def _draw_people(config: WorldConfig, places: Sequence[str]) -> list[Person]:
-    """Returns the people: first those who are written about, then the strangers.
+    """Returns the people: first those with biographies, then those without.
 
-    Each property has a stream of its own, so that a change of one option leaves the others' draws as they were.
+    Each property has its own random stream, so that a change of one option leaves the other draws as they were.
     """
     strangers = round(config.unwritten * config.people)
     weights = [(rank + 5) ** -config.skew for rank in range(len(places))]
     births = Draws(config.seed, "births")
-    # Exact shares of the places among the written; drawn ones would make a small world differ from its config.
+    # People with biographies have exactly the shares of the places: random draws would differ in a small world.
     born = [places[i] for i, n in enumerate(apportion(weights, config.people)) for _ in range(n)]
     births.shuffle(born)
     born += [places[births.weighted_index(weights)] for _ in range(strangers)]
@@ -216,7 +216,7 @@ def _draw_people(config: WorldConfig, places: Sequence[str]) -> list[Person]:
 
 
 def read_world(folder: str | Path) -> World:
-    """Returns the world that `World.write` wrote."""
+    """Returns the world in a folder that `World.write` wrote."""
     folder = Path(folder)
     toml = folder / "world.toml"
     try:

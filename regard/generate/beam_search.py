@@ -1,8 +1,8 @@
-"""Beam search: the likeliest outputs, several at a time.
+"""Beam search for the likeliest outputs.
 
-Each prompt keeps its `beams` likeliest unfinished outputs. An output that ends goes to the finished ones, ranked by
-log p / lengthᵃ. The search ends when no unfinished output could still come among the best, which is certain, not a
-guess: log p only falls, and the length stays within the limit.
+Each prompt keeps its `beams` likeliest unfinished outputs. An output that ends goes to the finished ones, ranked by log
+p / lengthᵃ. The search ends when no unfinished output can still become one of the best. That is exact, without
+heuristics: log p only falls, and the length stays within the limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BeamSearch:
     """The search for P prompts side by side, with A unfinished outputs each. Row p·A + a of the model is output a of
     prompt p."""
 
-    moves_source = False  # outputs change places only within a prompt
+    moves_source = False  # outputs take each other's rows only within a prompt
 
     def __init__(
         self, settings: Settings, P: int, limit: int, tokenizer: Tokenizer | None, stop_tokens: frozenset[int]
@@ -35,13 +35,13 @@ class BeamSearch:
         self.tokenizer = tokenizer
         self.stop_tokens = sorted(stop_tokens)
         self.count = 0  # tokens of each unfinished output
-        self.scores: Float[Tensor, "P A"] | None = None  # log p of the unfinished; −inf where one has ended
+        self.scores: Float[Tensor, "P A"] | None = None  # log p of unfinished outputs; −inf for those that have ended
         self.tokens: Int[Tensor, "P A count"] | None = None
         self.finished: list[list[Choice]] = [[] for _ in range(P)]  # best first
 
     @property
     def done(self) -> bool:
-        """Returns whether no unfinished output could still come among the best."""
+        """Returns whether no unfinished output can still become one of the best."""
         if self.count >= self.limit:
             return True
         assert self.scores is not None
@@ -52,7 +52,7 @@ class BeamSearch:
         )
 
     def step(self, logits: Float[Tensor, "R N"]) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"]]:
-        """Returns the next token of each unfinished output, and the row that it continues."""
+        """Returns the next token of each kept output, and the row of the output that it continues."""
         P = len(self.finished)
         N = logits.shape[-1]
         log_p = probabilities(logits, self.settings).log().view(P, -1, N)
@@ -63,7 +63,7 @@ class BeamSearch:
             log_p = log_p + self.scores[:, :, None]
         self.count += 1
         if self.stop_tokens:
-            # Whichever stop token comes, the output is the same: their probabilities add up.
+            # The output is the same for all stop tokens, so their probabilities are added.
             self._finish_stopped(log_p[:, :, self.stop_tokens].logsumexp(-1).tolist())
             log_p[:, :, self.stop_tokens] = -math.inf
         keep = min(self.width, A * max(1, N - len(self.stop_tokens)))
@@ -81,7 +81,7 @@ class BeamSearch:
     def choices(self) -> list[list[Choice]]:
         """Returns the outputs of each prompt, best first."""
         if self.count < self.limit:
-            # The search has ended early: no unfinished output could still come among the best.
+            # The search has ended early: no unfinished output can still become one of the best.
             return self.finished
         assert self.scores is not None and self.tokens is not None
         ended = "max" if self.limit == self.settings.max_tokens else "full"
@@ -102,7 +102,7 @@ class BeamSearch:
         return max(self._rank(score, self.count + 1), self._rank(score, self.limit))
 
     def _finish_stopped(self, stop_scores: list[list[float]]) -> None:
-        """Adds the outputs that end with a stop token here, which is scored and not kept."""
+        """Adds the outputs that end with a stop token at this step; the token is scored, but not kept."""
         assert self.tokens is not None
         tokens = self.tokens.tolist()
         for p, scores in enumerate(stop_scores):
@@ -121,7 +121,7 @@ class BeamSearch:
                     self.scores[p, a] = -math.inf
 
     def _add_finished(self, p: int, ids: list[int], score: float, ended: str) -> None:
-        """Adds an output to the finished ones of a prompt where it is among the best of them."""
+        """Adds an output to the finished ones of a prompt if it is among the best of them."""
         rank = self._rank(score, self.count)
         best = self.finished[p]
         if len(best) == self.width and rank <= best[-1].score:

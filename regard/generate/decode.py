@@ -1,8 +1,8 @@
 """Generating text: one loop for every model and mechanism, always with a state.
 
 Prompts of unequal length are padded on the left and the padding is invisible; a position counts visible tokens, so each
-row is computed as it would be alone. Random numbers belong to the seed and the number of the output, not to the place
-in the batch: a prompt is continued the same way alone and among others. Where it occurs twice it is drawn anew.
+row is computed as it would be alone. Random numbers depend on the seed and the number of the output, not on the place
+in the batch: a prompt is continued the same way alone and among others. A repeated prompt has other random numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from regard.generate.sampler import Sampler
 from regard.generate.settings import Choice, Result, Settings
 from regard.models import GPT, Decoder, Model
 
-ROUNDS = 8  # of drawing again for distinct outputs
-WORTH_A_GRAPH = 16  # tokens to come
-CPU_CAPACITY = 32  # tokens
+ROUNDS = 8  # rounds of sampling until the outputs are distinct
+WORTH_A_GRAPH = 16  # remaining tokens from which on a CUDA graph pays
+CPU_CAPACITY = 32  # tokens for which a state first has room on a CPU
 _LOWER = "Lower max_tokens, n or beams, give fewer or shorter prompts, or take a smaller model"
 
 
@@ -60,10 +60,10 @@ def generate(
     tokenizer: Tokenizer | None = None,
     **changes: Any,
 ) -> Result | list[Result]:
-    """Returns what follows a prompt, or each of several.
+    """Returns the continuation of a prompt, or a list of those of several prompts.
 
-    `generate(model, "Once", max_tokens=50, temperature=0.8, seed=0)`. A prompt is text or token ids; of a Seq2Seq it is
-    the source. See `Settings` for what can be asked for.
+    `generate(model, "Once", max_tokens=50, temperature=0.8, seed=0)`. A prompt is text or token ids; for a Seq2Seq it
+    is the source. See `Settings` for the options.
     """
     settings = settings.but(**changes)
     decoder = _require_decoder(model, settings)
@@ -91,7 +91,7 @@ def stream(
     tokenizer: Tokenizer | None = None,
     **changes: Any,
 ) -> Iterator[str]:
-    """Yields the text of `generate` piece by piece; never half a character or the beginning of a stop text."""
+    """Yields the text of `generate` piece by piece, never half a character or the beginning of a stop text."""
     settings = settings.but(**changes)
     decoder = _require_decoder(model, settings)
     tokenizer = tokenizer or model.tokenizer
@@ -102,14 +102,14 @@ def stream(
     prompts, single = read_prompts(prompt, decoder, settings, tokenizer)
     if not single:
         raise PromptError("a stream continues one prompt; use generate for several")
-    # The pieces are another function's, so that errors and the seed are settled now and not at the first piece.
+    # The generator is another function, so that errors are raised and the seed is drawn now, not at the first piece.
     return _stream_pieces(decoder, prompts, settings, tokenizer, _seed(settings))
 
 
 def _stream_pieces(
     model: Decoder[Any], prompts: list[list[int]], settings: Settings, tokenizer: Tokenizer, seed: int
 ) -> Iterator[str]:
-    """Yields what is certain of the text after each token."""
+    """Yields after each token the new text that no later token can change."""
     with explain_memory("generating", _LOWER), _eval_mode(model):
         sampler = _make_sampler(model, prompts, settings, tokenizer, seed, [0], watch=True)
         loop = DecodingLoop(model, prompts, sampler, settings.slide)
@@ -123,9 +123,9 @@ def _stream_pieces(
 
 
 class DecodingLoop:
-    """Reads the prompts once and then one token at a time, which `search` chooses; `copies` rows for each prompt.
+    """Reads the prompts once, then one token at a time, which `search` chooses; each prompt has `copies` rows.
 
-    `slide`: where the model's length is full, the second half of each row is read anew as a prompt.
+    `slide`: when the model's length is reached, the last half of it is read anew as a prompt.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class DecodingLoop:
             self.slides_at = model.limit
         self.device = model.device
         self.state: Any = None
-        self.reach = 0  # no row will have more tokens before the next prefill
+        self.reach = 0  # upper bound of the tokens of a row before the next prefill
         self.next: Int[Tensor, " B"] | None = None
         self.graph: DecodingGraph | None = None
 
@@ -157,11 +157,11 @@ class DecodingLoop:
 
     @torch.inference_mode()
     def advance(self) -> bool:
-        """Decodes one token more for each row; returns whether there is more to come."""
+        """Decodes one more token for each row; returns whether any output is still unfinished."""
         return self._advance()
 
     def _advance(self) -> bool:
-        # Not decorated: `run` enters inference mode once, and not at each token.
+        # Not decorated, so that `run` enters inference mode once and not at each token.
         if self.next is None:
             logits = self._prefill(self.prompts, self.copies)
         elif self.slides_at is not None and self.state.used >= self.slides_at:
@@ -175,14 +175,15 @@ class DecodingLoop:
         if self.search.done:
             return False
         if rows is not None:
-            # The first step of beams has one row a prompt and makes many of it, so that the source is copied then.
+            # The first step of beams makes many rows of the one of each prompt, so the state of the source is copied
+            # then.
             same_source = len(rows) == len(logits) and not self.search.moves_source
             self.state = self.model.fork(self.state, rows, same_source=same_source)
-            self.graph = None  # it has the shapes and buffers of the state before
+            self.graph = None  # it was captured for the buffers of the earlier state
         return True
 
     def _extend(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B 1 N"]:
-        """Returns logits after one more token of each row; on a GPU by a CUDA graph, where it pays to make one."""
+        """Returns logits after one more token of each row; on a GPU by a CUDA graph, if it pays to capture one."""
         if self.graph is None and self._pays_for_graph():
             self.graph = get_graph(self.model, self.state, self.reach)
             self.state = self.graph.state
@@ -192,7 +193,7 @@ class DecodingLoop:
         return logits
 
     def _pays_for_graph(self) -> bool:
-        """Returns whether enough tokens follow. Beams change places at each step, which a graph cannot follow."""
+        """Returns whether enough tokens remain for a CUDA graph; beams, which reorder rows, cannot use one."""
         if self.device.type != "cuda" or not isinstance(self.search, Sampler) or self.slides_at is not None:
             return False
         return self.search.limit - self.search.count >= WORTH_A_GRAPH
@@ -202,7 +203,7 @@ class DecodingLoop:
         tokens, visible = padded(prompts, self.device)
         capacity = self.search.limit
         if self.device.type == "cpu":
-            # A cache that is mostly used is read faster, and doubling it now and then costs next to nothing.
+            # A cache that is mostly full is read faster, and doubling it now and then costs little.
             capacity = min(capacity, CPU_CAPACITY)
         if self._pays_for_graph():
             capacity = round_up(tokens.shape[1] + capacity) - tokens.shape[1]
@@ -227,9 +228,9 @@ class DecodingLoop:
 def _sample_by_length(
     model: Decoder[Any], prompts: list[list[int]], settings: Settings, tokenizer: Tokenizer | None, seed: int
 ) -> list[list[Choice]]:
-    """Returns what `_sample` does for windows that slide: only prompts of one length share a batch.
+    """Returns the outputs of `_sample` for windows that slide, with prompts of one length in a batch.
 
-    A window slides when it is full. Rows of one length are full at the same time, as each would be alone.
+    A window slides when it is full: rows of one length are full at the same time, as each would be alone.
     """
     choices: dict[int, list[Choice]] = {}
     for length in sorted({len(ids) for ids in prompts}):
@@ -242,7 +243,7 @@ def _sample_by_length(
 def _sample(
     model: Decoder[Any], prompts: list[list[int]], settings: Settings, tokenizer: Tokenizer | None, seed: int
 ) -> list[list[Choice]]:
-    """Returns `n` outputs for each prompt, greedy or drawn; where two are the same, another is drawn."""
+    """Returns `n` distinct outputs for each prompt, greedy or sampled; fewer if ROUNDS rounds find no more."""
     distinct: list[dict[tuple[int, ...], Choice]] = [{} for _ in prompts]
     drawn = 0
     for _ in range(ROUNDS):
@@ -268,17 +269,17 @@ def _make_sampler(
     draws: Sequence[int],
     watch: bool = False,
 ) -> Sampler:
-    """Returns a sampler with rows for each prompt, one for each of `draws`."""
+    """Returns a sampler with a row for each prompt and each of `draws`, the numbers of its outputs."""
     seen = None
     if settings.repetition_penalty != 1:
         seen = torch.zeros(len(prompts), model.embedding.num_embeddings, dtype=torch.bool)
-        if isinstance(model, GPT):  # what a Seq2Seq has read are other words
+        if isinstance(model, GPT):  # the source of a Seq2Seq has another vocabulary
             for row, ids in zip(seen, prompts, strict=True):
                 row[ids] = True
         seen = seen.repeat_interleave(len(draws), 0).to(model.device)
     limits = [_token_limit(model, ids, settings) for ids in prompts for _ in draws]
     stops = _stop_tokens(settings, tokenizer)
-    # A prompt that occurs again draws from other streams: the upper bits count how often it came before.
+    # A repeated prompt has other random streams: the upper bits count its earlier occurrences.
     repeats = [prompts[:p].count(ids) for p, ids in enumerate(prompts)]
     streams = [(times << 32) + n for times in repeats for n in draws]
     return Sampler(settings, limits, streams, seed, tokenizer, stops, seen, model.device, watch)
@@ -287,7 +288,7 @@ def _make_sampler(
 def _search_beams(
     model: Decoder[Any], prompts: list[list[int]], settings: Settings, tokenizer: Tokenizer | None
 ) -> list[list[Choice]]:
-    """Returns the beams of each prompt, best first; one search has one limit of tokens."""
+    """Returns the beams of each prompt, best first; prompts with one limit of tokens share a search."""
     limits = [_token_limit(model, ids, settings) for ids in prompts]
     stops = _stop_tokens(settings, tokenizer)
     choices: dict[int, list[Choice]] = {}
@@ -300,7 +301,7 @@ def _search_beams(
 
 
 def _token_limit(model: Decoder[Any], ids: list[int], settings: Settings) -> int:
-    """Returns how many tokens to generate: as many as asked for, or as the model has room for."""
+    """Returns how many tokens to generate: `max_tokens`, or fewer if the model has no room for them."""
     room = model.max_new_tokens(len(ids))
     if settings.slide or room is None:
         return settings.max_tokens
@@ -308,7 +309,7 @@ def _token_limit(model: Decoder[Any], ids: list[int], settings: Settings) -> int
 
 
 def _stop_tokens(settings: Settings, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Returns the tokens that end an output: those asked for, and those that end a text."""
+    """Returns the tokens that end an output: those of the settings, and those that end a text for the tokenizer."""
     if tokenizer is None:
         if settings.stops:
             raise PromptError("stop texts need a tokenizer: set model.tokenizer, or use stop_tokens")
@@ -317,7 +318,7 @@ def _stop_tokens(settings: Settings, tokenizer: Tokenizer | None) -> frozenset[i
 
 
 def _require_decoder(model: Model[Any], settings: Settings) -> Decoder[Any]:
-    """Returns the model; raises an error where it cannot generate as asked."""
+    """Returns the model; raises a PromptError if it cannot generate, or cannot slide as the settings ask."""
     if not isinstance(model, Decoder):
         raise PromptError(f"{type(model).__name__} does not generate text; use a GPT or a Seq2Seq")
     if settings.slide and not isinstance(model, GPT):
@@ -326,7 +327,7 @@ def _require_decoder(model: Model[Any], settings: Settings) -> Decoder[Any]:
 
 
 def _seed(settings: Settings) -> int:
-    """Returns the seed that was asked for, or one from PyTorch's own generator, so that torch.manual_seed decides."""
+    """Returns the seed of the settings, or one from PyTorch's default generator, which torch.manual_seed seeds."""
     if settings.seed is None:
         return int(torch.randint(1 << 62, ()))
     return settings.seed
@@ -334,7 +335,7 @@ def _seed(settings: Settings) -> int:
 
 @contextmanager
 def _eval_mode(model: Decoder[Any]) -> Iterator[None]:
-    """Puts the model into evaluation mode, and back."""
+    """Puts the model into evaluation mode while the block runs."""
     was_training = model.training
     model.eval()
     try:

@@ -1,10 +1,10 @@
-"""A decoding step in five launches a layer, for the models that most people decode.
+"""A decoding step in five kernels a layer, for the most common models.
 
     norm, queries, keys and values → position, cache and attention → output and residual → norm, MLP up and activation
     → MLP down and residual
 
-At few rows a step is bound by reading the weights once. PyTorch's operations leave the memory idle between them; these
-programs fetch their weights while the one before still runs. A model that is made of other parts is run as it is.
+For few rows, the time of a step is that of reading the weights once. PyTorch's kernels leave the memory idle between
+them; these fetch their weights while the one before still runs. Models with other parts are run unfused.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from regard.nn.merges import Merge
 from regard.nn.projection import Projection
 
 MOST_ROWS = 64
-WIDEST = 16384  # numbers of a row of weights, which a program holds at the same time
+WIDEST = 16384  # numbers of a row of weights, all of which a program holds at once
 WIDEST_HEAD = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def refuse_fused_step(model: Decoder[Any], state: StackState) -> str | None:
-    """Returns why a step of this model and state cannot be fused, or None."""
+    """Returns in words why a step of this model and state cannot be fused, or None."""
     if model.device.type != "cuda" or find_spec("triton") is None:
         return "it needs a CUDA device and triton"
     if torch.is_autocast_enabled("cuda"):
@@ -43,7 +43,7 @@ def refuse_fused_step(model: Decoder[Any], state: StackState) -> str | None:
 
 
 def refuse_parts(model: Decoder[Any], state: StackState) -> str | None:
-    """Returns which part of the model or the state has no fused program, or None."""
+    """Returns in words which part of the model or the state has no fused kernel, or None."""
     if state.tokens.shape[0] > MOST_ROWS:
         return f"it takes at most {MOST_ROWS} rows"
     dtype = model.embedding.weight.dtype
@@ -71,7 +71,7 @@ def _turns_a_part(stack: Any) -> bool:
 
 
 def _refuse_block(block: Block) -> str | None:
-    """Returns which part of a block has no fused program, or None."""
+    """Returns in words which part of a block has no fused kernel, or None."""
     if type(block) is not Block or block.cross is not None or not block.before:
         return "it takes blocks of attention and an MLP with norms before them"
     if block.mlp is None or block.mlp_norm is None or _activation(block.mlp) is None:
@@ -98,7 +98,7 @@ def _refuse_block(block: Block) -> str | None:
 
 
 def _refuse_state(own: Any, dtype: torch.dtype) -> str | None:
-    """Returns why the state of a layer cannot be extended by the fused program, or None."""
+    """Returns in words why the state of a layer cannot be extended by the fused kernel, or None."""
     if not isinstance(own, Cache) or own.k is None or own.v.dtype != dtype:
         return "it takes caches of the weights' dtype"
     if own.rules.relative is not None or own.rules.sinks is not None:
@@ -107,7 +107,7 @@ def _refuse_state(own: Any, dtype: torch.dtype) -> str | None:
 
 
 def _norm_kind(norm: nn.Module) -> str | None:
-    """Returns "layer" or "rms" of a norm that has a weight, or None."""
+    """Returns the kind of a norm, "layer" or "rms"; None for other kinds."""
     if isinstance(norm, nn.RMSNorm):
         return "rms"
     if type(norm) is nn.LayerNorm:
@@ -128,7 +128,7 @@ def _norm_parts(norm: Any) -> Any:
 
 
 def _activation(mlp: nn.Module) -> str | None:
-    """Returns the name of an MLP's activation, or None where it has no fused program."""
+    """Returns the name of an MLP's activation, or None if it has no fused kernel."""
     if type(mlp) is GatedMLP:
         return "silu"
     if type(mlp) is not MLP:
@@ -140,17 +140,17 @@ def _activation(mlp: nn.Module) -> str | None:
 
 
 class FusedStep:
-    """A step of `model` for B rows, whose caches have room for it. Call it with tokens and a state."""
+    """A fused step of `model` for B rows, whose caches must have room for it: step(tokens, state) → logits."""
 
     def __init__(self, model: Decoder[Any], B: int) -> None:
         self.model = model
         self.early = can_start_early(model.embedding.weight)
         groups = max(block.attention.size.G for block in model.stack.layers)
-        # Programs that share a row count themselves here; the last one sets it back to zero.
+        # Programs that share a row count here how many have finished; the last one resets it to zero.
         self.arrived = torch.zeros(B * groups, dtype=torch.int32, device=model.device)
 
     def __call__(self, tokens: Int[Tensor, "B 1"], state: StackState) -> Float[Tensor, "B 1 N"]:
-        """Returns logits after one more token of each row. Keys and values are written; the tokens are not counted."""
+        """Returns logits after one more token of each row; writes keys and values, but does not count the tokens."""
         from regard.kernels.matvec.triton_project import project
 
         model = self.model
@@ -176,7 +176,7 @@ class FusedStep:
         return x, stack.positions.rotation(positions, state.used + 1, x.dtype)
 
     def _extend_block(self, block: Block, x: Tensor, own: Cache, rotation: Rotation | None) -> Float[Tensor, "B 1 D"]:
-        """Returns the stream after one block."""
+        """Returns the residual stream [B,1,D] after one block."""
         from regard.kernels.decode.triton_decode import step
         from regard.kernels.matvec.triton_project import project
 

@@ -1,4 +1,4 @@
-"""One decoding step as a CUDA graph: replayed, it costs neither Python nor launches."""
+"""One decoding step as a CUDA graph, which is replayed without the cost of Python and of separate launches."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from regard.models import Decoder
 from regard.models.stack import StackState
 from regard.nn import mechanism_state, with_mechanism_state
 
-ROOM = 256  # states are given room in steps of so many tokens, so that a graph serves prompts of similar length
+ROOM = 256  # states have room for multiples of this many tokens, so that a graph serves prompts of similar length
 _LAST: WeakKeyDictionary[Decoder[Any], DecodingGraph] = WeakKeyDictionary()
 
 
 def get_graph(model: Decoder[Any], state: StackState, reach: int) -> DecodingGraph:
-    """Returns a graph for the rows of `state`: the model's last one where it fits, else a new one.
+    """Returns a graph for the rows of `state`: the model's last one if it fits, else a new one.
 
-    No row will ever have more than `reach` tokens.
+    `reach` is the most tokens that a row may have.
     """
     state = _fix_shapes(state, min(reach, model.limit or reach))
     last = _LAST.get(model)
     if last is not None and last.signature == _signature(model, state):
         last.load_state(state)
         return last
-    _LAST.pop(model, None)  # its memory is free before more is taken
+    _LAST.pop(model, None)  # frees its memory before more is taken
     graph = DecodingGraph(model, state)
     _LAST[model] = graph
     return graph
@@ -43,10 +43,10 @@ def round_up(tokens: int) -> int:
 
 
 class DecodingGraph:
-    """A step of `model` for the rows of `state`, whose buffers it takes over. Call it with the next tokens.
+    """A captured step of `model` for the rows of `state`, whose buffers it uses: graph(tokens) → logits.
 
-    The shapes of the state are fixed: see `_fix_shapes`. `greedy` holds the likeliest tokens after each call, in the
-    buffer from which the next call reads its tokens: greedy decoding copies nothing.
+    The shapes of the state are fixed by `_fix_shapes`. `greedy` has the likeliest tokens after each call, in the buffer
+    from which the next call reads its tokens, so that greedy decoding copies nothing.
     """
 
     def __init__(self, model: Decoder[Any], state: StackState) -> None:
@@ -61,8 +61,8 @@ class DecodingGraph:
         self.greedy = Greedy(
             torch.zeros(B, dtype=torch.long, device=device), torch.zeros(B, dtype=scores, device=device)
         )
-        # A capture must not build kernels or set up libraries, so that one step is run before, on another stream as
-        # PyTorch asks. It writes only the slot that comes next.
+        # Kernels cannot be compiled during a capture, so one step is run before it, on another stream as PyTorch asks.
+        # It writes only the next slot of the state.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -92,21 +92,21 @@ class DecodingGraph:
         return self.logits
 
     def load_state(self, state: StackState) -> None:
-        """Goes on from another state of the same fixed shapes."""
+        """Copies another state of the same fixed shapes into the graph's, from which it then continues."""
         _copy_state(state, self.state)
 
 
 def _fix_shapes(state: StackState, reach: int) -> StackState:
     """Returns the state with shapes that no longer change, for rows of at most `reach` tokens.
 
-    All of a room is attended to, as far as a row is full. Rows end where a room does, unless it is a whole ring, which
-    takes any number of tokens.
+    Each step attends to the whole buffer of a cache, masked to a row's tokens. Rows have at most as many tokens as a
+    buffer, except in a ring buffer, which takes any number.
     """
     owns = [mechanism_state(layer.own) for layer in state.layers]
     caches = [own for own in owns if isinstance(own, Cache)]
     reach = min([reach, *(own.v.shape[2] for own in caches if not own.is_ring)])
 
-    # The recorded step writes at `tokens`, which is on the device, and masks what lies beyond it.
+    # The captured step writes at `tokens`, which is on the device, and masks the places after it.
     def fix(kept: Any) -> Any:
         own = mechanism_state(kept)._replace(tokens=state.tokens)  # one tensor counts for all layers
         if isinstance(own, Cache):
@@ -129,7 +129,7 @@ def _leaves(state: StackState) -> Iterator[Any]:
 
 
 def _copy_state(source: StackState, target: StackState) -> None:
-    """Writes a state into the buffers of another; those that they share, or that occur twice, are left as they are."""
+    """Copies a state into the buffers of another, each buffer once, without those that both states share."""
     done: set[int] = set()
     for new, old in zip(_leaves(source), _leaves(target), strict=True):
         if isinstance(old, Tensor) and old.data_ptr() not in done | {new.data_ptr()}:
@@ -138,7 +138,7 @@ def _copy_state(source: StackState, target: StackState) -> None:
 
 
 def _signature(model: Decoder[Any], state: StackState) -> tuple[Any, ...]:
-    """Returns all that a graph has built in: shapes and lengths, where the weights are, which kernels were chosen."""
+    """Returns all that a captured graph depends on: shapes, lengths, addresses of weights, and kernels."""
     shapes = (state.used, *(x.shape if isinstance(x, Tensor) else x for x in _leaves(state)))
     weights = (p.data_ptr() for p in model.parameters())
     kernels = (m.use for m in model.modules() if isinstance(m, Mechanism))

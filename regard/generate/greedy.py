@@ -13,14 +13,14 @@ from regard.shapes import upcast_half
 
 
 class Greedy(NamedTuple):
-    """The likeliest tokens, in buffers that each step writes anew."""
+    """The likeliest tokens and their log-probabilities, in buffers that each step overwrites."""
 
     tokens: Int[Tensor, " B"]
     logp: Float[Tensor, " B"]
 
 
 def pick_likeliest(logits: Float[Tensor, "B N"], into: Greedy) -> None:
-    """Writes the likeliest token of each row and its log probability into buffers; nothing waits for the device."""
+    """Writes the likeliest token of each row and its log-probability into buffers, without waiting for the device."""
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None:
         from regard.kernels.decode.triton_greedy import pick_likeliest as pick
 

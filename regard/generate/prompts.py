@@ -1,4 +1,4 @@
-"""Prompts: as token ids that a model can read, and as one padded batch."""
+"""Prompts as token ids that a model can read, and as one padded batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PromptError(RegardError, ValueError):
 def read_prompts(
     prompt: Any, model: Decoder[Any], settings: Settings, tokenizer: Tokenizer | None
 ) -> tuple[list[list[int]], bool]:
-    """Returns the token ids of each prompt, and whether there was only one, not in a list."""
+    """Returns the token ids of each prompt, and whether a single prompt was given rather than a list."""
     if isinstance(prompt, Tensor):
         prompt = prompt.tolist()
     single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Integral))
@@ -39,7 +39,7 @@ def read_prompts(
 def padded(
     prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Returns prompts as one tensor, padded on the left, and what of it is visible; None: all."""
+    """Returns prompts as one tensor, padded on the left, and which tokens are visible; None: all."""
     longest = max(map(len, prompts))
     tokens = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts], device=device)
     if all(len(ids) == longest for ids in prompts):
@@ -61,7 +61,7 @@ def _encode(prompt: Any, n: int, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def _fit_to_model(ids: list[int], model: Decoder[Any], settings: Settings) -> list[int]:
-    """Returns what the model reads of a prompt: all of it, or its end where windows slide; else raises an error."""
+    """Returns the tokens of a prompt that the model reads: all, or the last if windows slide; else raises an error."""
     # The vocabulary of a Seq2Seq's source is not that of its embedding, which is the target's.
     vocabulary = getattr(model.config, "vocabulary", model.embedding.num_embeddings)
     for place, i in enumerate(ids):

@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling: each row is an output of its own, and leaves the batch when it ends."""
+"""Greedy decoding and sampling: each row is a separate output, and leaves the batch when it ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from regard.shapes import upcast_half
 
 
 class Sampler:
-    """The outputs of one batch under way, one a row.
+    """The unfinished outputs of one batch, one a row, and the finished ones.
 
     `limits`: how many tokens each may have. `streams` numbers their random streams. `seen`: which tokens have occurred
-    in each row, for a repetition penalty. `watch`: text is needed as it grows, not only at the end.
+    in each row, for a repetition penalty. `watch`: text is decoded at each token, not only at the end.
     """
 
-    moves_source = True  # rows that leave take their source with them
+    moves_source = True  # when rows leave, the sources of others move to new rows
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Sampler:
         self.stop_tokens = stop_tokens
         self.seen = seen
         self.count = 0  # tokens of each row
-        self.active = list(range(len(limits)))  # which output each row is
+        self.active = list(range(len(limits)))  # the number of the output in each row
         self.finished: dict[int, Choice] = {}
-        # Sums of log p over many tokens, so in float64.
+        # In float64, as log p is summed over many tokens.
         self.scores = torch.zeros(len(limits), dtype=torch.float64, device=device)
-        # Tokens are kept a step at a time and joined only when they are read: a join at each step is quadratic.
+        # Tokens are kept by step and joined only when they are read: joining at each step would take quadratic time.
         self._joined = torch.zeros(len(limits), 0, dtype=torch.long, device=device)
         self._steps: list[Int[Tensor, " B"]] = []
         self._uniforms = None
@@ -68,7 +68,7 @@ class Sampler:
 
     @property
     def tokens(self) -> Int[Tensor, "B count"]:
-        """Returns what each row has written."""
+        """Returns the tokens that each row has generated so far."""
         if self._steps:
             self._joined = torch.cat([self._joined, torch.stack(self._steps, 1)], 1)
             self._steps = []
@@ -77,14 +77,14 @@ class Sampler:
     def step(
         self, logits: Float[Tensor, "B N"], greedy: Greedy | None = None
     ) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"] | None]:
-        """Returns the next token of each row that goes on, and which rows those are; None: all of them.
+        """Returns the next token of each row that continues, and the numbers of those rows; None: all of them.
 
-        `greedy` is what the step has found already: the likeliest tokens of these logits.
+        `greedy`, if given, has the likeliest tokens of these logits, which a graph has already found.
         """
         if greedy is not None and self._uniforms is None and self.seen is None:
             tokens = greedy.tokens
             self.scores += greedy.logp
-            self._steps.append(tokens.clone())  # the next step writes over its buffers
+            self._steps.append(tokens.clone())  # the next step overwrites its buffers
         else:
             tokens = self._choose(logits)
             self.scores += upcast_half(logits).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
@@ -113,7 +113,7 @@ class Sampler:
         if self.count in self._ends:
             why = "max" if self.count == self.settings.max_tokens else "full"
             ended = {row: why for row, output in enumerate(self.active) if self.limits[output] == self.count}
-        # Reading tokens waits for the GPU, so it is left out where no token can end an output.
+        # Reading tokens waits for the GPU, so it is left out if no token can end an output.
         if self.stop_tokens or self.texts:
             for row, token in enumerate(tokens.tolist()):
                 if token in self.stop_tokens or (self.texts and self.texts[self.active[row]].push(token)):
@@ -121,7 +121,7 @@ class Sampler:
         return ended
 
     def _remove_ended(self, tokens: Int[Tensor, " B"], ended: dict[int, str]) -> tuple[Tensor, Tensor | None]:
-        """Finishes the rows that have ended; returns the tokens and the numbers of those that go on."""
+        """Finishes the rows that have ended; returns the tokens and the numbers of those that continue."""
         written = self.tokens.tolist()
         scores = self.scores.tolist()
         for row, why in ended.items():

@@ -1,4 +1,4 @@
-"""How text is continued: the choices of a decoding, and what comes out of it."""
+"""The settings of a decoding, and its results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from regard.errors import quote
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Section):
-    """Greedy, unless temperature, top_k, top_p or min_p asks for sampling, or `beams` for a beam search.
+    """The settings of a decoding: greedy, unless temperature, top_k, top_p or min_p is set (sampling), or `beams`.
 
     `top_k`: only the k likeliest tokens. `top_p`: only the likeliest that together have probability p. `min_p`: only
     tokens at least p times as likely as the likeliest. `repetition_penalty` > 1 makes tokens that have occurred less
-    likely. `n`: so many distinct outputs, or fewer where sampling finds no more. `length_penalty` a: beams are ranked
-    by log p / lengthᵃ; temperature, top_k, top_p and min_p then shape the distribution that they search. `stop`: texts
-    that end an output, `stop_tokens`: tokens that do. `slide`: where the model's length is full, forget the first half
-    and go on.
+    likely. `n`: the number of distinct outputs, or fewer if sampling finds no more. `length_penalty` a: beams are
+    ranked by log p / lengthᵃ; temperature, top_k, top_p and min_p then shape the distribution that they search. `stop`:
+    texts that end an output, `stop_tokens`: tokens that do. `slide`: when the model's length is reached, forget the
+    first half and continue.
     """
 
     place = "generate"
@@ -73,7 +73,7 @@ class Settings(Section):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Returns the stop texts, however many were given."""
+        """Returns the stop texts as a tuple."""
         if isinstance(self.stop, str):
             return (self.stop,)
         return self.stop
@@ -83,8 +83,8 @@ class Settings(Section):
 class Choice:
     """One output.
 
-    `score` is log p of its tokens, a stop token included (of beams: over lengthᵃ). `ended` says why: "stop", "max" (as
-    many tokens as asked for) or "full" (the model takes no more).
+    `score` is log p of its tokens, a stop token included (for beams, divided by lengthᵃ). `ended` says why it ended:
+    "stop", "max" (it has `max_tokens`) or "full" (the model can read no more).
     """
 
     text: str | None
@@ -95,7 +95,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Result:
-    """What follows one prompt: beams best first, samples as drawn. `text`, `tokens`, `score` are those of the first."""
+    """The continuations of one prompt: beams best first, samples in order. `text`, `tokens`, `score` are the
+    first's."""
 
     choices: tuple[Choice, ...]
 

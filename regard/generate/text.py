@@ -8,7 +8,7 @@ from regard.data.tokenizers import Tokenizer
 
 
 class OutputText:
-    """The text of one output. What might turn out to begin a stop text is held back until that is known."""
+    """The text of one output. An end that may be the beginning of a stop text is held back until that is known."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self.pieces = tokenizer.pieces()
@@ -22,12 +22,12 @@ class OutputText:
         return self._append(self.pieces.push(token))
 
     def finish(self) -> bool:
-        """Takes what was held back in the middle of a character; returns whether that completed a stop text."""
+        """Takes the bytes held back of an unfinished character; returns whether a stop text is complete."""
         return self.stopped or self._append(self.pieces.finish())
 
     def _append(self, piece: str) -> bool:
         """Adds a piece and cuts the text where the first stop text begins; returns whether there is one."""
-        # Only a stop text that ends in the new piece can be new.
+        # A new stop text must end in the new piece.
         longest = max(map(len, self.stops), default=1)
         start = max(0, len(self.text) - (longest - 1))
         self.text += piece
@@ -38,7 +38,7 @@ class OutputText:
         return self.stopped
 
     def take_new(self, final: bool = False) -> str:
-        """Returns text not given out before, that no stop text can take back."""
+        """Returns the text that has not been returned before and that no stop text can remove."""
         end = len(self.text)
         if not final and not self.stopped:
             end -= self._open_stop()

@@ -1,4 +1,4 @@
-"""What all models share: a config, presets, a tokenizer, saving, and a summary."""
+"""The base class of all models: a config, presets, a tokenizer, saving, and a summary."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Model(nn.Module, Generic[C]):
 
     Config: ClassVar[type[Any]]
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
-    has_weights: ClassVar[bool] = False  # a new one reads its weights and its tokenizer from files
+    has_weights: ClassVar[bool] = False  # whether its constructor reads weights and tokenizer from files
     config: C
     tokenizer: Tokenizer | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if isinstance(getattr(cls, "Config", None), type):
-            cls.__signature__ = _signature(cls.Config)  # type: ignore[attr-defined]  # help() and editors ask for it
+            cls.__signature__ = _signature(cls.Config)  # type: ignore[attr-defined]  # help() and editors show it
 
     def __init__(self, config: C | None = None, **changes: Any) -> None:
         super().__init__()
@@ -64,27 +64,27 @@ class Model(nn.Module, Generic[C]):
         return cls(cls.Config().but(**cls.PRESETS[name]).but(**changes))
 
     def save(self, folder: str | Path) -> None:
-        """Writes config.json, model.safetensors, where there is one tokenizer.json, and their hashes, manifest.json."""
+        """Writes config.json, model.safetensors, tokenizer.json (if it has one) and manifest.json, their hashes."""
         from regard.models.folder import save
 
         save(self, folder)
 
     def write_files(self, folder: Path) -> None:
-        """Writes the files of the model into an empty folder; `save` then puts them in place all at the same time."""
+        """Writes the files of the model into an empty folder; `save` then puts all of them in place at once."""
         from regard.models.folder import write_files
 
         write_files(self, folder)
 
     def restore(self, folder: str | Path) -> None:
-        """Loads the weights that `save` wrote of a model of this shape."""
+        """Loads the weights of a model folder into this model; their shapes must be the same."""
         from regard.models.folder import load
 
         self.load_state_dict(load(folder).state_dict())
 
     def summary(self, T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
-        """Returns a table of parameters, FLOPs and state bytes; print it.
+        """Returns a table of parameters, FLOPs and state bytes, to be printed.
 
-        `T`: the length of the B sequences that are counted; `S`: that of a source, T unless said.
+        `T`: the length of the B sequences, by default the model's; `S`: that of a source, by default T.
         """
         from regard.models.summary import summarize
 
@@ -96,7 +96,7 @@ class Model(nn.Module, Generic[C]):
 
 
 def _signature(config: type[Any]) -> inspect.Signature:
-    """Returns the parameters of a model's constructor: its config, or the keys of one with their defaults."""
+    """Returns the signature of a model's constructor: a config, or its keys with their defaults."""
     defaults = config()
     first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     keys = [

@@ -1,4 +1,4 @@
-"""What a model is made of."""
+"""The configs of models and of their parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConvolutionConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Section):
-    """What each head's output goes through.
+    """The norm, the gate and the skip that follow each head's output.
 
     `norm`: true for the block's norm, or a name. `gate`: the activation of a gate that is computed from the layer's
     input ("sigmoid", "silu", "linear"), or "none". `joint`: the gate comes first, and the norm is one over all heads.
@@ -43,13 +43,13 @@ class OutputConfig(Section):
 class AttentionConfig(Section):
     """The attention layer. `groups`: key/value heads, None for as many as `heads`; widths None: width / heads.
 
-    `key_heads`: heads of queries and keys, None for as many as `heads` and `groups`; fewer where a mechanism keeps a
-    memory for each value head and several may share a key.
-    `bias`: of queries, keys and values; `out_bias`: of the output; None: the block's. `qk_norm`: a norm over each
-    head's queries and keys, true for the block's, or a name, such as "l2" for length 1. `positions`: whether rotary
-    positions and ALiBi hold here. `decay`: how decays are made ("softplus", "logsigmoid", "constant", "step") for a
-    mechanism that takes them, with its `decay_options`. `by_mechanism`: what is different in layers with a mechanism,
-    by its name.
+    `key_heads`: heads of queries and keys, None for as many as `heads` and `groups`; they may be fewer if a mechanism
+    has a memory for each value head, so that several share a key. `bias`: of queries, keys and values; `out_bias`: of
+    the output; None: the block's. `qk_norm`: a norm over each head's queries and keys, true for the block's, or a name,
+    such as "l2" for length 1. `positions`: whether rotary positions and ALiBi apply to the layer. `decay`: how decays
+    are computed ("softplus", "logsigmoid", "constant", "step") for a mechanism that takes them, with its
+    `decay_options`. `by_mechanism`: changes to this section for the layers with a mechanism, by the name of the
+    mechanism.
     """
 
     place = "model.attention"
@@ -80,16 +80,20 @@ class AttentionConfig(Section):
                 raise ConfigError(
                     f"{self.place}.by_mechanism.{name} = {quote(changes)}: expected a section of keys and values"
                 )
-            self.for_mechanism(name)  # an error in its keys comes here, not when the model is built
+            self.for_mechanism(name)  # an error in its keys is raised here, not when the model is built
 
     def for_mechanism(self, name: str) -> AttentionConfig:
-        """Returns the section of the layers with a mechanism."""
+        """Returns this section with its changes for the layers with a mechanism."""
         return self.but(by_mechanism={}).but(**self.by_mechanism.get(name, {}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(Section):
-    """Norms and MLP, which may be "none". `final_norm` None: where norms come before. `hidden` None: the MLP's rule."""
+    """Norms and the MLP of a block; `mlp` may be "none", and `before` puts norms before attention and MLP.
+
+    `final_norm`: a norm after the last block; None: if norms come before. `hidden`: the width of the MLP; None: 4 D, or
+    8/3 D if it is gated.
+    """
 
     place = "model.block"
 
@@ -105,9 +109,10 @@ class BlockConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(Section):
-    """A stack of blocks. `mechanism` is a name, one for each layer, or a pattern of names that is repeated to depth.
+    """A stack of blocks. `mechanism` is a name, one for each layer, or a pattern of names that is repeated.
 
-    Each layer takes those `options` that its mechanism has.
+    Each layer takes those `options` that its mechanism has. `checkpoint`: activations are recomputed in the backward
+    pass instead of kept.
     """
 
     width: int = 768
@@ -164,7 +169,7 @@ class EncoderConfig(StackConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(Section):
-    """An encoder and a decoder, which may differ in everything. `target_vocabulary` None: one for both.
+    """An encoder and a decoder, whose sections are independent. `target_vocabulary` None: as large as `vocabulary`.
 
     `cross` is the mechanism by which the decoder attends to the encoder; `shared`: one embedding for both sides;
     `start` is the token that every target begins with.
@@ -182,7 +187,7 @@ class Seq2SeqConfig(Section):
 
     @property
     def mechanism(self) -> str:
-        """Returns the mechanisms of encoder, decoder and cross-attention in words: one name where all are the same."""
+        """Returns the mechanisms of encoder, decoder and cross-attention in words: one name if all are the same."""
         parts = {"encoder": self.encoder.per_layer, "decoder": self.decoder.per_layer, "cross": (self.cross,)}
         by_part = {part: "/".join(dict.fromkeys(names)) for part, names in parts.items()}
         if len(set(by_part.values())) == 1:

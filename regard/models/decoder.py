@@ -1,4 +1,4 @@
-"""What writes text: an embedding, a causal stack, and logits of the next token. GPT is one; Seq2Seq has one."""
+"""The base class of models that generate: an embedding, a causal stack, and logits of the next token."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from regard.models.stack import Stack, StackState, fork_stack, init_weights
 
 
 class Decoder(Model[C]):
-    """A model that generates. Its state is that of its stack."""
+    """A model that generates tokens (GPT, Seq2Seq); its decoding state is that of its stack."""
 
     embedding: nn.Embedding
     head: nn.Linear | None
     stack: Stack
 
     def _build(self, vocabulary: int, config: StackConfig, tied: bool, **cross: Any) -> None:
-        """Builds embedding, head and stack, in the order in which a seed has always drawn their weights."""
+        """Builds embedding, head and stack; the order must stay, as it decides which weights a seed draws."""
         self.embedding = TokenEmbedding(vocabulary, config.width)
         self.head = None
         if not tied:
@@ -42,9 +42,9 @@ class Decoder(Model[C]):
     def prefill(
         self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None, capacity: int
     ) -> tuple[Float[Tensor, "B 1 N"], StackState]:
-        """Reads a prompt whose last column is visible; returns logits of what follows, and the state.
+        """Reads a prompt whose last column is visible; returns logits [B,1,N] of the next token, and the state.
 
-        `capacity`: for how many more tokens the state has room before it has to grow.
+        `capacity`: the number of further tokens for which the state has room before it has to grow.
         """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Decoder(Model[C]):
         """Returns how many tokens can follow a prompt of that length; None: any number."""
 
     def empty(self, B: int, capacity: int) -> StackState:
-        """Returns a state that has seen nothing, with room for `capacity` tokens before it has to grow."""
+        """Returns a state without tokens, with room for `capacity` tokens before it has to grow."""
         return self.stack.empty(B, capacity)
 
     def extend(
@@ -65,7 +65,7 @@ class Decoder(Model[C]):
     ) -> tuple[Float[Tensor, "B _ N"], StackState]:
         """Returns logits after T more tokens (`last`: only of the last), and the state.
 
-        The state handed in is used up: its buffers are written to.
+        The given state must not be used again: its buffers are written to.
         """
         x, state = self.stack.extend(self.embedding(tokens), state, visible)
         if last:
@@ -73,15 +73,15 @@ class Decoder(Model[C]):
         return self.logits(x), state
 
     def fork(self, state: StackState, rows: Int[Tensor, " N"] | None = None, same_source: bool = False) -> StackState:
-        """Returns a copy of a state, or of some rows of it in any order.
+        """Returns a copy of a state, or of some of its rows in any order.
 
-        `same_source`: rows move only within one source.
+        `same_source`: each row takes the place of one with the same source, so cross-attention need not be copied.
         """
         return fork_stack(state, rows, same_source)
 
     def logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T N"]:
         """Returns logits of the next token, given the vectors of the stack."""
-        # One token at a time is a product of a matrix and a vector, for which this has a faster kernel.
+        # For one token at a time, a product of a matrix and a vector, `linear` has a faster kernel.
         return linear(x, self._head_weight)
 
     @property
@@ -98,13 +98,13 @@ class Decoder(Model[C]):
         mean: bool = True,
         smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
-        """Returns `token_loss` of the logits of the stack's vectors, a chunk of tokens at a time where there are many
-        logits."""
+        """Returns `token_loss` of the logits of the vectors [B,T,D] of the stack, by chunks of tokens if logits are
+        many."""
         weight = self._head_weight
         if targets.numel() > chunk_tokens(weight.shape[0]):
             return head_loss(x, weight, targets, ignore, mean, smoothing)
         return self._loss_of_few(x, targets, ignore, mean, smoothing)
 
     def _loss_of_few(self, x: Tensor, targets: Tensor, ignore: int, mean: bool, smoothing: float) -> Tensor:
-        """Returns the loss of tokens [B,T] whose logits are there all at the same time."""
+        """Returns the loss of tokens [B,T], with all of their logits computed at once."""
         return token_loss(self.logits(x), targets, ignore, mean, smoothing)

@@ -1,4 +1,4 @@
-"""The embedding of tokens, which says what is wrong with tokens that it cannot read."""
+"""The embedding of tokens, with errors that explain what is wrong with tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenEmbedding(nn.Embedding):
             )
         try:
             return super().forward(tokens)
-        except IndexError:  # on a CPU; a GPU cannot say it here
+        except IndexError:  # on a CPU; a GPU reports it later, as an error of CUDA
             least, most = int(tokens.min()), int(tokens.max())
         raise TokenError(
             f"tokens from {least} to {most}: this model's vocabulary is 0 to {self.num_embeddings - 1}. Is the "

@@ -23,7 +23,7 @@ _BERT: dict[str, Any] = {"before": False, "embedding_norm": True, "mlp": "gelu",
 
 
 class Head(nn.Module):
-    """A head that gives the vectors themselves, and the base class of the others.
+    """The head "none", which returns the vectors unchanged, and the base class of the other heads.
 
     `forward` takes the vectors [B,T,D], which of them are visible [B,T], and the weights of the embedding [N,D].
     """
@@ -41,7 +41,7 @@ HEADS.add("none")(Head)
 
 @HEADS.add("masked")
 class MaskedHead(Head):
-    """Logits of the word at each place: norm(gelu(x A + a)) Eᵀ + b, with E the embedding where tied."""
+    """Logits of the word at each place: norm(gelu(x A + a)) Eᵀ + b, with E the embedding if `tied`."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
@@ -82,7 +82,8 @@ class ClassHead(Head):
 
 @MODELS.add("Encoder")
 class Encoder(Model[EncoderConfig]):
-    """`model(tokens)` gives what its head gives: vectors [B,T,D], words [B,T,vocabulary], or classes [B,classes]."""
+    """`model(tokens)` returns, by its head, vectors [B,T,D], or logits: of words [B,T,vocabulary], of classes
+    [B,classes]."""
 
     Config = EncoderConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -104,7 +105,7 @@ class Encoder(Model[EncoderConfig]):
 
     @property
     def limit(self) -> int | None:
-        """Returns the most tokens it can take; None: any number."""
+        """Returns the most tokens that it can read; None: any number."""
         return self.stack.limit
 
     def forward(
@@ -114,9 +115,9 @@ class Encoder(Model[EncoderConfig]):
         types: Int[Tensor, "B T"] | None = None,
         **others: Any,
     ) -> Float[Tensor, "B ..."]:
-        """Returns what the head makes of the vectors.
+        """Returns the output of the head.
 
-        `types`: which of two texts, say, a token belongs to; 0 unless given.
+        `types`: the token types, such as which of two texts a token belongs to; 0 unless given.
         """
         refuse_others(others, "Encoder")
         return self.head(self.vectors(tokens, visible, types), visible, self.embedding.weight)  # type: ignore[no-any-return]
@@ -145,5 +146,5 @@ class Encoder(Model[EncoderConfig]):
         types: Int[Tensor, "B T"] | None = None,
         ignore: int = IGNORE,
     ) -> Float[Tensor, ""]:
-        """Returns the mean loss: of words at the places that have a target, or of classes."""
+        """Returns the mean loss of words at the places whose target is not `ignore`, or of classes."""
         return token_loss(self(tokens, visible, types), targets, ignore)

@@ -1,8 +1,8 @@
-"""A model folder: config.json, model.safetensors, tokenizer.json where there is one, and manifest.json, their hashes.
+"""A model folder: config.json, model.safetensors, tokenizer.json if there is one, and manifest.json, their hashes.
 
-Nothing in it is executed. All files are replaced at the same time (`regard.storage.replace_files`), so that a save
-that is stopped anywhere leaves one whole model. Both config and weights carry the number of their save, so that files
-of two saves that somebody put together are never taken for one model.
+Nothing in it is executed. All files are replaced at the same time (`regard.storage.replace_files`), so that a save that
+is stopped at any time leaves one complete model. Config and weights both hold a number of their save, so that files of
+two saves that somebody mixed are not taken for one model.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ModelSaveError(RegardError, OSError):
 
 
 def save(model: Model[Any], folder: str | Path) -> None:
-    """Writes the model into a folder, in place of what it held before; at every moment one whole model is there."""
+    """Writes the model into a folder and replaces the model there; at any moment the folder has one complete model."""
     folder = check_path(folder, ModelSaveError)
     try:
         with replace_files(folder, owned=(TOKENIZER,)) as stage:
             model.write_files(stage)
     except ModelFolderError:
         raise
-    except (OSError, DataError, SafetensorError, RuntimeError) as error:  # safetensors refuses shared memory so
+    except (OSError, DataError, SafetensorError, RuntimeError) as error:  # RuntimeError: shared memory
         raise ModelSaveError(
             f"{folder} cannot be written: {quote(error)}; choose another folder, or make room"
         ) from error
@@ -60,7 +60,7 @@ def write_files(model: Model[Any], folder: Path) -> None:
     name = MODELS.name_of(type(model))
     if name is None or model.has_weights:
         raise ModelFolderError(f"a {type(model).__name__} has no folder format; expected {', '.join(_saved_classes())}")
-    number = secrets.token_hex(8)  # by which config and weights of one save know each other
+    number = secrets.token_hex(8)  # the same in config and weights of one save
     document = {"format_version": FORMAT, "class": name, "save": number, "config": model.config.as_dict()}
     used = plugins.describe(m.name for m in model.modules() if isinstance(m, Mechanism))
     if used:
@@ -96,7 +96,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
         hashes = read_manifest(locate(MANIFEST))
         tensors = _read_tensors(locate(WEIGHTS), document.get("save"), cls, config)
         tokenizer = None
-        # One that is not in the manifest is of an earlier save, which was stopped before it was removed.
+        # A tokenizer that is not in the manifest is left over from an earlier save.
         if hashes is None or TOKENIZER in hashes:
             tokenizer = _read_tokenizer(locate(TOKENIZER))
         _check_hashes(hashes, locate)
@@ -104,7 +104,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Model[Any]:
         model = cls(config)
     _warn_if_not_finite(str(folder / WEIGHTS), tensors)
     dtypes = {x.dtype for x in tensors.values() if x.is_floating_point()}
-    if len(dtypes) == 1:  # of several, the widest is not worth guessing: the model stays in float32
+    if len(dtypes) == 1:  # with several dtypes, the model stays in float32
         model.to(dtypes.pop())
     model.load_state_dict(tensors)
     model.tokenizer = tokenizer
@@ -117,7 +117,7 @@ def _saved_classes() -> list[str]:
 
 
 def _read_document(folder: Path, path: Path) -> dict[str, Any]:
-    """Returns config.json, which lies at `path`, with its outer keys checked."""
+    """Returns the content of config.json, whose path is `path`, after checking its outer keys."""
     if not path.exists():
         raise ModelFolderError(f"{folder} has no {CONFIG}: no model folder, or its save was interrupted")
     document = read_json(path, ModelFolderError)
@@ -132,7 +132,7 @@ def _read_document(folder: Path, path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path}: format_version {quote(version)}, expected a whole number from 1 to {FORMAT}")
     if version > FORMAT:
         raise ModelFolderError(
-            f"{path} has format_version {quote(version)}, newer than this regard knows ({FORMAT}): update"
+            f"{path} has format_version {quote(version)}, newer than this regard knows ({FORMAT}): update regard"
         )
     name = document.get("class")
     if not isinstance(name, str) or name not in MODELS or MODELS[name].has_weights:
@@ -143,7 +143,7 @@ def _read_document(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def _check_hashes(hashes: dict[str, str] | None, locate: Locate) -> None:
-    """Raises, naming the file, where one is not as it was saved. Folders of earlier versions have no hashes."""
+    """Raises a ModelFolderError that names the file if one has changed; folders of earlier versions have no hashes."""
     if hashes is None:
         return
     for name in (CONFIG, WEIGHTS, TOKENIZER):
@@ -157,7 +157,7 @@ def _check_hashes(hashes: dict[str, str] | None, locate: Locate) -> None:
 
 
 def _warn_if_not_finite(what: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Warns of weights that are NaN or infinite: they were saved so, as their hash is right, and compute nothing."""
+    """Warns if weights are NaN or infinite, which are saved and loaded nevertheless; `what` names their place."""
     for name, x in tensors.items():
         if x.is_floating_point() and not x.isfinite().all():
             warnings.warn(f"{what}: {name} has weights that are not finite numbers", stacklevel=3)
@@ -175,10 +175,9 @@ def _read_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _read_tensors(path: Path, number: Any, cls: type[Model[Any]], config: Any) -> dict[str, torch.Tensor]:
-    """Returns the weights by name; `number` is that of the save, by which config and weights belong together.
+    """Returns the weights by name; `number` is that of the save in the config, which must be in the file, too.
 
-    What the config asks for is compared with the header of the file first, so that neither a config nor a file with
-    absurd sizes takes memory.
+    The header of the file is first compared with the config, so that neither of them can take memory by absurd sizes.
     """
     if not path.exists():
         raise ModelFolderError(f"{path} does not exist: the folder is incomplete; copy or save it again")
@@ -195,14 +194,14 @@ def _read_tensors(path: Path, number: Any, cls: type[Model[Any]], config: Any) -
 
 
 def _check_count(path: Path, config: Any, file: TensorFile) -> None:
-    """Raises an error where the config has more layers than the file has tensors: building them would take long."""
+    """Raises a ModelFolderError if the config has more layers than the file has tensors: building them takes long."""
     layers = getattr(config, "layers", 0)
     if layers > len(file.shapes):
         raise ModelFolderError(f"{path} does not fit {CONFIG}: {layers} layers, but {len(file.shapes)} tensors")
 
 
 def _check_tensors(path: Path, want: dict[str, Any], file: TensorFile) -> None:
-    """Raises an error where the weights are not those that the config asks for."""
+    """Raises a ModelFolderError unless names and shapes of the weights are those of the config."""
     got = file.shapes
     missing = sorted(set(want) - set(got))
     extra = sorted(set(got) - set(want))
@@ -221,7 +220,7 @@ def _check_tensors(path: Path, want: dict[str, Any], file: TensorFile) -> None:
 
 
 def _first_of(names: list[str]) -> str:
-    """Returns the first name, and how many more there are."""
+    """Returns in words the first name and how many more there are."""
     first = quote(names[0], marks=False)
     if len(names) == 1:
         return first

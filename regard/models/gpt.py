@@ -67,7 +67,7 @@ class GPT(Decoder[GPTConfig]):
     def prefill(
         self, tokens: Int[Tensor, "B T"], visible: Bool[Tensor, "B T"] | None, capacity: int
     ) -> tuple[Float[Tensor, "B 1 N"], StackState]:
-        """Reads a prompt whose last column is visible; returns logits of what follows, and the state."""
+        """Reads a prompt whose last column is visible; returns logits [B,1,N] of the next token, and the state."""
         state = self.empty(tokens.shape[0], tokens.shape[1] + capacity)
         return self.extend(tokens, state, visible, last=True)
 
@@ -75,5 +75,5 @@ class GPT(Decoder[GPTConfig]):
         """Returns how many tokens can follow a prompt of that length; None: any number."""
         if self.limit is None:
             return None
-        # The last token is written and not read, so it takes no place.
+        # The last token is generated, but not read, so it takes no position.
         return self.limit - prompt + 1

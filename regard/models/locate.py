@@ -1,4 +1,4 @@
-"""Where the model of a run is: the names in a run's folder, and which of its checkpoints is the one to open."""
+"""Finding the model of a run: the names of files in a run's folder, and which of its checkpoints to open."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from regard.errors import DataError, RunError, quote
 from regard.reading import check_path, read_json_object, read_text
 from regard.storage import MANIFEST, find_damage, finish_replacing, read_manifest
 
-# In a model folder; a checkpoint is one, too.
+# Files of a model folder; a checkpoint is a model folder, too.
 MODEL_CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
-# In a checkpoint beside the model.
+# Further files of a checkpoint.
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
-# In the folder of a run.
+# Files and folders in the folder of a run.
 RUN_CONFIG = "config.toml"
 BEST = "best"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
-# In the folder of an experiment.
+# A file in the folder of an experiment.
 RESULTS = "results.json"
 
 MAX_BEST_BYTES = 1 << 10
@@ -30,13 +30,13 @@ _STEP = re.compile(r"step-([0-9]{1,18})")
 
 
 def model_folder(path: str | Path) -> Path:
-    """Returns the folder of the model of a run or an experiment; any other path as it is.
+    """Returns the folder of the model of a run or an experiment; any other path is returned unchanged.
 
-    A run that is over has a final model. One that is not has checkpoints, of which the best is taken, else the newest.
+    A finished run has a final model. Of an unfinished one the best checkpoint is taken, or the newest if none is best.
     """
     path = check_path(path, RunError)
     if path.is_dir():
-        finish_replacing(path)  # a save that was stopped in its last moments
+        finish_replacing(path)  # of a save that was stopped after its commit
         finish_replacing(path / MODEL)
     if (path / MODEL_CONFIG).is_file() or not path.is_dir():
         return path
@@ -56,7 +56,7 @@ def model_folder(path: str | Path) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """Returns the folder of the run that an experiment names as its own; any other path as it is."""
+    """Returns the folder of an experiment's run, which its results name; any other path is returned unchanged."""
     if (path / RESULTS).is_file():
         run = read_json_object(path / RESULTS, RunError).get("run")
         if isinstance(run, str):
@@ -65,7 +65,7 @@ def run_folder(path: Path) -> Path:
 
 
 def best_step(run: Path) -> int | None:
-    """Returns the step of a run's best checkpoint, which the file `best` names, or None where there is no such file."""
+    """Returns the step of a run's best checkpoint, which the file `best` names; None without such a file."""
     path = run / BEST
     if not path.is_file():
         return None
@@ -78,7 +78,7 @@ def best_step(run: Path) -> int | None:
 
 
 def _inner_folder(path: Path, run: str) -> Path:
-    """Returns the folder of a run that an experiment names in its results; it lies inside the experiment's own."""
+    """Returns the folder of the run that an experiment's results name; raises a RunError if it is not inside `path`."""
     named = PurePath(run)
     folder = check_path(path / named, RunError)
     inside = named.parts and not named.is_absolute() and ".." not in named.parts
@@ -104,9 +104,9 @@ def newest_step(folder: Path) -> int | None:
 
 
 def find_fault(place: Path, from_disk: bool = False) -> str | None:
-    """Returns what is wrong with a checkpoint, naming the file; None if it is complete.
+    """Returns in words what is wrong with a checkpoint, with the file's name; None if it is complete.
 
-    `from_disk`: what is on disk is looked at, not what the system still has in memory.
+    `from_disk`: files are read from disk, not from the system's cache.
     """
     try:
         hashes = read_manifest(place / MANIFEST)

@@ -19,7 +19,7 @@ from regard.data.batch import IGNORE
 from regard.kernels.crossentropy import losses_and_gradient
 
 CHUNK = 1 << 29  # logits that are held at a time: a GiB in bfloat16
-SMALLEST_CHUNK = 256  # tokens: below it the products with the head fill no GPU
+SMALLEST_CHUNK = 256  # tokens: with fewer, products with the head do not occupy a GPU
 
 
 def token_loss(
@@ -49,7 +49,7 @@ def head_loss(
     smoothing: float = 0.0,
     chunk: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Returns `token_loss` of the logits x Wᵀ, of which there are never more than those of `chunk` tokens at a time.
+    """Returns `token_loss` of the logits x Wᵀ, computed for `chunk` tokens at a time.
 
     It has first derivatives only. `chunk` None: as many tokens as have CHUNK logits.
     """
@@ -104,7 +104,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_total: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of x and W: those of the sum, times that of what was made of it."""
+        """Returns the gradients of x and W: those of the sum, which were saved, times the incoming gradient."""
         gradients = []
         for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
             if gradient is not None:
@@ -133,5 +133,5 @@ def _sum_chunks(
         if learned[1]:
             d_chunk = d_logits.mT @ rows  # [N,c] @ [c,D]
             d_weight = d_chunk.to(exact) if d_weight is None else d_weight.add_(d_chunk)
-        del logits, d_logits  # before the next ones are made
+        del logits, d_logits  # free them before the next ones are computed
     return total, torch.cat(d_rows) if d_rows else None, d_weight

@@ -1,4 +1,4 @@
-"""Seq2Seq: an encoder reads, a decoder writes and attends to what was read. Widths, depths, mechanisms may differ."""
+"""Seq2Seq: an encoder reads a source; a decoder, which may differ from it in all sizes, attends to it and writes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
         return token_loss(self(source, target, source_visible, target_visible), targets, ignore)
 
     def encode(self, source: Int[Tensor, "B S"], visible: Bool[Tensor, "B S"] | None = None) -> Float[Tensor, "B S E"]:
-        """Returns what the encoder makes of a source: one vector a token."""
+        """Returns the encoder's output for a source: one vector for each token, [B,S,E]."""
         embedding = self.source_embedding or self.embedding
         out: Tensor = self.encoder(embedding(source), visible)
         return out
@@ -102,5 +102,5 @@ class Seq2Seq(Decoder[Seq2SeqConfig]):
 
     def max_new_tokens(self, prompt: int) -> int | None:
         """Returns how many tokens a target can have, whatever the source; None: any number."""
-        # The start token takes a place, and the last token, which is not read, takes none.
+        # The start token takes a position, and the last token, which is not read, takes none.
         return self.limit

@@ -1,4 +1,4 @@
-"""A stack of blocks, with what stands before and after them: positions, norms, and the state of all layers."""
+"""A stack of blocks with positions before and norms around them, and the state of all its layers."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ Seen = Bool[Tensor, "B T"] | None
 
 
 class StackState(NamedTuple):
-    """What all layers keep while a sequence is read token by token.
+    """The state of all layers while a sequence is read in steps.
 
-    The next token of a row stands at position `tokens`. `used` is a bound of it that the host knows without waiting for
-    the GPU: no row has more.
+    The next token of a row has the position `tokens`. `used` is an upper bound of `tokens` in all rows, which the host
+    knows without waiting for the GPU.
     """
 
     layers: tuple[BlockState, ...]
     tokens: Int[Tensor, " B"]
     used: int
-    even: bool  # every row has exactly `used`
+    even: bool  # whether every row has exactly `used` tokens
 
 
 class Stack(nn.Module):
@@ -63,7 +63,7 @@ class Stack(nn.Module):
         block = config.block
         blocks = []
         for name in config.per_layer:
-            # Cross-attention is built first: the order is that in which a seed has always drawn the weights.
+            # Cross-attention is built first; the order must stay, as it decides which weights a seed draws.
             cross_attention = None
             if source is not None:
                 cross_attention = _build_cross_attention(config, cross, cross_options or {}, source)
@@ -79,10 +79,10 @@ class Stack(nn.Module):
         if block.embedding_norm:
             self.embedding_norm = NORMS.build(block.norm, norm)
         self.final_norm = None
-        # Where norms come before each part, nothing has normed the last sum.
+        # If norms come before each part, the last sum has not been normalized.
         if block.final_norm or (block.final_norm is None and block.before):
             self.final_norm = NORMS.build(block.norm, norm)
-        # A table of positions has an end, and so have mechanisms with weights for each position.
+        # Learned positions, and mechanisms with weights for each position, have a largest length.
         lengths = [self.positions.length, *(getattr(b.attention.mechanism, "length", None) for b in self.layers)]
         self.limit = min((n for n in lengths if n is not None), default=None)
         # Attention, MLP and cross-attention add to the residual stream.
@@ -111,7 +111,7 @@ class Stack(nn.Module):
         positions = Mask(visible=visible, documents=documents).positions(T, x.device)
         longest = T
         if self.limit is not None and self.limit < T and (visible is not None or documents is not None):
-            longest = _longest(positions, visible)  # waits for the GPU, so only where it decides
+            longest = _longest(positions, visible)  # waits for the GPU, so only if it matters
         self.check_length(longest)
         x, rotation = self._add_positions(x, positions, T)
         given = {"source": source, "source_visible": source_visible, "rotation": rotation, "documents": documents}
@@ -121,7 +121,7 @@ class Stack(nn.Module):
         return self._norm_output(x)
 
     def empty(self, B: int, capacity: int) -> StackState:
-        """Returns a state that has seen nothing, with room for `capacity` tokens before it has to grow."""
+        """Returns a state without tokens, with room for `capacity` tokens before it has to grow."""
         layers = tuple(BlockState(block.attention.empty(B, capacity)) for block in self.layers)
         device = self.layers[0].attention.out.weight.device
         return StackState(layers, torch.zeros(B, dtype=torch.long, device=device), 0, True)
@@ -129,7 +129,7 @@ class Stack(nn.Module):
     def write(
         self, state: StackState, source: Float[Tensor, "B S E"], visible: Bool[Tensor, "B S"] | None = None
     ) -> StackState:
-        """Returns the state with the other sequence written once into every layer."""
+        """Returns the state with the other sequence [B,S,E] written into every layer's cross-attention."""
         layers = []
         for block, layer in zip(self.layers, state.layers, strict=True):
             assert block.cross is not None
@@ -138,7 +138,7 @@ class Stack(nn.Module):
         return state._replace(layers=tuple(layers))
 
     def extend(self, x: Vectors, state: StackState, visible: Seen = None) -> tuple[Vectors, StackState]:
-        """Returns the vectors [B,T,D] of T more tokens, and the state after them. The state handed in is used up."""
+        """Returns the vectors [B,T,D] of T more tokens, and the next state; the given one must not be used again."""
         T = x.shape[1]
         even = state.even and visible is None
         reach = state.used + T
@@ -146,7 +146,7 @@ class Stack(nn.Module):
         if visible is not None:
             tokens = state.tokens + visible.long().sum(1)
         if self.limit is not None and reach > self.limit:
-            # `reach` counts padding too; the exact count waits for the GPU, so it is asked only where it decides.
+            # `reach` counts padding too; the exact count waits for the GPU, so it is taken only if it matters.
             self.check_length(reach if even else int(tokens.max()))
         x, rotation = self._add_positions(x, self._next_positions(x, state, visible), reach)
         layers = []
@@ -157,11 +157,11 @@ class Stack(nn.Module):
 
     @property
     def _recomputes(self) -> bool:
-        """Returns whether activations are computed again on the way back rather than kept."""
+        """Returns whether activations are recomputed in the backward pass rather than kept."""
         return self.config.checkpoint and self.training and torch.is_grad_enabled()
 
     def check_length(self, tokens: int) -> None:
-        """Raises an error where a sequence is longer than positions or a mechanism go."""
+        """Raises a LengthError if a sequence is longer than positions or a mechanism allow."""
         if self.limit is not None and tokens > self.limit:
             raise LengthError(
                 f"{tokens} visible tokens, but this model was built for length = {self.limit}. Shorten the input, or "
@@ -170,7 +170,7 @@ class Stack(nn.Module):
             )
 
     def _next_positions(self, x: Vectors, state: StackState, visible: Seen) -> Int[Tensor, "B T"]:
-        """Returns the positions of T more tokens; those of one row [1,T] stand for all where all rows are even.
+        """Returns the positions of T more tokens, [B,T], or [1,T] if they are the same in all rows.
 
         A position counts the visible tokens before it.
         """
@@ -183,12 +183,13 @@ class Stack(nn.Module):
         return state.tokens[:, None] + seen.cumsum(1) - seen
 
     def _add_positions(self, x: Vectors, positions: Int[Tensor, "B T"], reach: int) -> tuple[Vectors, Rotation | None]:
-        """Returns the input of the first block, and the rotation by which every block places queries and keys."""
+        """Returns the input of the first block, and the rotation of queries and keys in every block."""
         added = self.positions.added(positions, reach, x.dtype)
         if added is not None:
             x = x + added
         if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16 and x.is_cuda:
-            # The stream has the dtype of what is added to it: half the memory traffic of norms and sums.
+            # The residual stream takes the dtype of what is added to it, which halves the memory traffic of norms and
+            # sums.
             x = x.to(torch.bfloat16)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
@@ -197,7 +198,7 @@ class Stack(nn.Module):
         return x, self.positions.rotation(positions, reach, x.dtype)
 
     def _norm_output(self, x: Vectors) -> Vectors:
-        """Returns the output of the last block, normed where the stack has a final norm."""
+        """Returns the output of the last block, normalized if the stack has a final norm."""
         if self.final_norm is None:
             return x
         out: Tensor = self.final_norm(x)
@@ -205,7 +206,7 @@ class Stack(nn.Module):
 
 
 def _longest(positions: Int[Tensor, "#B T"], visible: Seen) -> int:
-    """Returns the most visible tokens that a row has, or a document of one."""
+    """Returns the largest number of visible tokens in a row, or in a packed document."""
     after = positions + 1
     if visible is not None:
         after = after.masked_fill(~visible, 0)
@@ -213,14 +214,14 @@ def _longest(positions: Int[Tensor, "#B T"], visible: Seen) -> int:
 
 
 def fork_stack(state: StackState, rows: Int[Tensor, " N"] | None = None, same_source: bool = False) -> StackState:
-    """Returns a copy of a whole state, or of some rows of it in any order.
+    """Returns a copy of a whole state, or of some of its rows in any order.
 
-    `same_source`: rows only change places within one source, so what cross-attention reads stays as it is.
+    `same_source`: each row takes the place of one with the same source, so the state of cross-attention stays.
     """
     tokens = state.tokens.clone() if rows is None else state.tokens.index_select(0, rows)
     used = state.used
     even = state.even
-    if not even and not same_source:  # rows may have left: perhaps the longest ones
+    if not even and not same_source:  # the longest rows may not be among `rows`
         used = int(tokens.max())
         even = bool((tokens == tokens[0]).all())
 
@@ -230,7 +231,7 @@ def fork_stack(state: StackState, rows: Int[Tensor, " N"] | None = None, same_so
         if isinstance(cache, Cache):
             own = with_mechanism_state(own, cache._replace(used=used, even=even))
         other = layer.other
-        # What cross-attention reads is the same for all rows of one source, so that copying it can be spared.
+        # The state of cross-attention is the same for all rows of one source and need not be copied.
         if other is not None and not same_source:
             other = fork(other, rows)
         return BlockState(own, other)
@@ -256,12 +257,12 @@ def init_weights(module: nn.Module, residuals: int) -> None:
 
 
 def _turned_width(layers: list[Block]) -> int:
-    """Returns the width of the heads that positions turn, which is the same in all layers that they turn."""
+    """Returns the width of heads in the layers with `positions`, where rotary positions need one width."""
     widths = {layer.attention.size.K for layer in layers if layer.attention.positions}
     if len(widths) > 1:
         raise ConfigError(
-            f"model.attention.by_mechanism: heads are {', '.join(map(str, sorted(widths)))} wide, and positions turn "
-            "heads of one width: say positions = false where they should not"
+            f"model.attention.by_mechanism: heads are {', '.join(map(str, sorted(widths)))} wide, and rotary "
+            "positions need one width: set positions = false in the layers without them"
         )
     return widths.pop() if widths else layers[0].attention.size.K
 
@@ -269,7 +270,7 @@ def _turned_width(layers: list[Block]) -> int:
 def _build_attention(
     config: StackConfig, attention: AttentionConfig, mechanism: str, options: dict[str, Any], **more: Any
 ) -> Attention:
-    """Returns one attention layer of the stack; `more` says what it attends to, and how."""
+    """Returns one attention layer of the stack; `more` are further arguments of `Attention`."""
     block = config.block
     own = next((name for name in options if name == "self" or accepts(Attention, name)), None)
     if own is not None:
@@ -299,14 +300,14 @@ def _build_attention(
 
 
 def _norm_name(said: bool | str, usual: str) -> str | None:
-    """Returns the name of a norm: the one that is said, the usual one for True, None for False."""
+    """Returns the name of a norm that a config asks for: `usual` for True, None for False."""
     if isinstance(said, str):
         return said
     return usual if said else None
 
 
 def _build_cross_attention(config: StackConfig, mechanism: str, options: dict[str, Any], source: int) -> Attention:
-    """Returns one layer's attention to another sequence, over which there is no convolution."""
+    """Returns one layer's attention to another sequence, without a convolution."""
     return _build_attention(config, config.attention, mechanism, options, source=source)
 
 
@@ -344,7 +345,7 @@ def _build_block(config: StackConfig, mechanism: str, causal: bool, cross: Atten
 
 
 def _mechanism_options(name: str, config: StackConfig) -> dict[str, Any]:
-    """Returns the options that this layer's mechanism has; one that no layer has is passed on, to be refused."""
+    """Returns the options that this layer's mechanism has, and those that no layer has, so that they raise an error."""
     known = accepted_options(lookup(name), config.options)
     unknown = {n for n in config.options if not any(accepts(lookup(other), n) for other in config.per_layer)}
     return {n: x for n, x in config.options.items() if n in known or n in unknown}

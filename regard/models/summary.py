@@ -1,7 +1,7 @@
-"""What a model costs, part by part: parameters, FLOPs, bytes moved, bytes of state, bytes kept for gradients.
+"""The cost of a model, part by part: parameters, FLOPs, bytes moved, bytes of state, bytes kept for gradients.
 
-Counts of matrix products are exact (on the plain reference). Bytes are the least: each weight and each tensor between
-two operations once. Element-wise FLOPs are rough: 7 a number for a norm, 8 for an activation, 1 for a sum.
+FLOPs of matrix products are exact (for the plain reference). Bytes moved are the minimum: each weight and each tensor
+between two operations once. Element-wise FLOPs are rough: 7 a number for a norm, 8 for an activation, 1 for a sum.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NOTHING = Cost(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Row:
-    """What one part of a model costs.
+    """The cost of one part of a model.
 
-    `whole`: of B sequences of T tokens; `gradient`: beside it in training; `step`: of the T-th token of each, with a
-    state; `activations`: bytes kept for gradients where attention is fused and keeps no weights.
+    `whole`: the forward pass over B sequences of T tokens; `gradient`: its backward pass; `step`: decoding the T-th
+    token of each sequence; `activations`: bytes kept for gradients if attention is fused and keeps no weights.
     """
 
     part: str
@@ -46,12 +46,12 @@ class Row:
 
     @property
     def token(self) -> int:
-        """Returns FLOPs of matrix products of the T-th token of each."""
+        """Returns FLOPs of matrix products for the T-th token of each sequence."""
         return self.step.matmul
 
     @property
     def state(self) -> int:
-        """Returns the bytes that the state then has."""
+        """Returns the bytes of the decoding state after T tokens."""
         return self.step.state
 
     @property
@@ -76,16 +76,16 @@ class Summary:
 
     @property
     def useful(self) -> int:
-        """Returns FLOPs of matrix products that the whole sequences need: of causal pairs only half count."""
+        """Returns the FLOPs of matrix products that whole sequences need: those of hidden pairs do not count."""
         return self.total.whole.useful
 
     @property
     def folded(self) -> tuple[Row, ...]:
-        """Returns the rows, with layers that are alike as one that says how many."""
+        """Returns the rows, with consecutive equal layers summed into one row that says how many they are."""
         return tuple(_fold_layers(self.rows))
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the table as JSON holds it."""
+        """Returns the table as plain dicts and lists, for JSON."""
 
         def row_dict(row: Row) -> dict[str, Any]:
             return asdict(row) | {"sequence": row.sequence, "token": row.token, "state": row.state}
@@ -110,7 +110,7 @@ class Summary:
 def summarize(model: Model[Any], T: int | None = None, S: int | None = None, B: int = 1) -> Summary:
     """Returns the table of a model for B sequences of T tokens that read a source of S.
 
-    T is the model's length unless said, and S is T.
+    T is by default the model's length, and S is T.
     """
     stack = model.stack
     assert isinstance(stack, Stack)
@@ -128,7 +128,7 @@ def summarize(model: Model[Any], T: int | None = None, S: int | None = None, B: 
 
 
 def _stack_rows(stack: Stack, B: int, T: int, S: int, prefix: str, decodes: bool) -> Iterator[Row]:
-    """Yields a row for each block and one for the norms around them; `decodes`: steps with a state cost something."""
+    """Yields a row for each block and one for the norms around them; `decodes`: decoding steps are counted."""
     for n, block in enumerate(stack.layers):
         row = _block_row(block, B, T, S, f"{prefix}layer {n} ({block.attention.mechanism.name})", decodes)
         if stack.config.checkpoint:
@@ -141,7 +141,7 @@ def _stack_rows(stack: Stack, B: int, T: int, S: int, prefix: str, decodes: bool
 def _checkpointed_row(row: Row, block: Block, tokens: int) -> Row:
     """Returns the row of a block of which only the input is kept for gradients.
 
-    All is computed once more on the way back, up to the last tensor that gradients need.
+    The backward pass computes the rest once more, up to the last tensor that gradients need.
     """
     last = [m.weight for m in (block.mlp or block.attention.out).modules() if isinstance(m, nn.Linear)][-1]
     spared = 0
@@ -163,7 +163,7 @@ def _block_row(block: Block, B: int, T: int, S: int, name: str, decodes: bool) -
     for attention, keys in ((block.attention, T), (block.cross, S)):
         if attention is not None:
             parts.append(_attention_row(attention, B, T, keys, decodes))
-    # Counted once more as a whole: a block may have parameters that none of these parts has.
+    # Parameters are counted on the whole block, which may have some that are in none of these parts.
     return replace(_sum_rows(name, parts), parameters=_count(block))
 
 
@@ -171,7 +171,7 @@ def _attention_row(attention: Attention, B: int, T: int, S: int, decodes: bool) 
     """Returns the row of attention from T queries to S keys.
 
     Kept for gradients: its input, queries, keys, values, the output, and one number for each row of the weights. A
-    convolution keeps its inputs and its sums, a norm of the heads their outputs, and a gate itself and what it took.
+    convolution keeps its inputs and its sums, a norm of heads its inputs, and a gate its value and its inputs.
     """
     size = attention.size
     lengths = {"q": T, "k": S, "v": S}
@@ -213,8 +213,8 @@ def _norm_row(norm: nn.Module, tokens: int, steps: int) -> Row:
 def _linears_row(linears: list[nn.Linear], tokens: int, steps: int, last: Tensor | None = None) -> Row:
     """Returns the row of linear layers one after the other, with an activation between two.
 
-    `last` is one more matrix, which is another part's parameter. Kept for gradients: the input, and what each
-    activation takes and gives.
+    `last` is one more matrix, which is a parameter of another part. Kept for gradients: the input, and the input and
+    output of each activation.
     """
     weights: list[Tensor] = [m.weight for m in linears]
     own = sum(map(_count, linears))
@@ -242,7 +242,7 @@ def _linears_row(linears: list[nn.Linear], tokens: int, steps: int, last: Tensor
 
 
 def _head_row(model: Model[Any], B: int, T: int) -> Row:
-    """Returns the row of the head. Kept beside what its layers keep: the logarithms of the probabilities."""
+    """Returns the row of the head. Kept for gradients: what its layers keep, and the log-probabilities."""
     layers: list[nn.Linear] = []
     own = 0
     if isinstance(model.head, nn.Module):
@@ -257,7 +257,7 @@ def _head_row(model: Model[Any], B: int, T: int) -> Row:
     elif isinstance(model.head, MaskedHead):
         tied = model.head.table is None
     else:
-        tokens = B  # the classes are those of a whole text
+        tokens = B  # one class for each whole text
     assert isinstance(model.embedding, nn.Embedding)
     embedding = model.embedding.weight
     if tied:
@@ -271,7 +271,7 @@ def _head_row(model: Model[Any], B: int, T: int) -> Row:
 
 
 def _embedding_row(model: Model[Any], tokens: int, source: int) -> Row:
-    """Returns the row of all look-ups: a vector is read once and written once; kept are the ids of the tokens."""
+    """Returns the row of all embeddings: each vector is read and written once. Kept for gradients: token ids."""
     tables = [model.embedding, getattr(model, "source_embedding", None), getattr(model, "types", None)]
     read = [(model.stack, tokens)]
     if isinstance(model, Seq2Seq):
@@ -285,7 +285,7 @@ def _embedding_row(model: Model[Any], tokens: int, source: int) -> Row:
 
 
 def _gradient_cost(cost: Cost) -> Cost:
-    """Returns the cost of gradients to what was read and to the weights: twice of everything."""
+    """Returns the cost of the gradients of inputs and weights: twice that of the forward pass."""
     return replace(cost + cost, state=0)
 
 
@@ -309,7 +309,7 @@ def _count(module: nn.Module) -> int:
 
 
 def _fold_layers(rows: tuple[Row, ...]) -> Iterator[Row]:
-    """Yields the rows, with layers that follow each other and are alike as one that says how many."""
+    """Yields the rows, with consecutive equal layers summed into one row that says how many they are."""
     for _, group in groupby(enumerate(rows), lambda item: _layer_key(*item)):
         alike = [row for _, row in group]
         if len(alike) == 1:
@@ -319,7 +319,7 @@ def _fold_layers(rows: tuple[Row, ...]) -> Iterator[Row]:
 
 
 def _layer_key(n: int, row: Row) -> tuple[Row, int]:
-    """Returns what layers that are alike have in common; a row that is no layer is alike only to itself."""
+    """Returns a key that layers share if their rows are equal but for the number; other rows have one of their own."""
     mechanism = row.part.split(" (")[-1]
     number = -1 if "layer" in row.part else n
     return replace(row, part=mechanism), number

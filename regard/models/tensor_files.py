@@ -1,4 +1,4 @@
-"""Safetensors files from anybody: the header is checked before any tensor takes memory."""
+"""Reading untrusted safetensors files: the header is checked before any tensor takes memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.reading import check_file
 
 MAX_TENSORS = 1 << 17  # a model of 1,024 layers has some 20,000
 MAX_DIMENSIONS = 8
-# A file in error may raise any of these: torch has no such dtype, a shape overflows, a name is no text.
+# A damaged file may raise any of these: torch has no such dtype, a shape overflows, a name is no text.
 FAULTS = (SafetensorError, OSError, ValueError, RuntimeError, AttributeError, KeyError, TypeError, OverflowError)
 
 
@@ -31,12 +31,12 @@ class TensorFile:
 
     @cached_property
     def metadata(self) -> dict[str, str]:
-        """The texts in the header."""
+        """Returns the metadata of the header, texts by name."""
         return self.inner.metadata() or {}
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
-        """The shape of each tensor by name, from the header."""
+        """Returns the shape of each tensor by name, from the header."""
         names = list(self.inner.keys())
         if len(names) > MAX_TENSORS:
             raise self.error(f"{self.path} has {len(names):,} tensors; expected at most {MAX_TENSORS:,}")
@@ -47,7 +47,7 @@ class TensorFile:
         return str(self.inner.get_slice(name).get_dtype())
 
     def get(self, name: str) -> torch.Tensor:
-        """Reads one tensor."""
+        """Returns one tensor, read from the file."""
         try:
             tensor: torch.Tensor = self.inner.get_tensor(name)
         except FAULTS as cause:
@@ -58,13 +58,13 @@ class TensorFile:
         return tensor
 
     def read(self) -> dict[str, torch.Tensor]:
-        """Reads all tensors."""
+        """Returns all tensors by name, read from the file."""
         return {name: self.get(name) for name in self.shapes}
 
 
 @contextmanager
 def open_tensors(path: str | Path, error: type[RegardError]) -> Iterator[TensorFile]:
-    """Opens a safetensors file; a pipe, a device, a file larger than the memory and one in error are refused."""
+    """Opens a safetensors file; raises `error` for a pipe, a device, a damaged file, or one larger than the memory."""
     path = Path(path)
     check_file(path, error, _physical_memory())
     try:
@@ -80,7 +80,7 @@ def open_tensors(path: str | Path, error: type[RegardError]) -> Iterator[TensorF
 
 
 def _physical_memory() -> int | None:
-    """Returns the bytes of memory of this machine, or None where the system does not tell."""
+    """Returns the bytes of memory of this machine, or None if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

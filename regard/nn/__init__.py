@@ -1,4 +1,4 @@
-"""What stands around a mechanism: the attention layer, positions, merges of heads, and the block they form."""
+"""The layers around a mechanism: attention with its options, positions, merges of heads, norms, and the block."""
 
 from regard.nn.attention import Attention
 from regard.nn.block import MLPS, Block, BlockState

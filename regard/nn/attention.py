@@ -1,7 +1,7 @@
-"""The attention layer: project, position, attend, merge, project; and what today's models put between.
+"""The attention layer: project, position, attend, merge, project; and the optional steps of recent models between.
 
-q, k, v = convolution(project(x))    q, k = turn(norm(q)), turn(norm(k))    a, b = gates(x)
-out = project(merge(head_norm(attend(q, k, v; a, b) + skip ∘ v) ∘ f(gate(x))))
+q, k, v = convolution(project(x))    q, k = rotate(norm(q)), rotate(norm(k))    a, b = gates(x) out =
+project(merge(head_norm(attend(q, k, v; a, b) + skip ∘ v) ∘ f(gate(x))))
 """
 
 from __future__ import annotations
@@ -45,21 +45,20 @@ Seen = Bool[Tensor, "B T"] | None
 class Attention(nn.Module):
     """Attention over tokens x [B,T,D] with H query heads and G key/value heads, by any mechanism.
 
-    `causal`, which has to be said of self-attention: whether each token sees only itself and those before it.
-    `mechanism` is a name with its `options`, or one already built. `source` is the width of another sequence to attend
-    to (cross-attention); without it the layer attends to its own tokens. `rules` is a Mask with what holds for every
-    call: window, slopes, softcap. `bias` is whether queries, keys and values have one, `out_bias` whether the output
-    has; None means as `bias`. `qk_norm` names a norm that each head's queries and keys go through before they are
-    turned: one of `NORMS`, or "l2", which makes their length 1, as it does unless said where a mechanism erases with
-    them. `positions` is whether rotary positions and ALiBi hold here. `decay` is how a is made for a mechanism that
-    needs it (see `regard.nn.gates`).
-    `convolution` is the width of a short causal convolution over queries, keys and values of self-attention (0: none),
-    with `convolution_options` (activation, bias). `out_norm` names the norm of each head's output, and `gate` the
-    activation of an output gate, which is computed from x and multiplies what the norm gives. With `joint` the gate
-    comes first, and the norm is one over all heads side by side. `skip` adds each head's values to its outputs, times a
-    learned number a head. `key_heads` is the number of heads of queries and keys where values have more, each of them
-    with a memory of its own. `dropout` acts on the attention weights, `residual_dropout` on the output. Outputs at
-    invisible tokens are zero.
+    `causal`, which self-attention requires: whether each token sees only itself and those before it. `mechanism` is a
+    name with its `options`, or one already built. `source` is the width of another sequence to attend to
+    (cross-attention); without it the layer attends to its own tokens. `rules` is a Mask with the rules of every call:
+    window, slopes, softcap. `bias` is whether queries, keys and values have one, `out_bias` whether the output has;
+    None means as `bias`. `qk_norm` names a norm that each head's queries and keys go through before they are rotated:
+    one of `NORMS`, or "l2", which makes their length 1 and is the default of mechanisms that erase. `positions` is
+    whether rotary positions and ALiBi apply to this layer. `decay` names how the decay a is computed for a mechanism
+    that takes one (see `regard.nn.gates`). `convolution` is the width of a short causal convolution over queries, keys
+    and values of self-attention (0: none), with `convolution_options` (activation, bias). `out_norm` names the norm of
+    each head's output, and `gate` the activation of an output gate, which is computed from x and multiplies the output
+    of the norm. With `joint` the gate comes first, and the norm is one over all heads side by side. `skip` adds each
+    head's values to its outputs, times one learned number for each head. `key_heads` is the number of heads of queries
+    and keys if it is less than that of values, for a mechanism with a memory for each value head. `dropout` acts on the
+    attention weights, `residual_dropout` on the output. Outputs at invisible tokens are zero.
     """
 
     def __init__(
@@ -124,10 +123,10 @@ class Attention(nn.Module):
             self.gates = Gates(D, G, K, self.mechanism, decay, decay_options)
         bounded = self.gates is not None and self.gates.keeps_ranges
         if getattr(self.mechanism, "erases", False):
-            qk_norm = qk_norm or "l2"  # longer keys would take out more than there is, and the memory would grow
+            qk_norm = qk_norm or "l2"  # with longer keys more would be erased than is stored, and the memory would grow
             bounded = bounded and qk_norm == "l2"
         if bounded and isinstance(mechanism, str) and "checks" not in options:
-            setattr(self.mechanism, "checks", False)  # noqa: B010  # to look would make a GPU wait at each layer
+            setattr(self.mechanism, "checks", False)  # noqa: B010  # the check waits for the GPU at each layer
         self.query_norm = build_norm(qk_norm, K, eps, self.mechanism)
         self.key_norm = build_norm(qk_norm, K, eps, self.mechanism)
         self.positions = positions
@@ -147,10 +146,10 @@ class Attention(nn.Module):
         self.out = Projection(H * V, D, bias=out_bias)
 
     def _build_projections(self, key_heads: int | None, bias: bool) -> None:
-        """Builds what makes queries, keys and values, as far as the mechanism needs them."""
+        """Builds the projections to those of queries, keys and values that the mechanism needs."""
         size = self.size
         sizes = {"q": (key_heads or size.H, size.K), "k": (key_heads or size.G, size.K), "v": (size.G, size.V)}
-        self.needs = self.mechanism.needs.rstrip("ab")  # a and b are made otherwise
+        self.needs = self.mechanism.needs.rstrip("ab")  # `Gates` computes a and b
         self.heads = [sizes[n][0] for n in self.needs]
         self.widths = [sizes[n][0] * sizes[n][1] for n in self.needs]
         self.project_source: Projection | None = None
@@ -162,7 +161,7 @@ class Attention(nn.Module):
 
     @property
     def rules(self) -> Mask:
-        """What holds for every call: the layer's own rules, with what positions add to the scores."""
+        """Returns the mask rules of every call: the layer's own, and what positions add to the scores."""
         rules = self._rules
         for positions in self._positions:
             rules = positions.bias(rules)
@@ -170,14 +169,14 @@ class Attention(nn.Module):
 
     @property
     def reach(self) -> int | None:
-        """Returns how many tokens up to its own one sees at the most; None where it sees all before."""
+        """Returns how many tokens, itself included, a token's output may depend on; None: all before it."""
         window = self.rules.window
         if window is None or self.convolution is None:
             return window
-        return window + self.convolution.width - 1  # the oldest key of the window was made of those before it
+        return window + self.convolution.width - 1  # the convolution makes the oldest key from earlier tokens, too
 
     def use_positions(self, positions: Positions) -> None:
-        """Lets the scores of self-attention have the bias of these positions, where they have one."""
+        """Adds the bias of these positions, if they have one, to the scores of self-attention."""
         if self.source is None and self.positions:
             self._positions = (positions,)
 
@@ -185,16 +184,16 @@ class Attention(nn.Module):
     def from_torch(cls, module: nn.MultiheadAttention, causal: bool = False) -> Attention:
         """Returns a layer that computes what PyTorch's does, with a copy of its weights.
 
-        PyTorch's looks both ways unless each call says otherwise; `causal` says so here once for all calls. The batch
-        comes first here, whatever its `batch_first` says. Layers with kdim = vdim become cross-attention.
+        PyTorch's takes a causal mask at each call; here `causal` holds for all calls. The batch always comes first
+        here, whatever `batch_first` is. A layer whose kdim = vdim differs from its width becomes cross-attention.
         """
         return from_torch(cls, module, causal)
 
     def to_torch(self, batch_first: bool = True) -> nn.MultiheadAttention:
         """Returns a `torch.nn.MultiheadAttention` that computes what this layer does, with a copy of its weights.
 
-        A causal layer becomes one that has to be told so at each call, by `attn_mask` and `is_causal`. What PyTorch's
-        has not, such as grouped heads or another mechanism, is refused by name.
+        If this layer is causal, pass `attn_mask` and `is_causal` at each call of the other. Raises an OptionError that
+        names what PyTorch's layer does not have, such as grouped heads or another mechanism.
         """
         return to_torch(self, batch_first)
 
@@ -215,8 +214,8 @@ class Attention(nn.Module):
         """Returns the outputs of a whole sequence, [B,T,D]; with `source`, of attention to that other sequence.
 
         `visible` [B,T] says which tokens may be seen. `documents` numbers the documents that are packed into a row: a
-        change of number starts a new one, and nothing is seen across. Queries, keys and values of different tokens are
-        handed over as in PyTorch, `layer(query, key, value)`, or by name: `source_visible` [B,S] then says which keys
+        change of number starts a new one, and nothing is seen across. Queries, keys and values of different sequences
+        are passed as in PyTorch, `layer(query, key, value)`, or by name: `source_visible` [B,S] then says which keys
         may be seen, and causal queries are the last of the keys. `need_weights`: also returns the weights [B,H,T,S] of
         each head.
         """
@@ -244,7 +243,7 @@ class Attention(nn.Module):
     def empty(
         self, B: int, capacity: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> State:
-        """Returns a state that has seen nothing, with room for `capacity` tokens before it has to grow."""
+        """Returns a state without tokens, with room for `capacity` tokens before it has to grow."""
         if self.source is None and not self.size.causal:
             raise LooksAheadError(
                 "attention that is not causal looks ahead and has no state; build it with causal=True"
@@ -274,7 +273,7 @@ class Attention(nn.Module):
     ) -> tuple[Tokens, State]:
         """Returns the outputs [B,T,D] of the T tokens that come next, and the state after them.
 
-        The state handed in is used up.
+        The given state must not be used again, as its memory may be overwritten.
         """
         self._check_source(False)
         self._check_tokens(x)
@@ -296,7 +295,7 @@ class Attention(nn.Module):
         return self.mechanism.write(state, *self._project_source(_zero_hidden(source, visible)), visible)
 
     def read(self, x: Tokens, state: State, visible: Seen = None) -> Tokens:
-        """Returns the outputs [B,T,D] of tokens that attend to what was written; as often as there are new tokens."""
+        """Returns the outputs [B,T,D] of tokens that attend to the written sequence, which stays for later calls."""
         self._check_source(True)
         x = _zero_hidden(x, visible)
         q = self._project_queries(x)
@@ -305,12 +304,12 @@ class Attention(nn.Module):
     def cost(self, T: int, S: int, face: Face = "parallel", B: int = 1) -> Cost:
         """Returns the declared cost of one call, projections included.
 
-        The recurrent face has T new tokens, S in all; for cross-attention, T tokens that read S already written.
+        `face` "recurrent" counts T new tokens of S in all; for cross-attention, T tokens that read S written ones.
         """
         return layer_cost(self, T, S, face, B)
 
     def gradient_cost(self, T: int, S: int, B: int = 1) -> Cost:
-        """Returns what the gradients of a whole sequence cost beside it."""
+        """Returns the cost of the backward pass over a whole sequence, without that of the forward pass."""
         return layer_gradient_cost(self, T, S, B)
 
     def extra_repr(self) -> str:
@@ -364,7 +363,7 @@ class Attention(nn.Module):
         return k, v
 
     def _make_gates(self, x: Tensor) -> dict[str, Tensor]:
-        """Returns a and b of tokens x [B,T,D], as far as the mechanism needs them, by name."""
+        """Returns those of a and b that the mechanism takes, computed from tokens x [B,T,D], by name."""
         if self.gates is None:
             return {}
         made: dict[str, Tensor] = self.gates(x)
@@ -390,7 +389,7 @@ class Attention(nn.Module):
         return out, self.mechanism.weights(q, k, mask, **gates)
 
     def _add_values(self, heads: Tensor, v: Tensor) -> Tensor:
-        """Returns the outputs of heads [B,H,T,V] with their own tokens' values v [B,G,T,V] added, where asked for."""
+        """Returns the outputs of heads [B,H,T,V] with the values v [B,G,T,V] of their tokens added, if any."""
         if self.skip is None:
             return heads
         # A value head serves the query heads that stand side by side.
@@ -420,7 +419,7 @@ class Attention(nn.Module):
             raise ShapeError("this layer attends to another sequence: give it (source=…), or write it once and read it")
 
     def _check_tokens(self, x: Tensor) -> None:
-        """Raises where these cannot be the tokens of this layer."""
+        """Raises a ShapeError unless x is floating-point [B,T,D] with the layer's width D."""
         if x.dim() != 3 or x.shape[-1] != self.width or not x.is_floating_point():
             raise ShapeError(
                 f"x is {x.dtype} {list(x.shape)}, expected vectors [B,T,D] with D = {self.width}, the layer's width"
@@ -430,13 +429,13 @@ class Attention(nn.Module):
 def _split_heads(x: Tensor, heads: int) -> Tensor:
     """Returns [B,heads,T,width] from [B,T,heads·width]."""
     B, T, width = x.shape
-    if T == 1:  # a decoding step has the same memory either way, and one call is cheaper than two
+    if T == 1:  # a decoding step has the same memory layout either way, and one call is cheaper
         return x.view(B, heads, 1, width // heads)
     return x.view(B, T, heads, width // heads).transpose(1, 2)
 
 
 def _zero_hidden(x: Tensor, visible: Tensor | None) -> Tensor:
-    """Returns x [B,T,D] with zeros at invisible tokens, so that even NaN there reaches nothing."""
+    """Returns x [B,T,D] with zeros at invisible tokens, so that even NaN there changes nothing."""
     if visible is None:
         return x
     check_visible(visible)

@@ -26,7 +26,7 @@ MLPS: Registry[Callable[..., nn.Module | None]] = Registry("MLP")
 
 
 class MLP(nn.Module):
-    """The usual MLP, f(x A + a) B + b, `hidden` wide in between (four times D unless said)."""
+    """The usual MLP, f(x A + a) B + b, `hidden` wide in between (by default 4 D)."""
 
     def __init__(
         self, D: int, activation: Callable[[Tensor], Tensor], hidden: int | None = None, bias: bool = True
@@ -45,7 +45,7 @@ class MLP(nn.Module):
 class GatedMLP(nn.Module):
     """SwiGLU: (silu(x A) ∘ x C) B.
 
-    `hidden` is 8/3 of D unless said, rounded up to a multiple of 8: as many parameters as a plain MLP has.
+    `hidden` is by default 8/3 of D, rounded up to a multiple of 8: about as many parameters as a plain MLP has.
     """
 
     def __init__(self, D: int, hidden: int | None = None, bias: bool = True) -> None:
@@ -71,18 +71,18 @@ MLPS.add("swiglu")(GatedMLP)
 
 @MLPS.add("none")
 def no_mlp() -> None:
-    """Returns nothing: a block of attention alone."""
+    """Returns None: the block has attention alone."""
 
 
 class BlockState(NamedTuple):
-    """What a block keeps: the state of its own tokens, and that of the sequence it crosses to."""
+    """The state of a block: that of its self-attention, and that of its cross-attention."""
 
     own: State
     other: State = None
 
 
 class Block(nn.Module):
-    """A layer made of ready parts: attention, perhaps cross-attention to another sequence, and perhaps an MLP."""
+    """A layer of given parts: attention, perhaps cross-attention to another sequence, and perhaps an MLP."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Block(nn.Module):
     ) -> tuple[Tokens, BlockState]:
         """Returns the outputs [B,T,D] of the T tokens that come next, and the state after them.
 
-        The state handed in is used up.
+        The given state must not be used again, as its memory may be overwritten.
         """
         h = self._into(x, self.attention_norm)
         out, own = self.attention.extend(h, state.own, visible, rotation=rotation)
@@ -146,20 +146,20 @@ class Block(nn.Module):
         return self._add_mlp(x), BlockState(own, state.other)
 
     def _into(self, x: Tensor, norm: Any) -> Tensor:
-        """Returns what a part is given: the stream, after its norm where norms come before."""
+        """Returns the input of a part: the residual stream, normalized if norms come before parts."""
         if self.before:
             x = norm(x)
         return x
 
     def _onto(self, x: Tensor, out: Tensor, norm: Any) -> Tensor:
-        """Returns the stream with a part's output added, after its norm where norms come after."""
+        """Returns the residual stream with a part's output added, normalized if norms come after parts."""
         x = x + out
         if not self.before:
             x = norm(x)
         return x
 
     def _add_mlp(self, x: Tensor) -> Tensor:
-        """Returns the stream with the output of the MLP added; without an MLP, the stream."""
+        """Returns the residual stream with the output of the MLP added, if there is an MLP."""
         if self.mlp is None:
             return x
         out: Tensor = self.mlp(self._into(x, self.mlp_norm))

@@ -1,4 +1,4 @@
-"""Checks of what an attention layer is asked to be, and its parts that may be left out."""
+"""Checking the options of an attention layer, and building its optional parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.shapes import Size
 
 
 def check_direction(causal: bool | None, source: int | None) -> None:
-    """Raises where nobody said whether self-attention looks ahead."""
+    """Raises an OptionError if self-attention is built without `causal`."""
     if causal is None and source is None:
         raise OptionError(
             "say causal=True, where each token sees itself and those before it, or causal=False, where every token "
@@ -27,7 +27,7 @@ def check_direction(causal: bool | None, source: int | None) -> None:
 
 
 def check_mechanism(mechanism: Mechanism, causal: bool | None, source: int | None) -> None:
-    """Raises where a mechanism has no meaning for this kind of attention."""
+    """Raises an OptionError if a mechanism is not defined for cross-attention, or not without `causal`."""
     if source is not None and not mechanism.crosses:
         raise OptionError(
             f"{mechanism.name} has no cross-attention: its scores belong to positions of one sequence. "
@@ -47,7 +47,7 @@ def check_heads(D: int, H: int, G: int, K: int | None) -> None:
 
 
 def check_key_heads(key_heads: int | None, H: int, G: int, mechanism: Mechanism) -> None:
-    """Raises where values cannot have more heads than queries and keys do."""
+    """Raises an OptionError unless `key_heads` divides the heads of values, and the mechanism allows it."""
     if key_heads is None:
         return
     if not isinstance(mechanism, Recurrence):
@@ -63,7 +63,7 @@ def check_key_heads(key_heads: int | None, H: int, G: int, mechanism: Mechanism)
 
 
 def build_mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str, Any]) -> Mechanism:
-    """Returns the mechanism of a name with its options, made for `size`; one already built as it is."""
+    """Returns the mechanism of a name with its options, made for `size`; one already built is returned unchanged."""
     if isinstance(mechanism, str):
         try:
             return fitted(mechanism, size, **options)
@@ -77,7 +77,7 @@ def build_mechanism(mechanism: str | Mechanism, size: Size, options: Mapping[str
 
 
 def build_norm(name: str | None, K: int, eps: float, mechanism: Mechanism) -> nn.Module | None:
-    """Returns the norm of each head's queries or keys, or None where none is asked for."""
+    """Returns the norm of each head's queries or keys; None if `name` is None."""
     if name is None:
         return None
     if not {"q", "k"} <= set(mechanism.needs):
@@ -95,7 +95,7 @@ def build_convolution(
     if width == 0:
         return None
     if source is not None:
-        raise OptionError("a short convolution belongs to self-attention: it compares a token with those before it")
+        raise OptionError("a short convolution belongs to self-attention: it combines a token with those before it")
     built: ShortConvolution = call_with_options(
         ShortConvolution, "the short convolution", {"channels": channels, "width": width}, options
     )
@@ -103,7 +103,7 @@ def build_convolution(
 
 
 def build_skip(H: int, source: int | None) -> nn.Parameter:
-    """Returns the factors [H] of each head's own values, 1 to begin with."""
+    """Returns the factors [H] of each head's own values, which start at 1."""
     if source is not None:
         raise OptionError("skip adds a token's own values to its outputs: it belongs to self-attention")
     return nn.Parameter(torch.ones(H))

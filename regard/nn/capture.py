@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from regard.nn.attention import Attention
 
-# Called with q [B,H,T,K], k [B,G,S,K], v [B,G,S,V] and the mask, None for what a call does not bring; and with a and b
-# by name, as far as the mechanism needs them.
+# Called with q [B,H,T,K], k [B,G,S,K], v [B,G,S,V] and the mask, None for those that a call does not have; and with a
+# and b by name, if the mechanism takes them.
 Callback = Callable[..., None]
-# Called with what the mechanism gives, [B,H,T,V].
+# Called with the outputs of the mechanism, [B,H,T,V].
 OutputCallback = Callable[[Tensor], None]
 
 
@@ -26,9 +26,9 @@ def capture_attention(
 ) -> Iterator[None]:
     """Calls back with the queries, keys, values, mask and gates of every call of one layer's mechanism, before it runs.
 
-    Whole sequences are captured unless `recurrent`, and then the steps from a state: `extend` of self-attention brings
-    all three, while cross-attention writes keys and values once and reads with queries. `given` is called with the
-    heads' outputs of self-attention, after the mechanism has run.
+    Calls with whole sequences are captured, or, with `recurrent`, decoding steps: `extend` of self-attention has
+    queries, keys and values, while cross-attention writes keys and values once and reads with queries. `given` is
+    called with the heads' outputs of self-attention, after the mechanism has run.
     """
     mechanism = attention.mechanism
     with ExitStack() as removal:
@@ -54,9 +54,9 @@ def capture_attention(
 def _recurrent_methods(
     attention: Attention, callback: Callback, given: OutputCallback | None
 ) -> dict[str, Callable[..., Any]]:
-    """Returns methods that call back and then do what the mechanism's own do.
+    """Returns, by name, methods that call back and then call the mechanism's own methods.
 
-    Only the outermost is replaced: `extend` of a linear mechanism writes and reads itself.
+    For self-attention only `extend` is replaced, as it may call `write` and `read` itself.
     """
     extend, write, read = attention.mechanism.extend, attention.mechanism.write, attention.mechanism.read
 

@@ -22,29 +22,29 @@ from regard.errors import OptionError
 from regard.mechanisms import State
 from regard.registry import Registry
 
-WIDEST = 64  # tokens; what looks farther is attention's part
+WIDEST = 64  # tokens; to combine tokens farther apart is left to attention
 
-# What stands behind a convolution or in a gate.
+# The activations of convolutions and of output gates.
 ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry("activation")
 ACTIVATIONS.update({"linear": lambda x: x, "silu": functional.silu, "sigmoid": torch.sigmoid})
 
 
 class ConvolvedState(NamedTuple):
-    """What a layer with a short convolution keeps: its mechanism's state, and the last inputs of the convolution."""
+    """The state of a layer with a short convolution: its mechanism's state, and the last inputs of the convolution."""
 
     own: State
     before: Float[Tensor, "B W1 C"]
 
 
 def mechanism_state(state: State) -> State:
-    """Returns the state of a layer's mechanism, which is all that a layer without a convolution keeps."""
+    """Returns the state of a layer's mechanism, which without a convolution is the whole state of the layer."""
     if isinstance(state, ConvolvedState):
         return state.own
     return state
 
 
 def with_mechanism_state(state: State, own: State) -> State:
-    """Returns a layer's state with another state of its mechanism."""
+    """Returns a layer's state with that of its mechanism replaced."""
     if isinstance(state, ConvolvedState):
         return state._replace(own=own)
     return own
@@ -71,7 +71,7 @@ class ShortConvolution(nn.Module):
         visible: Bool[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T C"]:
-        """Returns the outputs of a whole sequence; those at invisible tokens mean nothing."""
+        """Returns the outputs of a whole sequence; those at invisible tokens are meaningless."""
         order = None
         if visible is not None:
             order = _visible_first(visible)
@@ -94,7 +94,7 @@ class ShortConvolution(nn.Module):
         T = x.shape[1]
         if visible is None:
             inputs = torch.cat([before.to(x.dtype), x], 1)
-            # A copy: the last inputs would keep those of all tokens in memory.
+            # A copy, as a view would keep the inputs of all tokens in memory.
             return self._filter(inputs), inputs[:, T:].to(before.dtype, copy=True)
         order = _visible_first(visible)
         inputs = torch.cat([before.to(x.dtype), _take(x, order)], 1)
@@ -102,7 +102,7 @@ class ShortConvolution(nn.Module):
         return _take(self._filter(inputs), order.argsort(1)), _take(inputs, last).to(before.dtype)
 
     def flops(self, tokens: int) -> int:
-        """Returns the element-wise FLOPs of so many tokens: a product and a sum a tap, and 8 for the activation."""
+        """Returns the element-wise FLOPs of `tokens` tokens: for each channel, two a tap and 8 for the activation."""
         return tokens * self.weight.shape[0] * (2 * self.width + 8)
 
     def extra_repr(self) -> str:

@@ -1,12 +1,12 @@
-"""What a layer makes of its input for mechanisms with a memory: decays a ≤ 0 and write strengths b.
+"""Decays a ≤ 0 and write strengths b, which a layer computes from its input for mechanisms with a memory.
 
 softplus     a = −softplus(x A + bias) · e^α        α one number a head; Mamba-2, gated DeltaNet
 logsigmoid   a = logsigmoid(x A + bias) / 16        gated linear attention (GLA)
-constant     a = log(1 − 2^{−5−h})                  what `retention` has, whatever the token
+constant     a = log(1 − 2^{−5−h})                  as in `retention`, the same for every token
 step         a = −Δ · e^α,  b = Δ = softplus(x A + bias)      Mamba-2: a longer step forgets and writes more
-b            b = range · σ(x B)                     from 0 to the mechanism's `range`, where no step makes it
+b            b = range · σ(x B)                     from 0 to the mechanism's `range`, unless b = Δ
 
-They are computed in float32 or better: a sum of many decays is what counts, and it keeps no digits in half precision.
+They are computed in float32 or better: sums of many decays are needed, for which half precision has too few digits.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from regard.shapes import upcast_half
 
 
 class Decay(nn.Module):
-    """A way to make a from x A [B,T,G·W]: one number a head (W = 1), or one a key channel. This one is softplus."""
+    """The rule "softplus" for a [B,T,G,W] from x A: W = 1, or K for one decay a key channel; base of the other
+    rules."""
 
     learns: ClassVar[bool] = True
-    writes: ClassVar[bool] = False  # the step says how strongly a token is written, too
+    writes: ClassVar[bool] = False  # whether the step is the write strength b, too
 
     def __init__(self, G: int, W: int) -> None:
         super().__init__()
-        # Steps from 0.001 to 0.1 and rates from 1 to 16: memories of a token and of a thousand side by side.
+        # Steps from 0.001 to 0.1 times rates from 1 to 16: heads begin with memories of one to a thousand tokens.
         steps = torch.empty(G * W).uniform_(math.log(0.001), math.log(0.1)).exp()
         self.bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))  # softplus of it is the step
         self.rate = nn.Parameter(torch.empty(G).uniform_(1, 16).log())
@@ -49,14 +50,14 @@ class Decay(nn.Module):
 
 
 class StepDecay(Decay):
-    """Mamba-2's: the step Δ is also how strongly a token is written. It stays between `least` and `most`."""
+    """The rule "step" of Mamba-2: the step Δ, kept between `least` and `most`, is the write strength b, too."""
 
     writes = True
 
     def __init__(self, G: int, W: int, least: float = 0.0, most: float | None = None) -> None:
         super().__init__(G, W)
         if least < 0 or (most is not None and most <= least):
-            raise OptionError(f"steps from {least} to {most}: expected 0 or more, and more than that")
+            raise OptionError(f"least = {least}, most = {most}: expected 0 <= least < most for the steps of a decay")
         self.least = least
         self.most = most
 
@@ -94,7 +95,7 @@ _NEVER_POSITIVE = (Decay, LogSigmoid, Constant, StepDecay)
 
 
 class Gates(nn.Module):
-    """Makes what a mechanism needs of a and b, for G heads with keys of width K, from x [B,T,D]."""
+    """Computes those of a and b that a mechanism takes, for G heads with keys of width K, from x [B,T,D]."""
 
     def __init__(
         self,
@@ -125,11 +126,11 @@ class Gates(nn.Module):
 
     @property
     def keeps_ranges(self) -> bool:
-        """Returns whether a ≤ 0 and b in its range by construction: not so of a decay that somebody else registered."""
+        """Returns whether a ≤ 0 and b is in its range by construction, which is not known of decays of others."""
         return self.decay is None or type(self.decay) in _NEVER_POSITIVE
 
     def forward(self, x: Float[Tensor, "B T D"]) -> dict[str, Tensor]:
-        """Returns a [B,G,T] or [B,G,T,K] and b [B,G,T], those that the mechanism needs, by their names."""
+        """Returns a [B,G,T] or [B,G,T,K] and b [B,G,T], those that the mechanism takes, by name."""
         B, T, _ = x.shape
         a, b = x[..., :0], x[..., :0]
         if self.project is not None:

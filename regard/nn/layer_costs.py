@@ -1,4 +1,4 @@
-"""What an attention layer costs: its mechanism, its projections, and what stands around them."""
+"""The cost of an attention layer: its mechanism, its projections, convolution, norm and gates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.shapes import Size
 if TYPE_CHECKING:
     from regard.nn.attention import Attention
 
-# FLOPs of a number: a norm; a gate's activation and its product; a value that is scaled and added.
+# FLOPs for each number: of a norm; of a gate's activation and product; of a value that is scaled and added.
 NORM_FLOPS, GATE_FLOPS, SKIP_FLOPS = 7, 9, 2
 
 
@@ -30,9 +30,9 @@ def layer_cost(layer: Attention, T: int, S: int, face: Face, B: int) -> Cost:
 
 
 def layer_gradient_cost(layer: Attention, T: int, S: int, B: int) -> Cost:
-    """Returns what the gradients of a whole sequence cost beside it.
+    """Returns the cost of the backward pass over a whole sequence, without that of the forward pass.
 
-    Each projection has two products on the way back; the mechanism declares its own.
+    Each projection has two products in the backward pass; the mechanism declares its own.
     """
     own = _projection_cost(layer, T, S, B)
     doubled = Cost(2 * own.matmul, 2 * own.useful, 2 * own.elementwise, 2 * own.bytes, 0)
@@ -47,7 +47,7 @@ def _size_of_call(layer: Attention, T: int, S: int, B: int) -> Size:
 
 
 def _reading_cost(layer: Attention, size: Size) -> Cost:
-    """Returns the cost of reading a sequence that is written: cross-attention less the writing, its cost at T = 0."""
+    """Returns the cost of reading a written sequence: cross-attention's less that of writing, its cost at T = 0."""
     cost = layer.mechanism.cost(size, "parallel")
     written = layer.mechanism.cost(replace(size, T=0), "parallel")
     return replace(
@@ -62,8 +62,8 @@ def _reading_cost(layer: Attention, size: Size) -> Cost:
 def _projection_cost(layer: Attention, T: int, S: int, B: int) -> Cost:
     """Returns the cost of projecting T tokens and, for cross-attention, S of the other sequence.
 
-    Bytes are weights and inputs read, and outputs written. What lies between projection and mechanism is counted
-    with the mechanism.
+    Bytes are weights and inputs read, and outputs written. Tensors between projections and mechanism are counted with
+    the mechanism.
     """
     projections = [(layer.project, T), (layer.out, T)]
     numbers = 2 * T * layer.width

@@ -24,7 +24,7 @@ Merged = Float[Tensor, "B T HV"]
 
 
 class LooksAheadError(RegardError, RuntimeError):
-    """A state was asked of something whose early outputs depend on later tokens."""
+    """A decoding state was requested from a layer whose early outputs depend on later tokens."""
 
 
 class Merge(nn.Module):
@@ -43,14 +43,14 @@ class Merge(nn.Module):
         return heads.reshape(B, T, H * V)
 
     def arrange(self, heads: Heads, visible: Tensor | None) -> Heads:
-        """Returns the heads in the order and with the weights that they get, [B,H,T,V]."""
+        """Returns the heads [B,H,T,V] reordered or weighed."""
         return heads
 
     def check_state(self) -> None:
-        """Raises an error where outputs so far would depend on tokens to come."""
+        """Raises a LooksAheadError if outputs depend on later tokens."""
 
     def check_documents(self) -> None:
-        """Raises an error where documents that are packed into one row would change each other's outputs."""
+        """Raises a LooksAheadError if documents packed into one row would change each other's outputs."""
         if self.looks_ahead:
             raise LooksAheadError("a merge that weighs heads over the whole row would mix the documents packed into it")
 
@@ -79,7 +79,7 @@ class Shift(Merge):
 
 @MERGES.add("reweight")
 class Reweight(Merge):
-    """Heads weighed by the length of their outputs, at each position for itself."""
+    """Heads weighed by the norm of their outputs at each position."""
 
     def arrange(self, heads: Heads, visible: Tensor | None) -> Heads:
         norms: Tensor = heads.norm(dim=-1, keepdim=True)
@@ -89,10 +89,10 @@ class Reweight(Merge):
 
 @MERGES.add("reweight-sequence")
 class ReweightSequence(Merge):
-    """Heads weighed by the length of their outputs over the whole sequence.
+    """Heads weighed by the norm of their outputs over the whole sequence.
 
-    `at_inference=False` switches the weighing off outside training. `by_piece=True` allows a state all the same:
-    then each piece is weighed by its own length, and token by token differs from the whole pass.
+    `at_inference=False` switches the weighing off outside training. `by_piece=True` allows decoding nevertheless: each
+    piece is then weighed by the norm of its own outputs, which differ from those of the whole pass.
     """
 
     looks_ahead = True

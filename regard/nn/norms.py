@@ -36,9 +36,9 @@ class _RMSNorm(nn.RMSNorm):
 
 @NORMS.add("rms_zero_centred")
 class ZeroCentredRMSNorm(nn.Module):
-    """RMS norm whose weight is 0 where it changes nothing: x/√(mean of squares + ε) · (1 + weight), as Qwen3-Next has.
+    """RMS norm with the factor 1 + weight: x/√(mean of squares + ε) · (1 + weight), as in Qwen3-Next.
 
-    Weight decay then pulls toward the norm without a weight.
+    Weight decay then pulls the factor toward 1.
     """
 
     def __init__(self, D: int, eps: float = 1e-5) -> None:

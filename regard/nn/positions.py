@@ -1,15 +1,15 @@
-"""Where a token stands. A position is the number of visible tokens before it, so padding never shifts anything.
+"""Positions of tokens. A position is the number of visible tokens before one, so padding never shifts anything.
 
 Learned and sinusoidal positions are added to the embeddings, rotary ones turn queries and keys, ALiBi adds to the
 scores, and `none` does nothing.
 
 Sinusoidal:  PE[t, 2i] = sin(t·ωᵢ),  PE[t, 2i+1] = cos(t·ωᵢ),  ωᵢ = 10000^(−2i/d). A pair shares one frequency, so
-moving by one position turns each pair: p_{t+s} = Mˢ p_t with M = diag([[cos ωᵢ, sin ωᵢ], [−sin ωᵢ, cos ωᵢ]]).
-Rotary:  the pairs (xᵢ, x_{i+K/2}) of a query or key at position t are turned by the angle t·ωᵢ, ωᵢ = base^(−2i/K), so
-that q·k depends on the difference of the positions only. With a `share` of the width, only so many of its first numbers
-are turned, as if the head were that narrow. For longer texts than it learned from, a model turns more
-slowly: each ωᵢ is divided by `factor`, or only those of long waves (see `llama3_frequencies`).
-ALiBi:  −slope_h · |distance| is added to the scores of head h, with slopes 2^(−8/H), 2^(−16/H), … for H heads.
+moving by one position turns each pair: p_{t+s} = Mˢ p_t with M = diag([[cos ωᵢ, sin ωᵢ], [−sin ωᵢ, cos ωᵢ]]). Rotary:
+the pairs (xᵢ, x_{i+K/2}) of a query or key at position t are turned by the angle t·ωᵢ, ωᵢ = base^(−2i/K), so that q·k
+depends on the difference of the positions only. With a `share` of the width, only so many of its first numbers are
+turned, as if the head were that narrow. For texts longer than those of training, pairs are turned more slowly: each ωᵢ
+is divided by `factor`, or only the low ones (see `llama3_frequencies`). ALiBi:  −slope_h · |distance| is added to the
+scores of head h, with slopes 2^(−8/H), 2^(−16/H), … for H heads.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Rotation(NamedTuple):
 
 
 class Positions(nn.Module):
-    """How a model knows where tokens stand: three hooks, each of which does nothing unless a subclass overrides it.
+    """The base class of positions: three hooks, each of which does nothing unless a subclass overrides it.
 
-    `length` is the most positions there are; None means any number.
+    `length` is the number of positions that exist; None means any number.
     """
 
     length: int | None = None
@@ -47,11 +47,11 @@ class Positions(nn.Module):
         super().__init__()
 
     def added(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Float[Tensor, "B T D"] | None:
-        """Returns what is added to the embeddings, [B,T,D]; every position is below `reach`."""
+        """Returns the vectors [B,T,D] to add to the embeddings, or None; every position is below `reach`."""
         return None
 
     def rotation(self, positions: Int[Tensor, "B T"], reach: int, dtype: torch.dtype) -> Rotation | None:
-        """Returns how queries and keys are turned; every position is below `reach`."""
+        """Returns the rotation of queries and keys, or None; every position is below `reach`."""
         return None
 
     def bias(self, rules: Mask) -> Mask:
@@ -64,7 +64,7 @@ class Positions(nn.Module):
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """The tables kept so far, which are no parameters: a CUDA graph holds while they stay where they are."""
+        """Returns the tables computed so far: a captured CUDA graph is valid only while these tensors exist."""
         return ()
 
 
@@ -114,10 +114,10 @@ class TabulatedPositions(Positions):
         key = (positions.device, dtype)
         table = self._tables.get(key)
         if table is None or table.shape[0] < reach:
-            # The table outlives this call, and training may be next, which cannot use a tensor of inference mode.
+            # The table is kept, and training, which may follow, cannot use a tensor made in inference mode.
             with torch.inference_mode(False):
                 table = self.compute_table(max(64, 1 << (reach - 1).bit_length())).to(*key)
-            # torch.export and functorch compute with stand-ins for tensors, which mean nothing after the call.
+            # torch.export and functorch pass subclasses of tensors, which are invalid after the call.
             if type(table) is Tensor:
                 self._tables[key] = table
         return table[positions]
@@ -131,10 +131,10 @@ def frequencies(d: int, base: float = 10000.0) -> Float[Tensor, " d2"]:
 def llama3_frequencies(
     omega: Float[Tensor, " d2"], factor: float, low: float, high: float, original: int
 ) -> Float[Tensor, " d2"]:
-    """Returns frequencies by Llama 3's rule, for texts `factor` times as long as those a model learned from.
+    """Returns frequencies by Llama 3's rule, for texts `factor` times as long as those of training.
 
-    Let n be how often a wave fits into `original` positions. Waves with n < low get `factor` times as long, those with
-    n > high stay, and those between are mixed: ω·((1 − s)/factor + s) with s = (n − low)/(high − low).
+    Let n be the number of a wave's periods in `original` positions. Frequencies with n < low are divided by `factor`,
+    those with n > high stay, and those between are mixed: ω·((1 − s)/factor + s) with s = (n − low)/(high − low).
     """
     fits = original * omega / (2 * math.pi)
     stay = ((fits - low) / (high - low)).clamp(0, 1)
@@ -188,11 +188,11 @@ class Sinusoidal(TabulatedPositions):
 
 @POSITIONS.add("rotary")
 class Rotary(TabulatedPositions):
-    """Positions that turn pairs of queries and keys, one number from each half of the width, as Llama does.
+    """Positions that turn pairs of numbers of queries and keys, one from each half of the width, as in Llama.
 
-    With a `share` below 1, the first K·share numbers are turned and the others left as they are.
-    All turn `factor` times as slowly. With `original`, the length that the model learned from, Llama 3's rule says how
-    much each frequency slows down, between `low` and `high`.
+    With a `share` below 1, the first K·share numbers are turned and the others left as they are. Frequencies are
+    divided by `factor`: all, or, with `original`, the length of the model's training texts, by Llama 3's rule with
+    `low` and `high` (see `llama3_frequencies`).
     """
 
     def __init__(
@@ -254,14 +254,14 @@ def alibi_slopes(H: int) -> Float[Tensor, " H"]:
 class Alibi(Positions):
     """Attention with linear biases: the farther a key, the lower its score, by a slope that differs from head to head.
 
-    It is for any length, and for mechanisms with scores (`softmax`, `argmax`, the synthesizers).
+    It takes any length, and needs a mechanism with scores (`softmax`, `argmax`, the synthesizers).
     """
 
     slopes: Tensor
 
     def __init__(self, H: int) -> None:
         super().__init__()
-        # Not saved: they follow from the number of heads.
+        # Not saved, as they follow from the number of heads.
         self.register_buffer("slopes", alibi_slopes(H).float(), persistent=False)
 
     def bias(self, rules: Mask) -> Mask:
@@ -269,9 +269,9 @@ class Alibi(Positions):
 
 
 def rotate(x: Float[Tensor, "B N T K"], rotation: Rotation) -> Float[Tensor, "B N T K"]:
-    """Returns x with the pairs (xᵢ, x_{i+K/2}) turned: x·cos + [−x₂, x₁]·sin; what the rotation has no angle for stays.
+    """Returns x with the pairs (xᵢ, x_{i+K/2}) turned: x·cos + [−x₂, x₁]·sin.
 
-    A rotation narrower than K turns pairs among the first numbers of x.
+    A rotation narrower than K turns pairs among the first numbers of x; the others stay.
     """
     width = rotation.cos.shape[-1]
     if width < x.shape[-1]:

@@ -1,4 +1,4 @@
-"""`torch.nn.MultiheadAttention` into regard's layer and back, and calls with separate queries, keys and values."""
+"""Conversion between `torch.nn.MultiheadAttention` and regard's layer, and calls with separate queries and keys."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def to_torch(layer: Attention, batch_first: bool) -> nn.MultiheadAttention:
     )
     theirs.train(layer.training)
     with torch.no_grad():
-        # It has all biases or none: those that are missing here are zeros there.
+        # PyTorch's layer has all biases or none: those that are missing here become zeros.
         for bias in (theirs.in_proj_bias, theirs.out_proj.bias):
             if bias is not None:
                 bias.zero_()
@@ -77,7 +77,7 @@ def to_torch(layer: Attention, batch_first: bool) -> nn.MultiheadAttention:
 
 
 def _pairs(layer: Attention, theirs: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor]]:
-    """Returns the parameters of a layer, each with PyTorch's for the same numbers."""
+    """Returns the parameters of a layer, each with the parameter, or part of one, of PyTorch's layer that it equals."""
     D = layer.width
     pairs: list[tuple[Tensor | None, Tensor | None]] = [
         (layer.out.weight, theirs.out_proj.weight),
@@ -98,7 +98,7 @@ def _pairs(layer: Attention, theirs: nn.MultiheadAttention) -> list[tuple[Tensor
 
 
 def _without_equivalent(layer: Attention) -> list[str]:
-    """Returns what of a layer PyTorch's has not."""
+    """Returns in words the features of a layer that PyTorch's has no equivalent of."""
     size = layer.size
     rules = layer.rules
     named = {
@@ -122,7 +122,7 @@ def _without_equivalent(layer: Attention) -> list[str]:
 def project_separately(
     layer: Attention, query: Tensor, key: Tensor, value: Tensor | None, visible: Tensor | None
 ) -> tuple[Any, Any, Tensor, Mask]:
-    """Returns q, k and v of tokens that differ, and the mask under which they attend; no `value`: it is the key."""
+    """Returns q, k and v of separate sequences, and the mask; if `value` is None, `key` takes its place."""
     if layer.convolution is not None or layer.gates is not None or layer.skip is not None:
         raise OptionError(
             "a short convolution, decays, write strengths and skip are made of one sequence: call layer(x)"
@@ -135,7 +135,7 @@ def project_separately(
 
 
 def _project(layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any, Tensor]:
-    """Returns q, k and v of three sequences, each projected whole; one that stands in two places is projected once."""
+    """Returns q, k and v of three sequences; one that is passed twice is projected once."""
     if layer.source is not None:
         k, v = layer._project_source(key)
         if value is not key:
@@ -152,7 +152,7 @@ def _project(layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> tup
 
 
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raises where these cannot be sequences of one batch, or keys and values not of one sequence."""
+    """Raises a ShapeError unless these are sequences of one batch, with as many keys as values."""
     shapes = [tuple(x.shape) for x in (query, key, value)]
     if any(len(shape) != 3 for shape in shapes):
         raise ShapeError(f"query, key and value are {shapes}: expected [B,T,D], [B,S,E] and [B,S,E]")

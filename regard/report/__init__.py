@@ -1,4 +1,4 @@
-"""Reports: what pages with tables and pictures are made of; each page is one file that needs nothing else."""
+"""Reports: pages with tables and pictures, each of which is one file that needs nothing else; figures for papers."""
 
 from regard.report.heat import heads_grid, heat
 from regard.report.page import Page, ReportError

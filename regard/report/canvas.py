@@ -1,7 +1,7 @@
-"""Figures by matplotlib as SVG that fits a page: colours follow it, text stays text, equal calls give equal bytes.
+"""Figures by matplotlib as SVG for pages: in the page's colours, with text as text; equal calls give equal bytes.
 
-Figures are drawn in the light colours of the palette; afterwards each becomes a CSS variable with that colour to fall
-back on. No global state of matplotlib is touched.
+Figures are drawn in the light colours of the palette; afterwards each colour is replaced by a CSS variable that falls
+back to it. No global state of matplotlib is touched.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _VARIABLES = {s.light: f"var(--{s.name},{s.light})" for s in SHADES}
 
 
 def draw(paint: Callable[[Figure], None], alt: str, width: float = 4.7, height: float = 2.9) -> Markup:
-    """Returns the SVG of what `paint` puts on a figure of that size in inches; `alt` says in words what it shows."""
+    """Returns the SVG of what `paint` draws on a figure of this size in inches; `alt` describes it in words."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     buffer = io.StringIO()
     with rc_context(_SETTINGS), warnings.catch_warnings():
-        # Only widths are measured with this font: the reader's browser has others for what it lacks.
+        # This font only measures widths: the reader's browser has others for the glyphs that it lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         fig = Figure(figsize=(width, height), layout="constrained")
         paint(fig)
@@ -73,8 +73,8 @@ def draw(paint: Callable[[Figure], None], alt: str, width: float = 4.7, height: 
 
 
 def _fit_to_page(svg: str, alt: str, width: int, height: int) -> Markup:
-    """Returns matplotlib's drawing without what a page does not need, with the page's colours and ids of its own."""
-    # What matplotlib writes before the drawing (doctype, sizes, metadata, a style sheet) the page has itself.
+    """Returns matplotlib's SVG without its preamble and style sheet, with the page's colours and with unique ids."""
+    # The page has what matplotlib writes before the drawing: doctype, sizes, metadata, a style sheet.
     inner = svg[svg.index("</metadata>") + len("</metadata>") : svg.rindex("</svg>")]
     inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, count=1, flags=re.DOTALL)
     used_ids = set(re.findall(r'(?:url\(|href=")#([\w.]+)', inner))
@@ -83,19 +83,19 @@ def _fit_to_page(svg: str, alt: str, width: int, height: int) -> Markup:
     new_ids = {old: f"f{digest}-{n}" for n, old in enumerate(sorted(used_ids))}
 
     def rename_id(match: re.Match[str]) -> str:
-        """Returns an id attribute with its new name, or nothing where no reference needs it."""
+        """Returns an id attribute with its new name, or "" if nothing refers to it."""
         if match[1] in new_ids:
             return f' id="{new_ids[match[1]]}"'
         return ""
 
     def rename_reference(match: re.Match[str]) -> str:
-        """Returns a reference to the new name; what is no reference, such as a colour, stays."""
+        """Returns a reference with the new name; anything else, such as a colour, stays."""
         if match[1] in new_ids:
             return f"#{new_ids[match[1]]}"
         return match[0]
 
     def rewrite_tag(match: re.Match[str]) -> str:
-        """Returns one tag as the page needs it. The text between tags is the user's and is not touched."""
+        """Returns one tag with new ids, colours and font. The text between tags is the user's and is not changed."""
         text = match[0].replace("xlink:href", "href")
         text = re.sub(r' id="([^"]*)"', rename_id, text)
         text = re.sub(r"#([\w.]+)", rename_reference, text)

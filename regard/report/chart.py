@@ -1,4 +1,4 @@
-"""Measured against predicted: points with their quartiles, fitted lines, and the law as a dashed line beside them."""
+"""Charts of measurements and predictions: points with quartiles, fitted lines, and predicted lines, dashed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Series(NamedTuple):
     """One named line of a chart. All but the first three fields are optional parts of the drawing.
 
     `band` holds the lower and the upper end at each point. `fitted` is drawn instead of a line through the points, and
-    `predicted` is drawn dashed. `floor` is a thin line below: what cannot be undercut. `marked` is False where there
-    are too many points to tell apart.
+    `predicted` is drawn dashed. `floor` is a thin line below: a lower bound. `marked` is False if there are too many
+    points for markers.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What an axis shows. `ticks` are set where only some values were measured; `shares` are written as percent."""
+    """The name and scale of an axis. `ticks`: the only values to be marked; `shares`: values are written in percent."""
 
     name: str
     log: bool = False
@@ -54,7 +54,7 @@ class Axis(NamedTuple):
 def chart(series: Sequence[Series], x: Axis, y: Axis, values: bool = False, height: float = 2.9) -> Markup:
     """Returns the chart of the series with their names at their ends; `values` adds the last value below each name.
 
-    A value of zero cannot stand on a logarithmic axis and is left out.
+    On a logarithmic axis, values of zero are left out.
     """
     series = select_drawn(series, y)
     names = [shorten(line.name) for line in series]
@@ -73,7 +73,7 @@ def chart(series: Sequence[Series], x: Axis, y: Axis, values: bool = False, heig
 
 
 def select_drawn(series: Sequence[Series], y: Axis) -> list[Series]:
-    """Returns the series that have points; on a logarithmic axis only points above zero count."""
+    """Returns the series that have points; on a logarithmic axis, with only their points above zero."""
     if y.log:
         series = [_keep_positive(line) for line in series]
     return [line for line in series if line.points]
@@ -89,7 +89,7 @@ def paint_chart(fig: Figure, series: Sequence[Series], names: Sequence[str], x: 
     for line in series:
         _draw_series(ax, line)
     ax.set(xlabel=x.name, ylabel=y.name)
-    # Ticks depend on the limits, and labels at the ends on both: this order matters.
+    # The order matters: ticks depend on the limits, and the names at the ends on both.
     ax.set_ylim(*y.span)
     _format_axes(ax, x, y)
     ends = [(name, line.points[-1], line.style.colour) for name, line in zip(names, series, strict=True)]
@@ -110,7 +110,7 @@ def _keep_positive(line: Series) -> Series:
 
 
 def _draw_series(ax: Axes, line: Series) -> None:
-    """Draws the parts of a series that are there, from the back to the front."""
+    """Draws the parts that a series has, from the back to the front."""
     colour, dash, marker = line.style
     xs, ys = zip(*line.points, strict=True)
     if line.band:

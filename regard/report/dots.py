@@ -1,4 +1,4 @@
-"""Few numbers, each of them shown: a lane for each thing, a dot for each measurement, their mean, and an interval."""
+"""Dot plots of few measurements: a lane for each thing, with a dot for each measurement, their mean and interval."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Lane(NamedTuple):
-    """One row of dots. `note` stands at its end; the mean of a `strong` lane is filled; `gap` leaves room above it."""
+    """One row of dots. `note` is written at its end; `strong` fills the marker of the mean; `gap` adds room above."""
 
     name: str
     dots: Sequence[float]

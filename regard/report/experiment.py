@@ -1,4 +1,4 @@
-"""What the pages of experiments share: sections in order, how the results were made, numbers with intervals."""
+"""Parts that the pages of experiments share: sections, how results were made, and numbers with intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.report.markup import Markup, duration
 from regard.report.page import Page, ReportError, command_listing, details, facts, heading, paragraph
 
 Row = Mapping[str, Any]
-# The title of a section, and what builds its blocks of an experiment's results.
+# The title of a section, and the function that builds its blocks from an experiment's results.
 SectionBuilder = tuple[str, Callable[[Any], Iterable[Markup]]]
 
 
@@ -25,9 +25,9 @@ def build_page(
 ) -> Page:
     """Returns the page of an experiment: a lead, its sections in order, and how the results were made.
 
-    `results` is what the builders take. `header` holds what every experiment's results.json has: command, config,
-    seconds, threads, versions; where it is None, the results hold that themselves. Results that are not as a section
-    needs them are a ReportError that names the section.
+    `results` is the argument of the builders. `header` has the fields of every experiment's results.json: command,
+    config, seconds, threads, versions; if it is None, `results` has them. Results that a section cannot be built from
+    raise a ReportError that names the section.
     """
     name = "lead"
     try:

@@ -22,10 +22,10 @@ LOSS = "loss"
 
 
 def plot_head_curves(path: str | Path, results: Mapping[str, Any], losses: Mapping[str, Sequence[Point]]) -> None:
-    """Writes a figure of what `examine_checkpoints` found: a chart of the losses, then one of each score.
+    """Writes a figure of the results of `examine_checkpoints`: a chart of the losses, then one for each score.
 
-    A score is drawn if a head does it at any of the checkpoints. Heads that do it at the last one have a colour, and
-    a dotted line stands at the step from which on some head does it.
+    A score is drawn if it is significant for some head at some checkpoint ("the head does it"). Heads that do it at the
+    last checkpoint have a colour, and a dotted line marks the step from which on some head does it.
     """
     drawn = drawn_scores(results)
     losses = {name: points for name, points in losses.items() if points}
@@ -52,7 +52,7 @@ def plot_head_curves(path: str | Path, results: Mapping[str, Any], losses: Mappi
 
 
 def drawn_scores(results: Mapping[str, Any]) -> list[str]:
-    """Returns the scores that some head does at some checkpoint, in the order in which they appeared for good."""
+    """Returns the scores that some head does at some checkpoint: first those that last, in order of appearance."""
     done = {name for head in results["heads"] for names in head["does"] for name in names}
     appeared = [row["score"] for row in results["appeared"]]
     return appeared + sorted(done - set(appeared))
@@ -64,12 +64,12 @@ def head_name(head: Mapping[str, Any]) -> str:
 
 
 def short_name(head: Mapping[str, Any]) -> str:
-    """Returns the name of a head where there is only one side: 3.5."""
+    """Returns the name of a head without its side: 3.5."""
     return f"{head['layer']}.{head['head']}"
 
 
 def naming(heads: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
-    """Returns what names the heads of a model: with their sides only if it has two."""
+    """Returns the function that names the heads of a model: with their side (encoder, decoder) only if it has two."""
     return head_name if len({head["side"] for head in heads}) > 1 else short_name
 
 

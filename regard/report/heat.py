@@ -1,7 +1,7 @@
-"""Attention as pictures: a row a query, a column a key, the darker the more weight. Negative weights have a colour too.
+"""Pictures of attention weights: a row a query, a column a key, the darker the more weight; another colour below zero.
 
-A picture holds one pixel a weight. Its colour is fixed and its opacity is the weight, so that it suits a light page and
-a dark one.
+A picture has one pixel for each weight, of a fixed colour and with the weight as opacity, which suits light and dark
+pages.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 Scale = Literal["row", "all"]
-Matrix = Any  # what numpy makes an array of: lists, arrays, tensors on the CPU
+Matrix = Any  # anything that numpy.asarray takes: lists, arrays, tensors on the CPU
 Array = np.ndarray[Any, Any]
 _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
 _POSITIVE = SERIES[0].light
 _NEGATIVE = SERIES[1].light
-_SMALLEST_TEXT = 4.5  # points: tokens that would have to be smaller are left out
+_SMALLEST_TEXT = 4.5  # points; tokens are left out if their text would be smaller
 
 
 def heat(matrix: Matrix, rows: Sequence[str], columns: Sequence[str] | None = None, scale: Scale = "row") -> Markup:
-    """Returns the picture of one matrix of weights with its tokens.
+    """Returns the picture of one matrix of weights [T,S] with its tokens.
 
-    The darkest cell is the largest weight of each row (`scale="row"`) or of the whole matrix ("all").
+    The largest weight is darkest: of each row (`scale="row"`) or of the whole matrix ("all").
     """
     if columns is None:
         columns = rows
     weights = _as_weights(matrix, rows, columns)
-    width = min(max(4.4, 0.16 * len(columns) + 0.8), 7.6)  # many tokens want room for their names
+    width = min(max(4.4, 0.16 * len(columns) + 0.8), 7.6)  # many tokens need room for their labels
     # Cells are square unless one side is much longer than the other.
     height = (width - 0.2) * min(max(len(rows) / len(columns), 0.3), 1.4) + 0.55
 
@@ -56,7 +56,7 @@ def heat(matrix: Matrix, rows: Sequence[str], columns: Sequence[str] | None = No
 def heads_grid(
     maps: Sequence[Matrix], tokens: Sequence[str], titles: Sequence[str], scale: Scale = "row", across: int = 4
 ) -> Markup:
-    """Returns many heads over the same tokens, `across` side by side; tokens are written where they fit."""
+    """Returns the pictures of many heads over the same tokens, `across` in a row, with tokens if they fit."""
     weights = [_as_weights(matrix, tokens, tokens) for matrix in maps]
     if len(weights) != len(titles):
         raise ShapeError(f"{len(weights)} maps and {len(titles)} titles: expected one title a map")
@@ -72,7 +72,7 @@ def heads_grid(
             if n >= len(weights):
                 ax.set_visible(False)
                 continue
-            # Only the outer maps of the grid carry tokens: all of them have the same.
+            # Only the outer maps of the grid are labelled with tokens, which are the same for all.
             rows: Sequence[str] = ()
             columns: Sequence[str] = ()
             if n % across == 0:
@@ -116,7 +116,7 @@ def _pixels(weights: Array, largest: Any) -> Array:
 
 
 def _draw_map(ax: Axes, weights: Array, rows: Sequence[str], columns: Sequence[str], scale: Scale, side: float) -> None:
-    """Draws one map, `side` points long, and its tokens where they fit; no rows or columns means no tokens there."""
+    """Draws one map, `side` points long, with its tokens if they fit; empty `rows` or `columns` are not labelled."""
     largest = np.abs(weights).max()
     if scale == "row":
         largest = np.abs(weights).max(axis=1, keepdims=True)
@@ -131,7 +131,7 @@ def _draw_map(ax: Axes, weights: Array, rows: Sequence[str], columns: Sequence[s
         columns = ()
     row_labels = [token_label(token) for token in rows]
     column_labels = [token_label(token) for token in columns]
-    # Single characters can be read level even where columns are narrow.
+    # Single characters need no rotation even in narrow columns.
     rotation = 90
     if all(len(label) == 1 for label in column_labels):
         rotation = 0
@@ -141,7 +141,7 @@ def _draw_map(ax: Axes, weights: Array, rows: Sequence[str], columns: Sequence[s
 
 
 def _draw_legend(fig: SubFigure, signed: bool, scale: Scale) -> None:
-    """Draws a strip from zero to the largest weight, or from the most negative through zero, below the maps."""
+    """Draws the legend below the maps: a strip from zero, or from the most negative, to the largest weight."""
     lowest = 0
     names = ["0", "largest of all"]
     if scale == "row":

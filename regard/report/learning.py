@@ -1,6 +1,6 @@
-"""How a training went: what it learned from and what was held out in one figure, the best of each, and overfitting.
+"""Learning curves: training and held-out data in one figure, the best value of each, and overfitting.
 
-A training is given by the lines that its run logged: of the learning curve {step, loss, …} and of its evaluations
+A training is given by the lines of its log: those of the learning curve {step, loss, …} and those of its evaluations
 {step, "train/accuracy", "dev/accuracy", …}.
 """
 
@@ -32,21 +32,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = Iterable[Mapping[str, Any]]
-RISE = 0.02  # the dev loss has risen where it is above its lowest by this share
+RISE = 0.02  # the dev loss has risen if it is above its lowest value by more than this share
 _TRAIN_DASH: Any = (0, (1.5, 1.5))
 
 
 class TrainAndDev(NamedTuple):
-    """One quantity over a training: of the training data, and of the held-out ones; empty where it was not measured."""
+    """One quantity over a training, on training data and on held-out data; empty where it was not measured."""
 
     train: list[Point]
     dev: list[Point]
 
 
 class Overfitting(NamedTuple):
-    """Where the dev loss was lowest before it rose while the training loss went on falling; the losses there and last.
-
-    Each pair of losses is (at the start, at the end).
+    """The step at which overfitting starts, where the dev loss is lowest; `train` and `dev` are the losses (there,
+    last).
     """
 
     start: float
@@ -57,8 +56,8 @@ class Overfitting(NamedTuple):
 def train_and_dev(curve: Rows, evaluations: Rows, quantity: str = "loss") -> TrainAndDev:
     """Returns train/QUANTITY and dev/QUANTITY of the evaluations.
 
-    Where train/loss was not evaluated, it is the mean loss of the steps since the evaluation before: that of a single
-    batch would tell of the batch.
+    If train/loss was not evaluated, the mean loss of the steps since the last evaluation takes its place, as that of a
+    single batch varies with the batch.
     """
     evaluations = list(evaluations)
     train = _points(evaluations, f"train/{quantity}")
@@ -69,7 +68,7 @@ def train_and_dev(curve: Rows, evaluations: Rows, quantity: str = "loss") -> Tra
 
 
 def _means_between(points: Sequence[Point], ends: Sequence[float]) -> list[Point]:
-    """Returns at each end the mean of the points since the end before; the points themselves without any ends."""
+    """Returns at each of `ends` the mean of the points since the last one; the points themselves if there are none."""
     if not ends:
         return list(points)
     means = []
@@ -85,14 +84,14 @@ def _points(rows: Rows, key: str) -> list[Point]:
 
 
 def find_overfitting(loss: TrainAndDev) -> Overfitting | None:
-    """Returns where a training began to overfit, or None where it did not: from its lowest on, the dev loss rises by
-    more than 2% while the training loss falls."""
+    """Returns where a training began to overfit; None if it did not, that is, unless the dev loss rises from its lowest
+    value by more than 2% while the training loss falls."""
     if len(loss.dev) < 2 or len(loss.train) < 2:
         return None
     start, lowest = min(loss.dev, key=lambda point: point[1])
     _, last = loss.dev[-1]
     _, train_last = loss.train[-1]
-    # The training loss where overfitting began: the nearest that was measured.
+    # The training loss at the measured step nearest to where overfitting began.
     _, train_start = min(loss.train, key=lambda point: abs(point[0] - start))
     if last <= lowest * (1 + RISE) or train_last >= train_start:
         return None
@@ -100,7 +99,7 @@ def find_overfitting(loss: TrainAndDev) -> Overfitting | None:
 
 
 def describe_overfitting(losses: Mapping[str, TrainAndDev], unit: str = "step") -> str:
-    """Returns in sentences from when on each training overfits, and which do not; "" where dev was not measured."""
+    """Returns sentences that say from when on each training overfits, and which do not; "" if dev was not measured."""
     measured = {name: loss for name, loss in losses.items() if len(loss.dev) > 1 and len(loss.train) > 1}
     found = {name: find_overfitting(loss) for name, loss in measured.items()}
     said = [
@@ -117,14 +116,14 @@ def describe_overfitting(losses: Mapping[str, TrainAndDev], unit: str = "step") 
 
 
 def best_of(points: Sequence[Point], best: Best) -> Point | None:
-    """Returns the best point of a curve, the earliest of equals; None where it has none."""
+    """Returns the best point of a curve, the earliest of equal ones; None if the curve is empty."""
     if not points:
         return None
     return best_point(points, best)
 
 
 def _rounded(x: float) -> float:
-    """Returns a number of steps whole, and one of epochs with three digits."""
+    """Returns a whole number, such as a step, as an int, and any other, such as an epoch, rounded to three digits."""
     if x == int(x):
         return int(x)
     return float(f"{x:.3g}")
@@ -141,7 +140,7 @@ def learning_figure(
 ) -> Markup:
     """Returns train (dotted) and dev (solid) of each training in one figure, a dot at the best of each.
 
-    Beside each name stand the best values: that of dev, then that of train.
+    The best values of dev and train are written below each name.
     """
     styles = styles or palette.styles(series)
     kept = {name: _drawable(curves, log) for name, curves in series.items()}
@@ -185,7 +184,7 @@ def _label(name: str, curves: TrainAndDev, best: Best, write: Callable[[float], 
 
 
 def _draw_training(ax: Axes, curves: TrainAndDev, best: Best, style: Style) -> None:
-    """Draws dev in the style of its series and train dotted below it, each with a dot at its best."""
+    """Draws dev in the style of its series and train dotted behind it, each with a dot at its best point."""
     dotted: Any = {"linestyle": _TRAIN_DASH, "linewidth": 1.4, "alpha": 0.9}
     solid: Any = {"linestyle": style.dash}
     for points, how, face in ((curves.train, dotted, CARD.light), (curves.dev, solid, style.colour)):
@@ -197,6 +196,6 @@ def _draw_training(ax: Axes, curves: TrainAndDev, best: Best, style: Style) -> N
 
 
 def learning_caption(best: Best) -> str:
-    """Returns how to read such a figure."""
+    """Returns a caption that says how to read a learning figure."""
     better = "Higher" if best == "max" else "Lower"
     return f"{better} is better. Solid: dev; dotted: training data. Dots mark the best of each (filled: dev)."

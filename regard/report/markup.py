@@ -1,4 +1,4 @@
-"""HTML that is safe because every foreign string in it was escaped here, and numbers as people read them."""
+"""Safe HTML, in which every text was escaped here, and numbers formatted for readers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import html
 import math
 import re
 
-# No character of these may stand in HTML, and a lone surrogate not even in UTF-8.
+# These characters are not allowed in HTML, and lone surrogates not even in UTF-8.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _UNKNOWN = "–"
 
 
 class Markup(str):
-    """HTML whose every foreign string has been escaped. A plain `str` is text, not HTML."""
+    """HTML in which all text is escaped. A plain `str` is text, not HTML."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ def clean_text(value: object) -> str:
 
 
 def shorten(value: object, max_length: int = 40) -> str:
-    """Returns the text of any value, cut with an ellipsis where it is longer than `max_length`."""
+    """Returns the text of any value, cut with an ellipsis if it is longer than `max_length`."""
     text = clean_text(value)
     if len(text) <= max_length:
         return text
@@ -38,7 +38,7 @@ def shorten(value: object, max_length: int = 40) -> str:
 
 
 def join(*parts: object) -> Markup:
-    """Returns the parts one after the other, each escaped where it is not markup."""
+    """Returns the parts one after the other; those that are not markup are escaped."""
     return Markup("".join(map(escape, parts)))
 
 
@@ -73,7 +73,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def number(value: object) -> str:
-    """Formats any value as it reads best: 12,345; 0.0123; 6e-05; a text unchanged; unknown → –."""
+    """Formats any value for readers: 12,345; 0.0123; 6e-05; a text unchanged; unknown → –."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return _UNKNOWN
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -84,7 +84,7 @@ def number(value: object) -> str:
         return f"{value:.0f}"
     if not 1e-4 <= abs(value) < 1e5:
         return f"{value:.3g}"
-    digits = max(0, 3 - math.floor(math.log10(abs(value))))  # four that count
+    digits = max(0, 3 - math.floor(math.log10(abs(value))))  # four significant digits
     text = f"{value:,.{digits}f}"
     if "." in text:
         text = text.rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""Who may see whom: masks as pictures, a row a query, a column a key, and why a cell is hidden."""
+"""Pictures of masks: a row a query, a column a key, and colours that say why a key is hidden."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 SEEN = "may be seen"
 LATER = "comes later"
 PADDING = "padding"
-# Colour and opacity of each reason; their order is that of the numbers that `hidden_reasons` returns.
+# Colour and opacity of each reason, in the order of the numbers that `hidden_reasons` returns.
 _COLOURS = {SEEN: (SERIES[0].light, 0.9), LATER: (SERIES[1].light, 0.55), PADDING: (MUTED.light, 0.3)}
 _TIGHT: Any = {"columnspacing": 1.0, "handlelength": 1.0, "handletextpad": 0.4}
-_MOST_RULED = 64  # tokens: with more, rules between cells would hide the cells
+_MOST_RULED = 64  # tokens; with more, lines between cells would hide the cells
 
 
 def hidden_reasons(allowed: Any, keys: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Returns for each cell [T,S] why it is as it is: 0 it may be seen, 1 it comes later, 2 its key is padding.
+    """Returns a number for each cell [T,S]: 0 if it may be seen, 1 if its key comes later, 2 if its key is padding.
 
     `allowed` [T,S] is the mask; `keys` [S] says which keys are tokens and not padding.
     """

@@ -1,7 +1,7 @@
-"""A page that needs nothing but itself: no script, no network, no fonts to fetch; light, dark, narrow, wide, on paper.
+"""Self-contained pages: no script, no network, no fonts to fetch; for light and dark screens of any width, and paper.
 
-Blocks are functions from plain values to markup; a `Page` puts them in order and writes one file. Every string is
-escaped, whoever wrote it, and the page's own policy forbids the browser to load or run anything.
+Functions turn plain values into blocks of markup; a `Page` puts blocks in order and writes one file. All text is
+escaped, and the page's security policy forbids the browser to load or run anything.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from regard.storage import atomic_write
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
-# A number, perhaps with a unit: a column of these lines up on the right.
+# A number, perhaps with a unit; columns of these are aligned on the right.
 _NUMERIC = re.compile(r"[−-]?[\d.,]+(e[+-]\d+)?(%| ?(s|min|h)\b.*)?|–")
 
 _BAR = "share-of-one"  # the CSS class of `share_bar`
-COMMAND_WIDTH = 84  # characters of a line of a command
+COMMAND_WIDTH = 84  # characters of a line of a command before it is folded
 
 
 class ReportError(RegardError, OSError):
@@ -33,10 +33,9 @@ class ReportError(RegardError, OSError):
 
 
 def build_part(key: str, build: Callable[[Mapping[str, Any]], Any], results: Mapping[str, Any], module: str) -> Any:
-    """Returns what `build` makes of results: markup, or a list of blocks.
+    """Returns the markup, or the list of blocks, that `build` makes from results.
 
-    Where the results' part `key` is not as `build` needs it, the error names the part and the `module` whose docstring
-    describes it.
+    If `build` fails on the results, a ReportError names their part `key` and the `module` whose docstring describes it.
     """
     try:
         blocks = build(results)
@@ -51,7 +50,7 @@ def build_part(key: str, build: Callable[[Mapping[str, Any]], Any], results: Map
 
 
 def paragraph(*parts: object, quiet: bool = False) -> Markup:
-    """Returns a paragraph of text, with markup such as `strong` where wanted; `quiet` is smaller, for remarks."""
+    """Returns a paragraph of text, which may contain markup such as `strong`; `quiet` is smaller, for remarks."""
     if quiet:
         return tag("p", *parts, class_="quiet")
     return tag("p", *parts)
@@ -67,9 +66,9 @@ def heading(title: str, level: int = 2) -> Markup:
 def table(
     rows: Iterable[Sequence[object]], columns: Sequence[object], caption: object, highlight: Collection[int] = ()
 ) -> Markup:
-    """Returns a table: rows of cells, the first of each naming its row.
+    """Returns a table of rows of cells; the first cell of each row is its name.
 
-    Columns of numbers line up on the right. `highlight` are the rows to bring out, counted from 0.
+    Columns of numbers are aligned on the right. `highlight` are the numbers of rows to emphasise, from 0.
     """
     cells = [[_as_cell(value) for value in row] for row in rows]
     # The class of each column's cells: "n" for numbers, None for text.
@@ -92,7 +91,7 @@ def _as_cell(value: object) -> Markup:
 
 
 def _column_class(cells: Sequence[Markup]) -> str | None:
-    """Returns "n" for a column that holds nothing but numbers; bars of shares are none."""
+    """Returns "n" for a column of numbers alone, which bars of shares are not; else None."""
     numeric = bool(cells) and all(_NUMERIC.fullmatch(_strip_tags(cell)) for cell in cells)
     if numeric and _BAR not in cells[0]:
         return "n"
@@ -100,7 +99,7 @@ def _column_class(cells: Sequence[Markup]) -> str | None:
 
 
 def _strip_tags(text: str) -> str:
-    """Returns the text of HTML."""
+    """Returns HTML without its tags."""
     return re.sub(r"<[^>]*>", "", text)
 
 
@@ -115,7 +114,7 @@ def figure(svg: Markup, caption: object, title: object = "") -> Markup:
 
 
 def figures(*pictures: Markup) -> Markup:
-    """Returns figures side by side where there is room."""
+    """Returns figures side by side, as far as there is room."""
     return tag("div", *pictures, class_="figures")
 
 
@@ -139,17 +138,17 @@ def samples(items: Iterable[object]) -> Markup:
 
 
 def listing(text: str) -> Markup:
-    """Returns text whose spaces and lines count: a command, a table made by a program."""
+    """Returns preformatted text, such as a command or the output of a program."""
     return tag("pre", tag("code", text), tabindex=0)
 
 
 def command_listing(command: str) -> Markup:
-    """Returns a command of a shell, folded between its words where it is long, so that all of it is seen and copied."""
+    """Returns a shell command, folded between words if it is long, so that all of it can be seen and copied."""
     if len(command) <= COMMAND_WIDTH:
         return listing(command)
     try:
         words = [shlex.quote(word) for word in shlex.split(command)]
-    except ValueError:  # of a file from elsewhere: quotes that do not close
+    except ValueError:  # a command in a damaged file may have quotes that do not close
         return listing(command)
     lines = [""]
     for word in words:
@@ -160,12 +159,12 @@ def command_listing(command: str) -> Markup:
 
 
 def share_bar(value: float) -> Markup:
-    """Returns a share of one as a small bar with its number."""
+    """Returns a share from 0 to 1 as a small bar with its percentage."""
     return tag("span", percent(value, 0), class_=_BAR, style=f"--share:{100 * min(max(value, 0), 1):.1f}%")
 
 
 class Page:
-    """One page: a title, a lead (the first paragraph: what was done and what came out), and blocks."""
+    """One page: a title, a lead (a first paragraph that says what was done and found), and blocks."""
 
     def __init__(self, title: str, lead: object, *blocks: Markup) -> None:
         self.title = title
@@ -179,7 +178,7 @@ class Page:
     def html(self) -> str:
         """Returns the whole document."""
         body = _make_ids_unique(join(*self.blocks))
-        # The list of contents is read from the finished body, whoever made its headings.
+        # The list of contents is taken from the finished body, so all headings are in it.
         titles = re.findall(r'<h2 id="([^"]*)">(.*?)</h2>', body)
         links = [tag("a", Markup(name), href=f"#{anchor}") for anchor, name in titles]
         contents = Markup()
@@ -212,7 +211,8 @@ class Page:
 
 
 def _make_ids_unique(body: Markup) -> Markup:
-    """Returns the body with new ids in each drawing: equal drawings have equal ids, which a page may hold only once."""
+    """Returns the body with new ids in each drawing: ids must be unique in a page, and equal drawings have equal
+    ones."""
     start, *drawings = body.split("<svg ")
     seen: Counter[str] = Counter()
     for n, drawing in enumerate(drawings):

@@ -1,7 +1,7 @@
 """The colours of pages and figures, each for a light and a dark page, and one style a series.
 
-Every colour of text and lines has a contrast of at least 4.5 with the card it stands on. The series' colours differ for
-colour-blind readers too; dashes and markers differ as well, so that nothing is said by colour alone.
+Every colour of text and lines has a contrast of at least 4.5 with the card it stands on. Colour-blind readers can tell
+the series' colours apart, too; dashes and markers differ as well, so that no meaning depends on colour alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Shade(NamedTuple):
-    """One colour under its CSS name, as it is on a light and on a dark page."""
+    """One colour: its CSS name, and its values on light and dark pages."""
 
     name: str
     light: str
@@ -39,7 +39,7 @@ _MARKERS = "osD^vPXh*<>p"
 
 
 class Style(NamedTuple):
-    """How one series is drawn: the light colour, which the canvas turns into a CSS variable, its dash, its marker."""
+    """The style of one series: its light colour, which the canvas replaces by a CSS variable, its dash, its marker."""
 
     colour: str
     dash: str | tuple[int, tuple[float, ...]]
@@ -53,12 +53,12 @@ def style(n: int) -> Style:
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """Returns one style a name, in order. Give the same ones to every figure of a page."""
+    """Returns one style for each name, in order; pass the same dict to every figure of a page."""
     return {name: style(n) for n, name in enumerate(dict.fromkeys(names))}
 
 
 def css_variables() -> str:
-    """Returns the CSS that gives every colour its value: light, unless a screen's reader prefers dark."""
+    """Returns the CSS that gives every colour its value: light, or dark on screens of readers who prefer that."""
     light = "".join(f"--{s.name}:{s.light};" for s in SHADES)
     dark = "".join(f"--{s.name}:{s.dark};" for s in SHADES)
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

@@ -1,7 +1,7 @@
 """Figures for papers, by matplotlib: masks, positions and the weights of a model, as PNG, SVG or PDF.
 
-Sizes are in inches and text in points, so that a figure placed at its own size has text as large as the caption's.
-Nothing of matplotlib's global state is touched, and the same call writes the same bytes.
+Sizes are in inches and text in points, so that text in an unscaled figure is as large as its caption's. Nothing of
+matplotlib's global state is changed, and the same call writes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-LABELLED = 40  # tokens that still get a label each
+LABELLED = 40  # the most tokens that get a label each
 MOST_PANELS = 400
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "regard",  # ids that do not depend on the time
-    "pdf.fonttype": 42,  # letters stay letters, as publishers ask
+    "pdf.fonttype": 42,  # embeds TrueType fonts, as publishers ask
     "text.parse_math": False,  # a token may be "$"
     "font.family": ["DejaVu Sans"],
     "font.size": 8.0,
@@ -65,15 +65,14 @@ PADDING = "padding"
 LATER = "comes later"
 FAR = "outside the window"
 OTHER = "another document"
-# Their order is that of the numbers that `_hidden_reasons` returns.
+# Colours in the order of the numbers that `_hidden_reasons` returns.
 _REASONS = {SEEN: SERIES[0].light, PADDING: "#c9ced6", LATER: "#f3d9c8", FAR: "#e6e0b4", OTHER: "#e9cfe6"}
 
 
 def plot_masks(path: str | Path, size: tuple[float, float] = (8.0, 4.2), length: int = 12) -> None:
-    """Writes a figure of who may see whom under each kind of mask, and why not: a row a query, a column a key.
+    """Writes a figure of each kind of mask, with the reasons why keys are hidden: a row a query, a column a key.
 
-    Under self-attention `length` tokens see each other; under cross-attention fewer, which are written, see `length`
-    that were read.
+    Self-attention is shown between `length` tokens; cross-attention from fewer target tokens to `length` source tokens.
     """
     if not 4 <= length <= 64:
         raise OptionError(f"length = {length}: expected 4 to 64 tokens")
@@ -97,7 +96,7 @@ def plot_masks(path: str | Path, size: tuple[float, float] = (8.0, 4.2), length:
 
 
 class MaskPanel(NamedTuple):
-    """One mask of the figure, between so many queries and keys."""
+    """One mask of the figure, with its numbers of queries and keys."""
 
     title: str
     mask: Mask
@@ -122,7 +121,7 @@ def _draw_mask(ax: Axes, panel: MaskPanel) -> None:
 
 
 def _example_masks(n: int) -> Iterator[MaskPanel]:
-    """Yields the panels, row by row: n tokens that see each other, and at the end of a row those that see others."""
+    """Yields the panels row by row: masks of self-attention between n tokens, and at the end one of cross-attention."""
     padding = max(1, n // 4)
     window = max(2, n // 3)
     target = max(2, 2 * n // 3)
@@ -144,11 +143,11 @@ def _example_masks(n: int) -> Iterator[MaskPanel]:
 
 
 def _hidden_reasons(mask: Mask, T: int, S: int) -> np.ndarray[Any, Any]:
-    """Returns for each cell [T,S] the number of the reason why it is hidden, 0 where softmax gives it weight."""
+    """Returns for each cell [T,S] the number of the reason why it is hidden; 0 if softmax gives it weight."""
     seen = mask.softmax(torch.zeros(1, 1, T, S))[0, 0] > 0
     reasons = torch.zeros(T, S, dtype=torch.long)
     number = {name: i for i, name in enumerate(_REASONS)}
-    # Each rule by itself; where several hide a cell, the one written last is told.
+    # Each rule by itself; if several hide a cell, the last one here is shown.
     if mask.documents is not None:
         reasons[~_allowed(mask.but(visible=None, causal=False, window=None), T, S)] = number[OTHER]
     if mask.window is not None:
@@ -157,7 +156,7 @@ def _hidden_reasons(mask: Mask, T: int, S: int) -> np.ndarray[Any, Any]:
         reasons[~_allowed(mask.but(visible=None, window=None, documents=None, bias=None), T, S)] = number[LATER]
     if mask.visible is not None:
         reasons[:, ~mask.visible[0]] = number[PADDING]
-    reasons[(reasons == 0) & ~seen] = number[LATER]  # what a bias hides
+    reasons[(reasons == 0) & ~seen] = number[LATER]  # hidden by a bias
     reasons[seen] = 0
     return reasons.numpy()
 
@@ -170,10 +169,10 @@ def _allowed(mask: Mask, T: int, S: int) -> Tensor:
 
 
 def plot_positions(path: str | Path, size: tuple[float, float] = (7.0, 4.6), length: int = 64, width: int = 32) -> None:
-    """Writes a figure of how models know where a token stands.
+    """Writes a figure of the kinds of positions.
 
-    Above: the sinusoidal table, its shift matrix, and a head that looks at a fixed distance by them. Below: products
-    over distance of sinusoidal and of rotary positions, and ALiBi's slopes.
+    Above: the sinusoidal table, its shift matrix, and a head that by them attends to a fixed distance. Below: products
+    of sinusoidal and of rotary positions by distance, and ALiBi's biases.
     """
     if not 8 <= length <= 4096 or not 4 <= width <= 512 or width % 2:
         raise OptionError(f"length = {length}, width = {width}: expected 8 to 4096, and an even width of 4 to 512")
@@ -197,7 +196,7 @@ def _sinusoidal_products(length: int, width: int) -> dict[str, Tensor]:
 
 
 def _rotary_products(length: int, width: int) -> dict[str, Tensor]:
-    """Returns q·k [length] at distances 0, 1, … for q and k of ones: what remains of a match, over its value at 0."""
+    """Returns q·k [length] at distances 0, 1, … for q and k of ones, divided by its value at distance 0."""
     at = torch.arange(length)[None]
     products = {}
     for base in (100.0, 10_000.0):
@@ -209,7 +208,7 @@ def _rotary_products(length: int, width: int) -> dict[str, Tensor]:
 
 
 def _alibi_biases(length: int) -> dict[str, Tensor]:
-    """Returns −slope · distance [length] for some of the slopes 2⁻¹ … 2⁻⁸ of eight heads, as a mask adds it."""
+    """Returns −slope · distance [length] for some of the slopes 2⁻¹ … 2⁻⁸ of eight heads, as computed by a mask."""
     slopes = torch.tensor([2.0**-n for n in (1, 3, 5, 8)])
     added = Mask(causal=True, slopes=slopes).adjusted_scores(torch.zeros(1, 4, length, length))[0, :, -1].flip(-1)
     return {f"slope 1/{round(1 / slope)}": row for slope, row in zip(slopes.tolist(), added, strict=True)}
@@ -253,7 +252,7 @@ def plot_weights(
 def _choose_heads(
     recording: Recording, layers: Sequence[int], heads: Sequence[int]
 ) -> tuple[list[RecordedAttention], list[int]]:
-    """Returns the attentions of the wanted layers and the numbers of the wanted heads; none wanted means all."""
+    """Returns the attentions of these layers, and the numbers of these heads; all if none are given."""
     known = {a.layer for a in recording.attentions}
     missing = sorted(set(layers) - known)
     if missing:
@@ -273,7 +272,7 @@ def _choose_heads(
 
 
 def _layer_name(recording: Recording, attended: RecordedAttention) -> str:
-    """Returns where an attention is: its layer, its side where there are two, and whether it is cross-attention."""
+    """Returns the name of an attention: its side if there are two, "cross" if it is that, and its layer."""
     words = [f"layer {attended.layer}"]
     if attended.kind == "cross":
         words.insert(0, "cross")
@@ -312,14 +311,14 @@ def _draw_head(ax: Axes, recording: Recording, attended: RecordedAttention, head
 
 
 def _token_text(token: str) -> str:
-    """Returns a token as it can be read: white space gets a sign, and what is long is cut."""
+    """Returns a token as a label: white space is made visible, and long tokens are cut."""
     signs = {" ": "␣", "\n": "↵", "\t": "⇥"}
     text = "".join(signs.get(c, c if c.isprintable() else "·") for c in token.strip(" ") or token)
     return shorten(text, 14)
 
 
 def _colour_map(signed: bool) -> Any:
-    """Returns white to blue for weights from 0, or brown through white to blue; hidden cells are grey."""
+    """Returns the colour map: white to blue, or, if signed, brown through white to blue; hidden cells are grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = ["#ffffff", "#8db7e2", SERIES[0].light, "#0a1e3c"]
@@ -329,7 +328,7 @@ def _colour_map(signed: bool) -> Any:
 
 
 def _draw_matrix(ax: Axes, x: Tensor, title: str, xlabel: str, ylabel: str, signed: bool = False) -> None:
-    """Draws a matrix with a bar of its colours; those of a signed one are symmetric about zero."""
+    """Draws a matrix with a colour bar, whose range is symmetric about zero for a signed matrix."""
     high = float(x.abs().amax())
     low = -high if signed else 0
     image = ax.imshow(x.numpy(), cmap=_colour_map(signed), vmin=low, vmax=high, aspect="auto", interpolation="none")
@@ -354,7 +353,7 @@ def _draw_lines(ax: Axes, title: str, xlabel: str, lines: dict[str, Tensor]) -> 
 def plot_chart(
     path: str | Path, series: Sequence[Series], x: Axis, y: Axis, size: tuple[float, float] = (5.2, 3.2)
 ) -> None:
-    """Writes the chart of some series, as pages have it, with their names at their ends."""
+    """Writes the same chart of series to a file as `chart` makes for pages, with their names at their ends."""
     series = select_drawn(series, y)
     with figure_file(path, size) as fig:
         ax = paint_chart(fig, series, [shorten(line.name) for line in series], x, y)
@@ -364,7 +363,7 @@ def plot_chart(
 
 
 def check_figure(path: str | Path) -> None:
-    """Raises an error where no figure can be written under this name. Call it before long work that ends in one."""
+    """Raises an OptionError if no figure can have this file name; to be called before long work for the figure."""
     kind = Path(path).suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise OptionError(f"{path}: the name of a figure ends in .png, .svg or .pdf.{did_you_mean(kind, FORMATS)}")
@@ -381,7 +380,7 @@ def figure_file(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]
     from matplotlib.figure import Figure
 
     with rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # an SVG's reader may have it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # an SVG's viewer may have it
         fig = Figure(figsize=size, layout="constrained")
         yield fig
         # Without dates the same call writes the same bytes.

@@ -1,4 +1,4 @@
-"""Plain numbers → pictures: curves, bars, calibration, coverage, histograms. Labels stand beside what they name."""
+"""Pictures of plain numbers: curves, bars, calibration, coverage, histograms, with labels beside the lines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 Bar = tuple[str, float, float, float, int]
 Best = Literal["max", "min"] | None
-_PLATE = {"facecolor": CARD.light, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}  # keeps lines out of text
+_PLATE = {"facecolor": CARD.light, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}  # covers lines behind text
 _DASH: Any = (0, (3, 2))
 _LINE = 1.3 * SIZE / 72  # inches that a line of text takes
-_BELOW_AXES = 0.7  # inches of a figure that its axes leave for what is written below them
-MOST = 300  # points of a curve that are drawn: more would be finer than its line
+_BELOW_AXES = 0.7  # inches of a figure below its axes, for their labels
+MOST = 300  # points that are drawn of a curve; more could not be told apart
 
 
 def curves(
@@ -37,15 +37,15 @@ def curves(
     styles: Mapping[str, Style] | None = None,
     shares: bool = False,
 ) -> Markup:
-    """Returns a line a series, its name at its end.
+    """Returns a picture with a line for each series and its name at its end.
 
-    `mark_best` puts a dot at each series' best point; `shares` writes y in percent. A curve of more than 300 points is
-    drawn through the means of that many runs of neighbours.
+    `mark_best` puts a dot at each series' best point; `shares` writes y in percent. Curves of more than 300 points are
+    thinned out by means of neighbours.
     """
     styles = styles or palette.styles(series)
     kept = {name: finite_points(points, log) for name, points in series.items()}
     kept = {name: points for name, points in kept.items() if points}
-    # The point that a label tells: the best where it is marked, else the last.
+    # The point whose value is in the label: the best one if it is marked, else the last.
     told = {name: points[-1] for name, points in kept.items()}
     which = "at the end"
     if mark_best:
@@ -87,13 +87,13 @@ def bars(
     x: str = "accuracy",
     styles: Mapping[str, Style] | None = None,
 ) -> Markup:
-    """Returns shares as bars with their 95% intervals and n.
+    """Returns a picture of shares as bars with their 95% intervals and n.
 
     `rows` are (name, value, low, high, n); each baseline is a dashed line with its name below the bars.
     """
     styles = styles or palette.styles(name for name, *_ in rows)
     baselines = sorted((baseline or {}).items(), key=lambda item: item[1])
-    # At least 5%, so that bars of zero have an axis too.
+    # At least 5%, so that the axis has a length if all bars are zero.
     top = max([high for _, _, _, high, _ in rows] + [value for _, value in baselines] + [0.05])
 
     def paint(fig: Figure) -> None:
@@ -105,7 +105,7 @@ def bars(
             ax.plot([value, value], [-0.4, below + 0.1], color=MUTED.light, linestyle=_DASH, linewidth=1.1)
             label = f"{shorten(name)} {percent(value)}"
             ax.text(value + 0.012 * top, below, label, va="center", color=MUTED.light, bbox=_PLATE)
-        # Room for the numbers right of the bars; the first bar stands on top.
+        # Leaves room for the numbers right of the bars; the first bar is at the top.
         ax.set(xlim=(0, 1.35 * top), ylim=(len(rows) - 0.25 + 0.36 * len(baselines), -0.75), yticks=[], xlabel=x)
         ax.spines["left"].set_visible(False)
         ax.grid(False, axis="y")
@@ -131,10 +131,10 @@ def calibration(
     ece: Mapping[str, float] | None = None,
     styles: Mapping[str, Style] | None = None,
 ) -> Markup:
-    """Returns accuracy against stated confidence: a point a bin of answers, as large as the bin is.
+    """Returns a picture of accuracy against confidence: a point for each bin of answers, the larger the greater its n.
 
-    Each bin has `confidence`, `accuracy` and `n`; empty ones are left out. On the diagonal a model is as often right as
-    it says. `ece` is the expected calibration error of each series.
+    Each bin has `confidence`, `accuracy` and `n`; empty ones are left out. On the diagonal, accuracy equals confidence.
+    `ece` is the expected calibration error of each series.
     """
     styles = styles or palette.styles(rows)
     ece = ece or {}
@@ -154,7 +154,7 @@ def calibration(
             xs = [row["confidence"] for row in bins]
             ys = [row["accuracy"] for row in bins]
             ax.plot(xs, ys, color=colour, linestyle=dash, linewidth=1.2)
-            # The area of a marker grows with its bin; the smallest can still be seen.
+            # The area of a marker grows with its bin; the smallest one is still visible.
             sizes = [14 + 150 * row["n"] / most for row in bins]
             ax.scatter(xs, ys, s=sizes, color=colour, marker=marker, alpha=0.8, edgecolors=CARD.light, linewidths=0.8)
             ends.append((shorten(name), (xs[-1], ys[-1]), colour))
@@ -174,7 +174,7 @@ def calibration(
 
 
 def coverage(points: Mapping[str, Sequence[Point]], styles: Mapping[str, Style] | None = None) -> Markup:
-    """Returns the accuracy of the surest share of the answers, against that share."""
+    """Returns a picture of the accuracy of the most confident share of answers, against that share."""
     styles = styles or palette.styles(points)
     kept = {name: sorted(finite_points(line)) for name, line in points.items()}
     kept = {name: line for name, line in kept.items() if line}
@@ -188,7 +188,7 @@ def coverage(points: Mapping[str, Sequence[Point]], styles: Mapping[str, Style] 
             half = interpolate(line, 0.5)
             ax.plot(0.5, half, "o", color=colour, markersize=5.5, markeredgecolor=CARD.light)
             label: Any = {"xytext": (5, 5), "ha": "left", "color": colour, "fontweight": "bold"}
-            if place % 2:  # two that are alike would be written over each other
+            if place % 2:  # alternate sides, so that labels of similar lines do not overlap
                 label |= {"xytext": (-5, 5), "ha": "right"}
             ax.annotate(percent(half), (0.5, half), textcoords="offset points", **label)
             ends.append((shorten(name), line[-1], colour))
@@ -213,7 +213,7 @@ def histogram(
     span: tuple[float, float] = (0.0, 1.0),
     styles: Mapping[str, Style] | None = None,
 ) -> Markup:
-    """Returns the share of each series' values in each bin of the span, as outlined steps."""
+    """Returns a picture of the share of each series' values in each bin of the span, as outlined steps."""
     styles = styles or palette.styles(values)
     low, high = span
     edges = [low + (high - low) * n / bins for n in range(bins + 1)]
@@ -240,7 +240,7 @@ def histogram(
 
 
 def _bin_shares(values: Sequence[float], bins: int, span: tuple[float, float]) -> list[float]:
-    """Returns the share of the values inside the span that each bin holds; the last bin includes its upper end."""
+    """Returns for each bin its share of the values inside the span; the last bin includes its upper end."""
     low, high = span
     inside = [v for v in values if low <= v <= high]
     counts = [0] * bins
@@ -250,7 +250,7 @@ def _bin_shares(values: Sequence[float], bins: int, span: tuple[float, float]) -
 
 
 def interpolate(line: Sequence[Point], x: float) -> float:
-    """Returns the height at x of a line through points that are sorted by x; it is level beyond its ends."""
+    """Returns the height at x of a line through points sorted by x; beyond its ends, that of the end."""
     before = [p for p in line if p[0] <= x]
     after = [p for p in line if p[0] > x]
     if not before:
@@ -263,7 +263,7 @@ def interpolate(line: Sequence[Point], x: float) -> float:
 
 
 def finite_points(points: Iterable[Sequence[float]], positive: bool = False) -> list[Point]:
-    """Returns the points that can be drawn: a run that diverged has others. `positive`: only those above zero."""
+    """Returns the finite points; runs that diverge have others. `positive`: only those above zero."""
     return [(p[0], p[1]) for p in points if math.isfinite(p[0]) and math.isfinite(p[1]) and (p[1] > 0 or not positive)]
 
 
@@ -290,12 +290,12 @@ def thin_out(points: Sequence[Point]) -> list[Point]:
 
 
 def _wrap_label(name: str) -> str:
-    """Returns a name that stands beside a line, in narrow lines."""
+    """Returns a name wrapped into lines narrow enough to stand beside a plot."""
     return "\n".join(part for line in name.split("\n") for part in wrap(line, 14)[:3])
 
 
 def height_for_labels(names: Iterable[str], least: float = 2.9) -> float:
-    """Returns the height in inches of a figure beside whose axes all these names have room."""
+    """Returns the height in inches of a figure with room for all these names beside its axes, at least `least`."""
     lines = sum(_wrap_label(name).count("\n") + 1 for name in names)
     return max(least, lines * _LINE + _BELOW_AXES)
 
@@ -305,14 +305,14 @@ def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]], axes_heigh
 
     `ends` are (name, last point, colour). `axes_height` is in inches; without it the figure has these axes alone.
     """
-    ax.get_xlim()  # axes settle their limits only when asked for them
+    ax.get_xlim()  # matplotlib computes the limits only when asked for them
     top = ax.get_ylim()[1]
     names = [_wrap_label(name) for name, _, _ in ends]
     if axes_height is None:
         axes_height = ax.get_figure(root=True).get_figheight() - _BELOW_AXES  # type: ignore[union-attr]
     line_height = _LINE / axes_height
     heights = [line_height * (name.count("\n") + 1) for name in names]
-    # Heights in shares of the axes: on a logarithmic axis, too, names are moved by what the eye sees.
+    # Heights are shares of the axes, so that names are moved by visible distances on a logarithmic axis, too.
     to_axes = ax.transData + ax.transAxes.inverted()
     places = [float(to_axes.transform((x, min(y, top)))[1]) for _, (x, y), _ in ends]
     order = sorted(range(len(ends)), key=places.__getitem__)
@@ -321,7 +321,7 @@ def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]], axes_heigh
         places[n] = max(places[n], floor + heights[n] / 2)
         floor = places[n] + heights[n] / 2
     roof = 1.08
-    for n in reversed(order):  # … and what was pushed out at the top goes down again and takes others with it
+    for n in reversed(order):  # … and those pushed out at the top move down again, and push others
         places[n] = min(places[n], roof - heights[n] / 2)
         roof = places[n] - heights[n] / 2
     for name, (_, _, colour), y in zip(names, ends, places, strict=True):
@@ -330,7 +330,7 @@ def label_line_ends(ax: Axes, ends: Sequence[tuple[str, Point, str]], axes_heigh
 
 
 def format_axis_percent(axis: Axis) -> None:
-    """Writes an axis of shares in percent."""
+    """Labels an axis of shares in percent."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
@@ -338,9 +338,9 @@ def format_axis_percent(axis: Axis) -> None:
 
 
 def format_axis_numbers(axis: Axis, log: bool = False, whole: bool = False) -> None:
-    """Writes a few rounded numbers at an axis, on a logarithmic one those that begin with 1, 2 or 5.
+    """Labels an axis with a few rounded numbers; on a logarithmic one, those that begin with 1, 2 or 5.
 
-    `whole` numbers, such as steps and epochs, are all that is written where there are no others.
+    `whole`: only whole numbers, as for steps and epochs.
     """
     from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
 
@@ -360,7 +360,7 @@ def format_axis_numbers(axis: Axis, log: bool = False, whole: bool = False) -> N
 
 
 def format_marks(values: Sequence[float]) -> list[str]:
-    """Returns the marks of an axis as numbers that differ: 5.2741 and 5.2742, not 5.274 twice."""
+    """Returns the marks of an axis as texts with enough digits to differ: 5.2741 and 5.2742, not 5.274 twice."""
     written = [number(value) for value in values]
     if len(set(written)) == len(written) or len(set(values)) < len(values):
         return written
@@ -372,7 +372,7 @@ def format_marks(values: Sequence[float]) -> list[str]:
 
 
 def format_axis_decades(axis: Axis) -> None:
-    """Writes powers of ten as numbers on a logarithmic axis that spans more than three of them, else others too."""
+    """Labels a logarithmic axis with powers of ten if it spans more than three, else also between them."""
     from matplotlib.ticker import LogLocator
 
     format_axis_numbers(axis, log=True)

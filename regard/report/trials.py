@@ -1,4 +1,4 @@
-"""Many trials at once: a line a trial through an axis a setting to its outcome, and each setting by itself."""
+"""Pictures of many trials: parallel coordinates of their settings and outcomes, slices by setting, and curves."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 _USUAL = SERIES[0].light
 _BEST = SERIES[1].light
-_BELOW = -0.16  # where lines of trials without a value end
+_BELOW = -0.16  # height at which lines of failed trials end
 _DOTS: Any = (0, (2, 2))
 _PLATE: Any = {"facecolor": CARD.light, "edgecolor": "none", "alpha": 0.8, "pad": 1.2}
 
 
 class Dimension(NamedTuple):
-    """One setting that trials differ in: its values in order where they were listed, else a range.
+    """One setting in which trials differ: its values in `order` if they were listed, else a range.
 
-    A `log` range is drawn by ratios.
+    A `log` range is drawn on a logarithmic axis.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Dimension(NamedTuple):
 
 
 class TrialPoint(NamedTuple):
-    """One trial: its value of each setting, and its outcome, None where it failed."""
+    """One trial: its value of each setting, and its outcome; None if it failed."""
 
     values: Sequence[Any]
     outcome: float | None
@@ -43,9 +43,9 @@ class TrialPoint(NamedTuple):
 def parallel_coordinates(
     dimensions: Sequence[Dimension], trials: Sequence[TrialPoint], outcome: str, maximize: bool
 ) -> Markup:
-    """Returns a line a trial, the better the stronger, the best one bold; on the last axis the best stands highest.
+    """Returns parallel coordinates: a line for each trial through an axis for each setting to its outcome.
 
-    Every line crosses each axis exactly at its value.
+    Better trials have stronger lines; the best one is bold and ends highest. Lines cross each axis at their value.
     """
     ranked = _rank(trials, maximize)
     outcomes = [t.outcome for t in ranked if t.outcome is not None]
@@ -81,7 +81,7 @@ def parallel_coordinates(
 
 
 def slice_plots(dimensions: Sequence[Dimension], trials: Sequence[TrialPoint], outcome: str, maximize: bool) -> Markup:
-    """Returns each setting by itself: a dot a trial, its outcome against its value; the best in its own colour."""
+    """Returns a plot for each setting: a dot for each trial, outcome against value; the best has its own colour."""
     ranked = [t for t in _rank(trials, maximize) if t.outcome is not None]
     ys = [t.outcome for t in ranked if t.outcome is not None]
     log = _needs_log(ys)
@@ -144,7 +144,7 @@ def trial_curves(
             ax.plot(*top, "o", color=_BEST, markersize=6, markeredgecolor=CARD.light)
         if log:
             ax.set_yscale("log")
-        # The limits are kept before the failed ones are drawn: they may have gone to infinity.
+        # The limits are taken before failed trials are drawn, whose values may be huge.
         span: tuple[float | None, float | None] = (None, None)
         if others or best:
             span = ax.get_ylim()
@@ -155,7 +155,7 @@ def trial_curves(
         format_axis_numbers(ax.xaxis, whole=True)
         format_axis_numbers(ax.yaxis, log)
         levels = {y for curve in (*others, best, *failed) for _, y in curve}
-        if len(levels) == 1:  # marks around it may be numbers that cannot be, such as an accuracy below 0
+        if len(levels) == 1:  # marks around it could be impossible values, such as an accuracy below 0
             ax.set_yticks([*levels], [number(y) for y in levels])
         if best:
             label_line_ends(ax, [(f"{shorten(name)}\n{number(top[1])}", best[-1], _BEST)])
@@ -167,7 +167,7 @@ def trial_curves(
 
 
 class AxisScale(NamedTuple):
-    """Where a value stands on an axis of height 1, and the marks (height, text) that are written there."""
+    """The scale of an axis of height 1: from values to heights, and the marks (height, text) on it."""
 
     marks: Sequence[tuple[float, str]]
     order: Sequence[object] = ()
@@ -186,19 +186,19 @@ class AxisScale(NamedTuple):
 
     @classmethod
     def over_range(cls, values: Sequence[float], log: bool, falling: bool = False) -> AxisScale:
-        """Returns a scale that holds the values, with rounded marks; a `falling` one has the least on top."""
+        """Returns a scale that spans the values, with rounded marks; a `falling` one has the smallest at the top."""
         low = min(values, default=0.0)
         high = max(values, default=1.0)
         if low == high and log:
             low /= 2
             high *= 2
-        elif low == high:  # one mark: those around it may be numbers that cannot be, such as an accuracy below 0
+        elif low == high:  # one mark: others could be impossible values, such as an accuracy below 0
             return cls([(0.5, number(low))], (), low - 0.5, high + 0.5, log, falling)
         scale = cls((), (), low, high, log, falling)
         return scale._replace(marks=[(scale.height(x), number(x)) for x in _rounded_marks(low, high, log)])
 
     def height(self, value: Any) -> float:
-        """Returns the height of a value: 0 at the foot of the axis, 1 at its top."""
+        """Returns the height of a value: 0 at the bottom of the axis, 1 at its top."""
         if self.order:
             return (self.order.index(value) + 0.5) / len(self.order)
         low, high, x = (math.log(z) if self.log else z for z in (self.low, self.high, value))
@@ -209,7 +209,7 @@ class AxisScale(NamedTuple):
 
 
 def _rounded_marks(low: float, high: float, log: bool) -> list[float]:
-    """Returns rounded numbers from low to high; on a logarithmic axis as few leading digits as give three marks."""
+    """Returns rounded numbers from low to high; on a logarithmic axis, with as few leading digits as give three."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if not log:
@@ -222,13 +222,13 @@ def _rounded_marks(low: float, high: float, log: bool) -> list[float]:
 
 
 def _draw_line(ax: Axes, heights: Sequence[float], **how: Any) -> None:
-    """Draws a smooth line that crosses each axis level."""
+    """Draws a smooth line that is horizontal where it crosses an axis."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     points = [(0.0, heights[0])]
     codes = [Path.MOVETO]
-    # A cubic Bézier curve whose inner control points lie level with its ends.
+    # Cubic Bézier curves whose inner control points have the heights of their ends.
     for n in range(1, len(heights)):
         points += [(n - 0.55, heights[n - 1]), (n - 0.45, heights[n]), (n, heights[n])]
         codes += [Path.CURVE4] * 3
@@ -236,7 +236,7 @@ def _draw_line(ax: Axes, heights: Sequence[float], **how: Any) -> None:
 
 
 def _draw_axis(ax: Axes, n: int, scale: AxisScale, name: str, right: bool) -> None:
-    """Draws the n-th axis with its marks, left of it or right, and its name above; sections stand over their keys."""
+    """Draws the n-th axis with its marks, left or right of it, and its name above, with a dotted name in two lines."""
     ax.plot([n, n], [-0.04, 1.04], color=MUTED.light, linewidth=1.0, solid_capstyle="butt", zorder=3)
     beside: Any = {"x": n - 0.05, "ha": "right"}
     if right:
@@ -250,7 +250,7 @@ def _draw_axis(ax: Axes, n: int, scale: AxisScale, name: str, right: bool) -> No
 
 
 def _format_slice(ax: Axes, dimension: Dimension) -> None:
-    """Sets the scale and the marks of the axis of one setting."""
+    """Sets the scale and the marks of the x axis for one setting."""
     if dimension.order:
         names = [shorten(number(x), 12) for x in dimension.order]
         turned: Any = {"rotation": 0, "ha": "center"}
@@ -268,12 +268,12 @@ def _format_slice(ax: Axes, dimension: Dimension) -> None:
 
 
 def _needs_log(values: Sequence[float]) -> bool:
-    """Returns whether values differ so much that only their ratios can be seen: one bad trial is enough."""
+    """Returns whether a logarithmic axis is needed: positive values that differ by more than a factor of ten."""
     return bool(values) and min(values) > 0 and max(values) > 10 * min(values)
 
 
 def _rank(trials: Sequence[TrialPoint], maximize: bool) -> list[TrialPoint]:
-    """Returns the trials with the best first and those that failed last."""
+    """Returns the trials, the best first and failed ones last."""
     sign = -1 if maximize else 1
     return sorted(trials, key=lambda t: math.inf if t.outcome is None else sign * t.outcome)
 
@@ -281,6 +281,6 @@ def _rank(trials: Sequence[TrialPoint], maximize: bool) -> list[TrialPoint]:
 def _describe_best(dimensions: Sequence[Dimension], ranked: Sequence[TrialPoint]) -> str:
     """Returns the best trial in words."""
     if not ranked or ranked[0].outcome is None:
-        return "None has ended well."
+        return "All trials have failed."
     settings = ", ".join(f"{d.name} {number(v)}" for d, v in zip(dimensions, ranked[0].values, strict=True))
     return f"The best has {number(ranked[0].outcome)} with {settings}."

@@ -96,7 +96,8 @@ def test_a_mechanism_of_a_plugin_is_trained_and_its_model_says_what_it_needs(reg
         code, out, err = regard_(*words, *PLUGIN)
         assert code == 0 and out and "warning" not in err, (words, err)
     code, _, err = regard_("eject", "r", "--out", "e", *PLUGIN)
-    assert code == 2 and "'plugged' has no plain twin" in err and "it is your own" in err.replace("\n", " ")
+    message = err.replace("\n", " ")
+    assert code == 2 and "'plugged' has no plain version" in message and "it is your own" in message
     code, _, err = regard_("view", "r", "to be", "--no-labels", "-o", "p.html", *PLUGIN)
     assert code == 0 and Path("p.html").is_file(), err
     # Another file of that name works, and says that it is another.

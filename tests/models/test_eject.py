@@ -170,7 +170,7 @@ def test_the_file_writes_text_where_regard_is_not(tokenizer, tmp_path):
 
 def test_what_has_no_plain_twin_is_refused(tmp_path):
     own = small(mechanism="similarity", options={"sim": lambda q, k: (q * k).sum().exp()})
-    with pytest.raises(OptionError, match="'similarity' has no plain twin"):
+    with pytest.raises(OptionError, match="'similarity' has no plain version"):
         write_source(own)
     with pytest.raises(OptionError, match=r"model\.attention\.convolution"):
         write_source(small(mechanism="gated", attention={"convolution": {"width": 4}}))

@@ -409,7 +409,7 @@ def test_parts_that_do_not_fit_say_why() -> None:
         layer(mechanism="gated-delta", decay="step")
     with pytest.raises(OptionError, match="does not take from a decay"):
         layer(mechanism="gated", channels=True, decay="step")
-    with pytest.raises(OptionError, match=r"steps from 0\.5 to 0\.1"):
+    with pytest.raises(OptionError, match=r"least = 0\.5, most = 0\.1"):
         layer(mechanism="gated", decay="step", decay_options={"least": 0.5, "most": 0.1})
     with pytest.raises(OptionError, match="belongs to self-attention"):
         layer(skip=True, source=9)

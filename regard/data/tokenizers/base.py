@@ -1,4 +1,4 @@
-"""What all tokenizers share: the base class, the registry, streaming, and their files.
+"""The base class of tokenizers, their registry, streaming, and their files.
 
 Special tokens are pieces of text that are always one token, also where they occur in a text. Some have a role that the
 rest of regard looks up: `tokenizer.role("end")` is the id of "<end>", "<|endoftext|>", "</s>" …, or None.
@@ -17,7 +17,7 @@ from regard.reading import read_json_object
 from regard.registry import Registry
 
 FORMAT = 1
-# Which class reads a tokenizer.json that names no kind: one of the `tokenizers` library, ours or from elsewhere.
+# The kind of a tokenizer.json that names none: such a file has the format of the `tokenizers` library.
 LIBRARY_KIND = "bpe"
 
 ROLES = {
@@ -50,7 +50,7 @@ class Tokenizer(ABC):
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int, special: Sequence[str] = ()) -> Tokenizer:
-        """Returns a new tokenizer made from texts; `size` is how many tokens it should have, where it can choose."""
+        """Returns a new tokenizer made from texts; `size` is how many tokens it should have, if that can be chosen."""
         raise NotImplementedError(f"{cls.__name__} is not made from texts")
 
     @classmethod
@@ -77,10 +77,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Returns what tokenizer.json holds; `self.document(…)` adds to its fields what all files of regard have."""
+        """Returns the content of tokenizer.json: `self.document(…)` of the fields that `from_json` needs."""
 
     def document(self, **fields: Any) -> dict[str, Any]:
-        """Returns the fields with the format, by which `load_tokenizer` checks a file, and the kind before them."""
+        """Returns the content of a tokenizer.json: format and kind, which `load_tokenizer` checks, then the fields."""
         return {"format_version": FORMAT, "kind": self.kind, **fields}
 
     def role(self, role: str) -> int | None:
@@ -131,26 +131,26 @@ def tokenizer(name: str) -> Callable[[type[T]], type[T]]:
 
 
 class Pieces:
-    """Incremental decoding: a piece of text is given out once no later token can change it."""
+    """An incremental decoder: it returns a piece of text once no later token can change it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.ids: list[int] = []
-        self.start = 0  # ids from here on are decoded again
-        self.emitted = 0  # the text of ids before here was given out
+        self.start = 0  # the index from which ids are decoded again
+        self.emitted = 0  # the number of ids whose text has been returned
 
     def push(self, token: int) -> str:
-        """Takes a token and returns the text that is certain now: often the token's, "" within a character."""
+        """Takes a token and returns the new text that no later token can change; "" within a character."""
         self.ids.append(token)
         return self._next(final=False)
 
     def finish(self) -> str:
-        """Returns what was held back."""
+        """Returns the text that was held back, at the end of the tokens."""
         return self._next(final=True)
 
     def _next(self, final: bool) -> str:
-        """Returns the text of ids that was not given out; `final`: also where later ids could have changed it."""
-        # The last piece is decoded along, as the first token of a text may be written differently.
+        """Returns the text of the ids that has not been returned yet; "" if later ids may change it, unless `final`."""
+        # The last piece is decoded too, as some tokenizers decode the first token of a text differently.
         before = self.tokenizer.decode(self.ids[self.start : self.emitted])
         text = self.tokenizer.decode(self.ids[self.start :])
         if not final and self._may_change(text):

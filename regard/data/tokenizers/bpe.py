@@ -18,9 +18,9 @@ ENDS = "ends"  # a key of ours in the library's file
 
 @tokenizer("bpe")
 class BPE(Tokenizer):
-    """Byte-pair encoding by the `tokenizers` library. Its tokenizer.json is that library's own, also from elsewhere.
+    """Byte-pair encoding by the `tokenizers` library, also of files that other programs wrote in its format.
 
-    `ends`: the ids that end a text, where their names do not tell.
+    `ends`: the ids that end a text, if they cannot be found by the names of special tokens.
     """
 
     def __init__(self, document: str, ends: Iterable[int] | None = None) -> None:
@@ -39,7 +39,7 @@ class BPE(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int, special: Sequence[str] = ()) -> BPE:
-        """Learns `size` tokens from texts, by bytes, so that no text is unknown."""
+        """Returns a tokenizer with `size` tokens learned from texts: of bytes, so that any text can be encoded."""
         library = _library()
         inner = library.Tokenizer(library.models.BPE())
         inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,7 +53,7 @@ class BPE(Tokenizer):
                 vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
             ),
         )
-        return cls(inner.to_str())  # read back, so that a new tokenizer is exactly what its file gives
+        return cls(inner.to_str())  # read back, so that a new tokenizer is exactly one loaded from its file
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> BPE:
@@ -98,7 +98,7 @@ class BPE(Tokenizer):
         return document
 
     def _misread_tokens(self, added: Mapping[int, str]) -> dict[int, str]:
-        """Returns the added tokens, by id, that the library takes for bytes when it decodes.
+        """Returns the added tokens, by id, that the library decodes as bytes by mistake.
 
         Its byte-level decoder writes the byte 0xE9 as "é", and so reads a special token "é" as that byte.
         """
@@ -124,7 +124,7 @@ class BPE(Tokenizer):
             content = self._misread.get(i)
             if content is not None:
                 after = b"".join(map(byte_level, ids[n + 1 : n + 4]))
-                # A special token of one letter has the id of its byte: it is the byte where a character needs it.
+                # A special token of one letter shares the id of a byte: it is that byte if it completes a character.
                 is_byte = len(content) == 1 and _completes_character(bytes(out[-3:]), piece, after)
                 if not is_byte:
                     piece = content.encode()
@@ -133,7 +133,7 @@ class BPE(Tokenizer):
 
 
 class _BPEPieces(Pieces):
-    """Waits behind a token that may be a special one or the first byte of a character."""
+    """A decoder that also holds back a token that may be a special one or a byte of a character."""
 
     def __init__(self, tokenizer: BPE, misread: frozenset[int]) -> None:
         super().__init__(tokenizer)
@@ -145,7 +145,7 @@ class _BPEPieces(Pieces):
 
 @contextmanager
 def _explain_errors(error: type[RegardError], what: str) -> Iterator[None]:
-    """Raises an error of regard's in place of the library's, which have no common class; a panic is no Exception."""
+    """Turns the library's errors into `error`: they have no common class, and its panics are not even Exceptions."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, RegardError):
@@ -155,7 +155,7 @@ def _explain_errors(error: type[RegardError], what: str) -> Iterator[None]:
 
 
 def _check_token_ids(document: Any) -> None:
-    """Refuses ids far above the number of tokens: the library takes memory up to the highest."""
+    """Raises a TokenizerFileError for ids that are too large: the library allocates memory up to the highest id."""
     if not isinstance(document, Mapping):
         raise TokenizerFileError("not a file of the `tokenizers` library: expected an object of keys and values")
     model = document.get("model")
@@ -169,7 +169,7 @@ def _check_token_ids(document: Any) -> None:
 
 
 def _check_ends(ends: Any) -> frozenset[int]:
-    """Returns the ids that end a text."""
+    """Returns the ids that end a text; raises a TokenizerFileError if they are no list of whole numbers."""
     if not isinstance(ends, Iterable) or isinstance(ends, str):
         raise TokenizerFileError(f"{ENDS} = {quote(ends)}: expected a list of ids")
     ids = list(ends)
@@ -179,7 +179,7 @@ def _check_ends(ends: Any) -> frozenset[int]:
 
 
 def byte_letters() -> list[str]:
-    """Returns the letter by which byte-level BPE writes each byte: itself where it is printed, else one from 256 on."""
+    """Returns the letter that byte-level BPE writes for each byte: its own if printable, else one from U+0100 on."""
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters = []
     following = 256

@@ -14,7 +14,7 @@ BYTES = 256
 
 
 class FixedTokenizer(Tokenizer):
-    """A tokenizer that finds its special tokens in a text itself; the longest of those that fit wins."""
+    """A tokenizer that finds its special tokens in a text; of several that begin at one place, the longest counts."""
 
     def __init__(self, special: Sequence[str] = ()) -> None:
         self.special = tuple(special)
@@ -46,7 +46,7 @@ class FixedTokenizer(Tokenizer):
 
 @tokenizer("characters")
 class Characters(FixedTokenizer):
-    """One token a character, those of a given text; special tokens come first."""
+    """One token for each of a list of characters; special tokens have the first ids."""
 
     open_vocabulary = False
 
@@ -105,7 +105,7 @@ class Characters(FixedTokenizer):
 
 @tokenizer("bytes")
 class Bytes(FixedTokenizer):
-    """One token a byte of UTF-8: 256 of them, then the special tokens. No text is unknown."""
+    """One token for each byte of UTF-8, 256 of them, then the special tokens; any text can be encoded."""
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int, special: Sequence[str] = ()) -> Bytes:

@@ -1,4 +1,4 @@
-"""A model as one file of plain PyTorch, so that nobody is locked in."""
+"""Writing a model as one file of plain PyTorch, which runs without regard."""
 
 from regard.models.eject.write import eject, example_text, write_source
 

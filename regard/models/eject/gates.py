@@ -1,4 +1,4 @@
-"""Writes how an ejected file builds the memory of a layer, and what makes its decays and write strengths."""
+"""Writing the expressions by which an ejected file builds a layer's memory, decays and write strengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.mechanisms.retention import Retention
 from regard.nn import Attention
 from regard.nn.gates import Constant, Decay, Gates, LogSigmoid, StepDecay
 
-_FIXED = {  # what a is where no token says it
+_FIXED = {  # the decay a of mechanisms in which it does not depend on tokens
     "retention": "fixed_decay",
     "delta": "lambda v: v.new_zeros(1, 1, 1, 1)",
     "constant": "lambda v: fixed_decay(v).to(torch.promote_types(v.dtype, torch.float32))",
@@ -19,11 +19,11 @@ _FIXED = {  # what a is where no token says it
 
 
 def write_memory(mechanism: Recurrence, attention: Attention) -> str:
-    """Returns the expression that builds the plain twin of a mechanism with a memory."""
+    """Returns the expression that builds the plain version of a mechanism with a memory."""
     if type(mechanism) not in (Retention, Gated, Delta, GatedDelta):
         raise OptionError(
-            f"the mechanism '{mechanism.name}' has no plain twin that regard could write: it is your own; take its "
-            "class into the file by hand"
+            f"the mechanism '{mechanism.name}' has no plain version that regard could write: it is your own; copy "
+            "its class into the file by hand"
         )
     compare = "compare_decayed"
     if mechanism.channels:
@@ -36,7 +36,7 @@ def write_memory(mechanism: Recurrence, attention: Attention) -> str:
 
 
 def write_gates(attention: Attention, width: int) -> str:
-    """Returns the expression that builds what makes a layer's decays and write strengths; "None" where none is."""
+    """Returns the expression that builds the module for a layer's decays and write strengths; "None" without one."""
     gates = attention.gates
     if gates is None or gates.project is None:
         return "None"
@@ -44,7 +44,7 @@ def write_gates(attention: Attention, width: int) -> str:
 
 
 def _write_decay(gates: Gates) -> str:
-    """Returns the expression that builds the plain twin of a decay that is learned, "None" where none is."""
+    """Returns the expression that builds the plain version of a learned decay; "None" if none is learned."""
     decay = gates.decay
     if decay is None or type(decay) is Constant:
         return "None"
@@ -53,6 +53,6 @@ def _write_decay(gates: Gates) -> str:
     if type(decay) in (Decay, LogSigmoid):
         return f"{type(decay).__name__}({gates.heads}, {gates.width})"
     raise OptionError(
-        f"the decay '{type(decay).__name__}' has no plain twin that regard could write: it is your own; take its class "
-        "into the file by hand"
+        f"the decay '{type(decay).__name__}' has no plain version that regard could write: it is your own; copy its "
+        "class into the file by hand"
     )

@@ -1,4 +1,4 @@
-"""The layers around attention that an ejected model is written from; see plain.py beside it."""
+"""The layers around attention whose source ejected files contain; see plain.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sinusoidal(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Pairs of numbers of each query and key are turned by an angle in proportion to its position"""
+    """Rotary positions: pairs of numbers of each query and key are turned by angles proportional to its position"""
 
     def __init__(self, omega: list[float]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Rotary(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """Nothing is said of where a token stands, or, with ALiBi, only in the scores"""
+    """No positions are added and nothing is turned; ALiBi changes the scores alone"""
 
     def added(self, T: int, x: Tensor) -> Tensor | None:
         return None
@@ -75,7 +75,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rotate_part(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns queries or keys [B,N,T,K] of which only the first numbers are turned, and the others left as they are."""
+    """Returns queries or keys [B,N,T,K] with only the first numbers turned."""
     width = rotation[0].shape[-1]
     return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], -1)
 
@@ -88,25 +88,25 @@ class UnitLength(nn.Module):
 
 
 def reweight(heads: Tensor) -> Tensor:
-    """Returns heads [B,H,T,V] weighed by the length of their outputs, at each position for itself."""
+    """Returns heads [B,H,T,V] weighed by the norm of their outputs at each position."""
     norms: Tensor = heads.norm(dim=-1, keepdim=True)
     mean = norms.mean(1, keepdim=True)
     return heads * (norms / mean.masked_fill(mean == 0, 1))
 
 
 def reweight_sequence(heads: Tensor) -> Tensor:
-    """Returns heads [B,H,T,V] weighed by the length of their outputs over the whole sequence: it looks ahead."""
+    """Returns heads [B,H,T,V] weighed by the norm of their outputs over the whole sequence, so it looks ahead."""
     norms: Tensor = heads.norm(dim=(2, 3), keepdim=True)
     return heads * norms
 
 
 class Attention(nn.Module):
-    """Project, place, attend, merge the heads, project."""
+    """Attention: project, rotate, attend, merge the heads, project."""
 
     def __init__(
         self,
         width: int,
-        widths: list[tuple[int, int]],  # heads and width of each: queries, keys and values, or those there are
+        widths: list[tuple[int, int]],  # number and width of heads of those of q, k and v that are needed
         mechanism: nn.Module,
         norms: list[nn.Module],  # of queries and keys, or none
         bias: bool,
@@ -114,7 +114,7 @@ class Attention(nn.Module):
         merge: Callable[[Tensor], Tensor] | None,
         heads: int,
         turn: Callable[..., Tensor] | None,  # how rotary positions turn queries and keys
-        gates: nn.Module | None = None,  # what makes decays and write strengths, for a mechanism with a memory
+        gates: nn.Module | None = None,  # computes decays and write strengths, for a mechanism with a memory
     ) -> None:
         super().__init__()
         self.turn = turn
@@ -267,7 +267,7 @@ class GPT(nn.Module):
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """Returns how fast scores fall with the distance, for each head: 2^(−8/H), 2^(−16/H), …"""
+    """Returns for each head how fast scores fall with the distance: 2^(−8/H), 2^(−16/H), …"""
     below = 1 << (heads.bit_length() - 1)
     slopes = 2.0 ** (-8 / below * torch.arange(1, below + 1, dtype=torch.float64))
     between = 2.0 ** (-4 / below * (2 * torch.arange(heads - below, dtype=torch.float64) + 1))

@@ -1,4 +1,4 @@
-"""The parts of gated and delta attention that an ejected model is written from; see plain.py beside it."""
+"""The parts of gated and delta attention whose source ejected files contain; see plain.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compare_decayed(x: Tensor, k: Tensor, c: Tensor, seen: Tensor) -> Tensor:
 
 def compare_channels(x: Tensor, k: Tensor, c: Tensor, seen: Tensor) -> Tensor:
     """Returns Σ_k x_ik k_jk e^{c_ik − c_jk} for pairs that are `seen` [T,T], else 0: [B,G,R,T,T]."""
-    # Keys before a block of 16 rows that begins at r meet it in one product, by e^{c_i − c_r} and e^{c_r − c_j}.
+    # A block of 16 rows from r on meets all earlier keys in one product, of factors e^{c_i − c_r} and e^{c_r − c_j}.
     T = x.shape[3]
     blocks = []
     for start in range(0, T, 16):
@@ -37,15 +37,16 @@ def compare_channels(x: Tensor, k: Tensor, c: Tensor, seen: Tensor) -> Tensor:
 
 
 def fixed_decay(v: Tensor) -> Tensor:
-    """Returns a = log(1 − 2^{−5−h}) of each head h of v [B,G,T,V], whatever the token: [1,G,1,1]."""
+    """Returns a = log(1 − 2^{−5−h}) of each head h of v [B,G,T,V], the same for all tokens: [1,G,1,1]."""
     heads = torch.arange(v.shape[1], dtype=torch.float64, device=v.device)
     return torch.log1p(-torch.exp2(-5 - heads))[None, :, None, None]
 
 
 class Memory(nn.Module):
-    """A memory S [K,V] for each value head: S ← eᵃS + b k vᵀ, and scale · Sᵀq is read. It may erase: v − Sᵀk
+    """A memory S [K,V] for each value head: S ← eᵃS + b k vᵀ, and scale · Sᵀq is read. With `erases`, v − Sᵀk is
+    written.
 
-    Tokens go in chunks of 64: the memory is what was before the chunk, and pairs within it are compared.
+    Tokens are taken in chunks of 64: they read the memory from before the chunk, and pairs within it are compared.
     """
 
     def __init__(self, compare: Any, erases: bool, scale: float, decay: Any) -> None:
@@ -53,7 +54,7 @@ class Memory(nn.Module):
         self.compare = compare
         self.erases = erases
         self.scale = scale
-        self.decay = decay  # what a is if it does not depend on the tokens
+        self.decay = decay  # gives a if it does not depend on the tokens
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any]) -> Tensor:
         B, G, T, V = v.shape
@@ -96,7 +97,7 @@ class Decay(nn.Module):
 
 
 class StepDecay(nn.Module):
-    """a = −Δ e^rate and b = Δ = softplus(x + bias), between bounds: a longer step is written more strongly"""
+    """a = −Δ e^rate and b = Δ = softplus(x + bias), between bounds: with a longer step, more is written"""
 
     def __init__(self, heads: int, least: float, most: float | None) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class LogSigmoid(nn.Module):
 
 
 class Gates(nn.Module):
-    """Makes a [B,G,T,1 or K] by a decay, and b = most · σ(·) [B,G,T,1], of as many numbers as `sizes` says"""
+    """Computes a [B,G,T,1 or K] by a decay, and b = most · σ(·) [B,G,T,1], from `sizes` projected numbers for each"""
 
     def __init__(self, width: int, heads: int, sizes: list[int], decay: nn.Module | None, most: float) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The parts that an ejected model is written from: plain PyTorch, which nothing of regard is needed to read or run.
+"""The parts whose source ejected files contain: plain PyTorch that can be read and run without regard.
 
-Each class or function stands in the file of a model that needs it, word for word, and computes what regard's plain path
-computes, in the same order, so that the two agree to the bit. Names of parameters are those that a model is saved with.
+Each class or function is copied into the file of a model that needs it, and computes what regard's plain path computes,
+in the same order, so that the two agree to the bit. Parameters have the names under which a model is saved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 def visible_keys(T: int, device: torch.device, window: int | None) -> Tensor:
-    """Returns which keys each query may see [T,T]: itself and those before it, of a window the last ones only."""
+    """Returns which keys each query may see [T,T]: itself and those before it, the last `window` if there is one."""
     t = torch.arange(T, device=device)
     seen = t[None, :] <= t[:, None]
     if window is not None:
@@ -38,9 +38,9 @@ def compare(q: Tensor, k: Tensor) -> Tensor:
 
 
 def visible_scores(scores: Tensor, rules: dict[str, Any]) -> Tensor:
-    """Returns scores [B,H,T,T] less what ALiBi takes off, and −inf where a query may not see a key."""
+    """Returns scores [B,H,T,T] with ALiBi's bias, and −inf where a query may not see a key."""
     T = scores.shape[2]
-    if rules["slopes"] is not None:  # the farther, the less
+    if rules["slopes"] is not None:  # ALiBi
         t = torch.arange(T, device=scores.device)
         distance = (t[None, :, None] - t[None, None, :]).abs()[:, None]
         scores = scores - rules["slopes"].to(scores.dtype)[None, :, None, None] * distance
@@ -117,7 +117,7 @@ class Synthesizer(nn.Module):
 
 
 class RandomSynthesizer(nn.Module):
-    """softmax(R) v: R is learned or fixed, and may have two factors"""
+    """softmax(R) v: R is learned or fixed, and may be a product of two factors"""
 
     def __init__(self, heads: int, length: int, rank: int | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Writes the file of a model from the parts in plain.py and layers.py: those that it needs, and how it is built."""
+"""Writing a model as one file: the parts of plain.py, memory.py and layers.py that it needs, and how it is built."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MERGES["shift"] = "lambda heads: heads.roll(1, 1)"
 def eject(model: Model[Any], folder: str | Path, name: str = "a model") -> Path:
     """Writes model.py, its weights and its tokenizer into a new folder, and returns the path of model.py.
 
-    The file needs torch and safetensors, and nothing of regard. Nothing is written over what is there.
+    The file needs torch and safetensors, and nothing of regard. Existing files are never overwritten.
     """
     folder = Path(folder)
     check_new_folder(folder, DataError)
@@ -57,7 +57,7 @@ def eject(model: Model[Any], folder: str | Path, name: str = "a model") -> Path:
 
 
 def write_source(model: Model[Any], name: str = "a model") -> str:
-    """Returns the source of the file."""
+    """Returns the source of model.py for a model; `name` is what its docstring calls the model."""
     if not isinstance(model, GPT):
         raise OptionError(
             f"{name} is of the class {type(model).__name__}; expected a GPT. A model with an encoder is exported to "
@@ -90,7 +90,7 @@ def example_text(model: Model[Any]) -> str:
 
 
 def _refuse_parts(stack: Stack) -> None:
-    """Raises where a layer has a part that the file has no plain twin of."""
+    """Raises an OptionError if the layers have a part that cannot be written yet."""
     if stack.config.attention.by_mechanism:
         raise OptionError(
             "layers whose attention differs (model.attention.by_mechanism) are not written yet; expected one section "
@@ -113,7 +113,7 @@ def _refuse_parts(stack: Stack) -> None:
 
 
 def _turn(stack: Stack) -> str:
-    """Returns the name of what turns queries and keys, "None" where positions do not."""
+    """Returns the name of the function that rotates queries and keys; "None" without rotary positions."""
     if not isinstance(stack.positions, Rotary):
         return "None"
     if stack.positions.width < stack.layers[0].attention.size.K:
@@ -142,7 +142,7 @@ def _head(model: GPT, name: str, stack: Stack, text: str, body: str) -> str:
     return f'''"""{shown}: a GPT with {names} attention, {sizes}.
 
 Plain PyTorch, written by regard {__version__} (`regard eject`); it needs torch and safetensors. The weights are in
-{WEIGHTS} beside this file. To let it write:   python {MODEL} {json.dumps(text)}
+{WEIGHTS} beside this file. To generate text:   python {MODEL} {json.dumps(text)}
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ from __future__ import annotations
 
 
 def _build_mechanism(mechanism: Mechanism, attention: Attention) -> str:
-    """Returns the expression that builds the plain twin of a mechanism."""
+    """Returns the expression that builds the plain version of a mechanism."""
     size = attention.size
     cls = type(mechanism)
     if isinstance(mechanism, Softmax) and cls is Softmax:
@@ -177,40 +177,40 @@ def _build_mechanism(mechanism: Mechanism, attention: Attention) -> str:
     if isinstance(mechanism, AnySimilarity) and mechanism.sim is cauchy:
         return "Similarity()"
     raise OptionError(
-        f"the mechanism '{mechanism.name}' has no plain twin that regard could write: it is your own, or has a "
-        "function of yours; take its class into the file by hand"
+        f"the mechanism '{mechanism.name}' has no plain version that regard could write: it is your own, or has a "
+        "function of yours; copy its class into the file by hand"
     )
 
 
 def _build_positions(stack: Stack) -> str:
-    """Returns the expression that builds the plain twin of the positions."""
+    """Returns the expression that builds the plain version of the positions."""
     positions = stack.positions
     if isinstance(positions, Learned):
         return f"Learned({positions.table.num_embeddings}, {stack.config.width})"
     if isinstance(positions, Sinusoidal):
         return f"Sinusoidal({positions.width})"
     if isinstance(positions, Rotary):
-        if positions.original is not None:  # Llama 3's rule: the numbers are shorter than it
+        if positions.original is not None:  # by Llama 3's rule, which is longer to write than its numbers
             return f"Rotary({positions.frequencies().tolist()!r})"
         powers = f"-torch.arange(0, {positions.width}, 2, dtype=torch.float64) / {positions.width}"
         return f"Rotary(({positions.base!r} ** ({powers}) / {positions.factor!r}).tolist())"
     if isinstance(positions, Alibi) or type(positions) is Positions:
         return "NoPositions()"
-    raise OptionError(f"positions '{stack.config.position}' have no plain twin that regard could write")
+    raise OptionError(f"positions '{stack.config.position}' have no plain version that regard could write")
 
 
 def _merge(stack: Stack) -> str | None:
-    """Returns the expression of how heads are merged; None where they stand side by side."""
+    """Returns the expression of the function that merges heads; None if they stand side by side."""
     name = stack.config.attention.merge
     if name not in _MERGES:
-        raise OptionError(f"the merge '{name}' has no plain twin that regard could write")
+        raise OptionError(f"the merge '{name}' has no plain version that regard could write")
     if name == "reweight-sequence" and not stack.config.attention.merge_options.get("at_inference", True):
         return None
     return _MERGES[name]
 
 
 def _needed_parts(stack: Stack, written: list[dict[str, str]], positions: str, merge: str | None) -> list[Any]:
-    """Returns the parts that the file needs, in the order in which they are read best."""
+    """Returns the classes and functions that the file needs, in their order in it."""
     used = {layer["mechanism"].split("(")[0] for layer in written}
     by_scores = used & {"Softmax", "Argmax", "Gaussian", "Synthesizer", "RandomSynthesizer"}
     wanted = {positions.split("(")[0], "Attention", _block_name(stack), _turn(stack), "Stack", "GPT"}
@@ -243,7 +243,7 @@ def _parts(module: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _norm(stack: Stack, width: int, eps: float, name: str | None = None) -> str:
-    """Returns the expression that builds a norm of this width, the block's unless another is named."""
+    """Returns the expression that builds a norm of this width: that of `name`, by default the block's."""
     block = stack.config.block
     bias = block.bias or name is not None  # norms of queries and keys have one in any case
     name = name or block.norm
@@ -251,7 +251,7 @@ def _norm(stack: Stack, width: int, eps: float, name: str | None = None) -> str:
         return f"nn.RMSNorm({width}, {eps!r})"
     if name == "layer":
         return f"nn.LayerNorm({width}, {eps!r}, bias={bias})"
-    raise OptionError(f"the norm '{name}' has no plain twin that regard could write")
+    raise OptionError(f"the norm '{name}' has no plain version that regard could write")
 
 
 def _write_layer(stack: Stack, attention: Attention) -> dict[str, str]:
@@ -267,7 +267,7 @@ def _write_layer(stack: Stack, attention: Attention) -> dict[str, str]:
 
 
 def _write_loop(written: list[dict[str, str]]) -> tuple[list[str], dict[str, str]]:
-    """Returns the lines that begin the loop over the layers, and what each part of a layer is called within it."""
+    """Returns the lines that begin the loop over the layers, and the expression of each part of a layer within it."""
     called = dict(written[0])
     differing = [name for name in called if len({layer[name] for layer in written}) > 1]
     if not differing:
@@ -342,12 +342,12 @@ def _write_mlp(block: Block, width: int, name: str) -> str:
     if isinstance(mlp, GatedMLP):
         return f"SwiGLU({width}, {hidden}, bias={bias})"
     if name not in _ACTIVATIONS:
-        raise OptionError(f"the MLP '{name}' has no plain twin that regard could write")
+        raise OptionError(f"the MLP '{name}' has no plain version that regard could write")
     return f"MLP({width}, {hidden}, {_ACTIVATIONS[name]}, bias={bias})"
 
 
 def _write_text(model: GPT, text: str, limit: int | None) -> str:
-    """Returns the end of the file: how text becomes tokens, and what it does when it is run, by itself with `text`."""
+    """Returns the function `main` of the file: it continues the text of the command line, by default `text`."""
     tokenizer = type(model.tokenizer).__name__
     if tokenizer == "Characters":
         read = [
