@@ -453,6 +453,18 @@ class TestRefused:
             assert lost[1, 4:, T - 1].all() and lost.sum() == 2
         assert state.memory.isnan().any((2, 3)).sum() == 1
 
+    def test_a_key_of_length_one_in_single_precision_has_it_in_double_precision_too(self):
+        m = mechanism("delta", range=2)
+        q, k, v, gates = draw(m, 40, dtype=torch.float32)
+        gates["b"].fill_(2)
+        assert (torch.linalg.vector_norm(k.double(), dim=-1) > 1).any()
+        inputs = [x.double() for x in (q, k, v)]
+        want, _ = recurrence(m, *inputs, b=gates["b"].double())
+        assert difference(m(*inputs, Mask(causal=True), b=gates["b"].double()), want) < 1e-12
+        inputs[1] = inputs[1] * (1 + 1e-5)
+        with pytest.raises(GateError, match=r"b‖k‖² = 2\.0000[34]\d* .*expected at most 2"):
+            m(*inputs, Mask(causal=True), b=gates["b"].double())
+
     def test_decays_of_a_mechanism_of_ones_own_are_looked_at(self):
         class Growing(type(mechanism("retention"))):
             def log_decay(self, v):
@@ -507,6 +519,21 @@ def test_half_precision_and_autocast_keep_sums_in_float32(kind, dtype):
             assert out.dtype == dtype
             assert difference(out, want) < 2 * torch.finfo(dtype).eps
         assert m.weights(*half[:2], Mask(causal=True), **single).dtype == torch.float32
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_token_decays_with_the_digits_of_the_memory_whatever_the_dtype_of_a(kind, dtype):
+    m = mechanism(kind[0], **kind[1])
+    q, k, v, gates = draw(m, 20)
+    rounded = {name: x.to(dtype) for name, x in gates.items()}
+    want, memory = recurrence(m, q, k, v, **{name: x.double() for name, x in rounded.items()})
+    state = m.empty(Size.of(q, k, v))
+    for t in range(20):
+        now = {name: x[:, :, t : t + 1] for name, x in rounded.items()}
+        out, state = m.extend(*(x[:, :, t : t + 1] for x in (q, k, v)), state, **now)
+        assert difference(out, want[:, :, t : t + 1]) < 1e-13
+    assert difference(state.memory, memory) < 1e-13
 
 
 @pytest.mark.slow
