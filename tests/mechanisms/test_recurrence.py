@@ -209,6 +209,30 @@ def test_packed_documents_are_those_alone(kind, how):
     assert difference(mix(m.weights(q, k, mask, **gates), v), torch.cat(alone, 2)) < 1e-13
 
 
+@pytest.mark.parametrize("kind", BY_HEAD, ids=label)
+def test_packed_documents_go_by_the_chunks_of_a_cpu_too(kind, monkeypatch):
+    """With hidden tokens where documents begin, and the gradients of the reference."""
+    m = mechanism(kind[0], **kind[1])
+    q, k, v, gates = draw(m, dtype=torch.float32, grad=True)
+    documents = torch.repeat_interleave(torch.tensor([5, 1, 1, 59, 65])).expand(B, T)
+    visible = torch.ones(B, T, dtype=torch.bool)
+    visible[0, 5] = visible[1, 66] = visible[1, 64] = False
+    mask = Mask(causal=True, visible=visible, documents=documents)
+    results = []
+    for use in ("plain", "chunks"):
+        m.use = use
+        out = m(q, k, v, mask, **gates)
+        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), [q, k, v, *gates.values()])])
+    assert all(difference(got, want) < 1e-5 for want, got in zip(*results, strict=True))
+    monkeypatch.setattr(type(m), "_scan", None)  # the reference is not asked
+    m.use = "auto"
+    assert torch.equal(m(q, k, v, mask, **gates), results[1][0])
+    broken = v.detach().clone()
+    broken[0, 0, 7] = math.nan  # it stays in its document
+    lost = m(q, k, broken, mask, **gates).isnan().any(-1)[0]
+    assert lost[:2, 7:66].all() and lost.sum() == 2 * 59
+
+
 @kinds
 def test_strong_decays_lose_no_digits(kind):
     """A decay of −700 or −∞ clears a memory; what comes after it counts as if nothing had been before."""
