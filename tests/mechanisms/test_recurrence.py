@@ -210,6 +210,24 @@ def test_packed_documents_are_those_alone(kind, how):
 
 
 @pytest.mark.parametrize("kind", BY_HEAD, ids=label)
+def test_gradients_of_gradients_are_those_of_the_reference(kind):
+    m = mechanism(kind[0], **kind[1])
+    q, k, v, gates = draw(m, 70, grad=True)
+    memory = torch.randn(B, G, K, V, dtype=torch.float64).requires_grad_()
+    leaves = [q, k, memory, *gates.values()]
+    results = []
+    for use in ("plain", "chunks"):
+        m.use = use
+        state = Memory(memory, torch.zeros(B, dtype=torch.long))
+        # Values are made of keys, whose gradient has both parts.
+        out, state = m.extend(q, k, v.detach() * k[..., :1], state, **gates)
+        first = torch.autograd.grad(out.sin().sum() + state.memory.square().sum(), leaves, create_graph=True)
+        results.append([*first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)])
+    for want, got in zip(*results, strict=True):
+        assert difference(got, want) < 1e-11 * (1 + float(want.detach().abs().max()))
+
+
+@pytest.mark.parametrize("kind", BY_HEAD, ids=label)
 def test_packed_documents_go_by_the_chunks_of_a_cpu_too(kind, monkeypatch):
     """With hidden tokens where documents begin, and the gradients of the reference."""
     m = mechanism(kind[0], **kind[1])

@@ -113,9 +113,8 @@ def _run(
         strength = None
         if x.b is not None:
             strength = _in_chunks(x.b.flatten(0, 1), T)
-        scale = mechanism.score_scale(k.shape[3])
         result: tuple[Tensor, Tensor] = ChunkedRecurrence.apply(  # type: ignore[no-untyped-call]
-            queries, keys, values, decay[..., 0], strength, memory.flatten(0, 1), scale, mechanism.erases
+            queries, keys, values, decay[..., 0], strength, memory.flatten(0, 1), mechanism
         )
     out, after = result
     heads = out.unflatten(2, (-1, keys.shape[2])).transpose(1, 2).flatten(2, 3)[:, :, :T]
