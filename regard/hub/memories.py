@@ -1,7 +1,8 @@
 """Where gated and delta layers of transformers are caught: they bypass its attention interface.
 
 Such a layer calls one of a few functions of its modeling file, by name: `torch_chunk_gated_delta_rule` over a whole
-text and `torch_recurrent_gated_delta_rule` for one more token (Qwen3-Next and its kin), `mamba2_chunk_scan` and
+text and `torch_recurrent_gated_delta_rule` for one more token (Qwen3-Next and its kin), `chunk_kimi_delta_attention`
+and `recurrent_kimi_delta_attention` (Kimi Linear and its kin, a decay a channel), `mamba2_chunk_scan` and
 `mamba2_selective_state_update` (Mamba-2 and its kin). `recording_memories` puts a function of the same name in their
 place while it lasts. That calls the one before, and shows its arguments, as q, k, v, a and b, and its result.
 """
@@ -35,7 +36,7 @@ class MemoryCall:
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B H T K"]
     v: Float[Tensor, "B H T V"]
-    a: Float[Tensor, "B H T"]  # logarithm of the decay
+    a: Float[Tensor, "B H T X"]  # logarithm of the decay, X is 1, or K for one of each channel
     b: Float[Tensor, "B H T"]  # strength of the write
     scale: float
     skip: Float[Tensor, " H"] | None = None  # out has skip · v beside what the memory gives
@@ -57,11 +58,16 @@ Reader = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def _read_delta_rule(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a call of transformers' gated delta rule, whose tensors are [B,T,H,·] and [B,T,H]."""
+    """Returns the fields of a call of transformers' gated delta rule, whose tensors are [B,T,H,·] and [B,T,H].
+
+    g is the decay, [B,T,H], or of each channel [B,T,H,K].
+    """
     q, k, v = (given[name].transpose(1, 2) for name in ("query", "key", "value"))
     if given.get("use_qk_l2norm_in_kernel"):
         q, k = _unit_length(q), _unit_length(k)
     a = given["g"].transpose(1, 2).float()
+    if a.dim() == 3:
+        a = a[..., None]
     b = given["beta"].transpose(1, 2)
     return {"mechanism": "gated-delta", "q": q, "k": k, "v": v, "a": a, "b": b, "scale": default_scale(q.shape[-1])}
 
@@ -105,7 +111,7 @@ def _scan_fields(x: Tensor, step: Tensor, rate: Tensor, B: Tensor, C: Tensor, sk
     heads = x.shape[2]
     k, q = (y.transpose(1, 2).repeat_interleave(heads // y.shape[2], 1).float() for y in (B, C))
     b = step.transpose(1, 2).float()
-    a = b * rate.float()[:, None]
+    a = (b * rate.float()[:, None])[..., None]
     return {
         "mechanism": "gated",
         "q": q,
@@ -121,10 +127,16 @@ def _scan_fields(x: Tensor, step: Tensor, rate: Tensor, B: Tensor, C: Tensor, sk
 READERS: dict[str, Reader] = {
     "torch_chunk_gated_delta_rule": _read_delta_rule,
     "torch_recurrent_gated_delta_rule": _read_delta_rule,
+    "chunk_kimi_delta_attention": _read_delta_rule,
+    "recurrent_kimi_delta_attention": _read_delta_rule,
     "mamba2_chunk_scan": _read_scan,
     "mamba2_selective_state_update": _read_scan_step,
 }
-_MECHANISMS = {"torch_chunk_gated_delta_rule": "gated-delta", "mamba2_chunk_scan": "gated"}
+_MECHANISMS = {
+    "torch_chunk_gated_delta_rule": "gated-delta",
+    "chunk_kimi_delta_attention": "gated-delta",
+    "mamba2_chunk_scan": "gated",
+}
 
 
 def memory_layers(model: nn.Module) -> dict[str, str]:
