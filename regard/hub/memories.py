@@ -2,8 +2,10 @@
 
 Such a layer calls one of a few functions of its modeling file, by name: `torch_chunk_gated_delta_rule` over a whole
 text and `torch_recurrent_gated_delta_rule` for one more token (Qwen3-Next and similar models), `mamba2_chunk_scan` and
-`mamba2_selective_state_update` (Mamba-2 and similar models). While the context `recording_memories` lasts, a wrapper
-replaces each: it calls the original, and passes its arguments, as q, k, v, a and b, and its result to a recorder.
+`mamba2_selective_state_update` (Mamba-2 and similar models), `chunk_kimi_delta_attention` and
+`recurrent_kimi_delta_attention` (Kimi Linear and similar models, one decay a channel). While the context
+`recording_memories` lasts, a wrapper replaces each: it calls the original, and passes its arguments, as q, k, v, a and
+b, and its result to a recorder.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class MemoryCall:
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B H T K"]
     v: Float[Tensor, "B H T V"]
-    a: Float[Tensor, "B H T"]  # logarithm of the decay
+    a: Float[Tensor, "B H T X"]  # logarithm of the decay, X is 1, or K for one of each channel
     b: Float[Tensor, "B H T"]  # strength of the write
     scale: float
     skip: Float[Tensor, " H"] | None = None  # skip · v is added to what is read from the memory
@@ -57,11 +59,16 @@ Reader = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def _read_delta_rule(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a call of transformers' gated delta rule, whose tensors are [B,T,H,·] and [B,T,H]."""
+    """Returns the fields of a call of transformers' gated delta rule, whose tensors are [B,T,H,·] and [B,T,H].
+
+    g is the decay, [B,T,H], or of each channel [B,T,H,K].
+    """
     q, k, v = (given[name].transpose(1, 2) for name in ("query", "key", "value"))
     if given.get("use_qk_l2norm_in_kernel"):
         q, k = _unit_length(q), _unit_length(k)
     a = given["g"].transpose(1, 2).float()
+    if a.dim() == 3:
+        a = a[..., None]
     b = given["beta"].transpose(1, 2)
     return {"mechanism": "gated-delta", "q": q, "k": k, "v": v, "a": a, "b": b, "scale": default_scale(q.shape[-1])}
 
@@ -105,7 +112,7 @@ def _scan_fields(x: Tensor, step: Tensor, rate: Tensor, B: Tensor, C: Tensor, sk
     heads = x.shape[2]
     k, q = (y.transpose(1, 2).repeat_interleave(heads // y.shape[2], 1).float() for y in (B, C))
     b = step.transpose(1, 2).float()
-    a = b * rate.float()[:, None]
+    a = (b * rate.float()[:, None])[..., None]
     return {
         "mechanism": "gated",
         "q": q,
@@ -121,10 +128,16 @@ def _scan_fields(x: Tensor, step: Tensor, rate: Tensor, B: Tensor, C: Tensor, sk
 READERS: dict[str, Reader] = {
     "torch_chunk_gated_delta_rule": _read_delta_rule,
     "torch_recurrent_gated_delta_rule": _read_delta_rule,
+    "chunk_kimi_delta_attention": _read_delta_rule,
+    "recurrent_kimi_delta_attention": _read_delta_rule,
     "mamba2_chunk_scan": _read_scan,
     "mamba2_selective_state_update": _read_scan_step,
 }
-_MECHANISMS = {"torch_chunk_gated_delta_rule": "gated-delta", "mamba2_chunk_scan": "gated"}
+_MECHANISMS = {
+    "torch_chunk_gated_delta_rule": "gated-delta",
+    "chunk_kimi_delta_attention": "gated-delta",
+    "mamba2_chunk_scan": "gated",
+}
 
 
 def memory_layers(model: nn.Module) -> dict[str, str]:

@@ -39,6 +39,7 @@ from regard.lab.base import (
     versions,
     write_results,
 )
+from regard.lab.side_by_side import one_thread, train_side_by_side
 from regard.reading import check_fields, check_path, read_toml
 from regard.report.markup import count_noun
 from regard.storage import write_text
@@ -231,21 +232,38 @@ class ResumableExperiment(Experiment, ABC):
 
 @dataclass(frozen=True)
 class TrainingExperiment(ResumableExperiment):
-    """An experiment that trains: `plan` returns its trainings, and `measure` the results of their runs."""
+    """An experiment that trains: `plan` returns its trainings, and `measure` the results of their runs.
 
+    If `small`, trainings on a CPU have one thread each, and as many of them run at a time as there are threads.
+    """
+
+    small: bool = False
     plan: Callable[[Session], TrainingPlan] = lambda session: TrainingPlan(())
     measure: MeasureRuns = lambda session, plan, runs: {}
 
     def carry_out(self, session: Session) -> dict[str, Any]:
         """Runs the planned trainings that have not ended, measures all, and writes results and page."""
+        if not self.small or session.device != "cpu":
+            return self._carry_out(session, 1)
+        with one_thread() as threads:
+            return self._carry_out(session, threads)
+
+    def _carry_out(self, session: Session, workers: int) -> dict[str, Any]:
+        """Does what `carry_out` says with this many trainings at a time."""
         began = time.perf_counter()
         plan = plan_trainings(self, session)
+        if workers > 1:
+            left = {n: one.title for n, one in enumerate(plan.trainings) if not Run(session.out / one.folder).finished}
+            files = {*plugins.imported_paths(), *plugins.paths(plugins.mechanism_names(session.asked))}
+            train_side_by_side(session.out, left, workers, session.shown.say, sorted(files))
         runs = {one.title: session.train(one.recipe, one.folder, one.title) for one in plan.trainings}
         found = as_document(self.measure(session, plan, runs))
         # Of an experiment that was resumed, the trainings alone may have taken longer than this session.
-        trained = sum(read_log(run).seconds for run in runs.values())
+        trained = sum(read_log(run).seconds for run in runs.values()) / workers
         results: dict[str, Any] = {"experiment": self.name, "command": session.command, "device": session.machine}
         results |= {"versions": versions(), **found}
+        if workers > 1:
+            results["device"] += f", {count_noun(workers, 'training')} at a time"
         results["seconds"] = round(max(time.perf_counter() - began, trained), 1)
         write_results(session.out, results)
         self.page(results).write(session.out / REPORT)
@@ -260,6 +278,7 @@ def experiment(
     files: Sequence[str] = (),
     compares: bool = False,
     compare: ComparePage | None = None,
+    small: bool = False,
 ) -> Callable[[MeasureRuns], MeasureRuns]:
     """Registers an experiment by its measurement; the first line of its docstring says what it is about."""
 
@@ -275,6 +294,7 @@ def experiment(
             files=tuple(files),
             compares=compares,
             compare=compare,
+            small=small,
         )
         EXPERIMENTS.put(name, entry)
         return measure
@@ -301,6 +321,13 @@ _REQUEST: dict[str, Any] = {"experiment": str, "device": str, "asked": dict, "va
 def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) -> Mapping[str, Any]:  # noqa: B008
     """Resumes an experiment that was stopped: it does the parts that have not ended."""
     path = check_path(path, RunError)
+    known, session = open_session(path, device, shown)
+    with locked(path):
+        return known.carry_out(session)
+
+
+def open_session(path: Path, device: str | None, shown: Shown) -> tuple[ResumableExperiment, Session]:
+    """Returns what was begun in a folder: the experiment, and what was asked of it."""
     if not (path / ASKED).is_file():
         raise RunError(f"{path} is no experiment: expected a folder with {ASKED}, as `regard run` makes")
     document = check_fields(read_toml(path / ASKED, RunError), _REQUEST, str(path / ASKED), RunError)
@@ -309,8 +336,7 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = Shown()) 
     if not isinstance(known, ResumableExperiment):
         raise RunError(f"{path / ASKED}: {known.name} trains nothing, so there is nothing to go on with")
     where = resolve_device(device or document["device"])
-    with locked(path):
-        return known.carry_out(Session(known.name, path, document["asked"], document.get("variant"), where, shown))
+    return known, Session(known.name, path, document["asked"], document.get("variant"), where, shown)
 
 
 def plan_trainings(known: TrainingExperiment, session: Session) -> TrainingPlan:

@@ -86,6 +86,7 @@ def prepare(
     k = mask.zero_hidden(k)
     v = mask.zero_hidden(v)
     a, b = prepare_gates(mechanism, k, v, visible, a, b)
+    a = a.to(torch.promote_types(a.dtype, dtype))  # before its exponential, which would have as few digits
     if b is not None:
         b = b.to(dtype)
     return GatedTokens(q.unflatten(1, (G, q.shape[1] // max(G, 1))).to(dtype), k.to(dtype), v.to(dtype), a, b)
@@ -179,8 +180,8 @@ def _check_writes(mechanism: Recurrence, b: Tensor, k: Tensor) -> Tensor:
     # A key that is not a number makes the rows that see it NaN, as in all mechanisms: it is no question of its length.
     length = torch.linalg.vector_norm(upcast_half(k.detach()).nan_to_num(0.0, 0.0, 0.0), dim=-1, keepdim=True)
     overshoot = b.detach() * length.square()
-    # A key of length one has it but for rounding.
-    bounded = overshoot <= 2 + 8 * torch.finfo(k.dtype).eps
+    # A key of length one has it but for rounding, perhaps that of single precision before it came here.
+    bounded = overshoot <= 2 + 8 * max(torch.finfo(k.dtype).eps, torch.finfo(torch.float32).eps)
     if not (can_read(b) and can_read(k)):
         return b.masked_fill(~(fits & bounded), float("nan"))
     if not bool(fits.all()):
@@ -204,7 +205,7 @@ def _worst(x: Tensor, badness: Tensor) -> str:
     flat = int(badness.nan_to_num(float("inf"), float("inf")).argmax())
     place = torch.unravel_index(torch.tensor(flat), x.shape)
     row, head, token = (int(i) for i in place[:3])
-    return f"{float(x.detach().flatten()[flat]):.4g} (batch {row}, head {head}, token {token})"
+    return f"{float(x.detach().flatten()[flat]):.7g} (batch {row}, head {head}, token {token})"
 
 
 def check_tokens(

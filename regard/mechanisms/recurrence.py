@@ -227,7 +227,7 @@ class Recurrence(Mechanism):
         with without_autocast(v):
             x = prepare(self, q, finite.k, finite.v, visible, a, b, memory.dtype)
             for chunk in split_tokens(CHUNK, x.q.flatten(1, 2), x.k, x.v, x.a, x.b, documents):
-                out, memory = self._scan_chunk(chunk, memory, current)
+                out, memory = self.scan_chunk(chunk, memory, current)
                 outs.append(out)
                 if documents is not None:
                     current = chunk[5][:, -1]
@@ -240,7 +240,7 @@ class Recurrence(Mechanism):
         memory = mark_rows(memory, broken[..., -1:].any(-1, keepdim=True))
         return mark_rows(out, broken), Memory(memory, tokens)
 
-    def _scan_chunk(
+    def scan_chunk(
         self, chunk: Sequence[Any], memory: Float[Tensor, "B G K V"], current: Int[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B H C V"], Float[Tensor, "B G K V"]]:
         """Returns the output of one chunk and the memory after it; the head of this file has the formulas.

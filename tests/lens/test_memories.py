@@ -118,6 +118,23 @@ def test_weights_of_transformers_layers_are_what_its_own_code_makes_of_one_hot_v
     assert float(got.min()) < 0
 
 
+@pytest.mark.parametrize("family", ["kimi_linear", "granitemoehybrid", "bamba"])
+def test_kin_of_these_families_are_exact_too(family):
+    """Kimi Linear has a decay a channel; the scan of Granite 4 and Bamba is Mamba-2's."""
+    pytest.importorskip("transformers")
+    model = open_model(f"random:{family}@tiny").model
+    trace = record(model, list(range(2, 31)))
+    layers = [a for a in trace.recordings[0].attentions if isinstance(a.formula, RecurrenceFormula)]
+    kinds = list(model.config.layer_types)
+    assert len(layers) == kinds.count("linear_attention") == len(kinds) - 1
+    assert all(worst(layer) < EXACT / 10 for layer in layers)
+    channels = layers[0].k.shape[-1] if layers[0].formula.erases else 1
+    assert all(layer.a.shape[-1] == channels for layer in layers)
+    steps = record(model, list(range(2, 14)), generate={"max_new_tokens": 4, "min_new_tokens": 4})
+    whole = record(model, steps.recordings[0].sequences[0].ids)
+    assert torch.allclose(steps.weights(0, 1), whole.weights(0, 1), atol=2e-5)
+
+
 @pytest.mark.parametrize("family", MADE)
 def test_steps_of_generating_with_transformers_make_one_matrix(family):
     model = MADE[family]()

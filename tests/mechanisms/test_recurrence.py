@@ -209,6 +209,48 @@ def test_packed_documents_are_those_alone(kind, how):
     assert difference(mix(m.weights(q, k, mask, **gates), v), torch.cat(alone, 2)) < 1e-13
 
 
+@pytest.mark.parametrize("kind", BY_HEAD, ids=label)
+def test_gradients_of_gradients_are_those_of_the_reference(kind):
+    m = mechanism(kind[0], **kind[1])
+    q, k, v, gates = draw(m, 70, grad=True)
+    memory = torch.randn(B, G, K, V, dtype=torch.float64).requires_grad_()
+    leaves = [q, k, memory, *gates.values()]
+    results = []
+    for use in ("plain", "chunks"):
+        m.use = use
+        state = Memory(memory, torch.zeros(B, dtype=torch.long))
+        # Values are made of keys, whose gradient has both parts.
+        out, state = m.extend(q, k, v.detach() * k[..., :1], state, **gates)
+        first = torch.autograd.grad(out.sin().sum() + state.memory.square().sum(), leaves, create_graph=True)
+        results.append([*first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)])
+    for want, got in zip(*results, strict=True):
+        assert difference(got, want) < 1e-11 * (1 + float(want.detach().abs().max()))
+
+
+@pytest.mark.parametrize("kind", BY_HEAD, ids=label)
+def test_packed_documents_go_by_the_chunks_of_a_cpu_too(kind, monkeypatch):
+    """With hidden tokens where documents begin, and the gradients of the reference."""
+    m = mechanism(kind[0], **kind[1])
+    q, k, v, gates = draw(m, dtype=torch.float32, grad=True)
+    documents = torch.repeat_interleave(torch.tensor([5, 1, 1, 59, 65])).expand(B, T)
+    visible = torch.ones(B, T, dtype=torch.bool)
+    visible[0, 5] = visible[1, 66] = visible[1, 64] = False
+    mask = Mask(causal=True, visible=visible, documents=documents)
+    results = []
+    for use in ("plain", "chunks"):
+        m.use = use
+        out = m(q, k, v, mask, **gates)
+        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), [q, k, v, *gates.values()])])
+    assert all(difference(got, want) < 1e-5 for want, got in zip(*results, strict=True))
+    monkeypatch.setattr(type(m), "_scan", None)  # the reference is not asked
+    m.use = "auto"
+    assert torch.equal(m(q, k, v, mask, **gates), results[1][0])
+    broken = v.detach().clone()
+    broken[0, 0, 7] = math.nan  # it stays in its document
+    lost = m(q, k, broken, mask, **gates).isnan().any(-1)[0]
+    assert lost[:2, 7:66].all() and lost.sum() == 2 * 59
+
+
 @kinds
 def test_strong_decays_lose_no_digits(kind):
     """A decay of −700 or −∞ clears a memory; what comes after it counts as if nothing had been before."""
@@ -453,6 +495,18 @@ class TestRefused:
             assert lost[1, 4:, T - 1].all() and lost.sum() == 2
         assert state.memory.isnan().any((2, 3)).sum() == 1
 
+    def test_a_key_of_length_one_in_single_precision_has_it_in_double_precision_too(self):
+        m = mechanism("delta", range=2)
+        q, k, v, gates = draw(m, 40, dtype=torch.float32)
+        gates["b"].fill_(2)
+        assert (torch.linalg.vector_norm(k.double(), dim=-1) > 1).any()
+        inputs = [x.double() for x in (q, k, v)]
+        want, _ = recurrence(m, *inputs, b=gates["b"].double())
+        assert difference(m(*inputs, Mask(causal=True), b=gates["b"].double()), want) < 1e-12
+        inputs[1] = inputs[1] * (1 + 1e-5)
+        with pytest.raises(GateError, match=r"b‖k‖² = 2\.0000[34]\d* .*expected at most 2"):
+            m(*inputs, Mask(causal=True), b=gates["b"].double())
+
     def test_decays_of_a_mechanism_of_ones_own_are_looked_at(self):
         class Growing(type(mechanism("retention"))):
             def log_decay(self, v):
@@ -507,6 +561,21 @@ def test_half_precision_and_autocast_keep_sums_in_float32(kind, dtype):
             assert out.dtype == dtype
             assert difference(out, want) < 2 * torch.finfo(dtype).eps
         assert m.weights(*half[:2], Mask(causal=True), **single).dtype == torch.float32
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_token_decays_with_the_digits_of_the_memory_whatever_the_dtype_of_a(kind, dtype):
+    m = mechanism(kind[0], **kind[1])
+    q, k, v, gates = draw(m, 20)
+    rounded = {name: x.to(dtype) for name, x in gates.items()}
+    want, memory = recurrence(m, q, k, v, **{name: x.double() for name, x in rounded.items()})
+    state = m.empty(Size.of(q, k, v))
+    for t in range(20):
+        now = {name: x[:, :, t : t + 1] for name, x in rounded.items()}
+        out, state = m.extend(*(x[:, :, t : t + 1] for x in (q, k, v)), state, **now)
+        assert difference(out, want[:, :, t : t + 1]) < 1e-13
+    assert difference(state.memory, memory) < 1e-13
 
 
 @pytest.mark.slow

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from regard.mechanisms import Recurrence
 from regard.mechanisms.decays import STRONGEST
 
 
@@ -53,12 +54,12 @@ class ChunkedRecurrence(torch.autograd.Function):
         a: Tensor,
         b: Tensor | None,
         memory: Tensor,
-        scale: float,
-        erases: bool,
+        mechanism: Recurrence,
     ) -> tuple[Tensor, Tensor]:
         decays = decays_of(a, k.dtype)
+        scale = mechanism.score_scale(k.shape[3])
         meeting = inverse = residual = None
-        if erases:
+        if mechanism.erases:
             assert b is not None
             # [N,n,C,K] @ [N,n,K,C]
             meeting = (k @ k.mT).mul_(decays.within)
@@ -75,19 +76,20 @@ class ChunkedRecurrence(torch.autograd.Function):
         pairs = (q @ k.mT).mul_(_each_head(decays.within, q))
         out = (q * _each_head(decays.reading, q)) @ memories
         out.add_(pairs @ new).mul_(scale)
-        ctx.save_for_backward(q, k, v, a, b, *decays, meeting, inverse, residual, pairs, memories, new)
-        ctx.scale = scale
+        ctx.save_for_backward(q, k, v, a, b, memory, *decays, meeting, inverse, residual, pairs, memories, new)
+        ctx.mechanism = mechanism
         return out, last
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph: gradients of these gradients are wanted
+            return *_differentiate(ctx.saved_tensors[:6], ctx.mechanism, (d_out, d_last)), None
         q, k, v = ctx.saved_tensors[:3]
         a, b = ctx.saved_tensors[3:5]
-        decays = Decays(*ctx.saved_tensors[5:8])
-        meeting, inverse, residual, pairs = ctx.saved_tensors[8:12]
-        memories, new = ctx.saved_tensors[12:]
-        d = d_out * ctx.scale
+        decays = Decays(*ctx.saved_tensors[6:9])
+        meeting, inverse, residual, pairs = ctx.saved_tensors[9:13]
+        memories, new = ctx.saved_tensors[13:]
+        d = d_out * ctx.mechanism.score_scale(k.shape[3])
         rows = _each_head(decays.reading, q)
         # What comes back to the memories by reading, and to what is written by the outputs of the same chunk.
         d_read = (q * rows).mT @ d
@@ -113,7 +115,31 @@ class ChunkedRecurrence(torch.autograd.Function):
         elif b is not None:
             d_v = b * d_new
             d_b = (d_new * v).sum(-1, keepdim=True)
-        return d_q, grads.k, d_v, grads.decay(a), d_b, first, None, None
+        return d_q, grads.k, d_v, grads.decay(a), d_b, first, None
+
+
+def _differentiate(
+    inputs: Sequence[Tensor | None], mechanism: Recurrence, grads: tuple[Tensor, Tensor]
+) -> list[Tensor | None]:
+    """Returns the gradients of q, k, v, a, b and the first memory, by the reference, which autograd goes through again.
+
+    `grads` are those of the outputs and of the last memory.
+    """
+    # Views: where one input was made of another, its gradient must not count for that one too.
+    q, k, v, a, b, memory = own = [x if x is None else x.view_as(x) for x in inputs]  # fmt: skip
+    assert q is not None and k is not None and v is not None and a is not None and memory is not None
+    outs = []
+    last = memory[:, None]
+    for i in range(k.shape[1]):
+        heads = q[:, i].unflatten(1, (-1, k.shape[2]))
+        strength = None if b is None else b[:, i, None]
+        chunk = (heads, k[:, i, None], v[:, i, None], a[:, i, None, :, None], strength, None)
+        out, last = mechanism.scan_chunk(chunk, last, None)
+        outs.append(out.flatten(1, 2))
+    wanted = [x for x in own if x is not None and x.requires_grad]
+    found = torch.autograd.grad((torch.stack(outs, 1), last[:, 0]), wanted, grads, create_graph=True, allow_unused=True)
+    given = iter(found)
+    return [next(given) if x is not None and x.requires_grad else None for x in own]
 
 
 def _run_memories(

@@ -12,6 +12,7 @@ from regard.kernels.registry import kernel
 from regard.mechanisms import Delta, Gated, GatedDelta, Memory, Recurrence, Retention
 from regard.mechanisms.base import can_read, without_autocast
 from regard.mechanisms.cache import visible_counts
+from regard.mechanisms.decays import STRONGEST
 from regard.mechanisms.gates import prepare
 from regard.mechanisms.nonfinite import mark_rows, replace_nonfinite, rows_of_documents
 from regard.shapes import Mask
@@ -37,8 +38,8 @@ def _refuses(mechanism: Recurrence, *inputs: Tensor | None) -> str | None:
 def _refuses_forward(
     mechanism: Recurrence, q: Tensor, k: Tensor, v: Tensor, mask: Mask, a: Tensor | None, b: Tensor | None
 ) -> str | None:
-    if mask.documents is not None:
-        return "it takes no packed documents"
+    if mask.documents is not None and v.dtype == torch.float64:
+        return "packed documents in float64 would lose digits where it clears the memory between them"
     if q.shape[2] != v.shape[2]:
         return "it takes as many queries as keys"
     return _refuses(mechanism, q, k, v, a, b)
@@ -66,7 +67,7 @@ def forward(
     B, G, _, V = v.shape
     dtype = torch.promote_types(v.dtype, torch.float32)
     memory = torch.zeros(B, G, k.shape[3], V, dtype=dtype)
-    out, _ = _run(mechanism, q, k, v, memory, mask.visible, a, b)
+    out, _ = _run(mechanism, q, k, v, memory, mask.visible, a, b, mask.document_ids())
     return out
 
 
@@ -94,30 +95,42 @@ def _run(
     visible: Tensor | None,
     a: Tensor | None,
     b: Tensor | None,
+    documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns outputs and memory; what is not a number reaches the rows that see it, and the memory after them."""
+    """Returns outputs and memory; what is not a number reaches the rows that see it, and the memory after them.
+
+    `documents` [B,T] are the ids of packed documents.
+    """
     T = v.shape[2]
     finite = replace_nonfinite(k, v, Mask(visible=visible))
     assert finite.k is not None
     with without_autocast(v):
         x = prepare(mechanism, q, finite.k, finite.v, visible, a, b, memory.dtype)
+        if documents is not None:
+            x = x._replace(a=_clear_between(x.a, documents))
         queries = _in_chunks(x.q.flatten(0, 1), T).transpose(1, 2).flatten(2, 3)
         keys, values, decay = (_in_chunks(y.flatten(0, 1), T) for y in (x.k, x.v, x.a))
         strength = None
         if x.b is not None:
             strength = _in_chunks(x.b.flatten(0, 1), T)
-        scale = mechanism.score_scale(k.shape[3])
         result: tuple[Tensor, Tensor] = ChunkedRecurrence.apply(  # type: ignore[no-untyped-call]
-            queries, keys, values, decay[..., 0], strength, memory.flatten(0, 1), scale, mechanism.erases
+            queries, keys, values, decay[..., 0], strength, memory.flatten(0, 1), mechanism
         )
     out, after = result
     heads = out.unflatten(2, (-1, keys.shape[2])).transpose(1, 2).flatten(2, 3)[:, :, :T]
     out = heads.reshape(*q.shape[:3], v.shape[3]).to(v.dtype)
     after = after.view_as(memory)
-    broken = rows_of_documents(finite.broken, None, True, T)
+    broken = rows_of_documents(finite.broken, documents, True, T)
     if broken is None:
         return out, after
     return mark_rows(out, broken), mark_rows(after, broken[..., -1:])
+
+
+def _clear_between(a: Tensor, documents: Tensor) -> Tensor:
+    """Returns the decays [B,G,T,1] such that the first token of a document, hidden or not, clears the memory."""
+    begins = torch.zeros_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return a.masked_fill(begins[:, None, :, None], STRONGEST)
 
 
 def _in_chunks(x: Tensor, T: int) -> Tensor:

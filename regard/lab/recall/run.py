@@ -113,7 +113,7 @@ def _changes(model: RecallModel) -> dict[str, Any]:
     return {"mechanism": model.mechanism, "width": model.width, "attention": convolution}
 
 
-@experiment("recall", plan, recall_page, compares=True)
+@experiment("recall", plan, recall_page, compares=True, small=True)
 def measure(session: Session, plan: RecallPlan, runs: Mapping[str, Run]) -> RecallResults:
     """How much does a state of fixed size remember? Recall of pairs against bytes of state, mechanism by mechanism."""
     session.shown.say("Measuring …")

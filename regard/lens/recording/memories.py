@@ -113,7 +113,7 @@ class MemoryCapture:
 
     def add(self, call: MemoryCall, out: Float[Tensor, "B T H V"], tap_gradients: bool) -> Tensor:
         """Stores the inputs and the output of a call; returns the output, with zeros added if gradients are tapped."""
-        made = {"q": call.q, "k": call.k, "v": call.v, "a": call.a[..., None], "b": call.b, "out": out.transpose(1, 2)}
+        made = {"q": call.q, "k": call.k, "v": call.v, "a": call.a, "b": call.b, "out": out.transpose(1, 2)}
         for name, x in made.items():
             self.parts[name].append(x[:1].detach())
         self.grad_tap, out = tap_output(out, tap_gradients)
