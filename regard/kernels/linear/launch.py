@@ -147,4 +147,8 @@ def _best_with_stabilisers(plan: Plan, flags: dict[str, Any]) -> dict[str, Compi
         best["key_value_grad_kernel"] = (3, None)
         if flags.get("SEGMENT_SUMS"):
             best["key_value_grad_kernel"] = (2, None)
+    if (
+        not plan.has_spare_registers
+    ):  # of wide heads shared memory holds one or two programs: fewer registers only spill
+        best = {name: (stages, None) for name, (stages, _) in best.items()}
     return best
