@@ -75,6 +75,11 @@ class Linear(Mechanism):
     feature_work: ClassVar[int] = 3  # element-wise FLOPs behind a feature
     pair_work: ClassVar[int] = 2  # and behind a pair within a chunk: mask and sum
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "features" in vars(cls) and "maps_each_vector" not in vars(cls):  # what was known of another map
+            cls.maps_each_vector = False
+
     def __init__(self, strict: bool = False) -> None:
         super().__init__()
         self.strict = strict
