@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from regard.devices import without_values
 from regard.errors import KernelError, MaskError, OptionError, did_you_mean
@@ -386,7 +385,7 @@ def can_read(x: Tensor) -> bool:
     """Returns whether numbers can be read from x now, and nobody records what is done with it."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta or x.numel() == 0:
         return False
-    if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -395,6 +394,7 @@ def can_read(x: Tensor) -> bool:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Returns a context without autocast on x's device: sums and states stay in float32 whatever the surroundings."""
-    if x.is_meta:  # autocast does not know that device
+    # Autocast does not know the device meta; and where it is off, entering it would take longer than a small product.
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)

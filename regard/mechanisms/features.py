@@ -31,6 +31,14 @@ from regard.mechanisms.sums import has_negative
 from regard.shapes import Keys, Mask, Queries
 
 
+def scaled_elu(x: Tensor, c: Tensor) -> Tensor:
+    """Returns ψ = relu(x) + exp(min(x, 0) − c), in few passes over memory; its numbers have to be known by now."""
+    psi = x.clamp(max=0)
+    if c.any():
+        psi.sub_(c[..., None])
+    return psi.exp_().add_(x.clamp(min=0))
+
+
 class ScaledElu(torch.autograd.Function):
     """ψ = relu(x) + exp(min(x, 0) − c), in a third of the passes over memory that autograd would take.
 
@@ -41,10 +49,7 @@ class ScaledElu(torch.autograd.Function):
     # token's features take. `torch.func` would want it, and does not come here: numbers cannot be read there.
     @staticmethod
     def forward(ctx: Any, x: Tensor, c: Tensor) -> Tensor:
-        psi = x.clamp(max=0)
-        if c.any():
-            psi.sub_(c[..., None])
-        psi.exp_().add_(x.clamp(min=0))
+        psi = scaled_elu(x, c)
         ctx.save_for_backward(psi)
         ctx.save_for_forward(psi)
         return psi
@@ -68,9 +73,13 @@ class Elu(Linear):
     memory = "G·K·(V+1)"
     training_memory = "N·K+K·V"
 
+    maps_each_vector = True
+
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         c = x.detach().amax(-1).clamp(max=0)  # 0 unless all of x is negative: only a scale, so it has no gradient
         if x.device.type == "cpu" and can_read(x):
+            if not (torch.is_grad_enabled() and x.requires_grad):
+                return scaled_elu(x, c), c
             psi: Tensor = ScaledElu.apply(x, c)  # type: ignore[no-untyped-call]
             return psi, c
         return x.relu() + torch.exp(x.clamp(max=0) - c[..., None]), c
@@ -86,6 +95,7 @@ class Elu(Linear):
 class Polynomial(Linear):
     formula = "(q·k + c)ᵖ"
     letters: ClassVar[dict[str, str]] = {"feature_count": "F"}
+    maps_each_vector = True
     accumulate = torch.float64  # a power of q·k + c near zero is a small difference of large products
 
     def __init__(self, degree: int = 2, offset: float = 1.0, strict: bool = False) -> None:
@@ -181,11 +191,18 @@ class AnyFeatures(Linear):
     def __init__(self, phi: Callable[[Tensor], Tensor] = functional.softplus, strict: bool = False) -> None:
         super().__init__(strict)
         self.phi = phi
+        self._counted: tuple[Any, int, int] = (None, 0, 0)  # φ, K and F of the last count: a step asks more than once
 
     def features(self, x: Tensor) -> tuple[Tensor, None]:
         return self.phi(x), None
 
     def feature_count(self, K: int) -> int:
+        if self._counted[0] is not self.phi or self._counted[1] != K:
+            self._counted = (self.phi, K, self._count_features(K))
+        return self._counted[2]
+
+    def _count_features(self, K: int) -> int:
+        """Returns how many features a vector of width K is mapped to, by mapping one."""
         probe = torch.zeros(1, 1, 1, K)
         if isinstance(self.phi, torch.nn.Module):  # a module wants inputs of its own dtype and device
             parameter = next(self.phi.parameters(), probe)

@@ -71,8 +71,14 @@ class Linear(Mechanism):
     memory = "G·F·(V+1)"
     training_memory = "N·F+F·V"
     accumulate: ClassVar[torch.dtype] = torch.float32  # features and sums are at least this precise
+    maps_each_vector: ClassVar[bool] = False  # `features` is known not to ask which head a vector is of
     feature_work: ClassVar[int] = 3  # element-wise FLOPs behind a feature
     pair_work: ClassVar[int] = 2  # and behind a pair within a chunk: mask and sum
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "features" in vars(cls) and "maps_each_vector" not in vars(cls):  # what was known of another map
+            cls.maps_each_vector = False
 
     def __init__(self, strict: bool = False) -> None:
         super().__init__()
@@ -146,6 +152,8 @@ class Linear(Mechanism):
             result: tuple[Tensor, Sums] = fast(self, q, k, v, state, visible)
             return result
         if q.shape[2] == 1:  # one token sees all that is written, itself included
+            if visible is None:
+                return self._add_token(q, k, v, state)
             state = self.write(state, k, v, visible)
             return self.read(q, state).to(v.dtype), state
         dtype = v.dtype
@@ -153,6 +161,25 @@ class Linear(Mechanism):
             q, k, v = (x.to(state.sums.dtype) for x in (q, k, v))
         out, state = self._scan(q, k, v, state, visible, None)
         return out.to(dtype), state
+
+    def _add_token(self, q: Tensor, k: Tensor, v: Tensor, state: Sums) -> tuple[Tensor, Sums]:
+        """Returns what a visible token reads [B,H,1,V], and the sums with it: `write`, then `read`, in fewer steps."""
+        B, H = q.shape[:2]
+        G = k.shape[1]
+        with without_autocast(v):
+            if self.maps_each_vector and q.dtype == k.dtype:
+                mapped, c = self.features(self._upcast(torch.cat([q, k], 1)))
+                queries, psi = mapped.split_with_sizes([H, G], 1)
+                if c is not None:
+                    c = c[:, H:]
+            else:
+                queries = self.features(self._upcast(q))[0]
+                psi, c = self.features(self._upcast(k))
+            state = add_keys(state, psi, c, functional.pad(v.to(psi.dtype), (0, 1), value=1.0), 1)
+            # [B,G,H/G,F] @ [B,G,F,V+1]
+            sums = queries.reshape(B, G, H // G, queries.shape[3]).to(state.sums.dtype) @ state.sums
+            out = self._normalise(sums.view(B, H, 1, sums.shape[3]), state.tokens[:, None])
+        return out.to(q.dtype).to(v.dtype), state
 
     def write(  # type: ignore[override]
         self, state: Sums | Cache, k: Keys, v: Values, visible: Visible | None = None
@@ -318,12 +345,13 @@ class Linear(Mechanism):
 
     def _normalise(self, sums: Float[Tensor, "B H T V1"], seen: Int[Tensor, "B #T"]) -> Tensor:
         """Returns φ(q)ᵀS / φ(q)ᵀZ, the last column of the sums being Z; `seen` counts the tokens that a query sees."""
-        return self._divide(sums[..., :-1], sums[..., -1:], seen > 0)
+        return self._divide(sums[..., :-1], sums[..., -1:], seen)
 
     def _divide(self, sums: Tensor, total: Tensor, seen: Tensor) -> Tensor:
         """Returns sums / total, and zeros where the total is zero: an epsilon would leak the scale of other rows."""
         # Below this, terms have lost digits to underflow, and 1/total could overflow in the gradient.
-        zero = total.detach().abs() < torch.finfo(total.dtype).tiny / torch.finfo(total.dtype).eps
+        limits = torch.finfo(total.dtype)
+        zero = total.detach().abs() < limits.tiny / limits.eps
         if total.device.type == "cpu" and can_read(total) and not zero.any():
             return sums / total
         if self.strict and bool((zero & seen.bool()[:, None, :, None]).any()):

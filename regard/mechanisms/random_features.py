@@ -55,6 +55,7 @@ class RandomFeatures(Linear):
     """
 
     letters: ClassVar[dict[str, str]] = {"count": "F"}
+    maps_each_vector = True
     feature_work = 7  # scale, square, subtract, maximum, subtract, exponential, rescale; or sine, cosine and the like
     pair_work = 6  # the pair's own exponential, too
     w: Tensor | None

@@ -145,8 +145,10 @@ class Recurrence(Mechanism):
         with without_autocast(v):
             token = prepare(self, q, k, v, visible, a, b, state.memory.dtype)
             out, memory = self._step(token, state.memory)
-        tokens = state.tokens + visible_counts(v, visible).sum(1)
-        return out.flatten(1, 2).to(v.dtype), Memory(memory, tokens)
+        added: Tensor | int = 1
+        if visible is not None:
+            added = visible_counts(v, visible).sum(1)
+        return out.flatten(1, 2).to(v.dtype), Memory(memory, state.tokens + added)
 
     def write(self, state: Memory, k: Any, v: Any, visible: Visible | None = None) -> Memory:
         require_cross(self)

@@ -87,8 +87,8 @@ def _largest(c: Tensor) -> Tensor:
 
 
 def _finite(peak: Tensor) -> Tensor:
-    """Returns the peak with 0 for −inf (nothing seen yet), so that −inf − peak stays −inf."""
-    return peak.masked_fill(peak == float("-inf"), 0)
+    """Returns the peak with a number for −inf (nothing seen yet), so that −inf − peak stays −inf."""
+    return peak.clamp(min=torch.finfo(peak.dtype).min)
 
 
 def past_peak(state: Sums, documents: Tensor | None, current: Tensor | None) -> Tensor:
@@ -128,7 +128,7 @@ def keep_current_document(
     return state, psi, c
 
 
-def add_keys(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens: Tensor) -> Sums:
+def add_keys(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens: Tensor | int) -> Sums:
     """Returns the sums with more keys in them, rescaled where the largest c has grown."""
     psi = psi.to(state.sums.dtype)
     values = values.to(state.sums.dtype)
@@ -138,6 +138,9 @@ def add_keys(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens:
     c = c.to(state.peak.dtype)
     peak = torch.maximum(state.peak, _largest(c))
     base = _finite(peak)
-    kept = state.sums * torch.exp(state.peak - base)[..., None, None]
-    added = (psi * torch.exp(c - base[..., None])[..., None]).mT @ values
-    return Sums(kept + added, peak, state.tokens + tokens)
+    kept = state.sums * torch.exp(state.peak - base).unsqueeze(2).unsqueeze(3)
+    psi = psi * torch.exp(c - base.unsqueeze(2)).unsqueeze(3)
+    if psi.shape[2] == 1:
+        # [B,G,F,1] · [B,G,1,V+1], in the pass that adds it
+        return Sums(torch.addcmul(kept, psi.mT, values), peak, state.tokens + tokens)
+    return Sums(kept + psi.mT @ values, peak, state.tokens + tokens)

@@ -63,6 +63,16 @@ def test_the_programs_choose_what_the_reference_chooses():
     assert done.stdout == "same\n", done.stderr
 
 
+def test_a_step_of_decoding_does_not_read_all_keys_in_one_program(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    m = mechanism("argmax")
+    q, k = torch.randn(1, 2, 1, 16).bfloat16(), torch.randn(1, 2, 500, 16).bfloat16()
+    assert "few queries" in (register._when(m, q, k, k, Mask(causal=True)) or "")
+    assert register._when(m, k, k, k, Mask(causal=True)) is None
+    m.use = "triton"
+    assert register._when(m, q, k, k, Mask(causal=True)) is None
+
+
 def test_it_refuses_what_it_would_leave_out():
     q = torch.randn(1, 2, 32, 16)
     limit = torch.arange(1, 33)[None]

@@ -166,8 +166,32 @@ print("same")
 """
 
 
+LOSSES = """
+import torch
+from torch.nn import functional
+from regard.kernels.crossentropy.triton_crossentropy import replace_by_gradient
+
+torch.manual_seed(0)
+for N in (5, 64, 9000):  # less than a block, one, and more
+    for smoothing in (0.0, 0.2):
+        for gradient in (True, False):
+            wide = torch.randn(6, N + 3) * 3  # rows that lie apart
+            logits, targets = wide[:, :N], torch.randint(0, N, (6,))
+            targets[2] = -100
+            exact = logits.double().requires_grad_()
+            want = functional.cross_entropy(exact, targets, reduction="none", label_smoothing=smoothing)
+            (want_grad,) = torch.autograd.grad(want.sum(), exact)
+            before = logits.clone()
+            got = replace_by_gradient(logits, targets, -100, smoothing, gradient)
+            assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+            assert (logits - (want_grad if gradient else before)).abs().max() <= 1e-6, (N, smoothing)
+            assert not gradient or not logits[2].any()
+print("same")
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
-@pytest.mark.parametrize("program", [ATTEND, PROJECT, FUSED], ids=["attend", "project", "fused"])
+@pytest.mark.parametrize("program", [ATTEND, PROJECT, FUSED, LOSSES], ids=["attend", "project", "fused", "losses"])
 def test_triton_programs_are_the_reference(program):
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}

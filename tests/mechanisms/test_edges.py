@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 import regard
 from regard.errors import LengthError, NegativeSimilarityError
 from regard.kernels import fast, plain
-from regard.mechanisms import AnyFeatures, Linear, fitted, mechanism
+from regard.mechanisms import AnyFeatures, Elu, Linear, fitted, mechanism
 from regard.shapes import Mask, Size
 
 # What needs an order of tokens has a file of its own, test_recurrence.py.
@@ -498,3 +498,20 @@ def test_the_reference_has_second_derivatives_forward_mode_and_vmap(name):
             (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
             first.square().sum().backward()
             assert x.grad.isfinite().all()
+
+
+def test_features_that_ask_for_the_head_are_mapped_apart_from_token_to_token():
+    """A subclass may scale each head by itself; queries and keys must not be put side by side for it."""
+
+    class ByHead(Elu):
+        def features(self, x):
+            heads = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None, None]
+            return super().features(x * heads)
+
+    m = ByHead()
+    q, k, v = (torch.randn(2, n, 7, 5) for n in (4, 2, 2))
+    state, outs = m.empty(Size(B=2, H=4, G=2, K=5, V=5)), []
+    for t in range(7):
+        out, state = m.extend(q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1], state)
+        outs.append(out)
+    assert (torch.cat(outs, 2) - m(q, k, v, Mask(causal=True))).abs().max() < 1e-5

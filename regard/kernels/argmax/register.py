@@ -13,6 +13,7 @@ from regard.shapes import Mask
 
 _LIMITS = "bfloat16 and float16, K and V ≤ 128"
 _TRITON = find_spec("triton") is not None  # evaluated at import: torch.compile cannot trace find_spec
+_FEW_QUERIES = 16  # below it a program, which takes 128, does little with each key that it reads
 _SOFTMAX = Softmax()  # whose gradients straight-through ones are
 
 
@@ -24,6 +25,8 @@ def _when(mechanism: Argmax, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> str
         return f"{q.dtype}, K = {q.shape[3]}, V = {v.shape[3]} exceed its limits: {_LIMITS}"
     if not q.dtype == k.dtype == v.dtype:
         return "q, k and v need one dtype"
+    if q.shape[2] < _FEW_QUERIES and mechanism.use == "auto":
+        return "so few queries have small scores, and one program would read all keys of a head"
     return unsupported_rules(mechanism, q, k, v, mask)
 
 

@@ -65,7 +65,7 @@ def choose_kernel(
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     head = tl.program_id(1)
     b = (head // H).to(tl.int64)
-    h = head % H
+    h = (head % H).to(tl.int64)  # a head may begin beyond 2³¹ numbers
     t = row + tl.arange(0, M)
     i = t + (S - T)
     x = load_rows(q + b * q_b + h * q_h + row.to(tl.int64) * q_t, q_t, t < T, tl.arange(0, BK), K)

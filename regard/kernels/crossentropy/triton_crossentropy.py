@@ -10,6 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.kernels.devices import power_of_2
+from regard.kernels.linear.launch import launch
+
 BLOCK = 8192  # logits that a program reads at a time
 WARPS = 16
 
@@ -70,16 +73,9 @@ def replace_by_gradient(logits: Tensor, targets: Tensor, ignore: int, smoothing:
     M, N = logits.shape
     losses = torch.empty(M, dtype=torch.float32, device=logits.device)
     if M:
-        _losses_and_gradient[(M,)](
-            logits,
-            targets.contiguous(),
-            losses,
-            logits.stride(0),
-            ignore,
-            smoothing,
-            N=N,
-            GRADIENT=gradient,
-            BLOCK=min(BLOCK, triton.next_power_of_2(N)),
-            num_warps=WARPS,
-        )
+        named = {"N": N, "GRADIENT": gradient, "BLOCK": min(BLOCK, power_of_2(N))}
+        numbers = (logits.stride(0), ignore, smoothing)
+        key = (_losses_and_gradient, "losses", logits.device, numbers, *named.values())
+        tensors = (logits, targets.contiguous(), losses)
+        launch(key, _losses_and_gradient, (M, 1, 1), tensors, numbers, lambda: named, lambda: [{"num_warps": WARPS}])
     return losses

@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from regard.kernels.devices import can_start_early, count_processors, power_of_2
+from regard.kernels.devices import count_processors, power_of_2
+from regard.kernels.launch_step import launch_step
 from regard.shapes import Mask
 
 BLOCK = 64  # slots that a program reads at a time
@@ -249,22 +250,24 @@ def step(
         parts = torch.empty(B * H * splits * (V + 2), dtype=torch.float32, device=q.device)
     cos, sin = rotation or (q, q)  # a program takes some pointer for what it does not read
     turn_b = cos.stride(0) if cos.shape[0] > 1 else 0
-    sizes: dict[str, Any] = {"V": V, "VP": _pad_side(V), "SP": power_of_2(_most_splits(B * G, q.device))}
-    early: dict[str, Any] = {"EARLY": False}
-    if can_start_early(q):
-        early = {"EARLY": True, "launch_pdl": True}
-    _attend_split[(B * G, splits)](
+    tensors = (
         q, k, v, cos, sin, q if rules.slopes is None else rules.slopes, k_room, v_room, tokens, parts,
         tokens if arrived is None else arrived, out, tokens if counted is None else counted,
+    )  # fmt: skip
+    numbers = (
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), turn_b,
         room, rules.window or 0, scale, rules.softcap or 0.0, G, splits,
-        K=K, KP=_pad_side(K), GROUP=H // G, R=_pad_side(H // G), BLOCK=BLOCK, ROTATED=rotation is not None,
-        SLOPED=rules.slopes is not None, CAPPED=rules.softcap is not None,
-        WINDOWED=rules.window is not None and room > rules.window,
-        COUNTS=counted is not None, COUNTED_BEFORE=counted_before, MERGES=merges, **sizes, **early,
     )  # fmt: skip
+    sizes: dict[str, Any] = {"V": V, "VP": _pad_side(V), "SP": power_of_2(_most_splits(B * G, q.device))}
+    named = {
+        "K": K, "KP": _pad_side(K), "GROUP": H // G, "R": _pad_side(H // G), "BLOCK": BLOCK,
+        "ROTATED": rotation is not None, "SLOPED": rules.slopes is not None, "CAPPED": rules.softcap is not None,
+        "WINDOWED": rules.window is not None and room > rules.window, "COUNTS": counted is not None,
+        "COUNTED_BEFORE": counted_before, "MERGES": merges,
+    } | sizes  # fmt: skip
+    launch_step(_attend_split, (B * G, splits, 1), tensors, numbers, named)
     if merges == "later":
-        _merge_splits[(B * H,)](parts, out, splits, **sizes, **early)
+        launch_step(_merge_splits, (B * H, 1, 1), (parts, out), (splits,), sizes)
     return out.view(B, H, 1, V)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from regard.kernels.devices import can_start_early, power_of_2
+from regard.kernels.devices import power_of_2
+from regard.kernels.launch_step import launch_step
 
 BLOCK = 2048  # logits that a program reads
 
@@ -63,8 +62,5 @@ def pick_likeliest(logits: Tensor, best: Tensor, logp: Tensor) -> None:
     splits = triton.cdiv(N, BLOCK)
     parts = torch.empty(2, B, splits, dtype=torch.float32, device=logits.device)
     places = torch.empty(B, splits, dtype=torch.int32, device=logits.device)
-    early: dict[str, Any] = {"EARLY": False}
-    if can_start_early(logits):
-        early = {"EARLY": True, "launch_pdl": True}
-    _scan_split[(B, splits)](logits, parts, places, N, splits, BLOCK=BLOCK, **early)
-    _pick_split[(B,)](parts, places, best, logp, splits, SP=power_of_2(splits), **early)
+    launch_step(_scan_split, (B, splits, 1), (logits, parts, places), (N, splits), {"BLOCK": BLOCK})
+    launch_step(_pick_split, (B, 1, 1), (parts, places, best, logp), (splits,), {"SP": power_of_2(splits)})

@@ -37,25 +37,26 @@ def launch_planned(
 
 
 def launch(
-    key: tuple[Any, ...], kernel: Any, grid: tuple[int, int, int], tensors: Tensors, scalars: tuple[int, ...],
-    constants: Callable[[], dict[str, Any]], settings: Callable[[], list[dict[str, int]]],
+    key: tuple[Any, ...], kernel: Any, grid: tuple[int, int, int], tensors: Tensors, scalars: tuple[float, ...],
+    constants: Callable[[], dict[str, Any]], settings: Callable[[], list[dict[str, Any]]],
 ) -> None:  # fmt: skip
     """Launches a kernel with the first compiler settings that fit the device.
 
     Compiled kernels are cached under `key` and the dtypes and alignment of the tensors: Triton's own look-up takes
-    longer than most of these kernels run. So `key` has to hold the kernel, everything that determines constants and
-    settings, and the scalars, because Triton compiles other code where one of them is 1 or divisible by 16. Error
-    messages show the second entry of `key`. `constants` and `settings` are called only if nothing is cached.
+    longer than most of these kernels run. So `key` has to begin with the kernel and to hold everything that determines
+    constants and settings, and the scalars, because Triton compiles other code where one of them is 1 or divisible by
+    16. Error messages show the second entry of `key`. `constants` and `settings` are called only if nothing is cached.
     """
     device = tensors[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current device
         with torch.cuda.device(device):
             return launch(key, kernel, grid, tensors, scalars, constants, settings)
     pointers = [x.data_ptr() for x in tensors]
-    key = (*key, *[x.dtype for x in tensors], *[n & 15 for n in pointers])
+    # The identity of a kernel: its hash would read its source. What is cached keeps it alive.
+    key = (id(kernel), *key[1:], *[x.dtype for x in tensors], *[n & 15 for n in pointers])
     compiled = _COMPILED.get(key)
     if compiled is not None:
-        binary, constant_values = compiled
+        _, binary, constant_values = compiled
         binary[grid](*pointers, *scalars, *constant_values)
         return
     named = constants()
@@ -68,12 +69,12 @@ def launch(
             continue
         if binary is not None:  # None where kernels are interpreted
             names = kernel.arg_names[len(tensors) + len(scalars) :]
-            _COMPILED[key] = binary, [(named | setting)[name] for name in names]
+            _COMPILED[key] = kernel, binary, [(named | setting)[name] for name in names]
         return
     raise KernelError(f"attention in Triton, {key[1]}: it does not fit {device}. Use plain(model).") from reason
 
 
-_COMPILED: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+_COMPILED: dict[tuple[Any, ...], tuple[Any, Any, list[Any]]] = {}
 
 
 def compiler_settings(kernel: Any, plan: Plan, flags: dict[str, Any]) -> list[dict[str, int]]:
@@ -147,4 +148,8 @@ def _best_with_stabilisers(plan: Plan, flags: dict[str, Any]) -> dict[str, Compi
         best["key_value_grad_kernel"] = (3, None)
         if flags.get("SEGMENT_SUMS"):
             best["key_value_grad_kernel"] = (2, None)
+    if (
+        not plan.has_spare_registers
+    ):  # of wide heads shared memory holds one or two programs: fewer registers only spill
+        best = {name: (stages, None) for name, (stages, _) in best.items()}
     return best

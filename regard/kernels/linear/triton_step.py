@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.kernels.devices import power_of_2
+from regard.kernels.linear.launch import launch
+from regard.kernels.linear.plan import ceil_div
 from regard.kernels.linear.tensors import with_unit_stride
 from regard.kernels.linear.triton_features import features_per_direction
 from regard.kernels.linear.triton_primitives import finite_or_zero
@@ -147,21 +150,29 @@ def decode_step(
     if visible is not None:
         visible = visible.contiguous()
     after = Sums(torch.empty_like(sums), torch.empty_like(peak), torch.empty_like(state.tokens))
-    features = max(16, triton.next_power_of_2(F))
+    features = max(16, power_of_2(F))
     # The columns of S, and of w, that fit into the registers of a program.
     max_columns = REGISTER_BYTES // (features * sums.element_size())
     widest = 64
     if B * G < FEW_HEADS:
         widest = 16
-    block = min(triton.next_power_of_2(V), widest, max_columns)
+    block = min(power_of_2(V), widest, max_columns)
     warps = 4
     if 4 * block > max_columns:  # S takes more than a quarter of the limit: spread it over more threads
         warps = 8
-    decode_step_kernel[(B * G, triton.cdiv(V, block))](
-        q, k, v, directions, visible, sums, peak, state.tokens, out, *after,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), H, G,
-        K=K, V=V, F=F, BF=features, BK=min(32, max_columns, triton.next_power_of_2(K)), BV=block, GROUP=H // G,
-        MAP=map, MASKED=visible is not None, TINY=torch.finfo(sums.dtype).tiny / torch.finfo(sums.dtype).eps,
-        num_warps=warps,
+    limits = torch.finfo(sums.dtype)
+    named = {
+        "K": K, "V": V, "F": F, "BF": features, "BK": min(32, max_columns, power_of_2(K)), "BV": block,
+        "GROUP": H // G, "MAP": map, "MASKED": visible is not None, "TINY": limits.tiny / limits.eps,
+    }  # fmt: skip
+    numbers = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), H, G)
+    seen = sums  # a placeholder if there is no mask
+    if visible is not None:
+        seen = visible
+    launch(
+        (decode_step_kernel, "decode_step_kernel", v.device, numbers, *named.values(), warps), decode_step_kernel,
+        (B * G, ceil_div(V, block), 1),
+        (q, k, v, directions, seen, sums, peak, state.tokens, out, *after), numbers,
+        lambda: named, lambda: [{"num_warps": warps}],
     )  # fmt: skip
     return out.transpose(1, 2), after

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from regard.kernels.devices import power_of_2, shared_memory
+from regard.kernels.launch_step import launch_step
 
 
 @triton.jit
@@ -187,19 +188,19 @@ def project(
     b = x if bias is None else bias
     added = x if residual is None else residual
     flags: dict[str, Any] = {"BIASED": bias is not None, "ADDED": residual is not None, "GATED": gated}
-    flags |= {"ACTIVATION": activation} | _launch_options(early)
+    flags["ACTIVATION"] = activation
     if M > 1:
         if norm is not None:
             x = normalize(x, norm, early)
-        sizes = _many_sizes(M, N, weight, gated)
-        _project_many[(triton.cdiv(N, sizes["ROWS"]),)](x, weight, b, added, y, M, N, K, **flags, **sizes)
+        sizes, settings = _many_sizes(M, N, weight, gated)
+        grid = (triton.cdiv(N, sizes["ROWS"]), 1, 1)
+        launch_step(_project_many, grid, (x, weight, b, added, y), (M, N, K), flags | sizes, early, **settings)
         return y
     kind, gamma, beta, eps = norm or ("none", x, None, 0.0)
-    sizes = _one_sizes(N, K)
-    _project_one[(triton.cdiv(N, sizes["ROWS"]),)](
-        x, gamma, x if beta is None else beta, weight, b, added, y, N, K, eps,
-        NORM=kind, SHIFTED=beta is not None, **flags, **sizes,
-    )  # fmt: skip
+    sizes, settings = _one_sizes(N, K)
+    flags |= {"NORM": kind, "SHIFTED": beta is not None} | sizes
+    tensors = (x, gamma, x if beta is None else beta, weight, b, added, y)
+    launch_step(_project_one, (triton.cdiv(N, sizes["ROWS"]), 1, 1), tensors, (N, K, eps), flags, early, **settings)
     return y
 
 
@@ -208,22 +209,13 @@ def normalize(x: Tensor, norm: Norm, early: bool) -> Tensor:
     K = x.shape[-1]
     y = torch.empty_like(x)
     beta = norm.weight if norm.bias is None else norm.bias
-    _normalize[(x.numel() // K,)](
-        x, norm.weight, beta, y, K, norm.eps,
-        NORM=norm.kind, SHIFTED=norm.bias is not None, KP=power_of_2(K), **_launch_options(early),
-    )  # fmt: skip
+    flags = {"NORM": norm.kind, "SHIFTED": norm.bias is not None, "KP": power_of_2(K)}
+    launch_step(_normalize, (x.numel() // K, 1, 1), (x, norm.weight, beta, y), (K, norm.eps), flags, early)
     return y
 
 
-def _launch_options(early: bool) -> dict[str, bool]:
-    """Returns the options of a launch that may begin before the program before it has ended, or may not."""
-    if early:
-        return {"EARLY": True, "launch_pdl": True}
-    return {"EARLY": False}
-
-
-def _one_sizes(N: int, K: int) -> dict[str, int]:
-    """Returns how many rows of W a program of `_project_one` reads, and with how many warps; measured on an H200.
+def _one_sizes(N: int, K: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns how many rows of W a program of `_project_one` reads, and its warps; measured on an H200.
 
     Where few programs share the matrix, each has more threads, so that enough is fetched at the same time.
     """
@@ -235,11 +227,11 @@ def _one_sizes(N: int, K: int) -> dict[str, int]:
     per_thread = 64
     if triton.cdiv(N, rows) < 512:
         per_thread = 16
-    return {"ROWS": rows, "KP": KP, "num_warps": max(1, min(16, rows * KP // (32 * per_thread)))}
+    return {"ROWS": rows, "KP": KP}, {"num_warps": max(1, min(16, rows * KP // (32 * per_thread)))}
 
 
-def _many_sizes(M: int, N: int, weight: Tensor, gated: bool) -> dict[str, int]:
-    """Returns the block sizes of `_project_many`; measured on an H200.
+def _many_sizes(M: int, N: int, weight: Tensor, gated: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the block sizes of `_project_many`, and its warps and stages; measured on an H200.
 
     As much of x and W is fetched ahead as the shared memory holds.
     """
@@ -254,6 +246,6 @@ def _many_sizes(M: int, N: int, weight: Tensor, gated: bool) -> dict[str, int]:
     while block > 16:
         stages = room // ((MP + rows * (2 if gated else 1)) * block * weight.element_size())
         if stages >= 3:
-            return {"ROWS": rows, "MP": MP, "BLOCK": block, "num_warps": 4, "num_stages": min(stages, 4)}
+            return {"ROWS": rows, "MP": MP, "BLOCK": block}, {"num_warps": 4, "num_stages": min(stages, 4)}
         block //= 2
-    return {"ROWS": 16, "MP": MP, "BLOCK": 16, "num_warps": 4, "num_stages": 2}
+    return {"ROWS": 16, "MP": MP, "BLOCK": 16}, {"num_warps": 4, "num_stages": 2}

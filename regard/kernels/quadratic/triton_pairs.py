@@ -137,7 +137,7 @@ def output_kernel(
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     head = tl.program_id(1)
     b = (head // H).to(tl.int64)
-    h = head % H
+    h = (head % H).to(tl.int64)  # a head may begin beyond 2³¹ numbers
     i = row + tl.arange(0, M)
     kk = tl.arange(0, BK)
     vv = tl.arange(0, BV)
@@ -192,7 +192,7 @@ def query_grad_kernel(
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     head = tl.program_id(1)
     b = (head // H).to(tl.int64)
-    h = head % H
+    h = (head % H).to(tl.int64)  # a head may begin beyond 2³¹ numbers
     i = row + tl.arange(0, M)
     kk = tl.arange(0, BK)
     vv = tl.arange(0, BV)
@@ -252,7 +252,7 @@ def key_value_grad_kernel(
     head = tl.program_id(1)
     G = H // GROUP
     b = (head // G).to(tl.int64)
-    g = head % G
+    g = (head % G).to(tl.int64)  # a head may begin beyond 2³¹ numbers
     j = start + tl.arange(0, N)
     kk = tl.arange(0, BK)
     vv = tl.arange(0, BV)

@@ -20,8 +20,10 @@ from regard.shapes import Size
 
 CHUNK = 64  # tokens that a program takes at once
 LEAST_SPAN = 512  # tokens of a segment, at the least: adding up what came before costs as much as some chunks
-# Warps and stages to try, the best first.
-SETTINGS = [{"num_warps": 8, "num_stages": 2}, {"num_warps": 8, "num_stages": 1}]
+COLUMNS = 64  # of a program, at most: with more of them their memory leaves too few registers for the products
+# Warps and stages to try, the best first: with four warps two programs share a multiprocessor, as the segments assume.
+SETTINGS = [{"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stages": 1}]
+SETTINGS_OF_THREE_PRODUCTS = [{"num_warps": 8, "num_stages": 2}, {"num_warps": 8, "num_stages": 1}]
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "bf16x3", torch.float32: "tf32x3"}
 
 
@@ -134,7 +136,7 @@ def run_pass(
     q, k, v = (with_unit_stride(x) for x in (q, k, v))
     B, _, T, K = q.shape
     V = v.shape[3]
-    BV = min(tile_side(V), 128)
+    BV = min(tile_side(V), COLUMNS)
     blocks = ceil_div(V, BV)
     wanted = max(1, ceil_div(2 * sm_count(v.device), B * H * blocks))
     span = max(LEAST_SPAN, CHUNK * ceil_div(T, CHUNK * wanted))
@@ -164,13 +166,16 @@ def run_pass(
         "DOTS": sides.other is not None,
     }  # fmt: skip
     tensors = (q, k, v, a.contiguous(), seen, other, before, sums, left, out, dots, after)
+    settings = SETTINGS
+    if q.dtype != torch.bfloat16:
+        settings = SETTINGS_OF_THREE_PRODUCTS
     grid = (segments * blocks, B * H, 1)
     for sums_only in (True, False):
         if sums_only and segments == 1:
             continue
         chosen = named | {"SUMS_ONLY": sums_only}
         key = (decayed_kernel, f"K = {K}, V = {V}, {q.dtype}", q.device, numbers, *chosen.values())
-        launch(key, decayed_kernel, grid, tensors, numbers, lambda chosen=chosen: chosen, lambda: SETTINGS)  # type: ignore[misc]
+        launch(key, decayed_kernel, grid, tensors, numbers, lambda chosen=chosen: chosen, lambda: settings)  # type: ignore[misc]
     return Passed(out, dots.sum(0), after)
 
 

@@ -51,7 +51,7 @@ def decayed_kernel(
     block = tl.program_id(0) % blocks
     head = tl.program_id(1)
     b = (head // H).to(tl.int64)
-    h = head % H
+    h = (head % H).to(tl.int64)  # a head may begin beyond 2³¹ numbers
     kk = tl.arange(0, BK)
     vv = block * BV + tl.arange(0, BV)
     entries = kk[:, None] * V + vv[None, :]

@@ -8,6 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.kernels.devices import power_of_2
+from regard.kernels.linear.launch import launch
+from regard.kernels.linear.plan import ceil_div
 from regard.kernels.linear.tensors import with_unit_stride
 from regard.mechanisms import Memory, Recurrence
 from regard.mechanisms.decays import STRONGEST
@@ -99,11 +102,15 @@ def decode_token(
     columns = 32
     if B * G < FEW_HEADS:
         columns = 16
-    token_kernel[(B * G, triton.cdiv(V, columns))](
-        q, k, v, a, write, seen, memory, state.tokens, out, *after,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), H, G,
-        K=K, V=V, BK=max(16, triton.next_power_of_2(K)), BV=columns, SCALE=mechanism.score_scale(K),
-        Q_SHARED=max(1, G // q.shape[1]), K_SHARED=G // k.shape[1], R=H // G, X=a.shape[3], STRONGEST=STRONGEST,
-        WRITES=b is not None, ERASES=mechanism.erases, MASKED=visible is not None, num_warps=4,
+    named = {
+        "K": K, "V": V, "BK": max(16, power_of_2(K)), "BV": columns, "SCALE": mechanism.score_scale(K),
+        "Q_SHARED": max(1, G // q.shape[1]), "K_SHARED": G // k.shape[1], "R": H // G, "X": a.shape[3],
+        "STRONGEST": STRONGEST, "WRITES": b is not None, "ERASES": mechanism.erases, "MASKED": visible is not None,
+    }  # fmt: skip
+    numbers = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), H, G)
+    launch(
+        (token_kernel, "token_kernel", v.device, numbers, *named.values()), token_kernel,
+        (B * G, ceil_div(V, columns), 1), (q, k, v, a, write, seen, memory, state.tokens, out, *after), numbers,
+        lambda: named, lambda: [{"num_warps": 4}],
     )  # fmt: skip
     return out.transpose(1, 2), after
