@@ -38,7 +38,8 @@ def _check_range(section: Section, least: float, most: float, *names: str) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """Any optimiser of torch.optim by name. `decay` is for matrices of layers: not for norms, biases, embeddings."""
+    """Any optimiser of torch.optim by name, or muon. `decay` is for matrices of layers: not for norms, biases and
+    embeddings."""
 
     place = "train.optimizer"
 
