@@ -115,11 +115,15 @@ def describe_overfitting(losses: Mapping[str, TrainAndDev], unit: str = "step") 
     return " ".join(said)
 
 
-def best_of(points: Sequence[Point], best: Best) -> Point | None:
-    """Returns the best point of a curve, the earliest of equal ones; None if the curve is empty."""
+def best_of(points: Sequence[Point], best: Best, kept: float | None = None) -> Point | None:
+    """Returns the best point of a curve; None if the curve is empty.
+
+    Among equal points it is the one of the step `kept`, the checkpoint that a training chose, or else the earliest.
+    """
     if not points:
         return None
-    return best_point(points, best)
+    found = best_point(points, best)
+    return next((point for point in points if point == (kept, found[1])), found)
 
 
 def _rounded(x: float) -> float:
@@ -137,32 +141,35 @@ def learning_figure(
     best: Best = "min",
     styles: Mapping[str, Style] | None = None,
     shares: bool = False,
+    kept: Mapping[str, float | None] | None = None,
 ) -> Markup:
     """Returns train (dotted) and dev (solid) of each training in one figure, a dot at the best of each.
 
-    The best values of dev and train are written below each name.
+    The best values of dev and train are written below each name. `kept` has the step, as on the axis x, of the
+    checkpoint that each training chose: among equal points of dev, that one has the dot.
     """
     styles = styles or palette.styles(series)
-    kept = {name: _drawable(curves, log) for name, curves in series.items()}
-    kept = {name: curves for name, curves in kept.items() if curves.train or curves.dev}
+    chosen = kept or {}
+    drawable = {name: _drawable(curves, log) for name, curves in series.items()}
+    drawable = {name: curves for name, curves in drawable.items() if curves.train or curves.dev}
     write: Callable[[float], str] = percent if shares else number
-    labels = {name: _label(name, curves, best, write) for name, curves in kept.items()}
+    labels = {name: _label(name, curves, best, write) for name, curves in drawable.items()}
 
     def paint(fig: Figure) -> None:
         ax = fig.add_subplot()
         if log:
             ax.set_yscale("log")
-        for name, curves in kept.items():
-            _draw_training(ax, curves, best, styles[name])
+        for name, curves in drawable.items():
+            _draw_training(ax, curves, best, styles[name], chosen.get(name))
         ax.set(xlabel=x, ylabel=y)
         if shares:
             ax.set_ylim(bottom=0)
             format_axis_percent(ax.yaxis)
         else:
             format_axis_numbers(ax.yaxis, log)
-        drawn = [point for curves in kept.values() for line in curves for point in line]
+        drawn = [point for curves in drawable.values() for line in curves for point in line]
         format_axis_numbers(ax.xaxis, whole=all(float(x).is_integer() for x, _ in drawn))
-        ends = [(labels[n], (curves.dev or curves.train)[-1], styles[n].colour) for n, curves in kept.items()]
+        ends = [(labels[n], (curves.dev or curves.train)[-1], styles[n].colour) for n, curves in drawable.items()]
         label_line_ends(ax, ends)
 
     texts = "; ".join(labels.values()).replace("\n", ", ") or "nothing to show"
@@ -183,16 +190,18 @@ def _label(name: str, curves: TrainAndDev, best: Best, write: Callable[[float], 
     return "\n".join(lines)
 
 
-def _draw_training(ax: Axes, curves: TrainAndDev, best: Best, style: Style) -> None:
+def _draw_training(ax: Axes, curves: TrainAndDev, best: Best, style: Style, kept: float | None) -> None:
     """Draws dev in the style of its series and train dotted behind it, each with a dot at its best point."""
     dotted: Any = {"linestyle": _TRAIN_DASH, "linewidth": 1.4, "alpha": 0.9}
     solid: Any = {"linestyle": style.dash}
-    for points, how, face in ((curves.train, dotted, CARD.light), (curves.dev, solid, style.colour)):
-        if not points:
+    lines = ((curves.train, dotted, CARD.light, None), (curves.dev, solid, style.colour, kept))
+    for points, how, face, chosen in lines:
+        dot = best_of(points, best, chosen)
+        if dot is None:
             continue
         ax.plot(*zip(*thin_out(points), strict=True), color=style.colour, **how)
         edge: Any = {"markerfacecolor": face, "markeredgecolor": style.colour, "markeredgewidth": 1.2}
-        ax.plot(*best_point(points, best), "o", markersize=5, clip_on=False, **edge)
+        ax.plot(*dot, "o", markersize=5, clip_on=False, **edge)
 
 
 def learning_caption(best: Best) -> str:

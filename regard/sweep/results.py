@@ -29,7 +29,8 @@ class TrialValue(NamedTuple):
 
 
 def best_value(run: Run, metric: str, maximize: bool) -> TrialValue:
-    """Returns the best value of a metric that a run measured; of what training logs, the last."""
+    """Returns the best value of a metric that a run measured, of equals that of the checkpoint which it kept, else the
+    first; of what training logs, the last."""
     rows = run.metrics()
     finite = [row for row in rows if is_finite(row.get(metric))]
     if not finite:
@@ -42,7 +43,9 @@ def best_value(run: Run, metric: str, maximize: bool) -> TrialValue:
     evaluations = [row for row in finite if "lr" not in row]  # a line of training has a learning rate
     if evaluations:
         pick = max if maximize else min
-        row = pick(evaluations, key=lambda row: row[metric])
+        best = pick(row[metric] for row in evaluations)
+        equals = [row for row in evaluations if row[metric] == best]
+        row = next((row for row in equals if row["step"] == run.best), equals[0])
     return TrialValue(row[metric], row["step"], _train_value(rows, metric, row["step"]))
 
 

@@ -57,6 +57,7 @@ _PROGRESS: dict[str, Any] = {
     "tokens": int,
     "seconds": float,
     "best": float | None,
+    "best_loss": float | None,  # earlier versions did not keep it
     "best_step": int | None,
     "stale": int,
     "sums": list,

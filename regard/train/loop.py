@@ -49,6 +49,7 @@ from regard.train.tasks.base import Task
 from regard.train.watch import watch_peers
 
 LINES = 200  # lines of metrics that a training writes, about
+LOSS = "dev/loss"  # it decides among checkpoints with equal values of the metric
 
 
 class TrainingError(RegardError, ArithmeticError):
@@ -59,14 +60,15 @@ class TrainingError(RegardError, ArithmeticError):
 class State:
     """What a checkpoint keeps of a training besides model and optimiser.
 
-    `best` is the value of the metric at `best_step`, `stale` the number of evaluations since then that were not better;
-    `sums` are the numbers in `Trainer.sums`.
+    `best` is the value of the metric at `best_step` and `best_loss` the dev loss there (None: not known); `stale` is the
+    number of evaluations since that value was first reached; `sums` are the numbers in `Trainer.sums`.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     best: float | None = None
+    best_loss: float | None = None
     best_step: int | None = None
     stale: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
@@ -292,27 +294,36 @@ class Trainer:
             raise ConfigError(
                 f"train.evaluation.metric = {quote(self.metric)} is not measured here; there is {', '.join(measured)}"
             )
-        better = self._update_best(measured.get(self.metric))
+        is_best = self._update_best(measured.get(self.metric), measured.get(LOSS))
         if measured:
             self._log(measured)
         seconds = time.perf_counter() - started
         self.state.seconds += seconds
-        if better:
+        if is_best:
             self.state.best_step = self.state.step
             self._save()
         return seconds
 
-    def _update_best(self, value: float | None) -> bool:
-        """Compares a value of the metric with the best so far, and returns whether it is better."""
+    def _update_best(self, value: float | None, loss: float | None) -> bool:
+        """Takes in a value of the metric and the dev loss beside it, and returns whether this is the best checkpoint.
+
+        Of equal values, which the accuracy on a few questions often has, that with the lower loss is the best, and the
+        latest where no loss tells. An equal value is no better one, though: patience goes on counting.
+        """
         if value is None:
             return True  # without a metric the last checkpoint is the best
         state = self.state
-        if state.best is None or is_better(value, state.best, self.task.more_is_better(self.metric)):
+        is_best = state.best is None or is_better(value, state.best, self.task.more_is_better(self.metric))
+        if is_best:
             state.best = value
             state.stale = 0
-            return True
-        state.stale += 1
-        return False
+        else:
+            state.stale += 1
+            known = state.best_loss
+            is_best = value == state.best and (known is None or (loss is not None and loss <= known))
+        if is_best:
+            state.best_loss = loss if loss is not None and math.isfinite(loss) else None
+        return is_best
 
     def _check_finite(self) -> None:
         """Raises TrainingError if the loss or a weight is not finite: such a model is neither measured nor saved."""

@@ -197,7 +197,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "init": "a run or model folder to start from",
     },
     "OptimizerConfig": {
-        "name": "any of torch.optim, e.g. adamw, adam or sgd",
+        "name": "any of torch.optim, e.g. adamw, adam or sgd; or muon",
         "decay": "weight decay of the matrices of layers",
         "options": "what else it takes, e.g. {betas = [0.9, 0.98]}",
     },

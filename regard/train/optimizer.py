@@ -15,21 +15,25 @@ from torch import Tensor, nn, optim
 from regard.config import ConfigError
 from regard.errors import did_you_mean, quote
 from regard.mechanisms import Mechanism
+from regard.nn import ShortConvolution
 from regard.registry import Registry, accepted_options, accepts, parameters_of
 from regard.train.distributed import full_tensor, is_sharded, shard_like
+from regard.train.muon import Muon
 from regard.train.settings import OptimizerConfig, ScheduleConfig, resolve_steps
 
 OPTIMIZERS: Registry[type[optim.Optimizer]] = Registry("optimiser")
-# Not among them are those of torch.optim that need more than a gradient: a closure, sparse gradients, matrices only.
+# Not among them are those of torch.optim that need more than a gradient (a closure, sparse gradients), and its Muon,
+# which takes nothing but matrices and cannot be captured as a CUDA graph.
 _EXCLUDED = {"optimizer", "lbfgs", "sparseadam", "muon"}
 for _name, _cls in inspect.getmembers(optim, inspect.isclass):
     if issubclass(_cls, optim.Optimizer) and _name.lower() not in _EXCLUDED:
         OPTIMIZERS[_name.lower()] = _cls
+OPTIMIZERS["muon"] = Muon
 
 # A fused step of Adagrad on CUDA is newer than the oldest torch that regard runs on.
 _FUSED_DEVICES: dict[type[optim.Optimizer], tuple[str, ...]] = {optim.Adagrad: ("cpu",)}
 _FUSED_SHARDED = (optim.Adam, optim.AdamW)  # those whose fused step takes DTensors
-_UNSHARDED = (optim.Adafactor, optim.Rprop)  # those that need whole weights
+_UNSHARDED = (optim.Adafactor, optim.Rprop, Muon)  # those that need whole weights
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, capture: bool = False) -> optim.Optimizer:
@@ -55,9 +59,10 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, captur
     if capture and "capturable" in parameters:
         # A graph reads the learning rate from the device; a Python number would be captured as a constant.
         options |= {"capturable": True, "lr": torch.tensor(lr, device=weight.device)}
-    groups = _parameter_groups(model, config.decay)
-    if "weight_decay" not in parameters:
-        groups = [{"params": group["params"]} for group in groups]
+    # An optimiser is told of its groups what it has options for.
+    groups = [
+        {"params": group["params"], **accepted_options(cls, group)} for group in _parameter_groups(model, config.decay)
+    ]
     try:
         return cls(groups, **options)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
@@ -69,7 +74,7 @@ def _check_options(config: OptimizerConfig, cls: type[optim.Optimizer]) -> None:
     for name, instead in {"lr": "train.lr", "weight_decay": "train.optimizer.decay"}.items():
         if name in config.options:
             raise ConfigError(f"train.optimizer.options.{name}: say {instead} instead")
-    parameters = set(parameters_of(cls))
+    parameters = set(parameters_of(cls)) - {"matrices"}  # that is what a group is, and not asked for
     unknown = sorted(set(config.options) - parameters)
     if unknown:
         hint = did_you_mean(unknown[0], parameters - {"params"})
@@ -118,14 +123,24 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
 def _parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Returns parameter groups for torch.optim, each of consecutive parameters with the same weight decay.
 
+    `matrices` says of a group whether its parameters are matrices within the model, whose rows belong together.
     Parameters stay in the order in which checkpoints number them, so several groups may have the same decay.
     """
-    decayed, _ = split_by_decay(model)
-    ids = {id(p) for p in decayed}
+    decayed = {id(p) for p in split_by_decay(model)[0]}
+    matrices = decayed - _rows_apart(model)
     groups: list[dict[str, Any]] = []
-    for decays, parameters in groupby(_number_parameters(model), lambda p: id(p) in ids):
-        groups.append({"params": list(parameters), "weight_decay": decay * decays})
+    for kind, parameters in groupby(_number_parameters(model), lambda p: (id(p) in decayed, id(p) in matrices)):
+        decays, within = kind
+        groups.append({"params": list(parameters), "weight_decay": decay * decays, "matrices": within})
     return groups
+
+
+def _rows_apart(model: nn.Module) -> set[int]:
+    """Returns the ids of weights whose rows have nothing to do with each other: the head has one for each token or
+    class, a short convolution one for each channel."""
+    parts: list[nn.Module | None] = [m for m in model.modules() if isinstance(m, ShortConvolution)]
+    parts.append(getattr(model, "head", None))
+    return {id(p) for part in parts if part is not None for p in part.parameters()}
 
 
 def _number_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -208,7 +223,9 @@ def export_state(optimizer: optim.Optimizer) -> tuple[dict[str, Tensor], dict[st
 
 def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
     """Loads a state that `export_state` returned into an optimiser, sharded where its weights are."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]  # as they are numbered
+    # As parameters are numbered: each, and the group that it is in.
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = [group for group in optimizer.param_groups for _ in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in (*tensors.items(), *plain.items()):
         match = re.fullmatch(r"([0-9]{1,9})\.(\w+)", key)
@@ -217,25 +234,27 @@ def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plai
                 f"the optimiser's state has {quote(key)}; expected a parameter from 0 to {len(parameters) - 1}"
             )
         state.setdefault(int(match[1]), {})[match[2]] = value
-    layouts: dict[int, dict[str, Any]] = {}
-    if not state and _state_layout(optimizer, parameters[0]):
+    if not state and _state_layout(optimizer, groups[0], parameters[0]):
         raise ConfigError("the optimiser's state is empty; expected one for each parameter")
+    layouts: dict[tuple[int, int], dict[str, Any]] = {}
     for number, entry in state.items():
-        parameter = parameters[number]
-        if parameter.dim() not in layouts:
-            layouts[parameter.dim()] = _state_layout(optimizer, parameter)
-        _check_state(f"the optimiser's state of parameter {number}", parameter, layouts[parameter.dim()], entry)
+        parameter, group = parameters[number], groups[number]
+        kind = (id(group), parameter.dim())
+        if kind not in layouts:
+            layouts[kind] = _state_layout(optimizer, group, parameter)
+        _check_state(f"the optimiser's state of parameter {number}", parameter, layouts[kind], entry)
         for name, value in entry.items():
             if isinstance(value, Tensor):
                 entry[name] = shard_like(value, parameter)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _state_layout(optimizer: optim.Optimizer, like: Tensor) -> dict[str, Any]:
-    """Returns the state of a parameter of size 2×3×…, of the same rank as `like`, after one step of the optimiser."""
+def _state_layout(optimizer: optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
+    """Returns the state of a parameter of size 2×3×…, of the rank of `like` and in `group`, after one optimiser step."""
     scratch = torch.zeros([2 + n for n in range(like.dim())], device=like.device, requires_grad=True)
     scratch.grad = torch.zeros_like(scratch)
-    one = type(optimizer)([scratch], **accepted_options(type(optimizer), optimizer.defaults))
+    options = {name: value for name, value in group.items() if name != "params"}
+    one = type(optimizer)([scratch], **accepted_options(type(optimizer), options))
     one.step()
     return {name: value for name, value in one.state[scratch].items() if value is not None}
 

@@ -38,7 +38,8 @@ def _check_range(section: Section, least: float, most: float, *names: str) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """An optimiser of torch.optim, by its name. `decay` acts on layers' matrices, not on norms, biases, embeddings."""
+    """An optimiser of torch.optim by its name, or "muon". `decay` acts on matrices of layers, not on norms, biases and
+    embeddings."""
 
     place = "train.optimizer"
 

@@ -38,9 +38,12 @@ def fitted(folder, progress=None, **changes):
     made.fit()
 
 
-@pytest.mark.parametrize("mode", ["graph", "inductor", "both"])
-def test_a_run_with_dropout_goes_on_in_the_same_bits(mode, tmp_path):
-    same = {"compile": mode, "deterministic": True}
+@pytest.mark.parametrize(
+    "mode, optimizer",
+    [("graph", "adamw"), ("inductor", "adamw"), ("both", "adamw"), ("off", "muon"), ("graph", "muon")],
+)
+def test_a_run_with_dropout_goes_on_in_the_same_bits(mode, optimizer, tmp_path):
+    same = {"compile": mode, "deterministic": True, "optimizer": optimizer}
     fitted(tmp_path / "whole", **same)
     with pytest.raises(Crash):
         fitted(tmp_path / "stopped", StopAt(8), **same)
@@ -107,8 +110,24 @@ def test_the_kernel_gives_the_losses_and_the_gradient(N, smoothing, dtype):
     torch.testing.assert_close(gradient.double(), expected.nan_to_num(), rtol=rounding, atol=1e-6)
 
 
-def test_a_step_waits_for_nothing(tmp_path):
-    made = trainer(tmp_path / "run", OnGPU(), gpt().to(DEVICE), compile="off", steps=12)
+def test_captured_steps_of_muon_learn_what_plain_ones_do(tmp_path):
+    """Its rate has to be read from the device in each step, and its polynomial is captured with it."""
+    final = {}
+    for mode in ("off", "graph"):
+        made = trainer(
+            tmp_path / mode, OnGPU(), gpt().to(DEVICE), compile=mode, optimizer="muon", steps=12, deterministic=True
+        )
+        made.fit()
+        final[mode] = made.model.state_dict()
+    start = gpt().state_dict()
+    for name, expected in final["off"].items():
+        moved = (expected.cpu() - start[name]).norm()
+        assert (final["graph"][name] - expected).norm().cpu() <= 1e-2 * moved + 1e-7, name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_waits_for_nothing(optimizer, tmp_path):
+    made = trainer(tmp_path / "run", OnGPU(), gpt().to(DEVICE), compile="off", optimizer=optimizer, steps=12)
     made.model.train()
     for _ in range(3):
         made._step()

@@ -70,8 +70,21 @@ def test_both_losses_are_found_where_they_were_logged():
     assert train_and_dev(curve, without, "accuracy") == ([], [])
 
 
-def test_the_earliest_of_equals_is_the_best():
-    assert best_of([(1, 0.5), (2, 0.9), (3, 0.9)], "max") == (2, 0.9) and best_of([], "max") is None
+def test_of_equals_the_one_that_was_kept_is_the_best_else_the_earliest():
+    points = [(1, 0.5), (2, 0.9), (3, 0.9)]
+    assert best_of(points, "max") == (2, 0.9) and best_of([], "max") is None and best_of([], "max", 3) is None
+    assert best_of(points, "max", 3) == (3, 0.9) and best_of(points, "max", 1) == (2, 0.9)  # 1 is no equal
+
+
+def test_the_dot_of_dev_stands_at_the_checkpoint_that_was_kept():
+    flat = [(n, 0.5) for n in STEPS]
+
+    def places(kept):
+        svg = learning_figure({"a": TrainAndDev(flat, flat)}, best="max", kept={"a": kept})
+        return re.findall(r'<use [^>]*x="([\d.]+)"[^>]*fill: var\(--series-', svg)
+
+    assert places(None) == places(STEPS[0]) and len(places(None)) == 1
+    assert float(places(STEPS[-1])[0]) > float(places(STEPS[0])[0])
 
 
 def test_one_figure_has_both_lines_and_the_best_of_each():
@@ -98,6 +111,9 @@ def test_the_page_of_runs_tells_the_best_step_by_each_and_overfitting():
     run = {"name": "one", "path": "runs/one", "curve": [], "evaluations": rows, "best": rows[1]}
     page = re.sub(r"<[^>]*>", "|", compare_page([run]).html())
     assert re.search(r"one\|+80.0%\|+2\|+100.0%\|+10\|+from step 4", page)
+    rows[4] |= {"dev/accuracy": 0.8}
+    tied = re.sub(r"<[^>]*>", "|", compare_page([run | {"best": rows[4]}]).html())
+    assert re.search(r"one\|+80.0%\|+5\|+100.0%\|+10\|+from step 4", tied)
     assert "1 run: dev/accuracy 80.0%" in page  # what it learned from does not come first
     assert "Accuracy, train and dev" in page and "Loss, train and dev" in page
 

@@ -346,6 +346,10 @@ def test_the_training_data_are_measured_where_dev_is_best():
         run.log({"step": step, "dev/accuracy": (0.5, 0.7, 0.6)[step - 1], "train/accuracy": step / 4})
     assert best_value(run, "dev/accuracy", True) == (0.7, 2, 0.5)
     assert best_value(run, "train/accuracy", True) == (0.75, 3, None)  # there is none but itself
+    run.log({"step": 3, "dev/accuracy": 0.7})
+    assert best_value(run, "dev/accuracy", True).step == 2
+    run.best = 3  # of equals the sweep tells of the checkpoint that is there
+    assert best_value(run, "dev/accuracy", True) == (0.7, 3, 0.75)
     run.log({"step": 4, "dev/loss": 3.0})
     assert best_value(run, "dev/loss", False) == (3.0, 4, 7.0)  # the mean of the steps, where an evaluation has none
 

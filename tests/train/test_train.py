@@ -1,5 +1,6 @@
 """The loop: batches by (seed, step), parts of a batch, optimisers, schedules, the best, precision, and manners."""
 
+import json
 import math
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from regard.config import ConfigError
 from regard.data.batch import IGNORE, Batch
 from regard.data.seeds import derive
 from regard.devices import autocast_dtype
+from regard.storage import write_manifest
 from regard.train import Interrupted, Run, RunError, Task, TrainConfig, TrainingError, loop, recipe, stage, tasks
 from regard.train.loggers import LOGGERS, Logger
 from regard.train.loop import is_better
@@ -314,6 +316,59 @@ def test_what_is_better(higher):
     assert not is_better(1.0, 1.0, higher)
     for odd in (math.nan, math.inf, -math.inf):
         assert is_better(1.0, odd, higher) and not is_better(odd, 1.0, higher) and not is_better(odd, odd, higher)
+
+
+TIES = {
+    "the lower loss": ([(0.5, 3.0), (0.5, 1.0), (0.5, 2.0), (0.4, 0.5)], 4),
+    "of equal losses the latest": ([(0.5, 1.0), (0.5, 2.0), (0.5, 1.0), (0.4, 0.5)], 6),
+    "the latest where no loss is measured": ([(0.4, None), (0.5, None), (0.5, None), (0.1, None)], 6),
+    "a loss that is a number": ([(0.5, math.nan), (0.5, 9.0), (0.5, math.nan), (0.1, 1.0)], 4),
+    "the metric before the loss": ([(0.5, 1.0), (0.6, 9.0), (0.5, 0.5), (0.6, 9.5)], 4),
+    "none but equals": ([(0.0, 4.0), (0.0, 3.0), (0.0, 2.0), (0.0, 1.0)], 8),
+}
+
+
+@pytest.mark.parametrize("measured, best", TIES.values(), ids=TIES)
+@pytest.mark.parametrize("stop", [0, 3, 5])
+def test_of_equal_checkpoints_the_one_with_the_lower_loss_is_kept(measured, best, stop, tmp_path):
+    """Whether or not the training is stopped in between; patience counts from the first of equals on."""
+    rows = [{"dev/accuracy": a} | ({} if loss is None else {"dev/loss": loss}) for a, loss in measured]
+
+    def work(skip=0, progress=None):
+        task = Toy(measured=rows, metric="dev/accuracy")
+        task.evaluations = skip
+        return trainer(tmp_path, task, progress=progress, evaluation={"every": 2}, saving={"every": 1, "keep": 9})
+
+    made = work(progress=StopAt(stop, CTRL_C) if stop else None)
+    if stop:
+        with pytest.raises(Interrupted):
+            made.fit()
+        made = work(skip=stop // 2)
+        assert made.resume() == stop
+    made.fit()
+    assert Run(tmp_path).best == best
+    values = [a for a, _ in measured]
+    assert made.state.stale == len(values) - 1 - values.index(max(values))
+    kept, named = (regard.load(tmp_path / place) for place in ("model", f"checkpoints/step-{best}"))
+    assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), named.parameters(), strict=True))
+
+
+def test_a_run_of_an_earlier_version_goes_on_without_the_loss_of_its_best(tmp_path):
+    """What it kept is not known to be the better of equals: the next equal one takes its place."""
+    measured = [{"dev/accuracy": 0.5, "dev/loss": x} for x in (1.0, 2.0, 3.0, 2.5)]
+    task = Toy(measured=measured, metric="dev/accuracy")
+    settings = {"evaluation": {"every": 2}, "saving": {"every": 1, "keep": 9}}
+    with pytest.raises(Interrupted):
+        trainer(tmp_path, task, progress=StopAt(3, CTRL_C), **settings).fit()
+    state = tmp_path / "checkpoints/step-3/state.json"
+    document = json.loads(state.read_text())
+    assert document["state"].pop("best_loss") == 1.0
+    state.write_text(json.dumps(document))
+    write_manifest(state.parent)
+    made = trainer(tmp_path, task, **settings)
+    assert made.resume() == 3 and made.state.best_loss is None
+    made.fit()
+    assert Run(tmp_path).best == 4
 
 
 def test_without_a_measure_the_last_is_the_best(tmp_path):

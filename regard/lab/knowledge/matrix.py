@@ -299,7 +299,9 @@ def _learning(candidates: Candidates, folders: Mapping[str, str]) -> Iterable[Ma
     shown: tuple[tuple[str, plots.Best], ...] = (("accuracy", "max"), ("loss", "min"))
     for quantity, best in shown:
         curves = {name: train_and_dev(stage.curve, stage.evaluations, quantity) for name, stage in answering.items()}
-        svg = learning_figure(curves, y=quantity, best=best, styles=drawn, shares=quantity == "accuracy")
+        kept = {name: stage.best for name, stage in answering.items()}
+        shares = quantity == "accuracy"
+        svg = learning_figure(curves, y=quantity, best=best, styles=drawn, shares=shares, kept=kept)
         pictures.append(figure(svg, learning_caption(best), f"Answering after reading: {quantity}, train and dev"))
     yield figures(*pictures)
     losses = {name: train_and_dev(stage.curve, stage.evaluations) for name, stage in answering.items()}
@@ -319,7 +321,7 @@ STAGE_CAPTION = "What each training took, in steps and epochs done, and its best
 def stage_cells(stage: KnowledgeStage, folder: str = "") -> list[object]:
     """Returns what a training took, for a table with these columns; its run is named as seen from `folder`."""
     curves = train_and_dev((), stage.evaluations, "accuracy")
-    best = [_describe_best(stage, points) for points in curves[::-1]]
+    best = [_describe_best(stage, curves.dev, stage.best), _describe_best(stage, curves.train)]
     epochs = None if stage.epochs is None else f"{stage.epochs:.4g}"
     return [
         stage.steps,
@@ -331,9 +333,9 @@ def stage_cells(stage: KnowledgeStage, folder: str = "") -> list[object]:
     ]
 
 
-def _describe_best(stage: KnowledgeStage, accuracies: Sequence[plots.Point]) -> str | None:
+def _describe_best(stage: KnowledgeStage, accuracies: Sequence[plots.Point], kept: int | None = None) -> str | None:
     """Returns the best accuracy of a training in words, with its step and epoch unless it is 0."""
-    found = best_of(accuracies, "max")
+    found = best_of(accuracies, "max", kept)
     if found is None:
         return None
     step, accuracy = found

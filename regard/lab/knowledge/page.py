@@ -188,11 +188,14 @@ def _stages(results: KnowledgeResults) -> Iterable[Markup]:
         ("accuracy", "max", "Dev: questions that were not in training."),
         ("loss", "min", "A low training loss is no knowledge: it may learn the training questions by heart."),
     )
+    kept = {stage.name: stage.best for stage in answering}
     for quantity, best, text in shown:
         curves = {stage.name: train_and_dev(stage.curve, stage.evaluations, quantity) for stage in answering}
         if any(line.train or line.dev for line in curves.values()):
             shares = quantity == "accuracy"
-            svg = learning_figure(curves, y=quantity, log=not shares, best=best, styles=styles, shares=shares)
+            svg = learning_figure(
+                curves, y=quantity, log=not shares, best=best, styles=styles, shares=shares, kept=kept
+            )
             caption = f"{learning_caption(best)} {text}"
             pictures.append(figure(svg, caption, f"Learning to answer: {quantity}, train and dev"))
     yield figures(*pictures)

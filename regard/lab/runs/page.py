@@ -215,7 +215,9 @@ def _curves(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
         best = direction(quantity)
         series = {name: _learned(run, quantity) for name, run in zip(names, runs, strict=True)}
         log = "loss" in quantity or "perplexity" in quantity
-        svg = learning_figure(series, y=quantity, log=log, best=best, styles=drawn, shares=_is_share(quantity))
+        kept = {name: _kept_step(run) for name, run in zip(names, runs, strict=True)}
+        shares = _is_share(quantity)
+        svg = learning_figure(series, y=quantity, log=log, best=best, styles=drawn, shares=shares, kept=kept)
         yield figure(svg, learning_caption(best), f"{quantity.capitalize()}, train and dev")
     for part, where in (("curve", "training"), ("evaluations", "evaluation")):
         keys = dict.fromkeys(key for run in runs for row in run.get(part) or [] for key in row if direction(key))
@@ -262,16 +264,23 @@ def _best_steps(runs: Sequence[Run], names: Sequence[str]) -> Iterable[Markup]:
     rows = []
     for name, run in zip(names, runs, strict=True):
         cells: list[object] = [name]
-        for points in _learned(run, quantity)[::-1]:
-            best = best_of(points, direction(quantity))
+        curves = _learned(run, quantity)
+        for points, kept in ((curves.dev, _kept_step(run)), (curves.train, None)):
+            best = best_of(points, direction(quantity), kept)
             cells += ["–", "–"] if best is None else [_shown(quantity, best[1]), number(best[0])]
         rows.append([*cells, _overfits(_learned(run, "loss"))])
     columns = ["run", f"dev {quantity}", "at step", f"train {quantity}", "at step", "overfits"]
     caption = (
-        "The best of dev and of the training data, the earliest of equals. A run overfits from where its dev loss is "
-        "lowest, if it has risen by more than 2% at the end while the training loss fell."
+        "The best of dev (of equals the checkpoint that was kept) and of the training data (the first of equals). A "
+        "run overfits from where its dev loss is lowest, if it has risen by more than 2% at the end while the training "
+        "loss fell."
     )
     yield table(rows, columns, caption)
+
+
+def _kept_step(run: Run) -> int | None:
+    """Returns the step of the checkpoint that a run kept as its best; None where it measured nothing there."""
+    return (run.get("best") or {}).get("step")
 
 
 def _overfits(loss: TrainAndDev) -> str:

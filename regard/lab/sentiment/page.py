@@ -166,8 +166,10 @@ def _optimisers(results: SentimentResults) -> Iterable[Markup]:
     )
     curves = {key: {row.name: _train_and_dev(row, key) for row in models} for key, _, _ in CURVES}
     pictures = []
+    kept = {row.name: row.best_epoch for row in models}
     for key, title, best in CURVES:
-        svg = learning_figure(curves[key], "epoch", key, best=best, styles=drawn, shares=key == "accuracy")
+        shares = key == "accuracy"
+        svg = learning_figure(curves[key], "epoch", key, best=best, styles=drawn, shares=shares, kept=kept)
         pictures.append(figure(svg, learning_caption(best), title))
     yield figures(*pictures)
     yield paragraph(describe_overfitting({row.title: curves["loss"][row.name] for row in models}, "epoch"))
@@ -178,7 +180,8 @@ def _optimisers(results: SentimentResults) -> Iterable[Markup]:
     ]  # fmt: skip
     columns = ["", "learning rate", "batch", "epochs", "best by dev", "best by train", "dev", "dev loss"]
     caption = (
-        "Epochs done, and the best epoch of each optimiser by accuracy on dev and on train: the earliest of equals."
+        "Epochs done, and the best epoch of each optimiser by accuracy on dev (of equals the one that was kept) and on "
+        "train (the first of equals)."
     )
     yield table(rows, [*columns, "time", "folder"], caption)
 
