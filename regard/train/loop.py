@@ -60,7 +60,7 @@ class TrainingError(RegardError, ArithmeticError):
 class State:
     """What a checkpoint keeps of a training besides model and optimiser.
 
-    `best` is the value of the metric at `best_step` and `best_loss` the dev loss there (None: not known); `stale` is the
+    `best` is the value of the metric at `best_step`, `best_loss` the dev loss there (None: not known), and `stale` the
     number of evaluations since that value was first reached; `sums` are the numbers in `Trainer.sums`.
     """
 

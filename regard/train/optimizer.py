@@ -250,7 +250,7 @@ def import_state(optimizer: optim.Optimizer, tensors: Mapping[str, Tensor], plai
 
 
 def _state_layout(optimizer: optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
-    """Returns the state of a parameter of size 2×3×…, of the rank of `like` and in `group`, after one optimiser step."""
+    """Returns the state of a parameter of size 2×3×…, of the rank of `like` and in `group`, after one step."""
     scratch = torch.zeros([2 + n for n in range(like.dim())], device=like.device, requires_grad=True)
     scratch.grad = torch.zeros_like(scratch)
     options = {name: value for name, value in group.items() if name != "params"}
