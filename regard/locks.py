@@ -74,6 +74,19 @@ def lock_folder(path: Path, wait: bool = False, shared: bool = False) -> Iterato
         os.close(handle)
 
 
+def is_locked(path: Path) -> bool:
+    """Returns whether a process holds the lock of a file; False if the file is missing or locks are not supported."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        # Shared, so that two who ask at the same time do not see each other.
+        return lock_handle(handle, shared=True) is LockState.TAKEN
+    finally:
+        os.close(handle)
+
+
 def _leads_to(path: Path, handle: int) -> bool:
     """Returns whether a path still leads to the file that is open."""
     try:

@@ -148,7 +148,8 @@ def _print_runs(rows: list[dict[str, Any]], folder: Path) -> None:
         made.add_row(name, *cells)
         status = row["status"]
         if row["steps"]:
-            status += " after " + count_noun(row["steps"], "step")
+            place = " at step {0}" if status == "running" else " after {1}"
+            status += place.format(row["steps"], count_noun(row["steps"], "step"))
         about = ", ".join(filter(None, (row["recipe"], row["mechanism"], status, row["measured"])))
         blocks += [Text(printable(name), overflow="fold"), Padding(Text(printable(about)), (0, 0, 0, 2))]
     if out.measure(made, options=out.options.update(width=1000)).maximum <= out.width:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from regard.errors import RunError
-from regard.locks import LockState, lock_file
+from regard.locks import LockState, is_locked, lock_file
 from regard.storage import made_folder, remove_leftovers
 
 LOCK = ".lock"  # made with the folder, and never replaced
@@ -56,6 +56,11 @@ def claimed(
             if not started():
                 _remove_entries(path, before)
             raise
+
+
+def is_claimed(folder: Path) -> bool:
+    """Returns whether a process has locked a folder and writes into it now."""
+    return is_locked(folder / LOCK)
 
 
 def _remove_entries(folder: Path, kept: set[str]) -> None:

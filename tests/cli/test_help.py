@@ -15,6 +15,7 @@ import regard
 from regard.cli import app, commands
 from regard.cli.app import app as typed_app
 from regard.config import Section
+from regard.train import claim
 from regard.train.keys import find_keys, list_keys
 from regard.train.recipe import flatten, load, recipe_names
 from regard.train.tasks.base import TASKS
@@ -211,6 +212,8 @@ def test_runs_lists_experiments_and_measurements_with_whole_names(tmp_path, monk
         Path(long).name: ("measurement", "two-heads", "finished"),
         "began": ("experiment", "knowledge", "stopped"),
     }
+    with claim.locked(Path("runs/began")):
+        assert "running" in {row["status"] for row in json.loads(run("runs", "--json").output)}
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = re.sub(r"\x1b\[[0-9;]*m", "", run("runs").output)

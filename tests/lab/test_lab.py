@@ -364,3 +364,5 @@ def test_a_run_that_is_stopped_before_its_first_line_has_the_steps_that_were_sav
     assert [summarize_run(run)[key] for key in ("status", "steps")] == ["stopped", 7]
     run.log({"step": 10, "loss": 1.0, "lr": 0.1})
     assert [summarize_run(run)[key] for key in ("status", "steps")] == ["stopped", 10]
+    with run.locked():  # as its training holds it
+        assert summarize_run(run)["status"] == "running"

@@ -14,6 +14,7 @@ from regard.lab.runs.summary import summarize_run
 from regard.models.locate import RUN_CONFIG as CONFIG
 from regard.reading import read_json_object, read_toml
 from regard.report.markup import duration
+from regard.train.claim import is_claimed
 from regard.train.run import find_runs
 
 # Before results.json is there, one of these files marks a folder; the function reads the name of the experiment from
@@ -64,7 +65,7 @@ def _is_whole(results: Mapping[str, Any]) -> bool:
 def _summarize_results(folder: Path) -> list[dict[str, Any]]:
     """Returns the row of an experiment or a measurement; none where a folder holds something else."""
     results: Mapping[str, Any] = {}
-    status = "stopped"
+    status = "running" if is_claimed(folder) else "stopped"
     if (folder / RESULTS).is_file():
         results = read_json_object(folder / RESULTS, RunError)
         if _is_whole(results):

@@ -7,6 +7,7 @@ from typing import Any
 
 from regard.lab.experiment import TrainingLog, read_log
 from regard.models.locate import checkpoint_steps
+from regard.train.claim import is_claimed
 from regard.train.progress import format_metrics
 from regard.train.recipe import resolve_model
 from regard.train.run import Run
@@ -51,6 +52,8 @@ def summarize_run(run: Run) -> dict[str, Any]:
 def _status(run: Run, log: TrainingLog, saved: int) -> str:
     if run.finished:
         return "finished"
+    if is_claimed(run.path):
+        return "running"
     if log.curve or saved:
         return "stopped"
     return "begun"
