@@ -118,7 +118,10 @@ def train(
     if json:
         print_json(row)
         return
-    console().print(f"{row['status']}: {row['measured'] or 'trained'}\nRun: {done.path.resolve()}", soft_wrap=True)
+    measured = row["measured"] or "trained"
+    if row["best"] is not None and row["best"]["step"] < row["steps"]:
+        measured += f" at step {row['best']['step']}, the best checkpoint"
+    console().print(f"{row['status']}: {measured}\nRun: {done.path.resolve()}", soft_wrap=True)
 
 
 def runs(
