@@ -140,6 +140,8 @@ def numbers_bear_large_scores(subject: Subject, case: Case) -> Finding:
         if asked.dtype != dtype or (dtype == "float16" and subject.own):
             continue
         found = _with_large_scores(subject, asked)
+        if found is None and dtype == "float16":
+            found = _with_few_tokens(subject, asked)
         if found is not None:
             findings.append(found)
     roughness = getattr(subject, "roughness", None)
@@ -189,6 +191,26 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
         noted = True
         why = "no exponential overflows, but features that are all zero, or a power of the tokens, may do it"
     return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: {why}", noted)
+
+
+def _with_few_tokens(subject: Subject, case: Case) -> Finding | None:
+    """Tests that three tokens give finite outputs in float16 if they do in float32; returns None if neither runs.
+
+    So few overflow no sum: what is left is a number that float16 cannot hold, such as −1e9 in the place of −∞.
+    """
+    few = case.but(T=3, S=3)
+    try:
+        with torch.no_grad():
+            if not _finite(subject.run(few.but(dtype="float32"), subject.inputs(few.but(dtype="float32")))):
+                return None
+            finite = _finite(subject.run(few, subject.inputs(few)))
+    except CouldNotBeAsked:
+        return None
+    error = 0.0 if finite else math.inf
+    what = (
+        "NaN or infinity from three ordinary tokens in float16, finite in float32: is −1e9 multiplied by a mask there?"
+    )
+    return Finding(error, 0.0, what)
 
 
 class _Overflow(TorchDispatchMode):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 CAUSAL_NAMES = ("causal", "is_causal")
@@ -236,7 +238,8 @@ def state_pair(f: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def find_width(f: Any) -> int | None:
-    """Returns the width of a module's tokens: an attribute by one of its usual names, or its first layer's."""
+    """Returns the width of a module's tokens: an attribute by one of its usual names, that of its first layer, or the
+    first size among its parameters' with which it runs, the commonest tried first."""
     if not isinstance(f, nn.Module):
         return None
     found = [_read_number(f, name) for name in _WIDTH_NAMES]
@@ -247,7 +250,24 @@ def find_width(f: Any) -> int | None:
             found.append(layer.in_channels)
         elif isinstance(layer, nn.GroupNorm):
             found.append(layer.num_channels)
-    return next((n for n in found if n is not None), None)
+        elif isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+            found.append(layer.normalized_shape[-1])
+    given = next((n for n in found if n is not None), None)
+    if given is not None:
+        return given
+    sizes = Counter(n for parameter in f.parameters() for n in parameter.shape if n > 1)
+    return next((n for n, _ in sizes.most_common() if _runs_at_width(f, n)), None)
+
+
+def _runs_at_width(f: nn.Module, width: int) -> bool:
+    """Returns whether a module runs on tokens of a width, given for each argument that it requires."""
+    tokens = [torch.zeros(2, 3, width) for _ in required_names(f)]
+    try:
+        with torch.no_grad():
+            f(*tokens)
+    except Exception:
+        return False
+    return True
 
 
 def find_length(f: Any) -> int | None:

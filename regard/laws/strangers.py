@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import PluginError
 from regard.laws.case import Case, CouldNotBeAsked
+from regard.laws.embedded import over_embeddings
 from regard.laws.habits import claims_causality, knows_positions
 from regard.laws.layouts import CROSS, HEADS, Layout, MaskForm
 from regard.laws.probing import ProbedCaller
@@ -185,6 +186,8 @@ def stranger(
             raise PluginError(f"{thing.__name__} needs {needed} arguments to be built; name an instance of it instead")
         thing = thing()
     label = str(label or getattr(thing, "__name__", type(thing).__name__))
+    if isinstance(thing, nn.Module):
+        thing = over_embeddings(thing)
     if not callable(thing):
         raise PluginError(
             f"cannot ask {thing!r:.60} of type {type(thing).__name__}; expected a mechanism, f(q, k, v, causal=True) "
