@@ -59,7 +59,7 @@ def shrink_config(config: Any) -> Any:
         small["num_heads"] = int(config.expand) * _HIDDEN // _HEAD
     if _is_size(getattr(config, "mamba_n_heads", None)) and not hasattr(config, "mamba_d_ssm"):  # so do Granite 4's
         small |= {"mamba_n_heads": int(config.mamba_expand) * _HIDDEN // _HEAD, "mamba_d_head": _HEAD}
-        # Their default configs have no softmax layer, as no trained model has it, and transformers' cache fails at that.
+        # Their default configs have no softmax layer: no trained model is like that, and transformers' cache fails.
         if set(by_layer.get("layer_types", ())) == {"linear_attention"}:
             small["layer_types"][-1] = "full_attention"
         if getattr(config, "attn_layer_indices", ()) is None:
