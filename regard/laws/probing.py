@@ -23,6 +23,8 @@ from regard.laws.layouts import (
     HEADS,
     HEADS_LAST,
     MERGED,
+    MULTI_QUERY,
+    MULTI_QUERY_LAST,
     PACKED,
     SEQUENCES,
     SEQUENCES_OF_QKV,
@@ -31,6 +33,7 @@ from regard.laws.layouts import (
     Layout,
     MaskForm,
     X,
+    find_output_form,
     guess_layouts,
     possible_forms,
 )
@@ -38,7 +41,6 @@ from regard.laws.signatures import (
     ANY_MASKS,
     CAUSAL_NAMES,
     KEY_MASKS,
-    MODULES,
     says_heads_first,
     says_mask,
     says_tokens_first,
@@ -77,7 +79,7 @@ class ProbedCaller(Caller):
 
     def find_call(self) -> None:
         """Finds out how it wants to be called; raises `CouldNotBeAsked` where no way works."""
-        self._find_layout_and_width()
+        self._find_layout_and_flag()
         self._find_token_axis()
         self._find_causal_flag()
         self._find_mask()
@@ -93,6 +95,8 @@ class ProbedCaller(Caller):
             case = case.but(K=self.width, V=self.width)
         if not self.layout.has_heads:
             case = case.but(H=1, G=1)
+        elif self.layout.shares_keys:
+            case = case.but(G=1)
         elif self.layout is MERGED:
             case = case.but(H=MOST_HEADS, G=MOST_HEADS)
         if self.even_widths and self.width is None:
@@ -114,6 +118,25 @@ class ProbedCaller(Caller):
         if case.dtype not in self.dtypes:
             case = case.but(dtype=self.dtypes[0])
         return case
+
+    def _find_layout_and_flag(self) -> None:
+        """Finds the layout; where no call runs, with a flag that says causal or not, as some take one value only."""
+        name = next((name for name in CAUSAL_NAMES if name in self.parameters), None)
+        told: list[tuple[bool, ...]] = [(False, True), (False,), (True,)]
+        if name is None:
+            told = told[:1]
+        elif name in self.required:
+            told = told[1:]
+        refusals = []
+        for values in told:
+            if len(values) == 1:
+                self.causal_name = name
+                self.causal_values = values
+            try:
+                return self._find_layout_and_width()
+            except CouldNotBeAsked as refusal:
+                refusals.append(refusal)
+        raise refusals[0]
 
     def _find_layout_and_width(self) -> None:
         """Finds the layout and, of a function that takes heads of a few widths only, as kernels do, one of these."""
@@ -197,11 +220,9 @@ class ProbedCaller(Caller):
             out = self.call(case, self.draw_inputs(case))
         if self.layout.projects:
             return out.shape[:2] == (case.B, case.T)
-        as_in_transformers = any(name in MODULES for name in self.required)
-        if as_in_transformers and out.shape == (case.B, case.T, case.H, case.V):
-            self.output_form = "transposed"
-            return True
-        return out.shape == (case.B, case.H, case.T, case.V)
+        form = find_output_form(out, self.layout, (case.B, case.H, case.T, case.V))
+        self.output_form = form or "same"
+        return form is not None
 
     def _gives_as_many_of_any(self) -> bool:
         """Returns whether tokens become a vector a sequence, or a fixed number of them, as pooling does."""
@@ -230,14 +251,34 @@ class ProbedCaller(Caller):
 
         Where they mix along the first, tokens come before the batch if the code says so.
         """
-        if self.layout is not HEADS or self.output_form != "same":
+        if self.layout is MULTI_QUERY:
+            if self._queries_differ_by_head():
+                self.layout = MULTI_QUERY_LAST
+            return
+        if self.layout not in (HEADS, HEADS_LAST):
             return
         case = self.probe()
-        if self._mixes_along(1, case) and not self._mixes_along(2, case):
+        along_batch, along_heads, along_tokens = (self._mixes_along(axis, case) for axis in range(3))
+        if self.layout is HEADS and along_heads and not along_tokens:
             if not says_heads_first(self.pristine):  # else it mixes heads, and a law says so
                 self.layout = HEADS_LAST
-        elif says_tokens_first(self.pristine) and self._mixes_along(0, case) and not self._mixes_along(2, case):
+        elif says_tokens_first(self.pristine) and along_batch and not along_tokens:
             self.layout = TOKENS_FIRST
+
+    def _queries_differ_by_head(self) -> bool:
+        """Returns whether some heads see the last key and others not, and no token differs: it counts by heads.
+
+        Of queries that share their keys heads and tokens are alike, but for which keys a token may see.
+        """
+        if says_heads_first(self.pristine):
+            return False
+        case = self.probe()
+        inputs = self.draw_inputs(case)
+        changed = [x.clone() for x in inputs]
+        changed[-1][:, :, -1] += 1
+        with torch.no_grad():
+            moved = (self.call(case, changed) - self.call(case, inputs)).abs().amax((0, 3)) > 0
+        return bool((moved == moved[:, :1]).all()) and not bool((moved == moved[:1]).all())
 
     def _find_token_axis(self) -> None:
         """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
@@ -258,12 +299,17 @@ class ProbedCaller(Caller):
             if name not in self.parameters:
                 continue
             self.causal_name = name
-            try:
-                case = self.probe(causal=True)
-                self.call(case, self.draw_inputs(case))
+            values = []
+            for value in (False, True):
+                self.causal_values = (value,)
+                if self._runs(self.probe(causal=value)):
+                    values.append(value)
+            # What takes False only, and need not be given, is a hint beside a mask, as in nn.MultiheadAttention.
+            if True in values or (values and name in self.required):
+                self.causal_values = tuple(values)
                 return
-            except CouldNotBeAsked:
-                self.causal_name = None  # as nn.MultiheadAttention, whose flag is a hint beside a mask
+            self.causal_name = None
+        self.causal_values = (False, True)
 
     def _find_mask(self) -> None:
         """Finds out what its masks mean: one of keys, and one of pairs of query and key."""

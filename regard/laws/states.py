@@ -78,7 +78,7 @@ class StateCall(NamedTuple):
         out, state = self._separate(call, out, state, before)
         if self.squeezed:
             out = out.unsqueeze(axis)
-        return call.layout.unpack(out, tokens), state
+        return call.unpack(out, tokens), state
 
     def _function(self, call: Caller, state: Any) -> Callable[..., Any]:
         """Returns what is called: the attention or its step, of the copy that keeps the state where one does."""

@@ -98,12 +98,14 @@ class Stranger(ProbedCaller, Subject):
     def can_be_told(self) -> bool:
         """Whether a parameter says if it is to be causal: a flag, or a mask of pairs."""
         self.find_out()
+        if len(self.causal_values) < 2:
+            return False
         return self.causal_name is not None or self.pair_mask is not None
 
     def fit(self, case: Case) -> Case:
         self.find_out()
         case = self.fit_layout(case)
-        if not self.takes_groups:
+        if not self.takes_groups and not self.layout.shares_keys:
             case = case.but(G=case.H)
         if not self.causal or not self.can_be_told:
             case = case.but(causal=self.causal)
@@ -165,7 +167,9 @@ class Stranger(ProbedCaller, Subject):
 
     def _find_claim(self) -> None:
         """Finds out whether it claims to be causal, where nobody said; what can be told to be claims it."""
-        if self._claims is None:
+        if self._claims is None and len(self.causal_values) == 1:
+            self._claims = self.causal_values[0]
+        elif self._claims is None:
             self._claims = self.can_be_told or claims_causality(self, self.probe(B=2))
 
 
