@@ -208,7 +208,7 @@ def guess_layouts(
             return tokens
     if len(data) == 1:
         tokens.append(X)
-        if is_module and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in f.modules()):
+        if isinstance(f, nn.Module) and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in f.modules()):
             tokens += [IMAGE, CHANNELS_FIRST]
         if not is_module or width is None:
             tokens.append(PACKED)

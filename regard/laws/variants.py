@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,9 @@ def _rotary(parts: str, neighbours: bool) -> Slip:
     """Returns softmax attention of which some of q, k and v are turned; a capital letter turns the other way."""
 
     def attend(a: Asked) -> Tensor:
-        turned = {p: rotate(getattr(a, p), neighbours, 1.0 if p in parts else -1.0) for p in parts.lower()}
+        turned: dict[str, Any] = {
+            p: rotate(getattr(a, p), neighbours, 1.0 if p in parts else -1.0) for p in parts.lower()
+        }
         return replace(a, **turned).attend()
 
     return attend
