@@ -59,7 +59,7 @@ def tell_taken(s: Subject) -> list[str]:
     said = None
     if mask is not None:
         said = says_mask(s.pristine, mask.name)  # type: ignore[attr-defined]
-    if mask is not None and said is not None:
+    if mask is not None and said is not None and mask.shape != "lengths":
         sentences.append(f"{s.label} was asked with True in {mask.name} for what is {said}, as its docstring says.")
         mask = mask._replace(marks="")
     if mask is not None and mask.shape == "batch pairs":

@@ -259,6 +259,9 @@ class Caller:
         names = [name for name in self.required if name in ANY_MASKS or name in KEY_MASKS]
         if self.filler is None:
             return dict.fromkeys(names)
+        if self.filler.shape == "lengths":
+            lengths = self.filler.build(self._everything(case, inputs), case.type)
+            return {**dict.fromkeys(names), self.filler.name: lengths}
         return {name: self.filler.build(self._everything(case, inputs), case.type) for name in names}
 
     def _everything(self, case: Case, inputs: list[Tensor]) -> Tensor:

@@ -34,7 +34,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.laws.signatures import HEAD_COUNTS, KEY_MASKS
+from regard.laws.case import DoesNotApply
+from regard.laws.signatures import HEAD_COUNTS, KEY_MASKS, LENGTHS
 
 
 class SingleQuery(NamedTuple):
@@ -254,11 +255,19 @@ class MaskForm(NamedTuple):
     """How a mask is handed over: the parameter's name, its shape, and how hidden keys are marked in it."""
 
     name: str
-    shape: str  # "keys" [B,S], "pairs" [T,S], "batch pairs" [B,T,S], "head pairs" [B,1,T,S], "head keys" [B,1,1,S]
+    # "keys" [B,S], "pairs" [T,S], "batch pairs" [B,T,S], "head pairs" [B,1,T,S], "head keys" [B,1,1,S], or "lengths"
+    # [B], how many of the first keys may be seen
+    shape: str
     marks: str  # "visible": True may be seen; "hidden": True may not; "ones": 1 and 0; "added": 0 and −∞
 
     def build(self, allowed: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the mask from what each query may see, [B,T,S]."""
+        if self.shape == "lengths":
+            seen = allowed.any(1)
+            lengths = seen.sum(1)
+            if not bool((seen == (torch.arange(seen.shape[1], device=seen.device) < lengths[:, None])).all()):
+                raise DoesNotApply(f"{self.name} hides the last keys and no others")
+            return lengths
         if self.shape == "keys":
             allowed = allowed.any(1)
         elif self.shape == "head keys":
@@ -284,7 +293,7 @@ class MaskForm(NamedTuple):
     @property
     def has_pairs(self) -> bool:
         """Whether it can say that a query sees a key and another does not."""
-        return self.shape not in ("keys", "head keys")
+        return self.shape not in ("keys", "head keys", "lengths")
 
     @property
     def has_batch(self) -> bool:
@@ -294,6 +303,9 @@ class MaskForm(NamedTuple):
 
 def possible_forms(name: str, has_causal_flag: bool) -> Iterator[MaskForm]:
     """Yields the forms that a mask of this name may have, the likeliest first."""
+    if name in LENGTHS:
+        yield MaskForm(name, "lengths", "visible")
+        return
     if name in KEY_MASKS:
         marks = ["visible", "hidden"]
         if KEY_MASKS[name]:

@@ -7,7 +7,6 @@ mask by hiding one key and seeing whether it still matters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -16,8 +15,9 @@ import torch
 from torch import nn
 
 from regard.laws.calling import MOST_HEADS, Caller
-from regard.laws.case import Case, CouldNotBeAsked, difference
+from regard.laws.case import Case, CouldNotBeAsked
 from regard.laws.habits import find_own_autocast, measure_roughness, mixes_along
+from regard.laws.hiding import find_masks
 from regard.laws.layouts import (
     CROSS,
     HEADS,
@@ -35,21 +35,19 @@ from regard.laws.layouts import (
     X,
     find_output_form,
     guess_layouts,
-    possible_forms,
 )
 from regard.laws.signatures import (
     ANY_MASKS,
     CAUSAL_NAMES,
     KEY_MASKS,
+    LENGTHS,
     says_heads_first,
-    says_mask,
+    says_heads_last,
     says_tokens_first,
 )
 
 ALL_DTYPES = ("float64", "float32", "bfloat16", "float16")
 HEAD_WIDTHS = (16, 64)  # that kernels take where they do not take any
-HIDDEN = 1e-3  # how far outputs may move with a key that a mask hides
-WEAKENED = 0.05  # and with one that it hides but for a remainder
 MOST_SINGLE_QUERIES = 32  # that are asked one call each
 
 
@@ -82,7 +80,7 @@ class ProbedCaller(Caller):
         self._find_layout_and_flag()
         self._find_token_axis()
         self._find_causal_flag()
-        self._find_mask()
+        find_masks(self)
         self._find_sizes()
         self._find_own_autocast()
         self._find_precision()
@@ -162,6 +160,8 @@ class ProbedCaller(Caller):
         for name in self.required:
             if name in ANY_MASKS or name in KEY_MASKS:
                 fillers += [MaskForm(name, shape, "visible") for shape in ("head pairs", "pairs", "keys")]
+            elif name in LENGTHS:
+                fillers.append(MaskForm(name, "lengths", "visible"))
         ways = product(
             (ALL_DTYPES, ("float32",), ("bfloat16",)),
             fillers,
@@ -262,6 +262,9 @@ class ProbedCaller(Caller):
         if self.layout is HEADS and along_heads and not along_tokens:
             if not says_heads_first(self.pristine):  # else it mixes heads, and a law says so
                 self.layout = HEADS_LAST
+        elif self.layout is HEADS and self.output_form == "same" and says_heads_last(self.pristine):
+            if along_tokens and not along_batch:
+                self.layout = HEADS_LAST  # it mixes heads where it was to mix tokens, and a law says so
         elif says_tokens_first(self.pristine) and along_batch and not along_tokens:
             self.layout = TOKENS_FIRST
 
@@ -310,67 +313,6 @@ class ProbedCaller(Caller):
                 return
             self.causal_name = None
         self.causal_values = (False, True)
-
-    def _find_mask(self) -> None:
-        """Finds out what its masks mean: one of keys, and one of pairs of query and key."""
-        if self.layout.name == "matrices":
-            return
-        named = [self._find_form(name) for name in self.parameters if name in KEY_MASKS or name in ANY_MASKS]
-        forms = [form.as_said(says_mask(self.pristine, form.name)) for form in named if form is not None]
-        self.key_mask = next((form for form in forms if form.has_batch), None)
-        self.pair_mask = next((form for form in forms if form.has_pairs), None)
-
-    def _find_form(self, name: str) -> MaskForm | None:
-        """Returns the first form of a mask under which a hidden key does not matter, else the first that runs.
-
-        Numbers added to scores hide where nothing else does, too: they do not count where a mask has hidden the key
-        but for a remainder, as one of −10 does.
-        """
-        fallback = weak = None
-        for form in possible_forms(name, self.causal_name is not None):
-            self.key_mask = form
-            self.pair_mask = None
-            try:
-                remains = self._measure_hidden_key()
-            except CouldNotBeAsked:
-                continue
-            if remains < HIDDEN and (weak is None or form.marks != "added"):
-                return form
-            if remains < WEAKENED:
-                weak = weak or form
-            fallback = fallback or form
-        return weak or fallback
-
-    def _measure_hidden_key(self) -> float:
-        """Returns how much outputs move with a hidden key, infinity where a mask does not do what masks do."""
-        case = self.probe()
-        inputs = self.draw_inputs(case)
-        T = case.T
-        hidden = T - 2
-        visible = torch.ones(case.B, T, dtype=torch.bool, device=case.device)
-        visible[:, hidden] = False
-        before = self.call(case, inputs, visible)
-        if before.dim() != inputs[0].dim() and not self.pools:  # a mask of the wrong shape was broadcast
-            return math.inf
-        if before.shape != self.call(case.but(causal=False), inputs).shape:
-            return math.inf
-        changed = [x.clone() for x in inputs]
-        keys = changed
-        if len(changed) > 1:
-            keys = changed[1:]
-        for n, x in enumerate(keys):
-            row = x.select(self.layout.token_axis, hidden)
-            row.copy_(case.draw(*row.shape, stream=40 + n))
-        after = self.call(case, changed, visible)
-        if len(changed) == 1 and not self.pools:  # the hidden token asks, too
-            others = torch.tensor([i for i in range(T) if i != hidden], device=case.device)
-            before = before.index_select(self.layout.token_axis, others)
-            after = after.index_select(self.layout.token_axis, others)
-        # A mask [T,T] that is read as one of [B,S] leaves the rows beyond the T-th empty.
-        filled = before.detach().flatten(1).abs().amax(1) > 0
-        if not bool(filled.all()):
-            return math.inf
-        return difference(after, before)
 
     def _find_sizes(self) -> None:
         """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""

@@ -57,6 +57,11 @@ class Stranger(ProbedCaller, Subject):
         return self.key_mask is not None
 
     @property
+    def hides_ends_only(self) -> bool:  # type: ignore[override]
+        self.find_out()
+        return self.key_mask is not None and self.key_mask.shape == "lengths"
+
+    @property
     def state_call(self) -> StateCall | None:
         self.find_out()
         if not self._tried_states:
@@ -117,6 +122,8 @@ class Stranger(ProbedCaller, Subject):
             case = case.but(dtype=self.dtypes[0])
         if self.precision is not None and case.dtype == "float64":
             case = case.but(precision=self.precision)
+        if self.hides_ends_only and case.padding != "none":
+            case = case.but(padding="right")
         if case.adjust != "none" and self.adjustment_name(case.adjust) is None:
             case = case.but(adjust="none")
         return case.but(window=None, documents=False, softcap=find_softcap(self.pristine))
