@@ -19,6 +19,7 @@ from regard.laws.subjects import Subject
 
 OWN = 1e-3  # how far an output of a single token may move with its query and key: there may be an epsilon
 FAR = 1e-2  # how far an output may be from the value that all tokens share
+PLAINLY_FAR = 0.05  # up to which sums of weights may be off by an approximation, as landmarks are
 _PLAIN_PARTS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -150,7 +151,7 @@ def _compare(subject: Subject, case: Case, values: Values, value: Tensor, alone:
         return Finding(error, FAR, f"{told}: {words}", noted=not values.is_plain)
     sums = out[:, first] / alone[:, 0]
     words = f"rows of weights sum to {float(sums.min()):.3g} … {float(sums.max()):.3g} there instead of 1"
-    noted = not values.is_plain or _has_negative_weights(case, values, x)
+    noted = not values.is_plain or error < PLAINLY_FAR or _has_negative_weights(case, values, x)
     return Finding(error, FAR, f"{told}: {words}", noted)
 
 
@@ -177,6 +178,8 @@ def _is_even(factors: Tensor, width: int) -> bool:
 
 def _has_negative_weights(case: Case, values: Values, x: list[Tensor]) -> bool:
     """Returns whether values that are nowhere negative give an output that is."""
-    some = (case.draw(case.B, case.T, values.width, stream=52) > 0).to(case.type)
-    out = values.run(case, x, some)
-    return bool((out < -OWN).any())
+    outs = []
+    for stream in range(52, 58):
+        some = (case.draw(case.B, case.T, values.width, stream=stream) > 0).to(case.type)
+        outs.append(values.run(case, x, some))
+    return any(bool((out < -OWN).any()) for out in outs)
