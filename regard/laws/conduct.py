@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.laws.asking import queries_matter
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
 from regard.laws.subjects import Subject
 
@@ -90,19 +91,19 @@ def other_tokens_matter(subject: Subject, case: Case) -> Finding:
     inputs = subject.inputs(case)
     before = subject.run(case, inputs)
     limit = case.tolerance_or(1.0)  # weights that sum to one may do so but for rounding
-    error = 0.0
+    error = math.inf
     what = "the last token's output, which no change of the others moves"
-    zero = ""
     is_moved = _moves_with_others(subject, case, inputs, before, 1) > limit
     # The last token may be alone in its block of keys; then the one before it has company.
     if not is_moved and case.T > 2:
         is_moved = _moves_with_others(subject, case, inputs, before, 2) > limit
     if not is_moved:
-        error = math.inf
         zero = _zero_parameter(subject)
-    if zero:
-        what += f": {zero} is all zero, as layers begin that are to be switched on by training"
-    return Finding(error, 0.0, what, noted=bool(zero))
+        if zero:
+            what += f": {zero} is all zero, as layers begin that are to be switched on by training"
+        return Finding(error, 0.0, what, noted=bool(zero))
+    asks = queries_matter(subject, case, inputs)
+    return asks._replace(noted=asks.noted or bool(_zero_parameter(subject)))
 
 
 def _moves_with_others(subject: Subject, case: Case, inputs: list[Tensor], before: Tensor, place: int) -> float:

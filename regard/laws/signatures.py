@@ -74,6 +74,11 @@ _HEADS_FIRST = re.compile(
 _HEADS_LAST = re.compile(
     r"[\[(]\s*(?:B|N|b|bs|bsz|batch\w*),\s*(?:T|L|S|N|n|t|s|seq\w*|\w*_len|len\w*|tokens),\s*(?:\w*heads?|H|h|nh|G),"
 )
+# The same in code: B, T, H, D = q.shape.
+_SIZES_HEADS_LAST = re.compile(
+    r"\b(?:B|b|bs|bsz|batch\w*)\s*,\s*(?:T|L|S|t|l|s|seq\w*|\w*_len|seqlen\w*)\s*,\s*(?:\w*heads?|H|h|nh)\s*,\s*\w+\s*=\s*"
+    r"(?:q|query|queries|xq)\.(?:shape|size\(\))"
+)
 
 
 # What a docstring says of a mask: a value, and what becomes of keys that have it.
@@ -176,6 +181,17 @@ def says_heads_first(f: Any) -> bool:
     """Returns whether a docstring says that heads come before tokens, [B,H,T,…], and none that they come after."""
     words = inspect.getdoc(f) or ""
     return bool(_HEADS_FIRST.search(words)) and not _HEADS_LAST.search(words)
+
+
+def says_heads_last(f: Any) -> bool:
+    """Returns whether a docstring, or code that takes q's sizes apart, says that heads come after tokens, [B,T,H,…]."""
+    words = inspect.getdoc(f) or ""
+    if _HEADS_FIRST.search(words) or _HEADS_LAST.search(words):
+        return not _HEADS_FIRST.search(words)
+    try:
+        return bool(_SIZES_HEADS_LAST.search(inspect.getsource(_callable_of(f))))
+    except (OSError, TypeError):  # typed into a console: there is no source to read
+        return False
 
 
 def says_mask(f: Any, name: str) -> str | None:
