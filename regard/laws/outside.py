@@ -23,6 +23,7 @@ from regard.laws.certain import heads_are_not_views
 from regard.laws.faces import gradients_or_zeros
 from regard.laws.habits import mixes_along
 from regard.laws.late import late_gradients_are_right
+from regard.laws.padding import gradients_under_masks
 from regard.laws.subjects import Subject
 from regard.mechanisms import Argmax, Mechanism, Softmax
 from regard.shapes import Mask
@@ -163,7 +164,10 @@ def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor]) -> F
 
 
 def gradients_are_right(subject: Subject, case: Case) -> Finding:
-    """gradients agree with finite differences (argmax: only v has any; straight-through: dq, dk are softmax's)"""
+    """gradients agree with finite differences, finite under masks (argmax: only v has any; straight-through: softmax's)"""
+    under_masks = gradients_under_masks(subject, case)
+    if any(found.broken for found in under_masks):
+        return worst(under_masks)
     whole = case
     case = case.but(dtype="float64", T=min(case.T, 5), B=1, padding="none", window=None, documents=False)
     case = subject.fit(case)

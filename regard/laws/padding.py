@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -131,11 +133,11 @@ def _change_hidden(
 
 
 def _toward_queries(q: Tensor, k: Tensor) -> Tensor:
-    """Returns keys of k's shape along the mean query, so long that scores reach 30,000."""
-    # Groups of query heads share a key head: the first of each group will do.
-    mean = q.mean(-2, keepdim=True)[:, : k.shape[1]]
-    length = mean.square().sum(-1, keepdim=True).clamp(min=1e-6)
-    keys: Tensor = mean * (LARGE_SCORE * q.shape[-1] ** 0.5 / length)
+    """Returns keys of k's shape along the mean query of those that read them, so long that scores reach ±30,000."""
+    queries = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)  # of one key head, as groups of query heads share them
+    mean = queries.mean(2, keepdim=True)
+    largest = (queries * mean).sum(-1).abs().amax(-1).clamp(min=1e-6)
+    keys: Tensor = mean * (LARGE_SCORE * q.shape[-1] ** 0.5 / largest)[..., None, None]
     return keys.expand(k.shape)
 
 
@@ -177,6 +179,42 @@ def _gradients_of_hidden(subject: Subject, case: Case, inputs: list[Tensor], vis
         scale = grad.abs().max().clamp(min=1e-30)
         error = difference(own, torch.zeros_like(own), scale)
         findings.append(Finding(error, case.tolerance_or(1.0), f"gradient of hidden {name}"))
+    return findings
+
+
+def gradients_under_masks(subject: Subject, case: Case) -> list[Finding]:
+    """Tests that gradients are finite where outputs are: with keys hidden at either end, inside, and all of a sequence.
+
+    Where an output is NaN, so is every gradient, and it is `blind` that tells of it.
+    """
+    if not subject.takes_visible or subject.own:  # of regard's own mechanisms `blind` asks more
+        return []
+    findings = []
+    for padding in ("left", "right", "inside", "all"):
+        asked = case.but(B=2, T=min(case.T, 5), window=None, documents=False)
+        asked = subject.fit(asked.but(padding="right" if padding == "all" else padding))
+        if padding not in (asked.padding, "all"):
+            continue  # it cannot be told that these are hidden
+        visible = asked.visible(asked.T)
+        assert visible is not None
+        where = {"left": "the first keys", "right": "the last keys", "inside": "keys"}.get(padding, "all keys")
+        if padding == "all":
+            visible[0] = False
+        leaves = [x.requires_grad_() for x in subject.inputs(asked)]
+        out = subject.run(asked, leaves, visible)
+        if not out.requires_grad or not bool(out.isfinite().all()):
+            continue
+        grads = gradients_or_zeros(out.sum(), leaves)
+        names = "qkv" if len(leaves) == 3 else "xy"
+        spoilt = [name for name, grad in zip(names, grads, strict=False) if not bool(grad.isfinite().all())]
+        what = f"outputs are finite where {where} of a sequence are hidden, and so are gradients"
+        if spoilt:
+            what = (
+                f"outputs are finite where {where} of a sequence are hidden, and the gradient of {' and '.join(spoilt)} "
+                "is NaN: is a query that sees nothing cleaned after its softmax? torch.where and nan_to_num "
+                "leave NaN in the gradient; give that query a key to see first, or scores of a finite number"
+            )
+        findings.append(Finding(math.inf if spoilt else 0.0, 0.0, what))
     return findings
 
 
