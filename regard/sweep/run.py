@@ -184,8 +184,8 @@ class Sweep:
             self.study.fail(claimed, f"{type(error).__name__}: {error}")
         else:
             seconds = next((row["seconds"] for row in reversed(run.metrics()) if "seconds" in row), None)
-            told = {"step": found.step, "train": found.train, "seconds": seconds, "host": socket.gethostname()}
-            self.study.finish(claimed, found.value, told)
+            details = {"step": found.step, "train": found.train, "seconds": seconds, "host": socket.gethostname()}
+            self.study.finish(claimed, found.value, details)
 
     def results(self) -> dict[str, Any]:
         """Returns the results so far as plain data, for the report and --json."""
@@ -251,7 +251,7 @@ class Sweep:
         """Runs the trials in several processes, each with its share of the threads; those that died are replaced."""
         threads = max(1, torch.get_num_threads() // workers)
         files = sorted({*plugins.imported_paths(), *plugins.paths(self.config.mechanisms)})
-        told = {trial_number(trial) for trial in self.study.ended()}
+        printed = {trial_number(trial) for trial in self.study.ended()}
         before = None
         while waiting := self.study.wait_for_trials():
             after = [(trial.state, trial.user_attrs.get("died")) for trial in self.study.trials()]
@@ -261,8 +261,8 @@ class Sweep:
             count = min(workers, waiting)
             arguments = [(str(self.path), files, devices[n % len(devices)], threads) for n in range(count)]
             for _ in _run_processes(arguments):
-                for n in sorted({trial_number(trial) for trial in self.study.ended()} - told):
-                    told.add(n)
+                for n in sorted({trial_number(trial) for trial in self.study.ended()} - printed):
+                    printed.add(n)
                     shown.say(self._summarize_trial(n))
 
 
@@ -349,5 +349,5 @@ def _check_same(begun: Mapping[str, Any], asked: Mapping[str, Any], what: str, p
     now = dict(flatten({**asked, "trials": 0}))
     differ = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differ:
-        told = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in differ[:3])
-        raise SweepError(f"{what}: {told}. Choose another --out, or continue the existing one: regard sweep {path}")
+        shown = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in differ[:3])
+        raise SweepError(f"{what}: {shown}. Choose another --out, or continue the existing one: regard sweep {path}")

@@ -373,7 +373,7 @@ def test_the_command(lm, tmp_path):
         (("LM", "--kv-heads", "1", "--steps", "-1"), "expected 0 or more"),
         (("LM", "--kv-heads", "1", "--out", "LM"), "holds runs already|holds results already"),
         (("BARE", "--kv-heads", "1"), "does not say what the model was trained on"),
-        (("BARE", "--kv-heads", "1", "--text", "none.txt", "--uptrain", "0.1"), "No run says how long"),
+        (("BARE", "--kv-heads", "1", "--text", "none.txt", "--uptrain", "0.1"), "a share needs a model with a run"),
         (("--resume", "nowhere"), "is no conversion"),
         (("LM", "--resume", "nowhere"), "leave out all others"),
     ],
