@@ -164,7 +164,7 @@ def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor]) -> F
 
 
 def gradients_are_right(subject: Subject, case: Case) -> Finding:
-    """gradients agree with finite differences, and are finite where outputs are (argmax: v's; straight-through: softmax's)"""
+    """gradients agree with finite differences, and are finite wherever outputs are (of argmax only v has any)"""
     under_masks = gradients_under_masks(subject, case)
     if any(found.broken for found in under_masks):
         return worst(under_masks)

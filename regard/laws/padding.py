@@ -211,8 +211,8 @@ def gradients_under_masks(subject: Subject, case: Case) -> list[Finding]:
         if spoilt:
             what = (
                 f"outputs are finite where {where} of a sequence are hidden, and the gradient of "
-                f"{' and '.join(spoilt)} is NaN: is a query that sees nothing cleaned after its softmax? torch.where and nan_to_num "
-                "leave NaN in the gradient; give that query a key to see first, or scores of a finite number"
+                f"{' and '.join(spoilt)} is NaN: is a query that sees nothing cleaned after its softmax? torch.where "
+                "and nan_to_num leave NaN in the gradient; give that query a key to see first, or finite scores"
             )
         findings.append(Finding(math.inf if spoilt else 0.0, 0.0, what))
     return findings

@@ -69,27 +69,26 @@ class Muon(AdamW):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        """Moves the matrices of a group; those of one shape are orthogonalised together."""
-        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+        """Moves the matrices of a group; those of one shape are orthogonalised together, in one product each."""
+        by_shape: dict[torch.Size, list[Tensor]] = {}
         for matrix in group["params"]:
             if matrix.grad is not None:
                 by_shape.setdefault(matrix.shape, []).append(matrix)
         for shape, alike in by_shape.items():
-            steps = orthogonalize(torch.stack([self._momentum(group, matrix) for matrix in alike]), group["iterations"])
-            rate = group["lr"] * (USUAL_STEP * max(shape[-2:]) ** 0.5)
-            for matrix, step in zip(alike, steps, strict=True):
-                matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                matrix.sub_(step * rate)
+            steps = orthogonalize(torch.stack(self._momentums(group, alike)), group["iterations"])
+            steps *= group["lr"] * (USUAL_STEP * max(shape[-2:]) ** 0.5)
+            torch._foreach_mul_(alike, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_sub_(alike, steps.unbind())
 
-    def _momentum(self, group: dict[str, Any], matrix: nn.Parameter) -> Tensor:
-        """Takes in the gradient of a matrix, and returns its momentum with Nesterov's look ahead, of its shape."""
-        state = self.state[matrix]
-        gradient = matrix.grad
-        assert gradient is not None
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        return gradient.lerp(state["momentum_buffer"], group["momentum"])
+    def _momentums(self, group: dict[str, Any], matrices: list[Tensor]) -> list[Tensor]:
+        """Updates the momentum of matrices by their gradients, and returns it with Nesterov's look-ahead."""
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        return list(torch._foreach_lerp(gradients, buffers, group["momentum"]))
 
 
 def orthogonalize(matrices: Tensor, iterations: int) -> Tensor:
