@@ -178,6 +178,7 @@ def test_lengths_are_given_and_padding_is_asked_about():
         verdicts = judged(thing, *laws)
         assert judged(thing, "queries")["queries"].status != "broken", thing
         assert {v.status for v in verdicts.values()} == {"holds"}, (thing, verdicts)
+    assert judged(row_by_row, like="softmax")["same"].status == "holds"
     for thing in (one_key_too_many, lengths_of_the_first):
         assert judged(thing, "hidden")["hidden"].status == "broken", thing
     verdicts = regard.check(lengths_of_the_first, only=["same"], like="softmax", draws=DRAWS)
