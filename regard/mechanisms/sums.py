@@ -140,7 +140,4 @@ def add_keys(state: Sums, psi: Tensor, c: Tensor | None, values: Tensor, tokens:
     base = _finite(peak)
     kept = state.sums * torch.exp(state.peak - base).unsqueeze(2).unsqueeze(3)
     psi = psi * torch.exp(c - base.unsqueeze(2)).unsqueeze(3)
-    if psi.shape[2] == 1:
-        # [B,G,F,1] · [B,G,1,V+1], in the pass that adds it
-        return Sums(torch.addcmul(kept, psi.mT, values), peak, state.tokens + tokens)
     return Sums(kept + psi.mT @ values, peak, state.tokens + tokens)

@@ -57,15 +57,13 @@ def _the_assembler():
 
 
 def launched_programs():
-    """Returns the names of all Triton programs that no other Triton program calls."""
+    """Returns the names of all Triton programs that no other Triton program names."""
     programs, called = set(), set()
     for path in KERNELS.rglob("triton_*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
                 programs.add(node.name)
-                called |= {
-                    n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
-                }
+                called |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     return programs - called
 
 
