@@ -163,7 +163,7 @@ def _packed_is_separate(subject: Subject, case: Case, inputs: list[Tensor]) -> F
 
 
 def gradients_are_right(subject: Subject, case: Case) -> Finding:
-    """gradients agree with finite differences, finite under masks (argmax: only v has any; straight-through: softmax's)"""
+    """gradients agree with finite differences, finite under masks (argmax: dv only; straight-through: softmax's)"""
     under_masks = gradients_under_masks(subject, case)
     if any(found.broken for found in under_masks):
         return worst(under_masks)

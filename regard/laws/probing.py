@@ -34,13 +34,13 @@ from regard.laws.layouts import (
     guess_layouts,
     possible_forms,
 )
+from regard.laws.masks import read_mask
 from regard.laws.signatures import (
     ANY_MASKS,
     CAUSAL_NAMES,
     KEY_MASKS,
     MODULES,
     says_heads_first,
-    says_mask,
     says_tokens_first,
 )
 
@@ -271,9 +271,17 @@ class ProbedCaller(Caller):
         if self.layout.name == "matrices":
             return
         named = [self._find_form(name) for name in self.parameters if name in KEY_MASKS or name in ANY_MASKS]
-        forms = [form.as_said(says_mask(self.pristine, form.name)) for form in named if form is not None]
-        self.key_mask = next((form for form in forms if form.has_batch), None)
-        self.pair_mask = next((form for form in forms if form.has_pairs), None)
+        read = [read_mask(self, self.probe(), form, self._hides) for form in named if form is not None]
+        asked = next((reading for reading in read if reading.keys is not None), None)
+        self.key_mask = asked and asked.keys
+        self.mask_blame = asked.blame if asked is not None else ""
+        self.pair_mask = next((reading.pairs for reading in read if reading.pairs is not None), None)
+        self.mask_remarks = [reading.remark for reading in read if reading.remark]
+
+    def _hides(self, form: MaskForm) -> bool:
+        """Returns whether a mask of this form hides a key, or nearly."""
+        self.key_mask, self.pair_mask = form, None
+        return self._measure_hidden_key() < WEAKENED
 
     def _find_form(self, name: str) -> MaskForm | None:
         """Returns the first form of a mask under which a hidden key does not matter, else the first that runs.
